@@ -1,0 +1,8 @@
+"""The layout algebra: mesh, placement, layout, rule, move, reshard. Pure Python, no jax."""
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, Broadcast, P, Partial, Placement, S, Split
+from meshdsl.layouts.topology import Link, Topology, topology
+
+__all__ = ["B", "Broadcast", "Layout", "Link", "Mesh", "P", "Partial", "Placement", "S", "Split", "Topology", "topology"]

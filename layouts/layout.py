@@ -1,0 +1,79 @@
+"""Layout: one placement per mesh axis, with the order of the axes that split one dim.
+
+``data=S(0) model=P`` reads: the rows are split over ``data``; over ``model`` the value is a
+partial sum. Axes that split the same dim are written major first: in ``x=S(1) y=S(1)`` the
+blocks of dim 1 run over x slowly and over y fast, as in ``PartitionSpec(None, ("x", "y"))``.
+The order matters only among axes of one dim; layouts that differ otherwise in order are equal.
+
+An axis that is not named is ``B``. (In a *pin* it is free instead; a pin is a layout whose
+``axes`` say which it names.)
+"""
+
+from collections.abc import Sequence
+
+from meshdsl.layouts.notation import parse_layout
+from meshdsl.layouts.placement import B, Partial, Placement, Split
+
+
+class Layout:
+    """Placements by axis name: ``Layout(data=S(0), model=P)``."""
+
+    __slots__ = ("_key", "placements")
+    placements: tuple[tuple[str, Placement], ...]
+
+    def __init__(self, **placements: Placement) -> None:
+        object.__setattr__(self, "placements", tuple(placements.items()))
+        object.__setattr__(self, "_key", (frozenset(placements.items()), self._orders()))
+
+    @classmethod
+    def parse(cls, text: str) -> "Layout":
+        """The layout written as ``"data=S(0) model=P"``; errors carry a caret."""
+        return cls(**parse_layout(text))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that are named, as written."""
+        return tuple(name for name, _ in self.placements)
+
+    def on(self, axis: str) -> Placement:
+        """The placement on one axis; ``B`` if it is not named."""
+        return next((p for name, p in self.placements if name == axis), B)
+
+    def splitting(self, dim: int | str) -> tuple[str, ...]:
+        """The axes that split ``dim``, major first."""
+        return tuple(name for name, p in self.placements if p is Split(dim))
+
+    def partial(self) -> tuple[str, ...]:
+        """The axes over which the value is partial."""
+        return tuple(name for name, p in self.placements if isinstance(p, Partial))
+
+    def shards(self, rank: int, sizes: dict[str, int]) -> tuple[int, ...]:
+        """Blocks per dim for a tensor of ``rank`` dims, with axis ``sizes``."""
+        counts = [1] * rank
+        for name, placed in self.placements:
+            if isinstance(placed, Split) and isinstance(placed.dim, int):
+                counts[placed.dim] *= sizes[name]
+        return tuple(counts)
+
+    def local_shape(self, shape: Sequence[int], sizes: dict[str, int]) -> tuple[int, ...]:
+        """Shape that one device holds of a tensor of ``shape``."""
+        return tuple(n // k for n, k in zip(shape, self.shards(len(shape), sizes), strict=True))
+
+    def _orders(self) -> frozenset[tuple[str, ...]]:
+        dims = {p.dim for _, p in self.placements if isinstance(p, Split)}
+        return frozenset(self.splitting(d) for d in dims)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a layout is a value; {name} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"Layout({', '.join(f'{n}={p!r}' for n, p in self.placements)})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{n}={p}" for n, p in self.placements)

@@ -1,0 +1,74 @@
+"""Mesh: ordered, named axes of devices, with or without devices behind them."""
+
+from collections.abc import Iterator
+from math import prod
+
+from meshdsl.errors import LayoutError, NotationError, nearest
+from meshdsl.layouts.notation import parse_mesh
+from meshdsl.layouts.topology import Topology, topology as preset
+
+
+class Mesh:
+    """Named axes with sizes, outermost (slowest links) first: ``Mesh(data=4, model=2)``.
+
+    Args:
+      topology: what the axes cost; a preset's name, a :class:`Topology`, or None for ``cpu``.
+    """
+
+    __slots__ = ("sizes_by_name", "topology")
+
+    def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
+        bad = [f"{name}={size!r}: a size is a whole number >= 1" for name, size in sizes.items() if not _is_size(size)]
+        if bad or not sizes:
+            raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
+        named = topology if isinstance(topology, Topology) else preset(topology or "cpu")
+        object.__setattr__(self, "sizes_by_name", dict(sizes))
+        object.__setattr__(self, "topology", named)
+
+    @classmethod
+    def parse(cls, text: str, topology: Topology | str | None = None) -> "Mesh":
+        """The mesh written as ``"data=4,model=2"`` (commas or spaces)."""
+        return cls(topology=topology, **parse_mesh(text))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, outermost first."""
+        return tuple(self.sizes_by_name)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices per axis, in the order of ``names``."""
+        return tuple(self.sizes_by_name.values())
+
+    @property
+    def size(self) -> int:
+        """Devices in all."""
+        return prod(self.sizes)
+
+    def axis(self, name: str) -> int:
+        """Size of one axis; LayoutError with the nearest name when there is none."""
+        if name not in self.sizes_by_name:
+            raise LayoutError(f"no axis {name!r} in mesh {self}{nearest(name, self.names)}")
+        return self.sizes_by_name[name]
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(self.sizes_by_name.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and (tuple(self), self.topology) == (tuple(other), other.topology)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.topology))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a mesh is a value; {name} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{n}={s}' for n, s in self)})"
+
+    def __str__(self) -> str:
+        return ",".join(f"{n}={s}" for n, s in self)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 1

@@ -1,0 +1,147 @@
+"""Rule: what an operation does to placements on one mesh axis, written as factors.
+
+The dims of operands and results are labelled with *factors*, einsum style. A matmul is
+``m k, k n -> m n``: factor ``m`` is in the first operand and in the result, so the operation
+runs on blocks of ``m`` unchanged; ``k`` is summed away, so blocks of ``k`` give partial sums.
+Beside the factors a rule states algebraic properties. The table of *rows* (one row = one
+signature on one axis) is derived from both:
+
+* factor in operands and results      -> ``S`` where it occurs, ``B`` on operands without it
+* factor reduced away                 -> ``S`` on the operands, ``P(reduction)`` on the results
+* ``linear`` group of operands        -> ``P`` on the group, ``B`` on the others: ``P``
+* ``commuting`` group of operands     -> the same for ``P(max)`` and ``P(min)`` as well
+* ``increasing`` / ``decreasing``     -> ``P(max)`` stays / becomes ``P(min)``, and vice versa
+* always                              -> everything ``B``
+
+A dim that holds several factors, ``(a b)``, is split through its major factor only, and only
+as finely as that factor is long. ``_`` is a dim that cannot be split. Rows that no property
+gives (a lookup in a split table, say) are listed as ``extra``.
+
+N mesh axes need no rule of their own: each axis takes a row, and blocks nest.
+(The idea of factors is Shardy's; rules on one axis are PyTorch DTensor's and OneFlow's.)
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from meshdsl.layouts.placement import B, P, Partial, Placement, Split
+
+Dims = tuple[tuple[str, ...], ...]
+_DIM = re.compile(r"\(([^)]*)\)|(\S+)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One signature on one axis.
+
+    Args:
+      inputs: a placement per operand.
+      outputs: a placement per result.
+      size: what the product of all axes that split the row's dims has to divide, besides the
+        dims themselves; 0 where the row splits nothing or the dims say it all.
+    """
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    size: int = 0
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Factors and algebraic properties of one operation; ``rows`` derives its table.
+
+    Args:
+      inputs: per operand, per dim, the factors of that dim, major first; () cannot be split.
+      outputs: the same per result.
+      reduced: factors that vanish, with the reduction that removes them: sum, max or min.
+      linear: groups of operands; the operation is linear in each group jointly.
+      commuting: groups of operands that any elementwise reduction commutes with jointly
+        (data movement: transpose, concatenate, select under one predicate).
+      increasing: operands in which the operation is monotone increasing, others fixed.
+      decreasing: likewise decreasing.
+      sizes: length of each factor that shares a dim with others.
+      extra: rows that no property gives.
+    """
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    reduced: Mapping[str, str] = field(default_factory=dict)
+    linear: tuple[tuple[int, ...], ...] = ()
+    commuting: tuple[tuple[int, ...], ...] = ()
+    increasing: tuple[int, ...] = ()
+    decreasing: tuple[int, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    extra: tuple[Row, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, **properties: object) -> "Rule":
+        """The rule written as ``"b m k, b k n -> b m n"``; an operand without dims is empty."""
+        before, _, after = text.partition("->")
+        return cls(_operands(before), _operands(after), **properties)  # type: ignore[arg-type]
+
+    def rows(self) -> tuple[Row, ...]:
+        """The table for one axis, every row once, all-``B`` first."""
+        found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
+        return tuple(dict.fromkeys(found))
+
+    def _factors(self) -> tuple[str, ...]:
+        names = (name for dims in (*self.inputs, *self.outputs) for dim in dims for name in dim)
+        return tuple(dict.fromkeys(names))
+
+    def _splits(self) -> Iterator[Row]:
+        for factor in self._factors():
+            row = self._split(factor)
+            if row is not None:
+                yield row
+
+    def _split(self, factor: str) -> Row | None:
+        ports = [self._dim(factor, dims) for dims in (*self.inputs, *self.outputs)]
+        if any(dim == _MINOR for dim in ports):
+            return None
+        gone = Partial(self.reduced[factor]) if factor in self.reduced else None
+        placed = [Split(dim) if dim is not None else None for dim in ports]
+        inputs, outputs = placed[: len(self.inputs)], placed[len(self.inputs) :]
+        if gone is None and any(p is None for p in outputs):
+            return None
+        return Row(tuple(p or B for p in inputs), tuple(p or gone or B for p in outputs), self.sizes.get(factor, 0))
+
+    def _dim(self, factor: str, dims: Dims) -> int | None:
+        """Where ``factor`` is the major factor; None if absent, _MINOR if it is not the major one."""
+        for i, dim in enumerate(dims):
+            if factor in dim:
+                lead = next((f for f in dim if self.sizes.get(f, 2) != 1), factor)
+                return i if lead == factor else _MINOR
+        return None
+
+    def _partials(self) -> Iterator[Row]:
+        for group in (*self.linear, *self.commuting):
+            yield self._whole(P, group, P)
+        for group in self.commuting:
+            for kind in ("max", "min"):
+                yield self._whole(P(kind), group, P(kind))
+
+    def _monotone(self) -> Iterator[Row]:
+        for operands, flip in ((self.increasing, False), (self.decreasing, True)):
+            for i in operands:
+                for kind, other in (("max", "min"), ("min", "max")):
+                    yield self._whole(P(kind), (i,), P(other if flip else kind))
+
+    def _whole(self, placed: Placement, group: "tuple[int, ...] | range", result: Placement) -> Row:
+        inputs = tuple(placed if i in group else B for i in range(len(self.inputs)))
+        return Row(inputs, (result,) * len(self.outputs))
+
+
+_MINOR = -1
+
+
+def _operands(text: str) -> tuple[Dims, ...]:
+    return tuple(_dims(part) for part in text.split(",")) if text.strip() or "," in text else ((),)
+
+
+def _dims(text: str) -> Dims:
+    found = _DIM.findall(text)
+    return tuple(() if single == "_" else tuple(group.split()) if group else (single,) for group, single in found)

@@ -1,0 +1,94 @@
+"""Topology: what a mesh axis costs, and what one device can do.
+
+A topology lists its links innermost (fastest) first, each with the number of devices it
+joins. Mesh axes map to links innermost last: the last mesh axis takes the fastest link until
+that link's devices are used up; an axis that crosses a boundary is priced at the slower link.
+Presets are TOML files beside this module, with the source of every figure.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from meshdsl.errors import MeshDSLError, nearest
+
+
+@dataclass(frozen=True)
+class Link:
+    """One level of the network.
+
+    Args:
+      latency: seconds that a collective over this link costs whatever its size.
+      bandwidth: bytes per second that one device sends over it.
+      devices: devices joined by the link (the innermost levels included); 0 is unbounded.
+    """
+
+    latency: float
+    bandwidth: float
+    devices: int = 0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Speeds of one device and of the links between devices.
+
+    Args:
+      flops: matrix FLOP/s per device by dtype itemsize class ("16" bits and "32" bits).
+      memory_bandwidth: bytes per second between a device and its memory.
+      memory: bytes of memory per device.
+      overhead: seconds that starting one unfused operation costs.
+      links: innermost first. ``axes`` overrides them for axes that were measured one by one.
+    """
+
+    name: str
+    flops16: float
+    flops32: float
+    memory_bandwidth: float
+    memory: float
+    overhead: float
+    links: tuple[Link, ...]
+    axes: tuple[tuple[str, Link], ...] = ()
+    source: str = ""
+
+    def flops(self, itemsize: int) -> float:
+        """Matrix FLOP/s for operands of ``itemsize`` bytes."""
+        return self.flops16 if itemsize <= 2 else self.flops32
+
+    def axis_links(self, axes: Iterable[tuple[str, int]]) -> dict[str, Link]:
+        """The link that each mesh axis runs over, for ``(name, size)`` pairs outermost first."""
+        found: dict[str, Link] = {}
+        inside = 1
+        for name, size in reversed(list(axes)):
+            inside *= size
+            found[name] = self._reaching(inside)
+        return {**found, **dict(self.axes)}
+
+    def _reaching(self, devices: int) -> Link:
+        return next((link for link in self.links if link.devices >= devices), self.links[-1])
+
+
+@cache
+def topology(name: str) -> Topology:
+    """The preset of this name; MeshDSLError with the nearest name when there is none."""
+    known = preset_names()
+    if name not in known:
+        raise MeshDSLError(f"no topology {name!r}{nearest(name, known)}")
+    file = resources.files("meshdsl.layouts") / "topologies" / f"{name}.toml"
+    return read_topology(tomllib.loads(file.read_text()))
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets that ship with meshdsl."""
+    folder = resources.files("meshdsl.layouts") / "topologies"
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def read_topology(data: dict[str, Any]) -> Topology:
+    """A topology from the tables of a preset or plan file."""
+    links = tuple(Link(**link) for link in data["links"])
+    axes = tuple((name, Link(**link)) for name, link in dict(data.get("axes", {})).items())
+    rest = {k: v for k, v in data.items() if k not in ("links", "axes", "sources")}
+    return Topology(links=links, axes=axes, **rest)

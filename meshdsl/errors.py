@@ -1,0 +1,69 @@
+"""Every error of meshdsl, and the one shape they all have.
+
+A fault is reported before anything is compiled, all faults at once, as
+
+    <what failed>
+      <argument>: <what was given> ... <what was expected>
+      ...
+    <remedy>
+
+so a reader sees both values side by side and the nearest valid name.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MeshDSLError(Exception):
+    """Base of all errors raised by meshdsl."""
+
+
+class NotationError(MeshDSLError):
+    """Text that is no mesh, placement or layout; the message carries a caret."""
+
+
+class LayoutError(MeshDSLError):
+    """A layout that does not fit its tensor or its mesh."""
+
+
+class PinError(MeshDSLError):
+    """Pins that match nothing, contradict each other or cannot be met."""
+
+
+class TraceError(MeshDSLError):
+    """A step that cannot be traced or planned as it is called."""
+
+
+class MemoryLimitError(MeshDSLError):
+    """No plan was found that fits the memory limit."""
+
+
+class DeviceError(MeshDSLError):
+    """The devices at hand cannot hold the mesh."""
+
+
+class PlanFileError(MeshDSLError):
+    """A plan file of another version, another program or other arguments."""
+
+
+class VerifyError(MeshDSLError):
+    """The compiled program communicates otherwise than planned."""
+
+
+class CheckError(MeshDSLError):
+    """The sharded numbers differ from the unsharded step's."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the closest of the known names, else all of them."""
+    known = list(known)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else ""
+
+
+def faults(title: str, rows: Iterable[str], remedy: str = "") -> str:
+    """The common text of an error: a title, one indented row per fault, a remedy."""
+    lines = [title, *(f"  {row}" for row in rows)]
+    return "\n".join([*lines, remedy] if remedy else lines)

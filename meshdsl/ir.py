@@ -1,0 +1,160 @@
+"""The graph that is planned: a training step as values and operations.
+
+    program ::= graph, paths of its inputs and outputs
+    graph   ::= inputs, operations, the last one being "return"; executed `trips` times a step
+    op      ::= primitive [params] inputs -> outputs          (any other name)
+              | "scan"  consts, carry, xs -> carry, ys        one body
+              | "while" cond_consts, body_consts, carry -> carry    two bodies: condition, body
+              | "cond"  index, operands -> results            one body per branch
+              | "constant" -> value                           an array closed over
+              | "constrain" value -> value                    a layout stated by the user
+              | "return" values ->                            ends every graph
+    input   ::= value | literal
+
+Every value is defined once: as a graph input or by one operation; uses lie after it in the
+same graph. A body sees nothing of the graph around it but its own inputs: what a loop
+closes over is passed as a const. ``check_graph`` enforces the grammar.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from meshdsl.errors import TraceError
+
+LOOPS = ("scan", "while", "cond")
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor: ``shape`` in elements, ``dtype`` as numpy or jax names it; identity is ``id``."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return int(getattr(self.dtype, "itemsize", 8))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Literal:
+    """A scalar that is written into the program."""
+
+    value: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's line that an operation comes from."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation.
+
+    Args:
+      name: the primitive's name, or a name of the grammar above.
+      primitive: what to bind when it runs; None for the structured ones.
+      params: the primitive's parameters at global shapes.
+      phase: "forward", "backward" or "optimizer".
+      scope: the name stack, "/"-separated.
+      bodies: graphs of a loop or conditional.
+    """
+
+    id: int
+    name: str
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple["Value | Literal", ...]
+    outputs: tuple[Value, ...]
+    source: Source = Source()
+    phase: str = "forward"
+    scope: str = ""
+    bodies: tuple["Graph", ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """Operations in order; the last is "return".
+
+    Args:
+      trips: how often the graph runs in one step, all enclosing loops counted.
+      estimated: trips is a guess (inside a ``while``).
+    """
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    trips: int = 1
+    estimated: bool = False
+
+    @property
+    def returned(self) -> tuple["Value | Literal", ...]:
+        """What the graph returns."""
+        return self.ops[-1].inputs
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the step's arguments or results: its path, as globs match it."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(eq=False)
+class Program:
+    """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's."""
+
+    graph: Graph
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    in_tree: Any = None
+    out_tree: Any = None
+    name: str = "step"
+    notes: list[str] = field(default_factory=list)
+
+
+def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:
+    """Every operation with the graph it stands in; a loop comes before its bodies."""
+    for op in graph.ops:
+        yield graph, op
+        for body in op.bodies:
+            yield from walk(body)
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise TraceError if the graph breaks the grammar."""
+    known = {v.id for v in graph.inputs}
+    if not graph.ops or graph.ops[-1].name != "return":
+        raise TraceError("a graph ends with 'return'")
+    for op in graph.ops:
+        unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
+        if unknown:
+            raise TraceError(f"{op.name} reads values {unknown}, which are not defined before it in its graph")
+        again = [v.id for v in op.outputs if v.id in known]
+        if again:
+            raise TraceError(f"{op.name} defines values {again} a second time")
+        known |= {v.id for v in op.outputs}
+        if (op.name in LOOPS) != bool(op.bodies):
+            raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
+        for body in op.bodies:
+            check_graph(body)

@@ -1,0 +1,53 @@
+"""What the planner is asked and what it answers."""
+
+from dataclasses import dataclass, field
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.rule import Row
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What the user fixed, parallel to the program's inputs and outputs.
+
+    Args:
+      inputs: a layout per input; axes it does not name are free.
+      outputs: likewise per output.
+      follows: per output, the index of the input whose layout it takes, or None.
+    """
+
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+    follows: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A choice for every operation and value.
+
+    Args:
+      rows: per op id, one row per mesh axis in mesh order. Every op except scan, while, cond,
+        return and constrain is in it (ops without a rule with all-``B`` rows).
+      layouts: per value id, the layout in which it is defined.
+      uses: per (op id, operand index), the layout in which the op reads that operand; "return"
+        ops, loops, conds and constrains included; literals are absent.
+      trees: per value id, the moves that make its other layouts, in an order that can be
+        executed: each starts from the value's own layout or from one made before it.
+        Values that need no move are absent.
+      seconds: the objective. lower_bound: no plan of this program can be below it.
+      peak: predicted bytes per device at the fullest program point; peak_op: its op id.
+    """
+
+    mesh: Mesh
+    rows: dict[int, tuple[Row, ...]]
+    layouts: dict[int, Layout]
+    uses: dict[tuple[int, int], Layout]
+    trees: dict[int, tuple[Move, ...]]
+    seconds: float
+    lower_bound: float
+    peak: int
+    peak_op: int
+    held: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = field(default=())
