@@ -1,18 +1,45 @@
-"""(replaced below by its author) A move between two layouts."""
+"""Moves: the ways to change a layout, in one table that prices, documents and executes them.
 
+    from -> to          kind                 one device sends        valid when
+    S(i) -> B           all-gather           n (k-1)/k               the axes are the minor ones of i
+    P -> B              all-reduce           2 n (k-1)/k
+    P -> S(j)           reduce-scatter       n (k-1)/k
+    P(max) -> S(j)      all-to-all           n (k-1)/k               then a local max (min)
+    S(i) -> S(j)        all-to-all           n/k (k-1)/k             the axes are the minor ones of i
+    order of S(i)       collective-permute   n/k
+    B -> S(j)           slice                0
+    S(i) -> P           pad                  0                       the axis is the minor one of i
+    B -> P              keep-first           0
+
+k is the number of devices on the moving axes and n the bytes one device would hold if those
+axes did not split the tensor. Blocks nest, major axis first, so an axis can leave a dim only
+while it is the minor-most there, and it enters a dim as the new minor-most one; anything else
+would permute rows. Several axes may move at once: that is one collective over their product.
+
+Seconds are ``latency + bytes / bandwidth``. A collective over axes of different speed is priced
+by its hierarchical form, in which the slow axis carries only what the fast one has left over;
+with equal speeds that is the flat form. Local moves cost memory traffic.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, permutations
+from math import prod
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, P, Partial, Placement, Split
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+LOCAL = ("slice", "pad", "keep-first")
 
 
 @dataclass(frozen=True)
 class Move:
-    """One step of a reshard.
+    """One step of a reshard of one tensor.
 
     Args:
-      kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
-        or a local one: "slice" (B -> S), "pad" (S -> P), "keep-first" (B -> P).
+      kind: one of COLLECTIVES or LOCAL.
       axes: the mesh axes it runs over, major first (for collective-permute: the order before).
       source: placement of those axes before; target: after.
       before: layout before; after: layout after.
@@ -28,3 +55,165 @@ class Move:
     after: Layout
     bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Arc:
+    """A move for tensors of any size: ``sent`` and ``per_byte`` are per byte of the whole tensor."""
+
+    kind: str
+    axes: tuple[str, ...]
+    source: Placement
+    target: Placement
+    before: Layout
+    after: Layout
+    sent: float
+    fixed: float
+    per_byte: float
+
+    def of(self, size: int) -> Move:
+        """The move of a tensor of ``size`` bytes."""
+        ends = (self.source, self.target, self.before, self.after)
+        return Move(self.kind, self.axes, *ends, round(self.sent * size), self.fixed + self.per_byte * size)
+
+
+def moves(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[Move]:
+    """Every legal move of a tensor of ``shape`` from ``layout``."""
+    size = prod(shape) * itemsize
+    for arc in arcs(layout, len(shape), mesh):
+        if fits(arc.after, shape, mesh):
+            yield arc.of(size)
+
+
+def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
+    """Whether every dim of ``shape`` divides evenly into its blocks."""
+    shards = layout.shards(len(shape), mesh.sizes_by_name)
+    return all(n % k == 0 for n, k in zip(shape, shards, strict=True))
+
+
+def arcs(layout: Layout, rank: int, mesh: Mesh) -> Iterator[Arc]:
+    """Every move that starts at ``layout``, for a tensor of ``rank`` dims, whether its dims divide or not."""
+    state = _State(layout, rank, mesh)
+    for group in _groups(state):
+        yield from _leave(state, group)
+    for dim in range(rank):
+        yield from _swaps(state, dim)
+
+
+def arrange(mesh: Mesh, placements: dict[str, Placement], orders: Iterable[Sequence[str]] = ()) -> Layout:
+    """The layout with these placements, in mesh order but for the given orders of axes of one dim."""
+    names = [name for name in mesh.names if name in placements]
+    for order in orders:
+        at = sorted(names.index(axis) for axis in order)
+        for i, axis in zip(at, order, strict=True):
+            names[i] = axis
+    return Layout(**{name: placements[name] for name in names})
+
+
+class _State:
+    """A layout with what its arcs need to know."""
+
+    def __init__(self, layout: Layout, rank: int, mesh: Mesh) -> None:
+        self.layout, self.rank, self.mesh = layout, rank, mesh
+        self.placed = {name: layout.on(name) for name in mesh.names if mesh.axis(name) > 1}
+        self.orders = {dim: layout.splitting(dim) for dim in range(rank)}
+
+    def held(self, axes: Sequence[str]) -> float:
+        """Share of the tensor that one device would hold if ``axes`` did not split it."""
+        others = (n for n, p in self.placed.items() if n not in axes and isinstance(p, Split))
+        return 1 / prod(self.mesh.axis(n) for n in others)
+
+    def to(self, axes: Sequence[str], target: Placement) -> Layout:
+        """The layout after ``axes`` moved to ``target``, as the new minor-most of its dim."""
+        placed = {**{n: self.layout.on(n) for n in self.mesh.names}, **dict.fromkeys(axes, target)}
+        orders = {dim: [a for a in order if a not in axes] for dim, order in self.orders.items()}
+        if isinstance(target, Split) and isinstance(target.dim, int):
+            orders[target.dim] += axes
+        return arrange(self.mesh, placed, orders.values())
+
+
+def _groups(state: _State) -> Iterator[tuple[str, ...]]:
+    """Axes that can move together: the minor ones of a dim, or axes that are all B or all the same P."""
+    for order in state.orders.values():
+        yield from (order[i:] for i in range(len(order)))
+    alike: dict[Placement, list[str]] = {}
+    for name, placed in state.placed.items():
+        if not isinstance(placed, Split):
+            alike.setdefault(placed, []).append(name)
+    for placed, names in alike.items():
+        sizes = (1,) if placed is B else range(1, len(names) + 1)
+        for size in sizes:
+            yield from combinations(names, size)
+
+
+def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[Arc]:
+    source = state.placed[axes[0]]
+    if isinstance(source, Split):
+        yield _arc(state, "all-gather", axes, source, B)
+        if len(axes) == 1:
+            yield from (_arc(state, "pad", axes, source, P(kind)) for kind in ("sum", "max", "min"))
+    elif isinstance(source, Partial):
+        yield _arc(state, "all-reduce", axes, source, B)
+    else:
+        yield from (_arc(state, "keep-first", axes, source, P(kind)) for kind in ("sum", "max", "min"))
+    for dim in range(state.rank):
+        if source is not Split(dim):
+            yield _arc(state, _into_split(source), axes, source, Split(dim))
+
+
+def _into_split(source: Placement) -> str:
+    if source is B:
+        return "slice"
+    return "reduce-scatter" if source is P else "all-to-all"
+
+
+def _swaps(state: _State, dim: int) -> Iterator[Arc]:
+    order = state.orders[dim]
+    for other in permutations(order):
+        if other != order:
+            orders = {**state.orders, dim: other}
+            after = arrange(state.mesh, {n: state.layout.on(n) for n in state.mesh.names}, orders.values())
+            yield _arc(state, "collective-permute", order, Split(dim), Split(dim), after)
+
+
+def _arc(
+    state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
+) -> Arc:
+    held = state.held(axes)
+    sent, fixed, per_byte = _price(kind, axes, source, state.mesh)
+    ends = (source, target, state.layout, after or state.to(axes, target))
+    return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
+
+
+def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> tuple[float, float, float]:
+    """(bytes sent, fixed seconds, seconds per byte), the latter two per byte of ``n``."""
+    k = prod(mesh.axis(name) for name in axes)
+    if kind in LOCAL:
+        written = 1 / k if kind == "slice" else 1.0
+        return 0.0, 0.0, written / mesh.topology.memory_bandwidth
+    links = mesh.topology.axis_links(mesh)
+    latency = max(links[name].latency for name in axes)
+    if kind == "collective-permute":
+        return 1 / k, latency, 1 / k / min(links[name].bandwidth for name in axes)
+    share = _share(kind, source, k)
+    steps = sorted(((links[name].bandwidth, mesh.axis(name)) for name in axes), reverse=kind != "all-to-all")
+    return share * (k - 1) / k, latency, share * _hierarchical(steps)
+
+
+def _share(kind: str, source: Placement, k: int) -> float:
+    if kind == "all-reduce":
+        return 2.0
+    return 1 / k if kind == "all-to-all" and isinstance(source, Split) else 1.0
+
+
+def _hierarchical(steps: Sequence[tuple[float, int]]) -> float:
+    """Seconds per byte over the links in order; each next one carries what the last left to exchange.
+
+    Gathers and reductions run the fast link first, so the slow one carries a fraction; in an
+    all-to-all most of the data has to cross the slow link whatever the order.
+    """
+    seconds, left = 0.0, 1.0
+    for bandwidth, k in steps:
+        seconds += left * (k - 1) / k / bandwidth
+        left /= k
+    return seconds
