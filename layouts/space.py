@@ -4,6 +4,10 @@ It depends on the tensor's rank only; a tensor's shape decides which layouts fit
 bytes scale the prices. ``reshard`` is the shortest path through this space, on all axes
 jointly, also where a direct move exists: a hierarchical all-reduce (reduce-scatter on the fast
 axis, all-reduce on the slow one, all-gather back) is found, not coded.
+
+A value becomes partial (pad, keep-first) only as the end of a path, where the target asks for
+it. Making it partial on the way, only to reduce it again, would pay for sums of zeros to save
+a latency; no reader of a plan would understand it.
 """
 
 import heapq
@@ -32,6 +36,15 @@ class Space:
     def arcs(self) -> tuple[tuple[tuple[Arc, int], ...], ...]:
         """Per layout, its moves with the index of the layout they lead to."""
         return tuple(tuple(self._from(layout)) for layout in self.layouts)
+
+    @cached_property
+    def shards(self) -> tuple[tuple[int, ...], ...]:
+        """Per layout, the blocks per dim."""
+        return tuple(layout.shards(self.rank, self.mesh.sizes_by_name) for layout in self.layouts)
+
+    def fits(self, i: int, shape: Sequence[int]) -> bool:
+        """Whether layout ``i`` divides every dim of ``shape``."""
+        return all(n % k == 0 for n, k in zip(shape, self.shards[i], strict=True))
 
     def _from(self, layout: Layout) -> list[tuple[Arc, int]]:
         found = ((arc, self.index.get(arc.after)) for arc in arcs(layout, self.rank, self.mesh))
@@ -77,26 +90,35 @@ def complete(layout: Layout, mesh: Mesh) -> Layout:
 
 def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[Move, ...]:
     size = prod(shape) * itemsize
-    best: dict[int, tuple[float, int]] = {start: (0.0, 0)}
-    came: dict[int, tuple[int, Arc]] = {}
-    queue = [(0.0, 0, start)]
+    best: dict[_Stop, tuple[float, int]] = {(start, False): (0.0, 0)}
+    came: dict[_Stop, tuple[_Stop, Arc]] = {}
+    queue = [(0.0, 0, (start, False))]
     while queue:
-        seconds, steps, at = heapq.heappop(queue)
-        if at == end:
-            break
-        if (seconds, steps) > best[at]:
+        seconds, steps, stop = heapq.heappop(queue)
+        if stop[0] == end:
+            return _unwind(came, stop, size)
+        if (seconds, steps) > best[stop]:
             continue
-        for arc, to in within.arcs[at]:
-            reached = (seconds + arc.fixed + arc.per_byte * size, steps + 1)
-            if (to not in best or reached < best[to]) and fits(arc.after, shape, within.mesh):
-                best[to], came[to] = reached, (at, arc)
-                heapq.heappush(queue, (*reached, to))
-    return _unwind(came, start, end, size)
+        for arc, to in within.arcs[stop[0]]:
+            onward, reached = (to, makes_partial(arc)), (seconds + arc.fixed + arc.per_byte * size, steps + 1)
+            if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not within.fits(to, shape):
+                continue
+            best[onward], came[onward] = reached, (stop, arc)
+            heapq.heappush(queue, (*reached, onward))
+    raise LayoutError(f"no moves lead from {within.layouts[start]} to {within.layouts[end]}")
 
 
-def _unwind(came: dict[int, tuple[int, Arc]], start: int, end: int, size: int) -> tuple[Move, ...]:
+def makes_partial(arc: Arc) -> bool:
+    """Whether the move turns a whole or split value into a partial one."""
+    return arc.kind in ("pad", "keep-first")
+
+
+_Stop = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
+
+
+def _unwind(came: dict[_Stop, tuple[_Stop, Arc]], stop: _Stop, size: int) -> tuple[Move, ...]:
     path: list[Move] = []
-    while end != start:
-        end, arc = came[end]
+    while stop in came:
+        stop, arc = came[stop]
         path.append(arc.of(size))
     return tuple(reversed(path))
