@@ -1,0 +1,105 @@
+"""Globs over paths: how a user names arrays of a tree.
+
+A path is the argument's name and the keys below it, ``params/layers/0/w1``. A key that holds a
+slash, a star, a quote or a space is written in quotes: ``params/'linear/~/w'/b``. In a glob
+
+    *      is one component, whatever it is; within a component any characters: layer_*
+    **     is any number of components, also none: params/**/w1 matches params/w1
+    'a*'   in quotes is the key itself
+
+``params/**`` therefore names a whole subtree and ``params`` only an array of that name.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+
+from meshdsl.errors import nearest
+
+Parts = tuple[str, ...]
+_PART = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
+_PLAIN = re.compile(r"[^/*'\"\\\s]+")
+
+
+def join_path(keys: Iterable[object]) -> str:
+    """The path of these keys, quoted where needed."""
+    return "/".join(quote(str(key)) for key in keys)
+
+
+def quote(key: str) -> str:
+    """The key as a component of a path."""
+    if _PLAIN.fullmatch(key):
+        return key
+    return "'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@cache
+def split_path(path: str) -> Parts:
+    """The components of a path or glob, quotes kept as :func:`quote` writes them."""
+    parts: list[str] = [""]
+    at = 0
+    while at < len(path):
+        if path[at] == "/":
+            parts.append("")
+            at += 1
+            continue
+        match = _PART.match(path, at)
+        assert match is not None, "every character starts a part"
+        parts[-1] += _canonical(match.group())
+        at = match.end()
+    return tuple(parts)
+
+
+def matches(glob: str, path: str) -> bool:
+    """Whether the glob names the path."""
+    return _match(split_path(glob), split_path(path))
+
+
+def suggest(glob: str, paths: Sequence[str]) -> str:
+    """What may have been meant by a glob that matches none of the paths, as the end of a sentence."""
+    for other in _variants(glob, paths):
+        if any(matches(other, path) for path in paths):
+            return f"; did you mean {other!r}?"
+    close = get_close_matches(glob, paths, n=1, cutoff=0.6)
+    return nearest(glob, close or dict.fromkeys(split_path(path)[0] for path in paths))
+
+
+def _variants(glob: str, paths: Sequence[str]) -> Iterator[str]:
+    """The glob with its subtree, and with every unknown component replaced by the closest known one."""
+    yield f"{glob}/**"
+    yield f"**/{glob}"
+    known = dict.fromkeys(part for path in paths for part in split_path(path))
+    closest = [_closest(part, known) for part in split_path(glob)]
+    yield "/".join(closest)
+    yield "/".join([*closest, "**"])
+
+
+def _closest(part: str, known: Iterable[str]) -> str:
+    if "*" in part or part in known:
+        return part
+    return next(iter(get_close_matches(part, known, n=1, cutoff=0.5)), part)
+
+
+def _match(glob: Parts, path: Parts) -> bool:
+    if not glob:
+        return not path
+    if glob[0] == "**":
+        return any(_match(glob[1:], path[i:]) for i in range(len(path) + 1))
+    return bool(path) and _component(glob[0], path[0]) and _match(glob[1:], path[1:])
+
+
+def _component(glob: str, part: str) -> bool:
+    return glob == part or _pattern(glob).fullmatch(part) is not None
+
+
+@cache
+def _pattern(glob: str) -> re.Pattern[str]:
+    if glob.startswith("'"):
+        return re.compile(re.escape(glob))
+    return re.compile(".*".join(map(re.escape, glob.split("*"))))
+
+
+def _canonical(text: str) -> str:
+    quoted = len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]
+    return quote(re.sub(r"\\(.)", r"\1", text[1:-1])) if quoted else text

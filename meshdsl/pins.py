@@ -1,0 +1,211 @@
+"""Pins: what the user fixes, read from globs and checked before anything is planned.
+
+    layouts = {"batch": "data=S(0)", "params/**/w1": "model=S(1)"}      inputs
+    outputs = {"2": "data=B"}                                           results
+
+An axis that a pin does not name stays free. Of several globs that match one array the last
+wins, axis by axis; an axis that is named again moves behind the others, so it is the minor-most
+where they split one dim. ``constrain`` operations inside the step are checked here too.
+
+Results that replace an argument take its layout: a result, or a subtree of it, follows the first
+argument not yet taken that has the same keys, shapes and dtypes. So in
+``step(params, state, batch) -> params, state, loss`` the first two results follow the first two
+arguments and the loss is free. A result that ``outputs`` names follows nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from meshdsl.errors import NotationError, PinError, faults, nearest
+from meshdsl.globs import Parts, matches, split_path, suggest
+from meshdsl.ir import Leaf, Op, Program, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Placement, Split
+from meshdsl.planner.solution import Pins
+
+Table = Mapping[str, Layout | str]
+_SHOWN = 3
+
+
+def make_pins(program: Program, mesh: Mesh, layouts: Table | None = None, outputs: Table | None = None) -> Pins:
+    """The pins of every input and output; PinError lists all faults at once.
+
+    Args:
+      layouts: by globs over the inputs' paths.
+      outputs: by globs over the outputs' paths.
+    """
+    rows: list[str] = []
+    given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {})
+    wanted = _Side("outputs", "output", program.outputs, mesh, rows).read(outputs or {})
+    for _, op in walk(program.graph):
+        if op.name == "constrain":
+            rows += _constrain_faults(op, mesh)
+    if rows:
+        raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
+    follows = _follows(program.inputs, program.outputs)
+    kept = tuple(None if pin.axes else source for pin, source in zip(wanted, follows, strict=True))
+    return Pins(given, wanted, kept)
+
+
+class _Side:
+    """Reads the pins of the inputs, or those of the outputs, and collects their faults in ``rows``."""
+
+    def __init__(self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str]) -> None:
+        self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
+
+    def read(self, table: Table) -> tuple[Layout, ...]:
+        """One pin per leaf, without the axes of size 1, on which every placement is the same."""
+        stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
+        named = {glob: [leaf for leaf in self.leaves if matches(glob, leaf.path)] for glob in table}
+        for glob, pin in stated.items():
+            self._check(glob, pin, named[glob])
+        self._check_matches(named)
+        return tuple(self._merged(leaf, stated) for leaf in self.leaves)
+
+    def _parse(self, glob: str, text: Layout | str) -> Layout | None:
+        try:
+            return text if isinstance(text, Layout) else Layout.parse(text)
+        except NotationError as error:
+            self.rows.append(f"{self._label(glob)}: " + str(error).replace("\n", "\n  "))
+            return None
+
+    def _check(self, glob: str, pin: Layout, named: Sequence[Leaf]) -> None:
+        found = [*_axis_faults(pin, self.mesh), *self._partial_faults(pin)]
+        apart = [text for leaf in named for text in leaf_faults(leaf.path, leaf, pin, self.mesh)]
+        more = [f"... and {len(apart) - _SHOWN} more like it"] if len(apart) > _SHOWN else []
+        self.rows += [f"{self._label(glob)}: {text}" for text in (*found, *apart[:_SHOWN], *more)]
+
+    def _check_matches(self, named: Mapping[str, Sequence[Leaf]]) -> None:
+        paths = [leaf.path for leaf in self.leaves]
+        for glob, found in named.items():
+            if not found:
+                self.rows.append(f"{self._label(glob)}: matches no {self.noun}{suggest(glob, paths)}")
+
+    def _partial_faults(self, pin: Layout) -> list[str]:
+        reason = "cannot be partial (P); only S and B cross the boundary of a step"
+        return [f"{axis}={pin.on(axis)}: an {self.noun} {reason}" for axis in pin.partial()]
+
+    def _merged(self, leaf: Leaf, stated: Mapping[str, Layout]) -> Layout:
+        found = {glob: pin for glob, pin in stated.items() if matches(glob, leaf.path)}
+        pin = merge(found.values())
+        if len(found) > 1 and not any(leaf_faults("", leaf, p, self.mesh) for p in found.values()):
+            said = ", ".join(f"{glob!r} says {p}" for glob, p in found.items())
+            together = leaf_faults(leaf.path, leaf, pin, self.mesh)
+            self.rows += [f"{self.table}: contradictory pins, {said}: {text}" for text in together]
+        return Layout(**{n: p for n, p in pin.placements if self.mesh.sizes_by_name.get(n, 1) > 1})
+
+    def _label(self, glob: str) -> str:
+        return f"{self.table}[{glob!r}]"
+
+
+def merge(pins: Iterable[Layout]) -> Layout:
+    """The pins in order, the last one that names an axis deciding it."""
+    merged: dict[str, Placement] = {}
+    for pin in pins:
+        merged = {n: p for n, p in merged.items() if n not in pin.axes} | dict(pin.placements)
+    return Layout(**merged)
+
+
+def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh) -> list[str]:
+    """What is wrong with ``pin`` for one array: dims out of range, named dims, uneven splits."""
+    what, rank = f"{name} {_typed(leaf)}", len(leaf.shape)
+    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, rank, axis, p)]
+    for dim, size in enumerate(leaf.shape):
+        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
+        blocks = prod(mesh.axis(axis) for axis in axes)
+        if size % blocks:
+            rows.append(
+                f"{what}: dim {dim} of size {size} does not divide over {_sized(axes, mesh)}; {_near(size, blocks)}"
+            )
+    return rows
+
+
+def _dim_fault(what: str, rank: int, axis: str, placed: Split) -> list[str]:
+    numbers = f"its dims are 0 to {rank - 1}" if rank else "it is a scalar and cannot be split"
+    if isinstance(placed.dim, str):
+        return [f"{what}: {axis}={placed} names a dim, but the array has no named dims; {numbers}"]
+    return [] if 0 <= placed.dim < rank else [f"{what}: {axis}={placed} is out of range; {numbers}"]
+
+
+def _near(size: int, blocks: int) -> str:
+    below = size // blocks * blocks
+    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n)
+
+
+def _sized(axes: Sequence[str], mesh: Mesh) -> str:
+    """The axes with their sizes, and the product if there are several."""
+    each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
+    return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each
+
+
+def _typed(leaf: Leaf) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
+    unknown = (axis for axis in pin.axes if axis not in mesh.names)
+    return [f"no axis {axis!r} in the mesh{nearest(axis, mesh.names)}" for axis in unknown]
+
+
+def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
+    value, pin = op.outputs[0], op.params["layout"]
+    leaf = Leaf("", value.shape, value.dtype)
+    found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh)]
+    return [f"constrain at {op.source}: {text}" for text in found]
+
+
+def _remedy(program: Program) -> str:
+    names = ", ".join(dict.fromkeys(split_path(leaf.path)[0] for leaf in program.inputs))
+    return f"arguments: {names}; '*' is one path component, '**' any number"
+
+
+@dataclass(frozen=True)
+class _Subtree:
+    """Some leaves of one side and the length of the path they share."""
+
+    leaves: Sequence[Leaf]
+    members: tuple[int, ...]
+    depth: int
+
+    def key(self) -> tuple[object, ...]:
+        """Keys below the subtree's root, shapes and dtypes: equal keys, same structure."""
+        return tuple(
+            (self._path(i)[self.depth :], self.leaves[i].shape, str(self.leaves[i].dtype)) for i in self.members
+        )
+
+    def children(self) -> "list[_Subtree]":
+        """The subtrees one component below."""
+        groups: dict[str, list[int]] = {}
+        for i in self.members:
+            if len(self._path(i)) > self.depth:
+                groups.setdefault(self._path(i)[self.depth], []).append(i)
+        return [_Subtree(self.leaves, tuple(group), self.depth + 1) for group in groups.values()]
+
+    def _path(self, i: int) -> Parts:
+        path = self.leaves[i].path
+        return split_path(path) if path else ()
+
+
+def _follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]:
+    """Per output, the input that it replaces."""
+    found: dict[int, int] = {}
+    free = _arguments(inputs)
+    pending = [_Subtree(outputs, tuple(range(len(outputs))), 0)]
+    while pending:
+        subtree = pending.pop(0)
+        argument = next((a for a in free if a.key() == subtree.key()), None)
+        if argument is None:
+            pending = [*subtree.children(), *pending]
+        else:
+            free.remove(argument)
+            found |= zip(subtree.members, argument.members, strict=True)
+    return [found.get(i) for i in range(len(outputs))]
+
+
+def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:
+    """The arguments, those of ``*args`` one by one."""
+    named = _Subtree(inputs, tuple(range(len(inputs))), 0).children()
+    starred = [a for a in named if split_path(inputs[a.members[0]].path)[0] == "args"]
+    return [part for a in named for part in (a.children() if a in starred else [a])]
