@@ -5,4 +5,17 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Broadcast, P, Partial, Placement, S, Split
 from meshdsl.layouts.topology import Link, Topology, topology
 
-__all__ = ["B", "Broadcast", "Layout", "Link", "Mesh", "P", "Partial", "Placement", "S", "Split", "Topology", "topology"]
+__all__ = [
+    "B",
+    "Broadcast",
+    "Layout",
+    "Link",
+    "Mesh",
+    "P",
+    "Partial",
+    "Placement",
+    "S",
+    "Split",
+    "Topology",
+    "topology",
+]

@@ -1,9 +1,9 @@
 """The text of meshes, placements and layouts, read with errors that point at the fault.
 
-    mesh      ::= axis "=" size { ("," | " ") axis "=" size }
-    layout    ::= [ axis "=" placement { (" " | ",") axis "=" placement } ]
-    placement ::= "B" | "S" "(" dim ")" | "P" [ "(" ("sum" | "max" | "min") ")" ]
-    dim       ::= number | name
+mesh      ::= axis "=" size { ("," | " ") axis "=" size }
+layout    ::= [ axis "=" placement { (" " | ",") axis "=" placement } ]
+placement ::= "B" | "S" "(" dim ")" | "P" [ "(" ("sum" | "max" | "min") ")" ]
+dim       ::= number | name
 """
 
 import re

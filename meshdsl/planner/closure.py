@@ -1,0 +1,131 @@
+"""Costs as exact integers, and the price of every reshard of a tensor at once.
+
+Costs are compared lexicographically: first seconds, then the number of collectives and moves.
+Both are packed into one integer, ``seconds / unit * TIES + ties``, held exactly in a float64, so
+the solver needs one addition and one minimum, infinity is free, and the same problem gives the
+same plan on every machine.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.move import COLLECTIVES
+from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
+from meshdsl.layouts.space import makes_partial, space
+
+Costs = NDArray[np.float64]
+Ids = NDArray[np.intp]
+
+TIES = 2.0**19
+_COLLECTIVE_TIE, _MOVE_TIE = 64.0, 1.0
+_PRECISION = 2.0**33
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The size of one cost unit in seconds."""
+
+    unit: float
+
+    @classmethod
+    def of(cls, seconds: float) -> "Scale":
+        """A scale that resolves a total of about this many seconds."""
+        return cls(max(seconds, 1e-9) / _PRECISION)
+
+    def pack(self, seconds: Costs, ties: "Costs | float" = 0.0) -> Costs:
+        """Seconds (and ties) as exact costs."""
+        packed: Costs = np.rint(seconds / self.unit) * TIES + ties
+        return packed
+
+    def seconds(self, cost: float) -> float:
+        """The seconds of a cost, ties left out."""
+        return float(cost // TIES) * self.unit
+
+
+def code(placed: Placement, rank: int) -> int:
+    """Number of a placement among those of tensors of ``rank`` dims: S(0).., B, P, P(max), P(min)."""
+    if isinstance(placed, Split):
+        return int(placed.dim)
+    return rank if placed is B else rank + 1 + REDUCTIONS.index(placed.reduction)  # type: ignore[attr-defined]
+
+
+class Closure:
+    """All-pairs reshard costs of tensors of one shape.
+
+    ``costs[i, j]`` is the cost from layout i to layout j of ``space``; the last row and column
+    are infinite and stand for layouts that do not exist. ``ids(order)`` numbers the layouts by
+    placement codes, one array dim per mesh axis, with axes that share a dim in ``order``.
+    """
+
+    def __init__(self, mesh: Mesh, shape: tuple[int, ...], itemsize: int, kinds: tuple[str, ...], scale: Scale) -> None:
+        self.mesh, self.shape, self.scale = mesh, shape, scale
+        self.bytes = prod(shape) * itemsize
+        self.space = space(mesh, len(shape), kinds)
+        self._ids: dict[tuple[str, ...], Ids] = {}
+        self.number = -1
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Shortest paths; a value becomes partial only at the end of a path."""
+        before, last = _direct(self, False), _direct(self, True)
+        for costs in (before, last):
+            for via in range(len(costs)):
+                np.minimum(costs, costs[:, via, None] + costs[None, via], out=costs)
+        whole = np.min(before[:, :, None] + last[None], axis=1) if len(before) < 80 else _min_plus(before, last)
+        return np.pad(whole, ((0, 1), (0, 1)), constant_values=np.inf)
+
+    def ids(self, order: tuple[str, ...]) -> Ids:
+        """Layout numbers by placement codes, axes of one dim in ``order``, major first."""
+        if order not in self._ids:
+            self._ids[order] = self._number(order)
+        return self._ids[order]
+
+    def _number(self, order: tuple[str, ...]) -> Ids:
+        rank = len(self.shape)
+        ids = np.full((rank + 1 + len(REDUCTIONS),) * len(self.mesh.names), len(self.space.layouts))
+        for i, layout in enumerate(self.space.layouts):
+            if self.space.fits(i, self.shape) and _in_order(layout, rank, order):
+                ids[tuple(code(layout.on(name), rank) for name in self.mesh.names)] = i
+        return ids
+
+
+def _in_order(layout: Layout, rank: int, order: tuple[str, ...]) -> bool:
+    splits = (layout.splitting(dim) for dim in range(rank))
+    return all(list(axes) == sorted(axes, key=order.index) for axes in splits)
+
+
+def _direct(closure: Closure, partial: bool) -> Costs:
+    """Cost of single moves between layouts that fit: those that make a value partial, or the others."""
+    layouts = closure.space.layouts
+    costs = np.full((len(layouts), len(layouts)), np.inf)
+    np.fill_diagonal(costs, 0.0)
+    fit = [closure.space.fits(i, closure.shape) for i in range(len(layouts))]
+    entries = [
+        (i, to, arc.fixed + arc.per_byte * closure.bytes, _tie(arc.kind))
+        for i, found in enumerate(closure.space.arcs)
+        if fit[i]
+        for arc, to in found
+        if fit[to] and makes_partial(arc) == partial
+    ]
+    for i, to, seconds, tie in entries:
+        costs[i, to] = min(costs[i, to], np.rint(seconds / closure.scale.unit) * TIES + tie)
+    return costs
+
+
+def _tie(kind: str) -> float:
+    return _COLLECTIVE_TIE if kind in COLLECTIVES else _MOVE_TIE
+
+
+def _min_plus(a: Costs, b: Costs) -> Costs:
+    return np.stack([np.min(row[:, None] + b, axis=0) for row in a])
+
+
+def codes_of(placements: "list[Placement]", rank: int) -> Ids:
+    """Codes of several placements of one tensor."""
+    return np.array([code(placed, rank) for placed in placements], dtype=np.intp)

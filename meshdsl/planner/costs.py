@@ -1,0 +1,94 @@
+"""What an operation costs at local shapes: the compute and memory-traffic term of the objective.
+
+Seconds of an operation = max(FLOPs / rate, bytes / memory bandwidth) of what one device does.
+A compiler fuses elementwise chains, so charging every equation's bytes would over-count:
+only *materialised* values are read and written. A value is materialised if an operation that
+cannot be fused makes it or reads it whole, if it has several readers, or if it enters or
+leaves a graph.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from meshdsl.ir import LOOPS, Graph, Literal, Op, Value, walk
+from meshdsl.rules import RULES
+
+HEAVY = frozenset(
+    "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft cholesky triangular_solve qr svd eigh lu "
+    "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
+    "dynamic_update_slice concatenate pad select_and_scatter_add optimization_barrier".split()
+)
+READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add".split())
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation does at global shapes.
+
+    Args:
+      flops: multiply-adds counted twice.
+      touched: per operand and result, whether its bytes are read or written.
+      itemsize: bytes per element of the operands, which decides the FLOP rate.
+    """
+
+    flops: float
+    touched: tuple[bool, ...]
+    itemsize: int
+
+
+def is_heavy(op: Op) -> bool:
+    """Whether the operation ends a chain of fused ones."""
+    return op.name in HEAVY or op.name.startswith(("reduce_", "scatter")) or op.name not in RULES
+
+
+def materialised(graph: Graph) -> set[int]:
+    """Ids of the values that are written to memory, in this graph and its bodies."""
+    found: set[int] = set()
+    for inside in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
+        found |= _materialised_here(inside)
+    return found
+
+
+def _materialised_here(graph: Graph) -> set[int]:
+    found = {v.id for v in graph.inputs}
+    readers: dict[int, int] = {}
+    for op in graph.ops:
+        if op.name == "return" or op.bodies or (is_heavy(op) and not op.name.startswith("reduce_")):
+            found |= {v.id for v in op.inputs if isinstance(v, Value)}
+        if op.bodies or is_heavy(op):
+            found |= {v.id for v in op.outputs}
+        for v in {v.id for v in op.inputs if isinstance(v, Value)}:
+            readers[v] = readers.get(v, 0) + 1
+    return found | {v for v, n in readers.items() if n > 1}
+
+
+def work_of(op: Op, kept: set[int]) -> Work:
+    """The work of one operation; ``kept`` are the materialised values."""
+    reads = [isinstance(v, Value) and v.id in kept for v in op.inputs]
+    if op.name in READS_PART and reads:
+        reads[0] = False
+    writes = [v.id in kept for v in op.outputs]
+    itemsize = max((v.dtype.itemsize for v in op.inputs if hasattr(v.dtype, "itemsize")), default=4)
+    return Work(_flops(op), (*reads, *writes), itemsize)
+
+
+def _flops(op: Op) -> float:
+    if op.name == "dot_general":
+        (contract, _), _ = op.params["dimension_numbers"]
+        return 2.0 * prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract)
+    if op.name == "conv_general_dilated":
+        numbers = op.params["dimension_numbers"]
+        kernel = op.inputs[1].shape
+        per_output = prod(kernel) / kernel[numbers.rhs_spec[0]]
+        return 2.0 * prod(op.outputs[0].shape) * per_output
+    return 0.0
+
+
+def is_structured(op: Op) -> bool:
+    """Whether the planner treats the operation by its structure rather than by a rule."""
+    return op.name in LOOPS or op.name == "return"
+
+
+def tensors(op: Op) -> "tuple[Value | Literal, ...]":
+    """Operands and results in one sequence, as rows list them."""
+    return (*op.inputs, *op.outputs)

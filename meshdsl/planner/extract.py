@@ -1,0 +1,94 @@
+"""From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
+
+from dataclasses import dataclass
+
+from meshdsl.ir import Literal, Op, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.placement import B
+from meshdsl.layouts.rule import Row
+from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.tree import Edges, moves_of, tree
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A state with its cost, as exact integers (see ``Scale``)."""
+
+    rows: Assignment
+    cost: float
+    edges: dict[int, Edges]
+
+
+class Evaluator:
+    """The objective of a state: node costs and, per value, the cheapest tree of moves."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
+
+    def evaluate(self, rows: Assignment) -> Choice:
+        """Cost and moves of a state."""
+        model = self.model
+        total = sum(float(model.unit(n)[tuple(rows[n])]) for n in range(len(model.nodes)))
+        edges: dict[int, Edges] = {}
+        for value in model.problem.defined:
+            cost, found = self._tree(value, rows)
+            total += cost * model.trips(value)
+            if found:
+                edges[value] = found
+        return Choice(rows, total, edges)
+
+    def _tree(self, value: int, rows: Assignment) -> tuple[float, Edges]:
+        model = self.model
+        d, p = model.problem.defined[value]
+        own = int(model.layout_ids(d, p, rows[d]))
+        wanted = tuple(sorted({int(model.layout_ids(n, q, rows[n])) for n, q in model.problem.used.get(value, [])}))
+        if wanted in ((), (own,)):
+            return 0.0, ()
+        key = (model.closures[value].number, own, wanted)
+        if key not in self._known:
+            self._known[key] = tree(model.closures[value].costs, own, wanted)
+        return self._known[key]
+
+
+def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:
+    """Per op id, its row on every mesh axis."""
+    found = {}
+    for n, node in enumerate(model.nodes):
+        if node.op is not None:
+            found[node.op.id] = tuple(_full_row(node.op, node.rows[r].outputs, node.rows[r].size) for r in rows[n])
+    return found
+
+
+def _full_row(op: Op, placed: tuple[object, ...], size: int) -> Row:
+    """A row with the literals put back."""
+    at = iter(placed)
+    inputs = tuple(B if isinstance(v, Literal) else next(at) for v in op.inputs)
+    return Row(inputs, tuple(next(at) for _ in op.outputs), size)  # type: ignore[arg-type]
+
+
+def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[tuple[int, int], Layout]]:
+    """The layout of every value, and of every operand as it is read."""
+    own: dict[int, Layout] = {}
+    uses: dict[tuple[int, int], Layout] = {}
+    for n, node in enumerate(model.nodes):
+        for p, port in enumerate(node.ports):
+            layout = model.closures[port.value.id].space.layouts[int(model.layout_ids(n, p, rows[n]))]
+            if port.defines:
+                own[port.value.id] = layout
+            elif port.reader is not None:
+                uses[port.reader] = layout
+    return own, uses
+
+
+def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
+    """The moves of every value that has any, in program order."""
+    values = {v.id: v for v in model.problem.program.graph.inputs}
+    for _, op in walk(model.problem.program.graph):
+        values.update((v.id, v) for v in op.outputs)
+        values.update((v.id, v) for body in op.bodies for v in body.inputs)
+    return {
+        v: moves_of(model.closures[v], values[v].shape, values[v].itemsize, edges)
+        for v, edges in sorted(choice.edges.items())
+    }

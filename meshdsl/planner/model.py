@@ -1,0 +1,193 @@
+"""The planning problem as arrays: what every node and every value costs in every state.
+
+A state of a node is one row per mesh axis. Nodes with equal rows, shapes and work share their
+arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import REDUCTIONS, B, Split
+from meshdsl.layouts.rule import Row
+from meshdsl.planner.closure import Closure, Costs, Ids, Scale, codes_of
+from meshdsl.planner.costs import Work
+from meshdsl.planner.problem import Node, Problem
+
+Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a node as arrays, shared between equal nodes.
+
+    Args:
+      seconds: one array dim per mesh axis, over rows; infinite where dims do not divide.
+      codes: per port, the placement code of every row.
+    """
+
+    seconds: Costs
+    codes: tuple[Ids, ...]
+
+
+class Model:
+    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.mesh = problem, problem.mesh
+        self.nodes = problem.nodes
+        self.axes = problem.mesh.names
+        self._tables: dict[Hashable, Table] = {}
+        self._closures: dict[Hashable, Closure] = {}
+        self.tables = [self._table(node) for node in self.nodes]
+        self.allowed = [_allowed(node, self.mesh) for node in self.nodes]
+        self.orders = [_order(node.pin, self.mesh) for node in self.nodes]
+        self.whole = self._all_broadcast()
+        self.scale = Scale.of(self._total_seconds(self.whole))
+        self._units: dict[tuple[int, int], Costs] = {}
+        self.closures = {v: self._closure(v) for v in problem.defined}
+
+    def unit(self, n: int) -> Costs:
+        """Exact cost of node ``n`` in every joint state, pins included."""
+        key = (id(self.tables[n]), self.nodes[n].trips)
+        if key not in self._units:
+            self._units[key] = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips)
+        cost = self._units[key]
+        return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
+
+    def along(self, n: int, axis: int, rows: NDArray[np.intp]) -> Costs:
+        """Cost of node ``n`` over its rows on one axis, the others as in ``rows``."""
+        at: list[Any] = [int(r) for r in rows]
+        at[axis] = slice(None)
+        return np.asarray(self.unit(n)[tuple(at)])
+
+    def layout_ids(self, n: int, port: int, rows: "NDArray[np.intp]", axis: int | None = None) -> Ids:
+        """Layout number of a port in a joint state; with ``axis``, over all rows of that axis."""
+        ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
+        codes = self.tables[n].codes[port]
+        at: list[Any] = [codes[r] for r in rows]
+        if axis is not None:
+            at[axis] = codes
+        return np.asarray(ids[tuple(at)])
+
+    def trips(self, value: int) -> int:
+        """How often the moves of a value run."""
+        return self.problem.trips[value]
+
+    def _table(self, node: Node) -> Table:
+        shapes = tuple((p.value.shape, p.value.itemsize) for p in node.ports)
+        key = (node.rows, shapes, node.work)
+        if key not in self._tables:
+            self._tables[key] = _make_table(node.rows, shapes, node.work, self.mesh)
+        return self._tables[key]
+
+    def _closure(self, value: int) -> Closure:
+        n, p = self.problem.defined[value]
+        tensor = self.nodes[n].ports[p].value
+        kinds = self._kinds(value)
+        key = (tensor.shape, tensor.itemsize, kinds)
+        if key not in self._closures:
+            self._closures[key] = Closure(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale)
+            self._closures[key].number = len(self._closures)
+        return self._closures[key]
+
+    def _kinds(self, value: int) -> tuple[str, ...]:
+        ports = [self.problem.defined[value], *self.problem.used.get(value, ())]
+        codes = {int(c) for n, p in ports for c in np.unique(self.tables[n].codes[p])}
+        rank = len(self.nodes[ports[0][0]].ports[ports[0][1]].value.shape)
+        return tuple(kind for i, kind in enumerate(REDUCTIONS) if rank + 1 + i in codes)
+
+    def _all_broadcast(self) -> Assignment:
+        """A state that every node is allowed to be in, all-``B`` wherever no pin says otherwise."""
+        return np.array([_first_allowed(t, a) for t, a in zip(self.tables, self.allowed, strict=True)], dtype=np.intp)
+
+    def _total_seconds(self, rows: Assignment) -> float:
+        return sum(float(t.seconds[tuple(r)]) * n.trips for t, r, n in zip(self.tables, rows, self.nodes, strict=True))
+
+    @cached_property
+    def width(self) -> int:
+        """Number of mesh axes."""
+        return len(self.axes)
+
+
+def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
+    fine = np.isfinite(table.seconds) if allowed is None else np.isfinite(table.seconds) & allowed
+    return tuple(int(i) for i in np.argwhere(fine)[0]) if fine.any() else (0,) * table.seconds.ndim
+
+
+def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
+    """Joint states that agree with the node's pin; None if it pins nothing."""
+    if not any(name in mesh.names and mesh.axis(name) > 1 for name in node.pin.axes):
+        return None
+    masks = [_axis_mask(node, name, mesh) for name in mesh.names]
+    found = masks[0]
+    for mask in masks[1:]:
+        found = np.logical_and.outer(found, mask)
+    return found
+
+
+def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
+    free = axis not in node.pin.axes or mesh.axis(axis) == 1
+    return np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+
+
+def _order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """Mesh order, but for axes that the pin states in another order."""
+    stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
+    at = iter(stated)
+    return tuple(next(at) if name in stated else name for name in mesh.names)
+
+
+def _make_table(
+    rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
+) -> Table:
+    placements = [row.outputs for row in rows]
+    codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
+    seconds = _seconds(rows, shapes, work, mesh)
+    for i, (shape, _) in enumerate(shapes):
+        for dim, length in enumerate(shape):
+            seconds[~_divides(rows, i, dim, length, mesh)] = np.inf
+    for axis, size in enumerate(mesh.sizes):
+        if size == 1:  # an axis of one device does nothing: one state is enough
+            split = np.array([any(at is not B for at in row.outputs) for row in rows])
+            seconds[(slice(None),) * axis + (split,)] = np.inf
+    return Table(seconds, codes)
+
+
+def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh) -> Costs:
+    topology = mesh.topology
+    parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
+    compute = _per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize))
+    traffic = np.zeros_like(compute)
+    for i, touched in enumerate(work.touched):
+        if touched:
+            split = np.array([isinstance(row.outputs[i], Split) for row in rows])
+            shape, itemsize = shapes[i]
+            traffic += _per_axis(mesh, split) * (float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
+    started = topology.overhead if any(work.touched) else 0.0
+    return np.maximum(compute, traffic) + started
+
+
+def _per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
+    """Share of the whole that one device has, in every joint state."""
+    share = np.ones(())
+    for size in mesh.sizes:
+        share = np.multiply.outer(share, np.where(split, 1.0 / size, 1.0))
+    return share
+
+
+def _divides(rows: tuple[Row, ...], port: int, dim: int, length: int, mesh: Mesh) -> NDArray[np.bool_]:
+    """Joint states whose axes divide one dim of one port, and the factor that carries the split."""
+    here = np.array([row.outputs[port] is Split(dim) for row in rows])
+    shards = np.ones((), dtype=np.int64)
+    limit = np.zeros((), dtype=np.int64)
+    for size in mesh.sizes:
+        shards = np.multiply.outer(shards, np.where(here, size, 1))
+        limit = np.gcd.outer(limit, np.where(here, [row.size for row in rows], 0))
+    return np.asarray((length % shards == 0) & (limit % shards == 0))

@@ -1,0 +1,292 @@
+"""The planning problem: one variable per operation, whose states are its signatures.
+
+    minimise   sum over nodes of trips * seconds(node at its rows)
+             + sum over values of trips * seconds(cheapest moves from the value's own layout
+                                                  to every layout its readers ask for)
+    subject to pins, divisibility, and the memory limit at every program point
+
+A *node* is an operation, an input, an output or a link of a loop; a *port* is one of its
+tensors. Every value has one port that defines it and any number that use it. On each mesh
+axis a node takes one row of its table; what the rows say at the two ends of a value decides
+which moves lie between.
+
+Loops need no special treatment by the solver. A const of a loop body is a node that reads the
+outer value once and defines the inner one: reshard before it and it happens once, after it and
+it happens on every trip. A carry is one node that reads the initial value and the body's
+result, and defines the body's input and the loop's result, all in one layout, which may be
+partial: then it is reduced once, after the loop.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from meshdsl.errors import PinError, faults
+from meshdsl.ir import Graph, Op, Program, Value
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, P, Partial, Placement, Split
+from meshdsl.layouts.rule import Row
+from meshdsl.planner.costs import Work, materialised, work_of
+from meshdsl.planner.solution import Pins
+from meshdsl.rules import rows_of
+
+NO_WORK = Work(0.0, (), 4)
+
+
+@dataclass(frozen=True)
+class Port:
+    """One tensor of a node: its value, whether the node defines it, and who reads it (op id, operand)."""
+
+    value: Value
+    defines: bool
+    reader: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class Node:
+    """A variable of the problem.
+
+    Args:
+      ports: its tensors; a row lists one placement per port.
+      rows: its table on one axis.
+      op: the operation it stands for, if any.
+      trips: how often it runs.
+      pin: the layout that was stated for it; axes it does not name are free.
+    """
+
+    ports: tuple[Port, ...]
+    rows: tuple[Row, ...]
+    work: Work = NO_WORK
+    op: Op | None = None
+    trips: int = 1
+    pin: Layout = field(default_factory=Layout)
+    what: str = ""
+
+    def placements(self, row: int) -> tuple[Placement, ...]:
+        """Placement of every port in one row."""
+        return (*self.rows[row].inputs, *self.rows[row].outputs)
+
+
+@dataclass(eq=False)
+class Problem:
+    """Nodes, and per value id the (node, port) that defines it and those that use it."""
+
+    program: Program
+    mesh: Mesh
+    nodes: list[Node]
+    defined: dict[int, tuple[int, int]] = field(default_factory=dict)
+    used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    trips: dict[int, int] = field(default_factory=dict)
+
+    def index(self) -> None:
+        """Fill the tables by value id."""
+        for n, node in enumerate(self.nodes):
+            for p, port in enumerate(node.ports):
+                if port.defines:
+                    self.defined[port.value.id] = (n, p)
+                else:
+                    self.used.setdefault(port.value.id, []).append((n, p))
+
+
+def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
+    """The planning problem of a program, with rows that cannot occur left out."""
+    problem = Problem(program, mesh, list(_nodes(program, pins)))
+    problem.index()
+    _count_trips(program.graph, problem.trips)
+    _drop_unreachable_partials(problem)
+    _require_rows(problem)
+    return problem
+
+
+def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
+    kept = materialised(program.graph)
+    yield from _boundary(program, pins)
+    yield from _graph_nodes(program.graph, kept)
+
+
+def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
+    """One node per input, which also reads the output that replaces it; one per other output."""
+    last = program.graph.ops[-1]
+    for i, value in enumerate(program.graph.inputs):
+        replaced = [j for j, follow in enumerate(pins.follows) if follow == i and isinstance(last.inputs[j], Value)]
+        uses = tuple(Port(last.inputs[j], False, (last.id, j)) for j in replaced)  # type: ignore[arg-type]
+        yield _same((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
+    for j, value_out in enumerate(last.inputs):
+        if isinstance(value_out, Value) and pins.follows[j] is None:
+            port = Port(value_out, False, (last.id, j))
+            yield _same((port,), pins.outputs[j], f"output {program.outputs[j].path}")
+
+
+def _same(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool = False, trips: int = 1) -> Node:
+    """A node all of whose ports have one layout."""
+    return Node(ports, tuple(_alike(len(ports), _placements(ports[0].value, partial))), pin=pin, what=what, trips=trips)
+
+
+def _placements(value: Value, partial: bool) -> list[Placement]:
+    kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
+    return [B, *map(Split, range(len(value.shape))), *kinds]
+
+
+def _alike(ports: int, placements: Iterable[Placement]) -> Iterator[Row]:
+    return (Row((), (placed,) * ports) for placed in placements)
+
+
+def _graph_nodes(graph: Graph, kept: set[int]) -> Iterator[Node]:
+    for op in graph.ops:
+        if op.bodies:
+            yield from _LINKS[op.name](op, graph.trips)
+            for body in op.bodies:
+                yield from _graph_nodes(body, kept)
+        elif op.name == "constrain":
+            ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
+            yield _same(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+        elif op.name != "return":
+            yield _op_node(op, graph.trips, kept)
+
+
+def _op_node(op: Op, trips: int, kept: set[int]) -> Node:
+    real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if isinstance(v, Value)]
+    uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
+    ports = (*uses, *(Port(v, True) for v in op.outputs))
+    rows = tuple(_only(row, real) for row in rows_of(op))
+    work = work_of(op, kept)
+    touched = tuple(work.touched[i] for i in real)
+    return Node(ports, rows, Work(work.flops, touched, work.itemsize), op, trips, what=f"{op.name} at {op.source}")
+
+
+def _only(row: Row, real: Sequence[int]) -> Row:
+    placed = (*row.inputs, *row.outputs)
+    return Row((), tuple(placed[i] for i in real), row.size)
+
+
+def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what: str, trips: int) -> Node | None:
+    """A node that passes one layout from the operands it reads to the values it defines."""
+    read = [(o.inputs[i], (o.id, i)) for o, i in uses]
+    ports = (*(Port(v, False, at) for v, at in read if isinstance(v, Value)), *(Port(v, True) for v in defines))
+    return _same(ports, Layout(), f"{what} of {op.name} at {op.source}", True, trips) if ports else None
+
+
+def _scan_links(op: Op, trips: int) -> Iterator[Node]:
+    (body,) = op.bodies
+    consts, carry = op.params["num_consts"], op.params["num_carry"]
+    last = body.ops[-1]
+    for i, inner in enumerate(body.inputs):
+        if i < consts:
+            yield from _some(_link(op, [(op, i)], [inner], "const", trips))
+        elif i < consts + carry:
+            j = i - consts
+            yield from _some(_link(op, [(op, i), (last, j)], [inner, op.outputs[j]], "carry", trips))
+        else:
+            yield _stacked(op, Port(inner, True), _outer_port(op, i), trips)
+    for j in range(carry, len(op.outputs)):
+        returned = last.inputs[j]
+        inner_port = Port(returned, False, (last.id, j)) if isinstance(returned, Value) else None
+        yield _stacked(op, inner_port, Port(op.outputs[j], True), trips)
+
+
+def _outer_port(op: Op, i: int) -> Port | None:
+    value = op.inputs[i]
+    return Port(value, False, (op.id, i)) if isinstance(value, Value) else None
+
+
+def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node:
+    """A slice inside the loop and its stack outside: the same layout, one dim further on."""
+    present = [port for port in (outer, inner) if port is not None]
+    rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
+    pairs: list[tuple[Placement, Placement]] = [(Split(i + 1), Split(i)) for i in range(rank)]
+    pairs += [(placed, placed) for placed in (B, P, P("max"), P("min"))]
+    rows = tuple(Row((), tuple(o if port is outer else i for port in present)) for o, i in pairs)
+    return Node(tuple(present), rows, what=f"slices of {op.name} at {op.source}", trips=trips)
+
+
+def _while_links(op: Op, trips: int) -> Iterator[Node]:
+    cond, body = op.bodies
+    nc, nb = op.params["cond_nconsts"], op.params["body_nconsts"]
+    last = body.ops[-1]
+    for i in range(nc):
+        yield from _some(_link(op, [(op, i)], [cond.inputs[i]], "const", trips))
+    for i in range(nb):
+        yield from _some(_link(op, [(op, nc + i)], [body.inputs[i]], "const", trips))
+    for j, outer in enumerate(op.outputs):
+        uses = [(op, nc + nb + j), (last, j)]
+        yield from _some(_link(op, uses, [cond.inputs[nc + j], body.inputs[nb + j], outer], "carry", trips))
+    yield from _predicate(cond.ops[-1], trips)
+
+
+def _cond_links(op: Op, trips: int) -> Iterator[Node]:
+    yield from _predicate(op, trips)
+    for i in range(1, len(op.inputs)):
+        yield from _some(_link(op, [(op, i)], [body.inputs[i - 1] for body in op.bodies], "operand", trips))
+    for j, outer in enumerate(op.outputs):
+        yield from _some(_link(op, [(body.ops[-1], j) for body in op.bodies], [outer], "result", trips))
+
+
+def _predicate(op: Op, trips: int) -> Iterator[Node]:
+    """What decides a branch is the same everywhere."""
+    value = op.inputs[0]
+    if isinstance(value, Value):
+        yield Node((Port(value, False, (op.id, 0)),), (Row((), (B,)),), what="predicate", trips=trips)
+
+
+def _some(node: Node | None) -> Iterator[Node]:
+    if node is not None:
+        yield node
+
+
+_LINKS = {"scan": _scan_links, "while": _while_links, "cond": _cond_links}
+
+
+def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
+    for value in graph.inputs:
+        trips[value.id] = graph.trips
+    for op in graph.ops:
+        for value in op.outputs:
+            trips[value.id] = graph.trips
+        for body in op.bodies:
+            _count_trips(body, trips)
+
+
+def _drop_unreachable_partials(problem: Problem) -> None:
+    """Keep a partial placement only where a partial value can come from upstream."""
+    possible: dict[int, set[Placement]] = {v: set() for v in problem.defined}
+    changed = True
+    while changed:
+        changed = False
+        for node in problem.nodes:
+            for row in node.rows:
+                changed |= _reachable(node, row, possible) and _spread(node, row, possible)
+    for node in problem.nodes:
+        node.rows = tuple(row for row in node.rows if _reachable(node, row, possible))
+
+
+def _reachable(node: Node, row: Row, possible: dict[int, set[Placement]]) -> bool:
+    needs = [(p.value.id, at) for p, at in zip(node.ports, row.outputs, strict=True) if isinstance(at, Partial)]
+    needs = [(v, at) for (v, at), p in zip(needs, _partial_ports(node, row), strict=True) if not p.defines]
+    stated = any(isinstance(placed, Partial) for _, placed in node.pin.placements)
+    return stated or not needs or any(at in possible[v] for v, at in needs)
+
+
+def _partial_ports(node: Node, row: Row) -> list[Port]:
+    return [p for p, at in zip(node.ports, row.outputs, strict=True) if isinstance(at, Partial)]
+
+
+def _spread(node: Node, row: Row, possible: dict[int, set[Placement]]) -> bool:
+    new = False
+    for port, placed in zip(node.ports, row.outputs, strict=True):
+        if port.defines and isinstance(placed, Partial) and placed not in possible[port.value.id]:
+            possible[port.value.id].add(placed)
+            new = True
+    return new
+
+
+def _require_rows(problem: Problem) -> None:
+    """Every pinned axis of every node must leave it at least one row."""
+    bad = []
+    for node in problem.nodes:
+        for axis, placed in node.pin.placements:
+            if axis in problem.mesh.names and not any(placed is row.outputs[0] for row in node.rows):
+                bad.append(f"{node.what}: {axis}={placed} is pinned, but no signature has it")
+    if bad:
+        raise PinError(
+            faults("pins that cannot be met:", bad, "leave the axis out of the pin, or state another layout")
+        )
