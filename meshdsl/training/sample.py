@@ -1,0 +1,45 @@
+"""Text from a trained model, one token at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from tokenizers import Tokenizer
+
+Logits = Callable[[Any, Any], Any]
+
+
+def sample_text(
+    logits: Logits,
+    params: Any,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    window: int,
+    tokens: int = 150,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """``prompt`` and ``tokens`` tokens that the model continues it with.
+
+    Args:
+      logits: ``(params, tokens [1, window]) -> [1, window, vocabulary]``, causal.
+    """
+    rng = np.random.default_rng(seed)
+    ids = list(tokenizer.encode(prompt).ids)
+    run = jax.jit(logits)
+    for _ in range(tokens):
+        ids.append(_next(run, params, ids[-window:], window, temperature, rng))
+    return str(tokenizer.decode(ids))
+
+
+def _next(
+    logits: Logits, params: Any, recent: list[int], window: int, temperature: float, rng: np.random.Generator
+) -> int:
+    """Draw the token after ``recent``; zeros fill the window, which a causal model does not see."""
+    padded = np.zeros((1, window), np.int32)
+    padded[0, : len(recent)] = recent
+    scores = np.asarray(logits(params, padded))[0, len(recent) - 1] / temperature
+    odds = np.exp(scores - scores.max(), dtype=np.float64)
+    return int(rng.choice(len(odds), p=odds / odds.sum()))
