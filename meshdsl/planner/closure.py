@@ -80,6 +80,12 @@ class Closure:
         whole = np.min(before[:, :, None] + last[None], axis=1) if len(before) < 80 else _min_plus(before, last)
         return np.pad(whole, ((0, 1), (0, 1)), constant_values=np.inf)
 
+    @cached_property
+    def local_bytes(self) -> Costs:
+        """Bytes that one device holds in each layout."""
+        shares = [self.bytes / prod(shards) for shards in self.space.shards]
+        return np.array([*shares, np.inf])
+
     def ids(self, order: tuple[str, ...]) -> Ids:
         """Layout numbers by placement codes, axes of one dim in ``order``, major first."""
         if order not in self._ids:

@@ -32,33 +32,41 @@ class Hub:
     reads: tuple[Costs, ...]
 
 
-def make_hub(costs: Costs, owns: Ids, readers: tuple[Ids, ...], share: float = 1.0) -> Hub:
+def make_hub(costs: Costs, owns: Ids, readers: tuple[Ids, ...], parts: tuple[float, ...] | None = None) -> Hub:
     """The hub variable of a value.
 
     Args:
       costs: reshard costs between layouts.
       owns: layouts the value may be defined in.
       readers: per reader, the layouts it may ask for.
-      share: part of a reader's own moves that counts (1 for the objective, less for bounds).
+      parts: part of each reader's own moves that counts (all for the objective, less for bounds).
     """
+    parts = parts or (1.0,) * len(readers)
     wanted = np.unique(np.concatenate([owns, *readers]))
-    parts = [_states(costs, i, own, wanted, readers, share) for i, own in enumerate(owns)]
+    found = [_states(costs, i, own, wanted, readers, parts) for i, own in enumerate(owns)]
     return Hub(
-        np.concatenate([p.own for p in parts]),
-        np.concatenate([p.hub for p in parts]),
-        np.concatenate([p.paid for p in parts]),
-        tuple(np.concatenate([p.reads[j] for p in parts]) for j in range(len(readers))),
+        np.concatenate([p.own for p in found]),
+        np.concatenate([p.hub for p in found]),
+        np.concatenate([p.paid for p in found]),
+        tuple(np.concatenate([p.reads[j] for p in found]) for j in range(len(readers))),
     )
 
 
-def _states(costs: Costs, i: int, own: int, wanted: Ids, readers: tuple[Ids, ...], share: float) -> Hub:
+def _states(costs: Costs, i: int, own: int, wanted: Ids, readers: tuple[Ids, ...], parts: tuple[float, ...]) -> Hub:
     hubs = wanted[np.isfinite(costs[own, wanted]) & (wanted != own)]
     hubs = np.concatenate([[own], hubs]).astype(np.intp)
     paid = costs[own, hubs]
-    reads = [np.minimum(costs[own][None, r], costs[np.ix_(hubs, r)]) * share for r in readers]
+    reads = [
+        _weighted(np.minimum(costs[own][None, r], costs[np.ix_(hubs, r)]), w)
+        for r, w in zip(readers, parts, strict=True)
+    ]
     keep = _undominated(paid, np.concatenate(reads, axis=1), [len(r) for r in readers])
     marks = np.where(hubs[keep] == own, -1, hubs[keep])
     return Hub(np.full(len(keep), i), marks, paid[keep], tuple(read[keep] for read in reads))
+
+
+def _weighted(costs: Costs, part: float) -> Costs:
+    return np.where(np.isfinite(costs), costs * part, np.inf)
 
 
 def _undominated(paid: Costs, reads: Costs, widths: list[int]) -> NDArray[np.intp]:

@@ -4,8 +4,8 @@ A state of a node is one row per mesh axis. Nodes with equal rows, shapes and wo
 arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
 """
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,14 @@ class Table:
     codes: tuple[Ids, ...]
 
 
+@dataclass(frozen=True)
+class Prices:
+    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies."""
+
+    own: dict[int, float] = field(default_factory=dict)
+    read: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
 class Model:
     """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere."""
 
@@ -43,6 +51,7 @@ class Model:
         self.problem, self.mesh = problem, problem.mesh
         self.nodes = problem.nodes
         self.axes = problem.mesh.names
+        self.prices = Prices()
         self._tables: dict[Hashable, Table] = {}
         self._closures: dict[Hashable, Closure] = {}
         self.tables = [self._table(node) for node in self.nodes]
@@ -62,10 +71,26 @@ class Model:
         return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
 
     def along(self, n: int, axis: int, rows: NDArray[np.intp]) -> Costs:
-        """Cost of node ``n`` over its rows on one axis, the others as in ``rows``."""
+        """Cost of node ``n``, memory prices included, over its rows on one axis, the others as in ``rows``."""
         at: list[Any] = [int(r) for r in rows]
         at[axis] = slice(None)
-        return np.asarray(self.unit(n)[tuple(at)])
+        cost = np.asarray(self.unit(n)[tuple(at)])
+        for price, share in self._priced_ports(n):
+            cost = cost + self.scale.pack(price * share[tuple(at)])
+        return cost
+
+    def _priced_ports(self, n: int) -> Iterator[tuple[float, Costs]]:
+        """Price per byte, and bytes per joint state, of what node ``n`` defines and memory is short of."""
+        for p, port in enumerate(self.nodes[n].ports):
+            price = self.prices.own.get(port.value.id, 0.0) if port.defines else 0.0
+            if price:
+                split = self.tables[n].codes[p] < len(port.value.shape)
+                yield price, _per_axis(self.mesh, split) * port.value.bytes
+
+    def read_price(self, value: int, n: int, port: int) -> Costs | None:
+        """Price of a copy of ``value`` for one reader, by the copy's layout; None where memory is not short."""
+        price = self.prices.read.get((n, port), 0.0)
+        return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
     def layout_ids(self, n: int, port: int, rows: "NDArray[np.intp]", axis: int | None = None) -> Ids:
         """Layout number of a port in a joint state; with ``axis``, over all rows of that axis."""

@@ -16,11 +16,13 @@ class Pins:
       inputs: a layout per input; axes it does not name are free.
       outputs: likewise per output.
       follows: per output, the index of the input whose layout it takes, or None.
+      donated: indices of inputs whose memory the step may reuse.
     """
 
     inputs: tuple[Layout, ...]
     outputs: tuple[Layout, ...]
     follows: tuple[int | None, ...]
+    donated: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Solution:
         executed: each starts from the value's own layout or from one made before it.
         Values that need no move are absent.
       seconds: the objective. lower_bound: no plan of this program can be below it.
-      peak: predicted bytes per device at the fullest program point; peak_op: its op id.
+      peak: predicted bytes per device at the fullest program point; peak_op: its op id;
+        held: what lives there as (value id, bytes), largest first.
     """
 
     mesh: Mesh
@@ -49,5 +52,5 @@ class Solution:
     lower_bound: float
     peak: int
     peak_op: int
-    held: tuple[tuple[str, int], ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = field(default=())

@@ -4,7 +4,9 @@ from itertools import permutations
 
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.bound import lower_bound
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.fit import Fitter
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins, Solution
@@ -12,20 +14,28 @@ from meshdsl.planner.sweep import Sweeper
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
-    """Choose a signature for every operation and the moves between them."""
+    """The plan of a program: a signature for every operation and the moves between them.
+
+    Args:
+      memory: limit in bytes per device; None takes the topology's memory.
+
+    Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
+    """
     model = Model(make_problem(program, mesh, pins))
-    choice = search(model)
+    free = search(model)
+    choice, peak = Fitter(model, pins.donated).fit(free, memory or mesh.topology.memory)
     own, uses = layouts_of(model, choice.rows)
     return Solution(
-        mesh,
-        rows_by_op(model, choice.rows),
-        own,
-        uses,
-        trees_of(model, choice),
-        model.scale.seconds(choice.cost),
-        0.0,
-        0,
-        0,
+        mesh=mesh,
+        rows=rows_by_op(model, choice.rows),
+        layouts=own,
+        uses=uses,
+        trees=trees_of(model, choice),
+        seconds=model.scale.seconds(choice.cost),
+        lower_bound=lower_bound(model, free),
+        peak=peak.bytes,
+        peak_op=peak.op.id if peak.op else -1,
+        held=peak.held(),
     )
 
 

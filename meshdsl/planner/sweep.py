@@ -64,6 +64,10 @@ class Sweeper:
             _join(network, d, reads[0][0], costs[np.ix_(own, reads[0][1])] * trips)
         else:
             self._add_shared(network, value, d, own, reads)
+        for (n, layouts), (_, q) in zip(reads, readers, strict=True):
+            price = self.model.read_price(value, n, q)
+            if price is not None:
+                _join(network, d, n, np.where(own[:, None] == layouts[None], 0.0, price[layouts][None]))
 
     def _add_shared(self, network: Network, value: int, d: int, own: Ids, reads: list[tuple[int, Ids]]) -> None:
         """Readers that can share: the value's own variable (layout and hub) between them."""

@@ -1,0 +1,103 @@
+"""The memory limit: put a price on bytes where memory is short, and raise it until the plan fits.
+
+Only a few program points ever bind. The fullest point of the current plan is added to the priced
+points, every value alive there pays per byte, and the step is solved again (Lagrangian
+relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum.
+"""
+
+from collections.abc import Iterable
+
+from meshdsl.errors import MemoryLimitError, faults
+from meshdsl.ir import Graph
+from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
+from meshdsl.planner.memory import Liveness, Peak
+from meshdsl.planner.model import Model, Prices
+from meshdsl.planner.sweep import Sweeper
+
+_ROUNDS = 14
+_RAISE = 3.0
+
+
+class Fitter:
+    """Searches for the cheapest plan within a limit of bytes per device."""
+
+    def __init__(self, model: Model, donated: frozenset[int]) -> None:
+        self.model, self.donated = model, donated
+        self.evaluator = Evaluator(model)
+        self.around = dict(_around(model.problem.program.graph, ()))
+
+    def peak(self, choice: Choice) -> Peak:
+        """The fullest point of a plan."""
+        own, uses = layouts_of(self.model, choice.rows)
+        problem = self.model.problem
+        return Liveness(problem.program, problem.mesh, own, uses, trees_of(self.model, choice), self.donated).peak()
+
+    def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
+        """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
+        peak = least = self.peak(choice)
+        if peak.bytes <= limit:
+            return choice, peak
+        points: dict[int, Peak] = {}
+        price = self.model.scale.seconds(choice.cost) / peak.bytes / 8
+        for _ in range(_ROUNDS):
+            points[peak.op.id if peak.op else -1] = peak
+            choice = self._priced(choice, points.values(), price)
+            peak = self.peak(choice)
+            if peak.bytes <= limit:
+                return choice, peak
+            least = min(least, peak, key=lambda p: p.bytes)
+            price *= _RAISE
+        raise self._too_small(least, limit)
+
+    def _priced(self, choice: Choice, points: Iterable[Peak], price: float) -> Choice:
+        self.model.prices = self._prices(points, price)
+        sweeper = Sweeper(self.model)
+        order = range(self.model.width)
+        rows = [sweeper.sweep(start, order) for start in (choice.rows, self.model.whole)]
+        self.model.prices = Prices()
+        found = [self.evaluator.evaluate(r) for r in rows]
+        return min(found, key=lambda c: (self.peak(c).bytes, c.cost))
+
+    def _prices(self, points: Iterable[Peak], price: float) -> Prices:
+        own: dict[int, float] = {}
+        read: dict[tuple[int, int], float] = {}
+        for peak in points:
+            alive = {copy.value.id for copy in peak.copies}
+            own.update(dict.fromkeys(alive, price))
+            inside = set(self.around.get(peak.op.id, ())) if peak.op else set()
+            for value, readers in self.model.problem.used.items():
+                for n, q in readers:
+                    reader = self.model.nodes[n].ports[q].reader
+                    if value in alive or (reader is not None and reader[0] in inside):
+                        read[n, q] = price
+        return Prices(own, read)
+
+    def _too_small(self, least: Peak, limit: float) -> MemoryLimitError:
+        program = self.model.problem.program
+        paths = {v.id: leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True)}
+        rows = [f"{_bytes(size)}: {paths.get(v, f'value {v}')}" for v, size in least.held()[:8]]
+        at = f" at {least.op.name} ({least.op.source})" if least.op else ""
+        title = (
+            f"no plan fits memory={_bytes(limit)} per device; the least found is {_bytes(least.bytes)}{at}, held by:"
+        )
+        return MemoryLimitError(
+            faults(title, rows, "use more devices, a smaller batch, jax.checkpoint, or raise memory=")
+        )
+
+
+def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":
+    """Per op id, the ops it stands in, itself included."""
+    for op in graph.ops:
+        chain = (*outside, op.id)
+        yield op.id, chain
+        for body in op.bodies:
+            yield from _around(body, chain)
+
+
+def _bytes(n: float) -> str:
+    """Bytes in the largest binary unit that gives at least 1."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} GiB"
