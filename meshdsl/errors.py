@@ -54,6 +54,10 @@ class CheckError(MeshDSLError):
     """The sharded numbers differ from the unsharded step's."""
 
 
+class BudgetError(MeshDSLError, AssertionError):
+    """A plan that communicates more than a test allows."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of the known names, else all of them."""
     known = list(known)

@@ -1,0 +1,81 @@
+"""From a solution to a plan: name what is moved, by whom it is needed, and how often."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import meshdsl.rules  # noqa: F401  (registers every rule)
+from meshdsl.ir import LOOPS, Leaf, Op, Program, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.move import COLLECTIVES
+from meshdsl.layouts.placement import B
+from meshdsl.layouts.space import complete
+from meshdsl.plan.fingerprint import fingerprint
+from meshdsl.plan.reason import Reasons
+from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.planner.solution import Pins, Solution
+from meshdsl.rules.registry import RULES
+
+_RULELESS = (*LOOPS, "return", "constrain", "constant")
+
+
+def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
+    """The plan of ``program`` that ``solution`` chose under ``pins``."""
+    return Plan(
+        name=program.name,
+        fingerprint=fingerprint(program),
+        operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
+        inputs=tuple(_inputs(program, solution, pins)),
+        outputs=tuple(_outputs(program, solution, pins)),
+        collectives=tuple(_collectives(program, solution)),
+        notes=(*_no_rule(program), *program.notes, *solution.notes),
+        solution=solution,
+    )
+
+
+def _inputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array]:
+    for leaf, value, pin in zip(program.inputs, program.graph.inputs, pins.inputs, strict=True):
+        yield _array(leaf, complete(solution.layouts[value.id], solution.mesh), pin)
+
+
+def _outputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array]:
+    last, nowhere = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
+    for i, (leaf, pin, source) in enumerate(zip(program.outputs, pins.outputs, pins.follows, strict=True)):
+        layout = solution.uses.get((last.id, i), nowhere)
+        follows = "" if source is None else program.inputs[source].path
+        yield _array(leaf, complete(layout, solution.mesh), pin, follows)
+
+
+def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
+    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pin.axes, follows)
+
+
+def _collectives(program: Program, solution: Solution) -> Iterator[Collective]:
+    """Every collective, in the order of the values that are moved."""
+    reasons = Reasons(program, solution)
+    for value, graph in reasons.values():
+        for move in solution.trees.get(value.id, ()):
+            if move.kind in COLLECTIVES:
+                at, reason = reasons.explain(value, move)
+                yield Collective(
+                    kind=move.kind,
+                    axes=move.axes,
+                    bytes=move.bytes,
+                    trips=graph.trips,
+                    estimated=graph.estimated,
+                    seconds=move.seconds,
+                    phase=at.phase,
+                    source=str(at.source),
+                    reason=reason,
+                    value=reasons.name(value),
+                    shape=tuple(value.shape),
+                    dtype=str(value.dtype),
+                )
+
+
+def _no_rule(program: Program) -> list[str]:
+    found = Counter(_where(op) for _, op in walk(program.graph) if op.name not in RULES and op.name not in _RULELESS)
+    return [f"replicated: no rule for {where}" + (f" (x{n})" if n > 1 else "") for where, n in found.items()]
+
+
+def _where(op: Op) -> str:
+    return f"{op.name} at {op.source}"

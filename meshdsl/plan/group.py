@@ -1,0 +1,89 @@
+"""Grouping arrays for print: repeated layers and parallel subtrees share a row.
+
+Paths become patterns by writing ``*`` for numbers; then patterns that differ in one component
+only, as ``mu`` and ``nu`` of an optimizer do, are written together as ``{mu,nu}``.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from meshdsl.globs import Parts, split_path
+from meshdsl.plan.value import Array
+
+_NUMBER = re.compile(r"(?<=/)\d+(?=/|\b)")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arrays that agree in type, layout and pins.
+
+    Args:
+      array: the first of them.
+      parts: per component of their paths, the texts it takes.
+      count: how many they are.
+    """
+
+    array: Array
+    parts: tuple[Parts, ...]
+    count: int
+
+    @property
+    def name(self) -> str:
+        """The path of all of them: numbers as ``*``, alternatives in braces."""
+        return "/".join(_alternatives(part) for part in self.parts)
+
+
+def group_arrays(arrays: Iterable[Array]) -> list[Group]:
+    """The arrays in rows, in the order in which rows begin."""
+    rows: dict[tuple[object, ...], Group] = {}
+    for array in arrays:
+        parts = tuple((part,) for part in split_path(pattern(array.path)))
+        key = (*_likeness(array), parts)
+        seen = rows.get(key)
+        rows[key] = replace(seen, count=seen.count + 1) if seen else Group(array, parts, 1)
+    return _joined(list(rows.values()))
+
+
+def pattern(text: str) -> str:
+    """The text with ``*`` for every number that is a component of a path."""
+    return _NUMBER.sub("*", text)
+
+
+def _joined(groups: list[Group]) -> list[Group]:
+    done: list[Group] = []
+    for group in groups:
+        into = next((i for i, other in enumerate(done) if _differ(other, group) is not None), None)
+        if into is None:
+            done.append(group)
+        else:
+            done[into] = _join(done[into], group)
+    return done if len(done) == len(groups) else _joined(done)
+
+
+def _differ(a: Group, b: Group) -> int | None:
+    """The one component in which two like groups differ."""
+    if _likeness(a.array) != _likeness(b.array) or len(a.parts) != len(b.parts) or len(a.parts) < 2:
+        return None
+    where = [i for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=True)) if x != y]
+    return where[0] if len(where) == 1 and where[0] > 0 else None
+
+
+def _join(a: Group, b: Group) -> Group:
+    at = _differ(a, b)
+    parts = (
+        tuple(dict.fromkeys((*x, *y))) if i == at else x for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=True))
+    )
+    return Group(a.array, tuple(parts), a.count + b.count)
+
+
+def _likeness(array: Array) -> tuple[object, ...]:
+    return array.shape, array.dtype, array.layout, array.pinned
+
+
+def _alternatives(part: Parts) -> str:
+    if len(part) == 1:
+        return part[0]
+    more = [f"+{len(part) - _SHOWN}"] if len(part) > _SHOWN else []
+    return "{" + ",".join([*part[:_SHOWN], *more]) + "}"

@@ -1,0 +1,119 @@
+"""Why a collective is there, in one sentence.
+
+    params/wte data=S(0) -> data=B: dot_general (model.py:31) reads it
+    partial sum of dot_general (model.py:40) model=P -> model=B: add (model.py:41) reads it
+
+A reduction belongs to the operation that made the partial value; any other collective belongs
+to the first operation that needs the layout it leads to, directly or through further moves.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from meshdsl.ir import Graph, Op, Program, Value, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.placement import Partial, Split
+from meshdsl.planner.solution import Solution
+
+
+class Reasons:
+    """Producers, readers and names of every value of a program, under one solution."""
+
+    def __init__(self, program: Program, solution: Solution) -> None:
+        self.program, self.solution = program, solution
+        self.makers: dict[int, Op] = {}
+        self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
+        self.readers: dict[int, list[tuple[Op, Layout]]] = {}
+        leaves = zip(program.inputs, program.graph.inputs, strict=True)
+        self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
+        for graph, op in walk(program.graph):
+            self._enter(graph, op)
+
+    def values(self) -> Iterator[tuple[Value, Graph]]:
+        """Every value with its graph, in program order."""
+        return iter(self.homes.values())
+
+    def name(self, value: Value) -> str:
+        """Path of the input that the value is, or what made it."""
+        if value.id in self.names:
+            return self.names[value.id]
+        return self.makers[value.id].name if value.id in self.makers else "a loop's carry"
+
+    def explain(self, value: Value, move: Move) -> tuple[Op, str]:
+        """The operation that the collective belongs to, and the sentence."""
+        reader, maker = self._reader(value, move), self.makers.get(value.id)
+        at = maker if maker is not None and isinstance(move.source, Partial) else reader
+        return at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
+
+    def _enter(self, graph: Graph, op: Op) -> None:
+        for i, x in enumerate(op.inputs):
+            if isinstance(x, Value):
+                self.readers.setdefault(x.id, []).append((op, self.solution.uses[op.id, i]))
+        for value in op.outputs:
+            self.makers[value.id] = op
+            self.homes[value.id] = (value, graph)
+        for body, origins in zip(op.bodies, _origins(op), strict=True):
+            for value, (origin, suffix) in zip(body.inputs, origins, strict=True):
+                self.homes[value.id] = (value, body)
+                if isinstance(origin, Value) and origin.id in self.names:
+                    self.names[value.id] = self.names[origin.id] + suffix
+
+    def _reader(self, value: Value, move: Move) -> Op:
+        """The first operation that reads what the move leads to."""
+        reached = {move.after}
+        for other in self.solution.trees[value.id]:
+            if other.before in reached:
+                reached.add(other.after)
+        return next(op for op, layout in self.readers[value.id] if layout in reached)
+
+    def _what(self, value: Value, move: Move) -> str:
+        maker = self.makers.get(value.id)
+        made = self.name(value) if maker is None else f"{_called(maker)} ({maker.source})"
+        if isinstance(move.source, Partial):
+            return f"partial {move.source.reduction} of {made}"
+        return made if maker is None else f"result of {made}"
+
+    def _need(self, reader: Op) -> str:
+        if reader.name == "return":
+            last = reader is self.program.graph.ops[-1]
+            return "the step returns it" if last else "the loop's body returns it"
+        verb = "states it" if reader.name == "constrain" else "reads it"
+        return f"{_called(reader)} ({reader.source}) {verb}"
+
+
+def _called(op: Op) -> str:
+    return f"the {op.name}" if op.bodies else op.name
+
+
+def _change(move: Move) -> str:
+    if move.kind == "collective-permute":
+        dim = move.source.dim if isinstance(move.source, Split) else 0
+        return f"{','.join(move.before.splitting(dim))} -> {','.join(move.after.splitting(dim))} on dim {dim}"
+    return f"{_on(move.before, move.axes)} -> {_on(move.after, move.axes)}"
+
+
+def _on(layout: Layout, axes: Sequence[str]) -> str:
+    return " ".join(f"{axis}={layout.on(axis)}" for axis in axes)
+
+
+_Origin = tuple[object, str]
+
+
+def _origins(op: Op) -> list[list[_Origin]]:
+    """Per body and body input, the operand that it is, and what to add to its name."""
+    if op.name == "scan":
+        consts, end = op.params["num_consts"], op.params["num_consts"] + op.params["num_carry"]
+        return [_consts(op.inputs[:consts]) + _unnamed(end - consts) + [(x, "[i]") for x in op.inputs[end:]]]
+    if op.name == "while":
+        asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
+        carries = _unnamed(len(op.inputs) - asked - closed)
+        return [_consts(op.inputs[:asked]) + carries, _consts(op.inputs[asked : asked + closed]) + carries]
+    return [_consts(op.inputs[1:]) for _ in op.bodies]
+
+
+def _consts(operands: Sequence[object]) -> list[_Origin]:
+    return [(x, "") for x in operands]
+
+
+def _unnamed(count: int) -> list[_Origin]:
+    return [(None, "")] * count

@@ -1,0 +1,106 @@
+"""The printed plan: totals, arrays with their layouts, every collective with its reason.
+
+Arrays of repeated layers or optimizer states that agree in shape and layout share a row, such as
+``params/layers/*/attn/{k,q,v}  x36``; so do collectives that agree in all that is shown.
+Axes that are not shown in a layout are ``B``. The text depends on the plan alone.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from meshdsl.globs import split_path
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.placement import B
+from meshdsl.plan.group import Group, group_arrays, pattern
+from meshdsl.plan.table import bytes_text, seconds_text, table
+from meshdsl.plan.value import Collective, Plan
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan as text, at most about 120 columns wide."""
+    sections = (_title(plan), _inputs(plan), _outputs(plan), _collectives(plan), _totals(plan), _notes(plan))
+    return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
+
+
+def layout_text(layout: Layout) -> str:
+    """The axes that are not ``B``, or ``B``."""
+    shown = [(axis, placed) for axis, placed in layout.placements if placed is not B]
+    return " ".join(f"{axis}={placed}" for axis, placed in shown) or "B"
+
+
+def _title(plan: Plan) -> Iterator[str]:
+    yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
+    bound = f"no plan can be below {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
+    yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
+    yield f"  peak memory          {bytes_text(plan.memory)} per device"
+    runs = sum(c.trips for c in plan.collectives)
+    yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
+
+
+def _inputs(plan: Plan) -> Iterator[str]:
+    if plan.inputs:
+        header = ("input", "", "type", "layout", "pinned")
+        yield from table([header, *map(_input_row, group_arrays(plan.inputs))])
+
+
+def _input_row(group: Group) -> Sequence[str]:
+    array = group.array
+    return (group.name, _times(group.count), array.type, layout_text(array.layout), " ".join(array.pinned))
+
+
+def _outputs(plan: Plan) -> Iterator[str]:
+    replaced = [array for array in plan.outputs if array.follows]
+    if replaced:
+        names = ", ".join(dict.fromkeys(split_path(array.follows)[0] for array in replaced))
+        yield f"{len(replaced)} of {len(plan.outputs)} outputs replace inputs and lie as they do: {names}"
+    rest = [array for array in plan.outputs if not array.follows]
+    if rest:
+        yield from table([("output", "", "type", "layout", "pinned"), *map(_input_row, group_arrays(rest))])
+
+
+def _collectives(plan: Plan) -> Iterator[str]:
+    if not plan.collectives:
+        yield "no collectives"
+        return
+    header = ("collective", "axes", "", "bytes", "trips", "time", "phase", "source", "reason")
+    yield from table([header, *(_row(c, n) for c, n in collective_rows(plan.collectives))])
+
+
+def collective_rows(collectives: Iterable[Collective]) -> list[tuple[Collective, int]]:
+    """Collectives that read the same, the first of each with their number, in order."""
+    found: dict[tuple[object, ...], list[Collective]] = {}
+    for c in collectives:
+        key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds)
+        found.setdefault(key, []).append(c)
+    return [(alike[0], len(alike)) for alike in found.values()]
+
+
+def _row(c: Collective, n: int) -> Sequence[str]:
+    trips = f"~{c.trips}" if c.estimated else str(c.trips)
+    reason = pattern(c.reason).replace(f" ({c.source})", "")
+    time = seconds_text(c.seconds * c.trips * n)
+    return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, time, c.phase, c.source, reason)
+
+
+def _totals(plan: Plan) -> Iterator[str]:
+    sums: dict[tuple[str, str], list[float]] = {}
+    for c in plan.collectives:
+        total = sums.setdefault((c.kind, ",".join(c.axes)), [0, 0, 0.0])
+        for i, more in enumerate((c.trips, c.trips * c.bytes, c.trips * c.seconds)):
+            total[i] += more
+    if sums:
+        rows = [(*key, str(n), bytes_text(size), seconds_text(time)) for key, (n, size, time) in sorted(sums.items())]
+        yield from table([("total per step", "axes", "runs", "bytes", "time"), *rows])
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    if plan.notes:
+        yield "notes"
+        yield from (f"  {note}" for note in plan.notes)
+
+
+def _times(count: int) -> str:
+    return f"x{count}" if count > 1 else ""
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("" if n == 1 else "s")

@@ -1,0 +1,200 @@
+"""Plan: the planner's answer as a value to read, save, compare and run.
+
+It holds the solution (a row for every operation, a layout for every value, the moves between
+them), which is what runs, and beside it what a reader wants to know: the arrays at the step's
+boundary by path, and every collective with its size, how often it runs, and why it is there.
+
+All figures are per device and step: ``bytes`` is what one device sends, ``seconds`` the
+objective the planner minimised, ``memory`` the predicted peak.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshdsl.errors import BudgetError, LayoutError, faults
+from meshdsl.globs import suggest
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology
+from meshdsl.planner.solution import Solution
+
+if TYPE_CHECKING:
+    from meshdsl.plan.diff import PlanDiff
+
+
+@dataclass(frozen=True)
+class Array:
+    """One input or output of the step.
+
+    Args:
+      path: argument name and keys; for outputs position or keys.
+      layout: as planned, every axis named.
+      pinned: the axes that the user fixed.
+      follows: for outputs, the path of the input that it replaces; else empty.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    pinned: tuple[str, ...] = ()
+    follows: str = ""
+
+    @property
+    def type(self) -> str:
+        """Its dtype and shape, ``float32[8,16]``."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One planned collective.
+
+    Args:
+      kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
+      axes: mesh axes it runs over, major first.
+      bytes: what one device sends per trip.
+      trips: how often it runs in a step; a guess if ``estimated`` (inside a ``while``).
+      seconds: predicted, per trip.
+      phase: forward, backward or optimizer.
+      source: the user's line that it belongs to, ``file.py:12``.
+      reason: what is moved, how, and who needs it.
+      value: name of the tensor that is moved; shape, dtype: of the whole tensor.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    trips: int
+    estimated: bool
+    seconds: float
+    phase: str
+    source: str
+    reason: str
+    value: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned step; ``print`` it to read it.
+
+    Args:
+      name: of the step.
+      fingerprint: of the traced program; a plan runs only what it was made for.
+      operations: how many operations of each name the program has.
+      notes: what the reader should know, such as operations without a rule.
+    """
+
+    name: str
+    fingerprint: str
+    operations: Mapping[str, int]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    collectives: tuple[Collective, ...]
+    notes: tuple[str, ...]
+    solution: Solution
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh it was planned for."""
+        return self.solution.mesh
+
+    @property
+    def topology(self) -> Topology:
+        """What the mesh was taken to cost."""
+        return self.solution.mesh.topology
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that one device sends in one step."""
+        return sum(c.bytes * c.trips for c in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one step: the planner's objective."""
+        return self.solution.seconds
+
+    @property
+    def memory(self) -> int:
+        """Predicted bytes per device at the fullest point."""
+        return self.solution.peak
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no plan of this program under these pins can beat."""
+        return self.solution.lower_bound
+
+    @property
+    def gap(self) -> float:
+        """How far from the optimum the plan can be at most: (seconds - lower_bound) / seconds."""
+        return (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
+
+    def layout(self, path: str) -> Layout:
+        """Layout of the input at ``path``; LayoutError with the nearest path when there is none."""
+        return _find(self.inputs, path, "input").layout
+
+    def output_layout(self, path: str) -> Layout:
+        """Layout of the output at ``path``; LayoutError with the nearest path when there is none."""
+        return _find(self.outputs, path, "output").layout
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a file; the same plan gives the same bytes."""
+        from meshdsl.plan.file import plan_bytes
+
+        Path(path).write_bytes(plan_bytes(self))
+
+    def diff(self, other: "Plan") -> "PlanDiff":
+        """What ``other`` does differently; empty (false) if nothing."""
+        from meshdsl.plan.diff import diff_plans
+
+        return diff_plans(self, other)
+
+    def assert_at_most(
+        self, bytes: int | None = None, kinds: Mapping[str, int] | Collection[str] | None = None
+    ) -> None:
+        """Raise BudgetError, an AssertionError, if the plan communicates more than this.
+
+        Args:
+          bytes: per device and step.
+          kinds: how often each kind may run in a step, or which kinds may; no others may.
+        """
+        rows = [*_over_bytes(self, bytes), *_over_kinds(self, kinds)]
+        if rows:
+            raise BudgetError(faults(f"the plan of {self.name} on {self.mesh} exceeds its budget:", rows))
+
+    def __str__(self) -> str:
+        from meshdsl.plan.text import plan_text
+
+        return plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.name} on {self.mesh}: {len(self.collectives)} collectives, {self.bytes} bytes>"
+
+
+def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:
+    found = next((array for array in arrays if array.path == path), None)
+    if found is None:
+        raise LayoutError(f"no {noun} {path!r} in the plan{suggest(path, [array.path for array in arrays])}")
+    return found
+
+
+def _over_bytes(plan: Plan, most: int | None) -> list[str]:
+    if most is None or plan.bytes <= most:
+        return []
+    return [f"bytes: {plan.bytes} per device and step, at most {most} allowed"]
+
+
+def _over_kinds(plan: Plan, kinds: Mapping[str, int] | Collection[str] | None) -> list[str]:
+    if kinds is None:
+        return []
+    runs: dict[str, int] = {}
+    for c in plan.collectives:
+        runs[c.kind] = runs.get(c.kind, 0) + c.trips
+    most = {kind: kinds.get(kind, 0) if isinstance(kinds, Mapping) else runs[kind] * (kind in kinds) for kind in runs}
+    return [
+        f"{kind}: runs {n} times a step, at most {most[kind]} allowed" for kind, n in runs.items() if n > most[kind]
+    ]
