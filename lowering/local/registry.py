@@ -79,8 +79,7 @@ def run_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.
 def bind(op: Op, *arrays: jax.Array, **changed: Any) -> tuple[jax.Array, ...]:
     """The primitive of ``op`` on ``arrays``, with some parameters changed."""
     params = {**op.params, **{name: None for name in _SHARDINGS if name in op.params}, **changed}
-    functions, params = op.primitive.get_bind_params(params)
-    result = op.primitive.bind(*functions, *arrays, **params)
+    result = op.primitive.bind(*arrays, **op.primitive.get_bind_params(params))
     return tuple(result) if op.primitive.multiple_results else (result,)
 
 

@@ -105,7 +105,9 @@ def test_move_of_bools(case):
     np.testing.assert_array_equal(assemble(moved, move.after, array.shape, mesh), array)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] in ("all-gather", "slice", "all-to-all") and "P" not in c[4]])
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c[0] in ("all-gather", "slice", "all-to-all") and "P" not in c[4]]
+)
 def test_move_of_keys(case):
     *fields, mesh = case
     move = move_of(*fields, mesh)

@@ -1,0 +1,173 @@
+"""Verify: the compiled program communicates what the plan says, byte for byte.
+
+Per kind of collective and set of mesh axes, the bytes that one device sends in one step are
+summed over all trips, in the plan and in the compiled module, and have to be equal. Sums,
+because XLA may combine several collectives into one instruction; sums of what is executed,
+because the same collective costs more inside a loop than after it.
+
+Three differences are not differences, and are noted instead: an all-reduce that was compiled
+as the reduce-scatter and all-gather it consists of, 16-bit floats that a CPU sends as float32
+(counted in the planned width), and loops whose trip count only the data decides (there one
+trip is compared with one trip).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+from meshdsl.errors import VerifyError, faults
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.hlo import CompiledCollective, compiled_collectives
+
+Key = tuple[str, str]  # kind, axes
+
+
+class PlannedCollective(Protocol):
+    """What verify reads of a planned collective: ``bytes`` per device and trip."""
+
+    @property
+    def kind(self) -> str:
+        """As the plan names it."""
+        ...
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Mesh axes, major first."""
+        ...
+
+    @property
+    def bytes(self) -> int:
+        """What one device sends per trip."""
+        ...
+
+    @property
+    def trips(self) -> int:
+        """Executions per step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kind of collective over one set of axes: bytes per device and step on both sides."""
+
+    kind: str
+    axes: str
+    planned: Fraction
+    compiled: Fraction
+    slack: Fraction
+
+    @property
+    def equal(self) -> bool:
+        """Whether both sides agree; a plan rounds to whole bytes where the formulas give fractions."""
+        return abs(self.planned - self.compiled) <= self.slack
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Planned and compiled communication side by side."""
+
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether every line agrees."""
+        return all(line.equal for line in self.lines)
+
+    def __str__(self) -> str:
+        head = f"{'collective':20} {'axes':20} {'planned bytes':>16} {'compiled bytes':>16}"
+        rows = [head, *map(_row, self.lines), *(f"note: {note}" for note in self.notes)]
+        return "\n".join(rows if self.lines else [*rows, "no collectives, as planned"])
+
+
+def verify_compiled(planned: Sequence[PlannedCollective], text: str, mesh: Mesh) -> VerifyReport:
+    """Compare planned collectives with the compiled HLO ``text`` of the step.
+
+    Raises VerifyError, with both sides per kind and axes, if they differ.
+    """
+    report = compare(planned, compiled_collectives(text, mesh), mesh)
+    if not report.equal:
+        raise VerifyError(_difference(report))
+    return report
+
+
+def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCollective], mesh: Mesh) -> VerifyReport:
+    """Both sides per kind and axes, with what was reconciled as notes."""
+    planned, compiled = list(planned), list(compiled)
+    guessed = {_key(c.kind, c.axes, c.group, mesh) for c in compiled if not c.known}
+    left, slack = _planned_bytes(planned, guessed, mesh)
+    right = _compiled_bytes(compiled, guessed, mesh)
+    notes = [
+        f"{kind} over {axes} runs in a loop of unknown length: one trip is compared" for kind, axes in sorted(guessed)
+    ]
+    notes += _promotions(compiled)
+    notes += _join_halves(left, right)
+    keys = sorted(key for key in left.keys() | right.keys() if left[key] or right[key])
+    return VerifyReport(tuple(Line(*key, left[key], right[key], slack[key]) for key in keys), tuple(notes))
+
+
+def _planned_bytes(
+    planned: Iterable[PlannedCollective], guessed: set[Key], mesh: Mesh
+) -> tuple[dict[Key, Fraction], dict[Key, Fraction]]:
+    """Bytes per key, and how much of them may be rounding: half a byte per executed collective."""
+    total, slack = defaultdict[Key, Fraction](Fraction), defaultdict[Key, Fraction](Fraction)
+    for c in planned:
+        key = _key(c.kind, c.axes, 0, mesh)
+        trips = 1 if key in guessed else c.trips
+        total[key] += c.bytes * trips
+        slack[key] += Fraction(trips, 2)
+    return total, slack
+
+
+def _compiled_bytes(compiled: Iterable[CompiledCollective], guessed: set[Key], mesh: Mesh) -> dict[Key, Fraction]:
+    total = defaultdict[Key, Fraction](Fraction)
+    for c in compiled:
+        key = _key(c.kind, c.axes, c.group, mesh)
+        total[key] += c.bytes * (1 if key in guessed else c.trips)
+    return total
+
+
+def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key:
+    """Axes in mesh order without those of one device: groups do not depend on either."""
+    if axes is None:
+        return kind, f"groups of {group}"
+    return kind, ",".join(name for name, size in mesh if name in axes and size > 1)
+
+
+def _promotions(compiled: Iterable[CompiledCollective]) -> list[str]:
+    widened = sum(c.promoted for c in compiled)
+    return [f"{widened} collectives of 16-bit floats are sent as float32 by this backend"] if widened else []
+
+
+def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) -> list[str]:
+    """Turn reduce-scatter + all-gather back into the all-reduce that was planned, where that explains it."""
+    notes = []
+    for _, axes in [key for key in planned if key[0] == "all-reduce"]:
+        whole, first, second = (("all-reduce", axes), ("reduce-scatter", axes), ("all-gather", axes))
+        missing = (planned[whole] - compiled[whole]) / 2
+        half = min(missing, compiled[first] - planned[first], compiled[second] - planned[second])
+        if half > 0:
+            compiled[whole] += 2 * half
+            compiled[first] -= half
+            compiled[second] -= half
+            notes.append(f"all-reduce over {axes} was compiled as reduce-scatter and all-gather")
+    return notes
+
+
+def _difference(report: VerifyReport) -> str:
+    rows = [_row(line) for line in report.lines if not line.equal]
+    equal = sum(line.equal for line in report.lines)
+    title = "the compiled program communicates otherwise than planned (bytes per device and step)"
+    remedy = f"{equal} other kinds agree; the compiled text is sharded.lower(*args).compile().as_text()"
+    return faults(title, rows + [f"note: {note}" for note in report.notes], remedy)
+
+
+def _row(line: Line) -> str:
+    mark = "" if line.equal else f"   differs by {_count(line.compiled - line.planned, '+')}"
+    return f"{line.kind:20} {line.axes:20} {_count(line.planned):>16} {_count(line.compiled):>16}{mark}"
+
+
+def _count(number: Fraction, sign: str = "") -> str:
+    return f"{int(number):{sign},}" if number.denominator == 1 else f"{float(number):{sign},.2f}"
