@@ -1,0 +1,86 @@
+"""Elimination and the pairwise bound against exhaustive search on random networks."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshdsl.planner.eliminate import Network, eliminate
+from meshdsl.planner.pairwise import Pairwise
+
+
+@st.composite
+def networks(draw):
+    domains = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pairs = draw(st.sets(st.tuples(*[st.integers(0, len(domains) - 1)] * 2), max_size=10))
+    unary = [rng.integers(0, 20, d).astype(float) for d in domains]
+    tables = {(a, b): rng.integers(0, 20, (domains[a], domains[b])).astype(float) for a, b in pairs if a != b}
+    return domains, unary, tables
+
+
+def best_of(domains, unary, tables):
+    def cost(state):
+        return sum(u[s] for u, s in zip(unary, state)) + sum(t[state[a], state[b]] for (a, b), t in tables.items())
+
+    return min(cost(state) for state in product(*map(range, domains))), cost
+
+
+@given(networks())
+@settings(max_examples=150, deadline=None)
+def test_elimination_is_exact(problem):
+    domains, unary, tables = problem
+    network = Network(list(domains))
+    for v, table in enumerate(unary):
+        network.add((v,), table)
+    for scope, table in tables.items():
+        network.add(scope, table)
+    best, cost = best_of(domains, unary, tables)
+    answer = eliminate(network, np.zeros(len(domains), dtype=int))
+    assert answer.exact
+    assert answer.cost == best == cost(tuple(answer.states))
+
+
+@given(networks())
+@settings(max_examples=100, deadline=None)
+def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
+    domains, unary, tables = problem
+    network = Network(list(domains))
+    for v, table in enumerate(unary):
+        network.add((v,), table)
+    for scope, table in tables.items():
+        network.add(scope, table)
+    best, cost = best_of(domains, unary, tables)
+    answer = eliminate(network, np.zeros(len(domains), dtype=int), cap=3)
+    assert answer.cost == cost(tuple(answer.states))
+    assert best <= answer.cost <= cost((0,) * len(domains))
+
+
+@given(networks(), st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
+    domains, unary, tables = problem
+    network = Pairwise(unary)
+    for (a, b), table in tables.items():
+        network.add(a, b, table)
+    best, _ = best_of(domains, unary, tables)
+    before = network.bound()
+    network.reduce(10**largest)
+    network.pass_messages(5)
+    assert before - 1e-9 <= network.bound() <= best + 1e-9
+    network.fix(best)
+    network.reduce(10**6)
+    assert network.bound() <= best + 1e-9
+
+
+def test_a_tree_is_solved_by_reduction_alone():
+    rng = np.random.default_rng(0)
+    network = Pairwise([rng.random(4) for _ in range(5)])
+    tables = {(i, i + 1): rng.random((4, 4)) for i in range(4)}
+    best, _ = best_of([4] * 5, list(network.unary.values()), tables)
+    for (a, b), table in tables.items():
+        network.add(a, b, table)
+    network.reduce(1000)
+    assert network.bound() == pytest.approx(best)

@@ -1,0 +1,64 @@
+"""The import direction, and that the layout algebra stands without jax."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    ("meshdsl.errors", "meshdsl.globs"),
+    ("meshdsl.layouts",),
+    ("meshdsl.ir", "meshdsl.program_text"),
+    ("meshdsl.constrain",),
+    ("meshdsl.trace", "meshdsl.rules"),
+    ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan"),
+    ("meshdsl.lowering",),
+    ("meshdsl.calibrate", "meshdsl.program", "meshdsl.api"),
+    ("meshdsl.report", "meshdsl.cli"),
+    ("meshdsl.training",),
+    ("meshdsl.models", "examples"),
+]
+
+
+def layer(module):
+    found = [i for i, names in enumerate(LAYERS) if any(module == n or module.startswith(n + ".") for n in names)]
+    return found[0] if found else None
+
+
+def modules():
+    folders = {"meshdsl": "meshdsl", "layouts": "meshdsl.layouts", "lowering": "meshdsl.lowering", "models": "meshdsl.models"}
+    for folder, package in folders.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            inner = file.relative_to(ROOT / folder).with_suffix("").parts
+            yield ".".join([package, *(p for p in inner if p != "__init__")]), file
+
+
+def imports(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_go_one_way():
+    wrong = []
+    for module, file in modules():
+        if module == "meshdsl":
+            continue
+        assert layer(module) is not None, f"{module} has no layer in this test"
+        for name in imports(file):
+            if name.startswith("meshdsl.") and layer(name) is not None and layer(name) > layer(module):
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_layouts_do_not_import_jax():
+    code = "import sys, meshdsl.layouts, meshdsl.layouts.space; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_no_relative_imports():
+    for _, file in modules():
+        assert not any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(file.read_text()))), file
