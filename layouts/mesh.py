@@ -5,7 +5,8 @@ from math import prod
 
 from meshdsl.errors import LayoutError, NotationError, nearest
 from meshdsl.layouts.notation import parse_mesh
-from meshdsl.layouts.topology import Topology, topology as preset
+from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology import topology as preset
 
 
 class Mesh:

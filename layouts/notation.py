@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from meshdsl.errors import NotationError, nearest
-from meshdsl.layouts.placement import B, P, Partial, Placement, REDUCTIONS, Split
+from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
 
 T = TypeVar("T")
 _ITEM = re.compile(r"[\s,]*([^\s,=]*)\s*(=?)\s*([A-Za-z0-9_]*\s*(?:\([^)]*\)?)?)")

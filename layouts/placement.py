@@ -86,6 +86,7 @@ class Partial(Placement):
         return cls._known[reduction]
 
     def __call__(self, reduction: str) -> "Partial":
+        """``P("max")``: the partial placement with this reduction."""
         return Partial(reduction)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -14,7 +14,8 @@ from meshdsl.ir import LOOPS, Graph, Literal, Op, Value, walk
 from meshdsl.rules import RULES
 
 HEAVY = frozenset(
-    "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft cholesky triangular_solve qr svd eigh lu "
+    "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
+    "cholesky triangular_solve qr svd eigh lu "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate pad select_and_scatter_add optimization_barrier".split()
 )

@@ -17,7 +17,7 @@ result, and defines the body's input and the loop's result, all in one layout, w
 partial: then it is reduced once, after the loop.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from meshdsl.errors import PinError, faults
@@ -31,6 +31,7 @@ from meshdsl.planner.solution import Pins
 from meshdsl.rules import rows_of
 
 NO_WORK = Work(0.0, (), 4)
+_Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
 def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
     kept = materialised(program.graph)
     yield from _boundary(program, pins)
-    yield from _graph_nodes(program.graph, kept)
+    yield from _graph_nodes(program.graph, kept, {})
 
 
 def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
@@ -131,27 +132,38 @@ def _alike(ports: int, placements: Iterable[Placement]) -> Iterator[Row]:
     return (Row((), (placed,) * ports) for placed in placements)
 
 
-def _graph_nodes(graph: Graph, kept: set[int]) -> Iterator[Node]:
+def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
     for op in graph.ops:
         if op.bodies:
             yield from _LINKS[op.name](op, graph.trips)
             for body in op.bodies:
-                yield from _graph_nodes(body, kept)
+                yield from _graph_nodes(body, kept, known)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             yield _same(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.name != "return":
-            yield _op_node(op, graph.trips, kept)
+            yield _op_node(op, graph.trips, kept, known)
 
 
-def _op_node(op: Op, trips: int, kept: set[int]) -> Node:
+def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
     real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if isinstance(v, Value)]
     uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
     ports = (*uses, *(Port(v, True) for v in op.outputs))
-    rows = tuple(_only(row, real) for row in rows_of(op))
+    rows = _rows(op, tuple(real), known)
     work = work_of(op, kept)
     touched = tuple(work.touched[i] for i in real)
     return Node(ports, rows, Work(work.flops, touched, work.itemsize), op, trips, what=f"{op.name} at {op.source}")
+
+
+def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:
+    """The table of an operation without its literals, derived once for equal operations."""
+    tensors = tuple((v.shape, v.dtype, isinstance(v, Value)) for v in (*op.inputs, *op.outputs))
+    try:
+        key: Hashable = (op.name, tensors, tuple(sorted(op.params.items())))
+        found = known.get(key)
+    except TypeError:  # parameters that cannot be hashed or compared
+        key, found = op.id, None
+    return found or known.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
 
 
 def _only(row: Row, real: Sequence[int]) -> Row:
@@ -249,34 +261,45 @@ def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
 def _drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
     possible: dict[int, set[Placement]] = {v: set() for v in problem.defined}
+    mentions = {node.rows: _partial_mentions(node.rows) for node in problem.nodes}
+    concerned = [(node, mentions[node.rows]) for node in problem.nodes if mentions[node.rows]]
     changed = True
     while changed:
         changed = False
-        for node in problem.nodes:
-            for row in node.rows:
-                changed |= _reachable(node, row, possible) and _spread(node, row, possible)
-    for node in problem.nodes:
-        node.rows = tuple(row for row in node.rows if _reachable(node, row, possible))
+        for node, rows in concerned:
+            for ports in rows.values():
+                if _reachable(node, ports, possible):
+                    changed |= _spread(node, ports, possible)
+    shared: dict[tuple[tuple[Row, ...], tuple[int, ...]], tuple[Row, ...]] = {}
+    for node, rows in concerned:
+        lost = tuple(i for i, ports in rows.items() if not _reachable(node, ports, possible))
+        left = tuple(row for i, row in enumerate(node.rows) if i not in lost)
+        node.rows = shared.setdefault((node.rows, lost), left)
 
 
-def _reachable(node: Node, row: Row, possible: dict[int, set[Placement]]) -> bool:
-    needs = [(p.value.id, at) for p, at in zip(node.ports, row.outputs, strict=True) if isinstance(at, Partial)]
-    needs = [(v, at) for (v, at), p in zip(needs, _partial_ports(node, row), strict=True) if not p.defines]
+_Mentions = tuple[tuple[int, Placement], ...]  # ports that are partial in a row, and how
+
+
+def _partial_mentions(rows: tuple[Row, ...]) -> dict[int, _Mentions]:
+    found = (
+        (i, tuple((p, at) for p, at in enumerate(row.outputs) if isinstance(at, Partial))) for i, row in enumerate(rows)
+    )
+    return {i: ports for i, ports in found if ports}
+
+
+def _reachable(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> bool:
+    """Whether some operand that the row wants partial can be; stated layouts are taken at their word."""
+    needs = [(node.ports[p].value.id, at) for p, at in partial if not node.ports[p].defines]
     stated = any(isinstance(placed, Partial) for _, placed in node.pin.placements)
     return stated or not needs or any(at in possible[v] for v, at in needs)
 
 
-def _partial_ports(node: Node, row: Row) -> list[Port]:
-    return [p for p, at in zip(node.ports, row.outputs, strict=True) if isinstance(at, Partial)]
-
-
-def _spread(node: Node, row: Row, possible: dict[int, set[Placement]]) -> bool:
-    new = False
-    for port, placed in zip(node.ports, row.outputs, strict=True):
-        if port.defines and isinstance(placed, Partial) and placed not in possible[port.value.id]:
-            possible[port.value.id].add(placed)
-            new = True
-    return new
+def _spread(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> bool:
+    made = {(node.ports[p].value.id, at) for p, at in partial if node.ports[p].defines}
+    new = [(v, at) for v, at in made if at not in possible[v]]
+    for v, at in new:
+        possible[v].add(at)
+    return bool(new)
 
 
 def _require_rows(problem: Problem) -> None:
