@@ -89,14 +89,15 @@ def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
 def _permute(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     dim = _dim(move.source)
     before, after = move.before.splitting(dim), move.after.splitting(dim)
-    return lax.ppermute(x, before, swap_pairs(before, after, sizes))
+    return lax.ppermute(x, tuple(axis for axis in sizes if axis in before), swap_pairs(before, after, sizes))
 
 
 def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) -> list[tuple[int, int]]:
-    """Who sends to whom when the axes of one dim change order; devices count in order ``before``."""
-    shape = [sizes[axis] for axis in before]
-    holders = np.arange(prod(shape)).reshape(shape).transpose([before.index(axis) for axis in after])
-    return list(enumerate(holders.ravel().tolist()))
+    """Who sends to whom when the axes of one dim change order; devices count in mesh order."""
+    axes = [axis for axis in sizes if axis in before]
+    devices = np.arange(prod(sizes[axis] for axis in axes)).reshape([sizes[axis] for axis in axes])
+    holders = (devices.transpose([axes.index(axis) for axis in order]) for order in (before, after))
+    return sorted(zip(*(grid.ravel().tolist() for grid in holders), strict=True))
 
 
 def _slice(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:

@@ -48,6 +48,8 @@ def _equation(eqn, env, ops, ids, trips, estimated):
         return
     bodies = tuple(_graph(j, ids, t, e) for j, t, e in _bodies(name, params, trips, estimated))
     outputs = tuple(_value(v, env, ids) for v in eqn.outvars)
+    if "ft_in" in params:
+        params["num_consts"], params["num_carry"] = map(len, params["ft_in"].unpack()[:2])
     ops.append(Op(next(ids), name, eqn.primitive, params, inputs, outputs, bodies=bodies))
 
 

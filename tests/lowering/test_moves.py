@@ -7,25 +7,30 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import Move
+from meshdsl.layouts.move import Move, moves
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.lowering.moves import apply_move, identity, move_scope, swap_pairs
+from meshdsl.layouts.space import space
+from meshdsl.lowering.moves import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
 from tests.lowering.blocks import assemble, full, split_numpy
 
 TWO = Mesh(x=4, y=2)
 THREE = Mesh(x=2, y=2, z=2)
 
 
-def run_move(move, blocks, mesh):
-    """Blocks of all devices after the move."""
+def run_moves(wanted, blocks, mesh):
+    """Per move, the blocks of all devices after it."""
     devices = jax.make_mesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.sizes))
     spec, rank = PartitionSpec(*mesh.names), len(mesh.sizes)
 
     def local(x):
-        moved = apply_move(x.reshape(x.shape[rank:]), move, mesh.sizes_by_name)
-        return moved.reshape((1,) * rank + moved.shape)
+        moved = [apply_move(x.reshape(x.shape[rank:]), move, mesh.sizes_by_name) for move in wanted]
+        return [x.reshape((1,) * rank + x.shape) for x in moved]
 
     return jax.jit(jax.shard_map(local, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False))(blocks)
+
+
+def run_move(move, blocks, mesh):
+    return run_moves([move], blocks, mesh)[0]
 
 
 def move_of(kind, axes, source, target, before, after, mesh):
@@ -128,7 +133,27 @@ def test_one_device_moves_nothing():
 
 
 def test_swap_pairs_transpose_the_grid():
-    assert swap_pairs(("x", "y"), ("y", "x"), {"x": 2, "y": 3}) == [(0, 0), (1, 3), (2, 1), (3, 4), (4, 2), (5, 5)]
+    sizes = {"x": 2, "y": 3}
+    assert swap_pairs(("x", "y"), ("y", "x"), sizes) == [(0, 0), (1, 3), (2, 1), (3, 4), (4, 2), (5, 5)]
+    assert swap_pairs(("y", "x"), ("x", "y"), sizes) == [(0, 0), (1, 2), (2, 4), (3, 1), (4, 3), (5, 5)]
+
+
+def one_reduction(layout):
+    return len({layout.on(axis) for axis in layout.partial()}) < 2
+
+
+@pytest.mark.parametrize(("mesh", "reductions", "every"), [(TWO, ("sum", "max"), 1), (THREE, ("sum",), 8)], ids=str)
+def test_every_legal_move_keeps_the_value(mesh, reductions, every):
+    """All moves of the layouts of a matrix (of each eighth one on three axes), compiled together per layout."""
+    array = np.random.default_rng(1).permutation(np.arange(-64, 64)).reshape(8, 16).astype(np.float32)
+    kinds = set()
+    for layout in filter(one_reduction, space(mesh, 2, reductions).layouts[::every]):
+        legal = [move for move in moves(layout, array.shape, 4, mesh) if one_reduction(move.after)]
+        blocks = split_numpy(array, layout, mesh, np.random.default_rng(0))
+        for move, moved in zip(legal, run_moves(legal, jnp.asarray(blocks), mesh), strict=True):
+            np.testing.assert_array_equal(assemble(np.asarray(moved), move.after, array.shape, mesh), array, str(move))
+        kinds |= {move.kind for move in legal}
+    assert kinds == set(LOCAL_MOVES)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int8, jnp.uint32, jnp.float32, jnp.bfloat16])
