@@ -29,12 +29,19 @@ Table = Mapping[str, Layout | str]
 _SHOWN = 3
 
 
-def make_pins(program: Program, mesh: Mesh, layouts: Table | None = None, outputs: Table | None = None) -> Pins:
+def make_pins(
+    program: Program,
+    mesh: Mesh,
+    layouts: Table | None = None,
+    outputs: Table | None = None,
+    donated: Iterable[int] = (),
+) -> Pins:
     """The pins of every input and output; PinError lists all faults at once.
 
     Args:
       layouts: by globs over the inputs' paths.
       outputs: by globs over the outputs' paths.
+      donated: indices of inputs whose memory the step may reuse.
     """
     rows: list[str] = []
     given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {})
@@ -46,7 +53,7 @@ def make_pins(program: Program, mesh: Mesh, layouts: Table | None = None, output
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
     follows = _follows(program.inputs, program.outputs)
     kept = tuple(None if pin.axes else source for pin, source in zip(wanted, follows, strict=True))
-    return Pins(given, wanted, kept)
+    return Pins(given, wanted, kept, frozenset(donated))
 
 
 class _Side:

@@ -20,13 +20,15 @@ _RULELESS = (*LOOPS, "return", "constrain", "constant")
 
 def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
     """The plan of ``program`` that ``solution`` chose under ``pins``."""
+    reasons = Reasons(program, solution)
     return Plan(
         name=program.name,
         fingerprint=fingerprint(program),
         operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
-        collectives=tuple(_collectives(program, solution)),
+        collectives=tuple(_collectives(solution, reasons)),
+        held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_no_rule(program), *program.notes, *solution.notes),
         solution=solution,
     )
@@ -49,9 +51,8 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pin.axes, follows)
 
 
-def _collectives(program: Program, solution: Solution) -> Iterator[Collective]:
+def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:
     """Every collective, in the order of the values that are moved."""
-    reasons = Reasons(program, solution)
     for value, graph in reasons.values():
         for move in solution.trees.get(value.id, ()):
             if move.kind in COLLECTIVES:

@@ -62,6 +62,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     peak: int
     peak_op: int
     held: tuple[tuple[str, int], ...]
+    held_values: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
     solver_notes: tuple[str, ...]
     operations: dict[str, int]
@@ -142,7 +143,8 @@ def _record(plan: Plan) -> PlanFile:
         lower_bound=s.lower_bound,
         peak=s.peak,
         peak_op=s.peak_op,
-        held=s.held,
+        held=plan.held,
+        held_values=s.held,
         notes=plan.notes,
         solver_notes=s.notes,
         operations=dict(plan.operations),
@@ -164,7 +166,7 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 
 
 def _plan(f: PlanFile) -> Plan:
-    return Plan(f.name, f.fingerprint, f.operations, f.inputs, f.outputs, f.collectives, f.notes, _solution(f))
+    return Plan(f.name, f.fingerprint, f.operations, f.inputs, f.outputs, f.collectives, f.held, f.notes, _solution(f))
 
 
 def _solution(f: PlanFile) -> Solution:
@@ -183,7 +185,7 @@ def _solution(f: PlanFile) -> Solution:
         lower_bound=f.lower_bound,
         peak=f.peak,
         peak_op=f.peak_op,
-        held=f.held,
+        held=f.held_values,
         notes=f.solver_notes,
     )
 

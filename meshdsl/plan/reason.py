@@ -39,6 +39,12 @@ class Reasons:
             return self.names[value.id]
         return self.makers[value.id].name if value.id in self.makers else "a loop's carry"
 
+    def named(self, value: int) -> str:
+        """The name of the value with this id, and the line that made it."""
+        maker = self.makers.get(value)
+        name = self.name(self.homes[value][0])
+        return f"{name} ({maker.source})" if maker is not None and value not in self.names else name
+
     def explain(self, value: Value, move: Move) -> tuple[Op, str]:
         """The operation that the collective belongs to, and the sentence."""
         reader, maker = self._reader(value, move), self.makers.get(value.id)

@@ -14,6 +14,8 @@ from meshdsl.plan.group import Group, group_arrays, pattern
 from meshdsl.plan.table import bytes_text, seconds_text, table
 from meshdsl.plan.value import Collective, Plan
 
+_HELD = 2
+
 
 def plan_text(plan: Plan) -> str:
     """The whole plan as text, at most about 120 columns wide."""
@@ -31,9 +33,18 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
     bound = f"no plan can be below {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
-    yield f"  peak memory          {bytes_text(plan.memory)} per device"
+    yield f"  peak memory          {bytes_text(plan.memory)} per device{_held(plan)}"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
+
+
+def _held(plan: Plan) -> str:
+    """What fills most of it."""
+    sums: dict[str, int] = {}
+    for name, size in plan.held:
+        sums[pattern(name)] = sums.get(pattern(name), 0) + size
+    largest = sorted(sums, key=lambda name: -sums[name])[:_HELD]
+    return "; most of it: " + ", ".join(f"{name} {bytes_text(sums[name])}" for name in largest) if largest else ""
 
 
 def _inputs(plan: Plan) -> Iterator[str]:

@@ -86,6 +86,7 @@ class Plan:
       name: of the step.
       fingerprint: of the traced program; a plan runs only what it was made for.
       operations: how many operations of each name the program has.
+      held: what fills the memory at its fullest point, as (name, bytes), largest first.
       notes: what the reader should know, such as operations without a rule.
     """
 
@@ -95,6 +96,7 @@ class Plan:
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     collectives: tuple[Collective, ...]
+    held: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
     solution: Solution
 

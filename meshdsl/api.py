@@ -1,0 +1,194 @@
+"""parallelize: a step of ordinary JAX, planned over a mesh and run as planned.
+
+    sharded = parallelize(step, Mesh(data=4, model=2), layouts={"batch": "data=S(0)"})
+    print(sharded.plan(params, batch))       # nothing is compiled, no devices are needed
+    params = sharded(params, batch)          # runs exactly that plan
+
+A call goes through these stages, each kept for the next call with the same tree, shapes,
+dtypes and static arguments:
+
+    arguments --trace--> program --solve--> solution --> plan --lower--> executable --> results
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from meshdsl.errors import TraceError
+from meshdsl.executable import Executable
+from meshdsl.ir import Program as Traced
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.check import CheckReport, check_numbers
+from meshdsl.lowering.verify import VerifyReport, verify_compiled
+from meshdsl.options import Options, donated_leaves, memory_bytes, several
+from meshdsl.pins import make_pins
+from meshdsl.plan.build import build_plan
+from meshdsl.plan.match import check_match
+from meshdsl.plan.value import Plan
+from meshdsl.planner.solve import solve
+from meshdsl.program import Program
+from meshdsl.trace import Call, flatten_call, trace
+
+__all__ = ["Options", "Program", "Sharded", "parallelize"]
+
+log = logging.getLogger("meshdsl")
+
+
+def parallelize(
+    step: Callable[..., Any],
+    mesh: Mesh | str,
+    layouts: Mapping[str, Layout | str] | None = None,
+    outputs: Mapping[str, Layout | str] | None = None,
+    memory: str | float | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    plan: Plan | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> "Sharded":
+    """The step as a function that is planned over ``mesh`` and runs as planned.
+
+    Args:
+      step: a function of pytrees of arrays, as ``jax.jit`` takes it.
+      mesh: a mesh, or its text ``"data=4,model=2"``.
+      layouts: pins by globs over argument names and tree paths; axes not named are free.
+      outputs: pins by globs over the results' paths; others follow the inputs they replace.
+      memory: limit per device, bytes or text such as ``"60GiB"``; default is the topology's.
+      donate_argnums: arguments whose buffers the step may reuse, as in ``jax.jit``.
+      donate_argnames: the same by name.
+      static_argnums: arguments that are no arrays, as in ``jax.jit``.
+      static_argnames: the same by name.
+      plan: run this plan, a loaded one say, instead of planning.
+      devices: the devices of the mesh, outermost axis first; default is the first of all.
+    """
+    options = Options(
+        mesh=Mesh.parse(mesh) if isinstance(mesh, str) else mesh,
+        layouts=dict(layouts or {}),
+        outputs=dict(outputs or {}),
+        memory=memory_bytes(memory),
+        donate_argnums=several(donate_argnums),
+        donate_argnames=several(donate_argnames),
+        static_argnums=several(static_argnums),
+        static_argnames=several(static_argnames),
+        plan=plan,
+        devices=None if devices is None else tuple(devices),
+    )
+    return Sharded(step, options)
+
+
+class Sharded:
+    """A planned step; call it as the step itself."""
+
+    def __init__(self, step: Callable[..., Any], options: Options) -> None:
+        self.step, self.options = step, options
+        self._planned: dict[Any, tuple[Traced, Plan]] = {}
+        self._ready: dict[Any, Executable] = {}
+        self._recent: dict[Any, Executable] = {}
+        self._has_static = bool(options.static_argnums or options.static_argnames)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step; arguments are placed where the plan wants them."""
+        if self._has_static:
+            return self._run(self._call(args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        executable = self._recent.get(tree)
+        if executable is not None:
+            try:  # the compiled program checks shapes, dtypes and shardings faster than we could
+                return executable.unflatten(executable.compiled(*leaves))
+            except (TypeError, ValueError):
+                pass
+        return self._run(self._call(args, kwargs), tree)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
+        return self._plan(self._call(args, kwargs))[1]
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """The lowered program, as ``jax.jit(step).lower`` gives it, over flat arguments."""
+        return self._executable(self._call(args, kwargs)).lowered
+
+    def verify(self, *args: Any, **kwargs: Any) -> VerifyReport:
+        """Compare the compiled collectives with the planned ones; VerifyError if they differ."""
+        executable = self._executable(self._call(args, kwargs))
+        return verify_compiled(executable.plan.collectives, executable.compiled.as_text(), executable.plan.mesh)
+
+    def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
+        """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
+        call = self._call(args, kwargs)
+        executable = self._executable(call)
+        alone = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
+        expected = jax.tree.leaves(alone(*executable.copies(call.leaves, one_device=True)))
+        got = executable.compiled(*executable.copies(call.leaves))
+        return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance)
+
+    def _run(self, call: Call, tree: Any = None) -> Any:
+        executable = self._executable(call)
+        if any(isinstance(x, jax.core.Tracer) for x in call.leaves):
+            return executable.inline(call.leaves)
+        if tree is not None:
+            self._recent[tree] = executable
+        return executable.run(call.leaves)
+
+    def _executable(self, call: Call) -> Executable:
+        key = _key(call)
+        if key not in self._ready:
+            program, plan = self._plan(call)
+            donated = donated_leaves(self.step, program.inputs, self.options)
+            self._ready[key] = Executable(program, plan, donated, self.options.devices)
+        return self._ready[key]
+
+    def _plan(self, call: Call) -> tuple[Traced, Plan]:
+        key = _key(call)
+        if key not in self._planned:
+            program = self._trace(call)
+            self._log_again(program)
+            self._planned[key] = program, self._make(program)
+        return self._planned[key]
+
+    def _make(self, program: Traced) -> Plan:
+        """The plan of a program: the given one if it fits, else a new one."""
+        mesh, given = self.options.mesh, self.options.plan
+        donated = donated_leaves(self.step, program.inputs, self.options)
+        pins = make_pins(program, mesh, self.options.layouts, self.options.outputs, donated)
+        if given is None:
+            return build_plan(program, solve(program, mesh, pins, self.options.memory), pins)
+        check_match(given, program, mesh, pins)
+        return given
+
+    def _trace(self, call: Call) -> Traced:
+        static = self.options.static_argnums, self.options.static_argnames
+        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static)
+
+    def _call(self, args: Any, kwargs: Any) -> Call:
+        return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)
+
+    def _log_again(self, program: Traced) -> None:
+        """One line when a step that has been planned is planned for other shapes."""
+        if not self._planned or self.options.plan is not None:
+            return
+        before, _ = next(reversed(self._planned.values()))
+        known = {leaf.path: leaf for leaf in before.inputs}
+        new = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
+        what = f"{new[0].path} is {new[0].dtype}{list(new[0].shape)}" if new else "a static argument changed"
+        more = f" and {len(new) - 1} more changed" if len(new) > 1 else ""
+        log.warning("planning %s again: %s%s", program.name, what, more)
+
+
+def _key(call: Call) -> Any:
+    """What of a call a plan depends on; TraceError if a static argument cannot be compared."""
+    key = call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves))
+    try:
+        hash(key)
+    except TypeError as error:
+        raise TraceError(f"static arguments of {call.name} have to be hashable: {error}") from error
+    return key
+
+
+def _typed(x: Any) -> tuple[Any, ...]:
+    """What of an argument a plan depends on."""
+    aval = x if hasattr(x, "dtype") else jax.typeof(x)
+    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))

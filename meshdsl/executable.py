@@ -1,0 +1,132 @@
+"""Executable: one plan on real devices, compiled once, called with flat arrays.
+
+Arguments that already lie as planned are passed straight to the compiled program, which checks
+them itself. Numpy arrays and uncommitted arrays are placed without a word; arrays committed to
+another layout are moved, with one warning that says what it costs.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import jax
+from jax.custom_batching import custom_vmap
+from jax.sharding import NamedSharding
+
+from meshdsl.errors import TraceError
+from meshdsl.ir import Program
+from meshdsl.lowering.boundary import device_mesh, input_layouts, output_layouts, place, shardings
+from meshdsl.lowering.program import sharded_function
+from meshdsl.plan.table import bytes_text
+from meshdsl.plan.value import Plan
+
+log = logging.getLogger("meshdsl")
+
+
+class Executable:
+    """A program under a plan, on the devices behind the plan's mesh.
+
+    Args:
+      donated: indices of flat inputs whose buffers the program may reuse.
+      devices: the first of these, or of all; DeviceError if they are too few.
+    """
+
+    def __init__(
+        self, program: Program, plan: Plan, donated: Sequence[int] = (), devices: Sequence[jax.Device] | None = None
+    ) -> None:
+        self.program, self.plan, self.donated = program, plan, tuple(donated)
+        self.devices = mesh = device_mesh(plan.mesh, devices)
+        solution, graph = plan.solution, program.graph
+        self.shardings = shardings(input_layouts(program, solution), graph.inputs, mesh)
+        self.results = shardings(output_layouts(program, solution), graph.returned, mesh)
+        self.function = sharded_function(program, solution, mesh)
+        self._warned = False
+
+    @cached_property
+    def jitted(self) -> Any:
+        """The step as one ``jax.jit`` over flat arrays."""
+        name = self.program.name
+
+        def step(*leaves: Any) -> Any:
+            return self.function(*leaves)
+
+        step.__name__ = step.__qualname__ = name
+        return jax.jit(step, in_shardings=self.shardings, out_shardings=self.results, donate_argnums=self.donated)
+
+    @cached_property
+    def lowered(self) -> jax.stages.Lowered:
+        """The step lowered for the shapes of the plan."""
+        leaves = zip(self.program.graph.inputs, self.shardings, strict=True)
+        lowered: jax.stages.Lowered = self.jitted.lower(
+            *(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=at) for value, at in leaves)
+        )
+        return lowered
+
+    @cached_property
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled step; it takes flat arrays that lie as planned, or nowhere yet."""
+        return self.lowered.compile()
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The step's result from its flat outputs."""
+        return jax.tree.unflatten(self.program.out_tree, leaves)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """The step's result, with every argument placed first."""
+        self._warn_of_moves(leaves)
+        return self.unflatten(self.compiled(*place(leaves, self.shardings)))
+
+    def copies(self, leaves: Sequence[Any], one_device: bool = False) -> list[jax.Array]:
+        """Copies of the arguments, placed as planned or on one device; donating them harms nobody."""
+        first = self.devices.devices.flat[0]
+        copied: list[jax.Array] = jax.device_put(
+            list(leaves), first if one_device else list(self.shardings), may_alias=False
+        )
+        return copied
+
+    def inline(self, leaves: Sequence[Any]) -> Any:
+        """The step as part of an outer ``jax.jit``."""
+        return self.unflatten(guarded(self.function, self.program.name)(*leaves))
+
+    def _warn_of_moves(self, leaves: Sequence[Any]) -> None:
+        pairs = enumerate(zip(leaves, self.shardings, strict=True))
+        moved = [(i, x) for i, (x, at) in pairs if _lies_elsewhere(x, at)]
+        if moved and not self._warned:
+            self._warned = True
+            size = sum(prod(x.shape) * x.dtype.itemsize for _, x in moved)
+            path = self.program.inputs[moved[0][0]].path
+            log.warning(
+                "%s: %d arguments, %s first, are committed to another layout than planned; each call copies %s",
+                *(self.program.name, len(moved), path, bytes_text(size)),
+            )
+
+
+def _lies_elsewhere(x: Any, target: NamedSharding) -> bool:
+    return isinstance(x, jax.Array) and x.committed and not x.sharding.is_equivalent_to(target, x.ndim)
+
+
+def guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, refusing to be differentiated or batched."""
+    whole = jax.custom_jvp(lambda *leaves: _unbatched(function, name)(*leaves))
+
+    @whole.defjvp
+    def differentiate(primals: Any, tangents: Any) -> Any:
+        raise TraceError(_refusal(name, "differentiated (jax.grad, jax.jvp, jax.vjp)", "take the gradient"))
+
+    return whole
+
+
+def _unbatched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    whole = custom_vmap(lambda *leaves: tuple(function(*leaves)))
+
+    @whole.def_vmap
+    def batch(size: int, batched: Any, *leaves: Any) -> Any:
+        raise TraceError(_refusal(name, "batched (jax.vmap)", "batch"))
+
+    return whole
+
+
+def _refusal(name: str, what: str, instead: str) -> str:
+    return f"{name} is already planned and cannot be {what}\n{instead} inside the step, and parallelize that"
