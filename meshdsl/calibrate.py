@@ -1,0 +1,135 @@
+"""Calibrate: measure what this machine's devices and mesh axes cost, for the planner.
+
+    topology = calibrate(Mesh(data=4, model=2))
+    mesh = Mesh(data=4, model=2, topology=topology)
+
+Wrong constants give bad plans: with a datacenter GPU's figures a toy model on a CPU is planned
+as "replicate everything". So each figure is measured as a step will meet it: in one compiled
+program over all devices at once, which matters where virtual devices share a few cores.
+
+    collectives        seconds = latency + bytes sent / bandwidth, fitted per mesh axis
+    matrix products    FLOP/s of one device while all the others multiply too
+    elementwise        bytes read and written per second, likewise
+    overhead           seconds of an operation too small to matter otherwise
+
+A measured program repeats its operation in a loop, so starting the program costs little per
+operation; every program runs several times and the median counts. Links are fitted to relative
+errors, so small and large messages count alike.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Link, Topology
+from meshdsl.lowering.boundary import device_mesh
+
+REPEATS = 7
+SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
+MATRIX = 512
+VECTOR = 1 << 20  # elements
+BYTES_PER_PROGRAM = 1 << 23
+
+Body = Callable[[jax.Array], jax.Array]
+
+
+def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+    """Measure ``mesh`` on ``devices`` (default: all there are); takes well under a minute.
+
+    The result names an own link for each axis, so it fits meshes with these axes only.
+    """
+    bench = _Bench(device_mesh(mesh, devices))
+    overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
+    axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
+    slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, float("inf")))
+    return Topology(
+        name="calibrated",
+        flops16=_flops(bench, jnp.bfloat16),
+        flops32=_flops(bench, jnp.float32),
+        memory_bandwidth=2 * 4 * VECTOR / bench.seconds(lambda x: x * 0.5 + 1.0, (VECTOR,), loops=10),
+        memory=_memory(bench.mesh),
+        overhead=overhead,
+        links=(slowest,),
+        axes=axes,
+        source=f"measured on {bench.mesh.size} x {bench.mesh.devices.flat[0].device_kind}",
+    )
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Runs one operation again and again on every device of the mesh at once."""
+
+    mesh: jax.sharding.Mesh
+
+    def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: jnp.dtype = jnp.float32) -> float:
+        """Median seconds of one ``body``, which maps one device's array of ``shape`` to another such."""
+        local = lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x)  # noqa: E731
+        whole = PartitionSpec()
+        run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False))
+        array = jax.device_put(jnp.zeros(shape, dtype), jax.sharding.NamedSharding(self.mesh, whole))
+        run(array).block_until_ready()
+        return median(_timed(run, array) for _ in range(REPEATS)) / loops
+
+
+def _timed(run: Body, array: jax.Array) -> float:
+    start = time.perf_counter()
+    run(array).block_until_ready()
+    return time.perf_counter() - start
+
+
+def _flops(bench: _Bench, dtype: jnp.dtype) -> float:
+    """FLOP/s of one device."""
+    return 2 * MATRIX**3 / bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
+
+
+def _link(bench: _Bench, axis: str, size: int) -> Link:
+    """Latency and bandwidth that fit all-reduces and all-gathers of several sizes over ``axis``."""
+    rows = [_reduce(bench, axis, size, n) for n in SIZES] + [_gather(bench, axis, size, n) for n in SIZES]
+    sent, seconds = np.array(rows).T
+    return fit_link(sent, seconds)
+
+
+def fit_link(sent: np.ndarray, seconds: np.ndarray) -> Link:
+    """The link whose ``latency + sent / bandwidth`` is closest to ``seconds``, in relative error."""
+    weighted = np.stack([1 / seconds, sent / seconds], axis=1)
+    latency, per_byte = np.linalg.lstsq(weighted, np.ones_like(seconds), rcond=None)[0]
+    fastest = float((seconds / sent).min())
+    return Link(latency=max(float(latency), 1e-7), bandwidth=1 / max(float(per_byte), fastest / 10))
+
+
+def _reduce(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
+    """Bytes that one device sends in an all-reduce of ``n`` bytes, and its seconds."""
+    body = lambda x: lax.psum(x, axis) * 0.5  # noqa: E731
+    return 2 * n * (size - 1) / size, bench.seconds(body, (n // 4,), _loops(n))
+
+
+def _gather(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
+    """Bytes that one device sends in an all-gather that makes ``n`` bytes, and its seconds."""
+    part = n // 4 // size
+
+    def body(x: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(lax.all_gather(x, axis, tiled=True), lax.axis_index(axis), part)
+
+    return n * (size - 1) / size, bench.seconds(body, (part,), _loops(n))
+
+
+def _loops(n: int) -> int:
+    return max(2, min(20, BYTES_PER_PROGRAM // n))
+
+
+def _memory(mesh: jax.sharding.Mesh) -> float:
+    """Bytes of memory per device; devices of one host share its memory evenly."""
+    stats = mesh.devices.flat[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return float(stats["bytes_limit"])
+    return float(prod(map(os.sysconf, ("SC_PAGE_SIZE", "SC_PHYS_PAGES"))) // mesh.size)

@@ -1,0 +1,60 @@
+"""Calibration: fits are exact on exact data, and what is measured can be used, saved and read."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from meshdsl.calibrate import calibrate, fit_link
+from meshdsl.errors import MeshDSLError
+from meshdsl.layouts import Link, Mesh, Topology, topology
+from meshdsl.layouts.topology import preset_names
+from meshdsl.layouts.topology_file import load_topology, save_topology
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return calibrate(Mesh(data=2, model=1), jax.devices()[:2])
+
+
+def test_a_fit_recovers_latency_and_bandwidth():
+    sent = np.array([1e3, 1e5, 1e7])
+    link = fit_link(sent, 2e-5 + sent / 3e9)
+    assert (link.latency, link.bandwidth) == (pytest.approx(2e-5), pytest.approx(3e9))
+
+
+def test_a_fit_stays_physical_on_noise():
+    link = fit_link(np.array([1e3, 1e4, 1e5]), np.array([3e-5, 2e-5, 1e-5]))
+    assert link.latency > 0 and 0 < link.bandwidth < math.inf
+
+
+def test_every_figure_is_a_sane_measurement(measured):
+    assert measured.name == "calibrated"
+    assert 1e8 < measured.flops32 < 1e15 and 1e7 < measured.flops16 < 1e16
+    assert 1e8 < measured.memory_bandwidth < 1e13
+    assert 1e-8 < measured.overhead < 1e-2 and measured.memory > 1e8
+    ((axis, link),) = measured.axes
+    assert axis == "data" and 1e-7 <= link.latency < 1e-1 and 1e6 < link.bandwidth < 1e13
+
+
+def test_a_mesh_takes_it(measured):
+    mesh = Mesh(data=2, model=1, topology=measured)
+    assert mesh.topology.axis_links(mesh)["data"] == dict(measured.axes)["data"]
+
+
+def test_files_round_trip(measured, tmp_path):
+    for value in (measured, *map(topology, preset_names()), _strange()):
+        save_topology(value, tmp_path / "t.toml")
+        assert load_topology(tmp_path / "t.toml") == value
+
+
+def test_a_file_that_is_no_topology_is_named(tmp_path):
+    (tmp_path / "t.toml").write_text("flops16 = 1.0\n")
+    with pytest.raises(MeshDSLError, match=r"t\.toml is no topology: KeyError\('links'\)"):
+        load_topology(tmp_path / "t.toml")
+
+
+def _strange() -> Topology:
+    links = (Link(1e-6, math.inf, 8), Link(2e-6, 1e9))
+    return Topology('a "b" \\', 1.0, 2.0, 3.0, 4.0, 5e-06, links, (("x y", Link(1e-5, 7.0)),), "line\nline")
