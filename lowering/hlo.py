@@ -190,7 +190,7 @@ def _all_lines(name: str, module: Module) -> Iterator[Instruction]:
 
 def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
-    kind = _kind_in(site)
+    kind = _kind(line.opcode)
     if kind == "collective-permute":
         axes: tuple[str, ...] | None = axes_of_pairs(source_target_pairs(line.rest), sizes)
         group = mesh.size if axes else 1
@@ -198,17 +198,11 @@ def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
         groups = replica_groups(line.rest, mesh.size)
         axes, group = axes_of_groups(groups, sizes), len(groups[0])
     scope = _scope(line)
-    result = _result_bytes(line)
     shrink = _promotion(scope, line.type)
-    sent = _SENT[kind](result * shrink, group)
+    sent = _SENT[kind](_result_bytes(line) * shrink, group)
+    if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
+        kind, sent = "reduce-scatter", sent / 2
     return CompiledCollective(kind, axes, group, sent, site.trips, site.known, shrink != 1, scope)
-
-
-def _kind_in(site: _Site) -> str:
-    """TPUs write a reduce-scatter as a fusion of an all-reduce with the slice that follows."""
-    kind = _kind(site.instruction.opcode)
-    fused = kind == "all-reduce" and "all-reduce-scatter" in site.inside
-    return "reduce-scatter" if fused else kind
 
 
 _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
