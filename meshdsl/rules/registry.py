@@ -1,9 +1,13 @@
 """The registry of rules by primitive name, and the table of an operation."""
 
 from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import dtypes
 
 from meshdsl.ir import Literal, Op
-from meshdsl.layouts.placement import B
+from meshdsl.layouts.placement import B, P, Partial, Placement
 from meshdsl.layouts.rule import Row, Rule
 
 RuleOf = Callable[[Op], Rule]
@@ -26,10 +30,27 @@ def rows_of(op: Op) -> tuple[Row, ...]:
     made = RULES.get(op.name)
     if made is None:
         return (all_broadcast(op),)
-    literal = [i for i, x in enumerate(op.inputs) if isinstance(x, Literal)]
-    return tuple(row for row in made(op).rows() if all(row.inputs[i] is B for i in literal))
+    return tuple(row for row in made(op).rows() if _fits(row, op))
 
 
 def all_broadcast(op: Op) -> Row:
     """Every operand and result ``B``: legal for any operation."""
     return Row((B,) * len(op.inputs), (B,) * len(op.outputs))
+
+
+def carries(placed: Placement, dtype: Any) -> bool:
+    """Whether values of ``dtype`` can be placed so: bools have no sum, complex numbers no order, keys neither."""
+    if not isinstance(placed, Partial):
+        return True
+    if dtypes.issubdtype(dtype, dtypes.extended):
+        return False
+    return dtype != jnp.bool_ if placed is P else not jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def _fits(row: Row, op: Op) -> bool:
+    """Literals are never placed, and every placement suits its dtype."""
+    operands = zip(row.inputs, op.inputs, strict=True)
+    results = zip(row.outputs, op.outputs, strict=True)
+    return all(p is B or not isinstance(x, Literal) for p, x in operands) and all(
+        carries(p, x.dtype) for p, x in (*zip(row.inputs, op.inputs, strict=True), *results)
+    )

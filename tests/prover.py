@@ -1,0 +1,253 @@
+"""The prover: every listed row is right, and no right row is missing.
+
+An operation with concrete operands is run unsharded, and on 2 and 3 simulated devices for
+*every* combination of placements of its operands and results. A combination is right if the
+devices' results together equal the unsharded result on all draws. Then
+
+* wrong   = listed, but not right;
+* missing = right on 2 and on 3 devices, but neither listed nor implied by a listed row
+  (a ``B`` serves wherever a ``P(max)`` or ``P(min)`` is wanted);
+* pairs of rows on two axes at once, also on the same dim, must be right as well.
+
+Draws are the sample's own operands and shuffles of them, so index operands keep their range.
+Partial operands are cut at random, with the reduction's identity among the parts.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from meshdsl.ir import Literal, Op, Value
+from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
+from meshdsl.layouts.rule import Row
+from meshdsl.lowering.local.registry import PROGRAMS
+from meshdsl.rules import rows_of
+from meshdsl.rules.registry import all_broadcast, carries
+
+from tests import simulated
+from tests.trials import Draws, Results, Trial, data, run_trials
+
+DRAWS = 3
+PAIRS = 4
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A function that traces to one operation ``name`` (others may stand before it), and arguments for it.
+
+    Args:
+      fixed: operands that are not shuffled between draws.
+      excused: rows (as printed) that are right here but deliberately not listed, and why.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    fixed: tuple[int, ...] = ()
+    excused: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}-{'-'.join('x'.join(map(str, np.shape(a))) or 'scalar' for a in self.args)}"
+
+
+SAMPLES: dict[str, list[Sample]] = {}
+
+
+def sample(
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    fixed: tuple[int, ...] = (),
+    excused: Mapping[str, str] | None = None,
+) -> Sample:
+    """Register a sample of the operation ``name``."""
+    made = Sample(name, function, args, fixed, excused or {})
+    SAMPLES.setdefault(name, []).append(made)
+    return made
+
+
+def prove(case: Sample) -> list[str]:
+    """Every fault of the operation's table, as text."""
+    rng = np.random.default_rng(0)
+    op, draws = drawn(case, rng)
+    listed = rows_of(op)
+    whole = Trial((all_broadcast(op),), (1,))
+    pairs = [trial for trial in two_axes(listed, rng) if divides(op, trial)]
+    results = run_trials(op, draws, [whole, *candidates(op), *pairs], rng)
+    proof = Proof(op, listed, tuple(found[0] for found in results[whole]), results)
+    missing = {f"missing: {row}" for row in proof.missing()}
+    excused = {f"missing: {row}" for row in case.excused}
+    stale = [f"excused, but not {fault}" for fault in sorted(excused - missing)]
+    wrong_pairs = [f"wrong {trial}" for trial in pairs if not proof.holds(trial)]
+    return [*proof.wrong(), *sorted(missing - excused), *stale, *wrong_pairs]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the devices computed, beside what they should have.
+
+    Args:
+      expected: per result, [draws, ...] unsharded.
+    """
+
+    op: Op
+    listed: tuple[Row, ...]
+    expected: tuple[simulated.Array, ...]
+    results: Results
+
+    def wrong(self) -> list[str]:
+        """Listed rows that do not hold."""
+        trials = [Trial((Row(row.inputs, row.outputs, row.size),), (ranks,)) for ranks in (2, 3) for row in self.listed]
+        return [f"wrong {trial}" for trial in trials if divides(self.op, trial) and not self.holds(trial)]
+
+    def missing(self) -> list[Row]:
+        """Rows that hold on any number of devices on which they can be tried, but are not listed."""
+        right = {ranks: self._right(ranks) for ranks in (2, 3)}
+        tried = {row: [k for k in right if divides(self.op, Trial((row,), (k,)))] for row in right[2] | right[3]}
+        always = (row for row, ks in tried.items() if all(row in right[k] for k in ks))
+        return [row for row in always if not implied(row, self.listed)]
+
+    def _right(self, ranks: int) -> set[Row]:
+        found: set[Row] = set()
+        for trial, stacks in self.results.items():
+            if trial.ranks == (ranks,):
+                inputs = trial.rows[0].inputs
+                fits = [self._fitting(trial, i, stack) for i, stack in enumerate(stacks)]
+                found |= {Row(inputs, outputs) for outputs in product(*fits)}
+        return found
+
+    def _fitting(self, trial: Trial, i: int, stack: simulated.Array) -> list[Placement]:
+        """Placements of result i that fit: of all, or of the one that the local program was told."""
+        special = self.op.name in PROGRAMS
+        tried = [trial.rows[0].outputs[i]] if special else placements(self.op.outputs[i])
+        return [placed for placed in tried if self._equal(i, stack, (placed,))]
+
+    def holds(self, trial: Trial) -> bool:
+        """Whether the rows, one per axis, give the unsharded results."""
+        stacks = self.results.get(_key(self.op, trial), ())
+        return len(stacks) == len(self.expected) and all(
+            self._equal(i, stack, tuple(row.outputs[i] for row in trial.rows)) for i, stack in enumerate(stacks)
+        )
+
+    def _equal(self, i: int, stack: simulated.Array, placed: tuple[Placement, ...]) -> bool:
+        found = simulated.join(stack, placed)
+        return found is not None and simulated.agree(found, self.expected[i])
+
+
+def implied(row: Row, listed: tuple[Row, ...]) -> bool:
+    """Whether a listed row gives ``row`` by reading B as P(max) or P(min), which costs nothing."""
+    return any(
+        all(map(_serves, row.inputs, known.inputs)) and all(map(_serves, known.outputs, row.outputs))
+        for known in listed
+    )
+
+
+def _serves(held: Placement, wanted: Placement) -> bool:
+    return held is wanted or (held is B and wanted in (P("max"), P("min")))
+
+
+def candidates(op: Op) -> Iterator[Trial]:
+    """Every combination of placements on one axis; results are left open where the local program does not ask."""
+    results = product(*map(placements, op.outputs)) if op.name in PROGRAMS else [all_broadcast(op).outputs]
+    for inputs, outputs, ranks in product(product(*map(placements, op.inputs)), list(results), (2, 3)):
+        trial = Trial((Row(inputs, outputs),), (ranks,))
+        if divides(op, trial):
+            yield trial
+
+
+def _key(op: Op, trial: Trial) -> Trial:
+    """The trial under which its results were computed."""
+    if len(trial.rows) > 1:
+        return trial
+    row = trial.rows[0]
+    outputs = row.outputs if op.name in PROGRAMS else all_broadcast(op).outputs
+    return Trial((Row(row.inputs, outputs),), trial.ranks)
+
+
+def two_axes(listed: tuple[Row, ...], rng: simulated.Random) -> list[Trial]:
+    """A few rows with themselves and random pairs, on two axes."""
+    rows = listed[1:]
+    chosen = [(row, row) for row in rows] + [(a, b) for a, b in rng.choice(rows, (4, 2)).tolist()] if rows else []
+    legal = [pair for pair in chosen if not _mixed(pair)]
+    rng.shuffle(legal)
+    return [Trial(pair, ranks) for pair, ranks in zip(legal, ((2, 3), (2, 2)) * (PAIRS // 2), strict=False)]
+
+
+def _mixed(rows: tuple[Row, ...]) -> bool:
+    """Whether a value is partial in two ways; reductions do not commute, so no such layout exists."""
+    ports = zip(*((*row.inputs, *row.outputs) for row in rows), strict=True)
+    return any(len({p for p in port if isinstance(p, Partial)}) > 1 for port in ports)
+
+
+def divides(op: Op, trial: Trial) -> bool:
+    """Whether every dim that the rows split is divided by the axes that split it."""
+    ports = enumerate((*op.inputs, *op.outputs))
+    return all(_divides(port.shape, trial, i) for i, port in ports)
+
+
+def _divides(shape: tuple[int, ...], trial: Trial, port: int) -> bool:
+    placed = [(*row.inputs, *row.outputs)[port] for row in trial.rows]
+    for dim, size in enumerate(shape):
+        by = [(k, row.size) for p, k, row in zip(placed, trial.ranks, trial.rows, strict=True) if p is S(dim)]
+        blocks = int(np.prod([k for k, _ in by], dtype=int))
+        if any(length % blocks for length in (size, *(limit for _, limit in by))):
+            return False
+    return True
+
+
+def placements(port: Value | Literal) -> list[Placement]:
+    """Every placement that an operand or result can have."""
+    if isinstance(port, Literal):
+        return [B]
+    partial = [p for p in (P, P("max"), P("min")) if carries(p, port.dtype)]
+    return [B, *map(Split, range(len(port.shape))), *partial]
+
+
+def drawn(case: Sample, rng: simulated.Random) -> tuple[Op, Draws]:
+    """The sample's operation, and several draws of its operands."""
+    closed = jax.make_jaxpr(case.function)(*case.args)
+    found = _find(closed.jaxpr, closed.consts, jax.tree.leaves(case.args), case.name)
+    assert found is not None, f"{case} traces to no {case.name}: {closed}"
+    op, operands = found
+    given = {i: _raw(operands[i], x.dtype) for i, x in enumerate(op.inputs) if not isinstance(x, Literal)}
+    return op, {i: np.stack([_draw(v, n, rng, i in case.fixed) for n in range(DRAWS)]) for i, v in given.items()}
+
+
+def _find(jaxpr: Any, consts: Any, args: Any, name: str) -> tuple[Op, list[Any]] | None:
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    for equation in jaxpr.eqns:
+        values = [x.val if isinstance(x, core.Literal) else env[x] for x in equation.invars]
+        inner = equation.params.get("jaxpr")
+        if equation.primitive.name == name:
+            return _op(equation), values
+        if isinstance(inner, core.ClosedJaxpr) and (found := _find(inner.jaxpr, inner.consts, values, name)):
+            return found
+        result = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+        env.update(zip(equation.outvars, result if equation.primitive.multiple_results else [result], strict=True))
+    return None
+
+
+def _op(equation: Any) -> Op:
+    def port(i: int, x: Any) -> Value | Literal:
+        is_literal = isinstance(x, core.Literal)
+        return Literal(x.val, x.aval.shape, x.aval.dtype) if is_literal else Value(i, x.aval.shape, x.aval.dtype)
+
+    inputs = tuple(port(i, x) for i, x in enumerate(equation.invars))
+    outputs = tuple(Value(100 + i, x.aval.shape, x.aval.dtype) for i, x in enumerate(equation.outvars))
+    return Op(0, equation.primitive.name, equation.primitive, dict(equation.params), inputs, outputs)
+
+
+def _raw(value: Any, dtype: Any) -> simulated.Array:
+    return np.asarray(data(value)) if hasattr(value, "devices") else np.asarray(value, dtype)
+
+
+def _draw(value: simulated.Array, number: int, rng: simulated.Random, fixed: bool) -> simulated.Array:
+    if fixed or number == 0:
+        return value
+    if value.ndim == 0 and value.dtype.kind == "f":
+        return np.asarray(value * rng.normal(), value.dtype)
+    return rng.permutation(value.reshape(-1)).reshape(value.shape)
