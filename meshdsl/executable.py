@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding
 
@@ -80,11 +81,9 @@ class Executable:
 
     def copies(self, leaves: Sequence[Any], one_device: bool = False) -> list[jax.Array]:
         """Copies of the arguments, placed as planned or on one device; donating them harms nobody."""
+        fresh = [jnp.array(x, copy=True) for x in leaves]  # device_put may share buffers, whatever may_alias says
         first = self.devices.devices.flat[0]
-        copied: list[jax.Array] = jax.device_put(
-            list(leaves), first if one_device else list(self.shardings), may_alias=False
-        )
-        return copied
+        return jax.device_put(fresh, first) if one_device else place(fresh, self.shardings)
 
     def inline(self, leaves: Sequence[Any]) -> Any:
         """The step as part of an outer ``jax.jit``."""

@@ -1,5 +1,29 @@
-"""Eight virtual devices for every test, set before the backend starts."""
+"""Eight virtual devices for every test, set before the backend starts; golden texts."""
+
+from pathlib import Path
 
 import jax
+import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/* instead of comparing with them")
+
+
+@pytest.fixture
+def golden(request):
+    """``golden("name.txt", text)`` compares a text with the file of that name, or writes it."""
+
+    def compare(name, text):
+        file = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+        assert file.exists(), f"{file.name} is missing; pytest --update-golden writes it"
+        assert text == file.read_text()
+
+    return compare

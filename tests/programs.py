@@ -3,7 +3,7 @@
 import numpy as np
 
 from meshdsl.ir import Graph, Leaf, Op, Program, Source, Value
-from meshdsl.layouts import B, Layout, Mesh, P, S
+from meshdsl.layouts import B, Layout, Link, Mesh, P, S, Topology
 from meshdsl.layouts.rule import Row
 from meshdsl.layouts.space import complete, reshard
 from meshdsl.pins import make_pins
@@ -11,7 +11,8 @@ from meshdsl.plan import build_plan
 from meshdsl.planner.solution import Solution
 
 F32 = np.dtype("float32")
-MESH = Mesh(data=4, model=2)
+TOPOLOGY = Topology("test", 5e9, 1e10, 2e9, 4e9, 2e-6, (Link(1.5e-4, 5e8),))
+MESH = Mesh(topology=TOPOLOGY, data=4, model=2)
 
 
 def leaf(path, *shape, dtype=F32):

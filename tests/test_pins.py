@@ -135,14 +135,17 @@ def test_all_faults_at_once():
     ],
 )
 def test_a_split_that_does_not_divide(size, pin, said):
-    assert fault(boundary([leaf("x", size)], []), {"x": pin}).splitlines()[1] == f"  layouts['x']: x float32[{size}]: {said}"
+    assert (
+        fault(boundary([leaf("x", size)], []), {"x": pin}).splitlines()[1]
+        == f"  layouts['x']: x float32[{size}]: {said}"
+    )
 
 
 def test_pins_that_fit_alone_and_not_together():
     text = fault(boundary([leaf("x", 4)], []), {"**": "data=S(0)", "x": "model=S(0)"})
     assert text.splitlines()[1] == (
-        "  layouts: contradictory pins, '**' says data=S(0), 'x' says model=S(0): x float32[4]: dim 0 of size 4 does not "
-        "divide over data=4 model=2 (8 blocks); nearest sizes that work: 8"
+        "  layouts: contradictory pins, '**' says data=S(0), 'x' says model=S(0): x float32[4]: "
+        "dim 0 of size 4 does not divide over data=4 model=2 (8 blocks); nearest sizes that work: 8"
     )
 
 

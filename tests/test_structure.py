@@ -14,7 +14,7 @@ LAYERS = [
     ("meshdsl.trace", "meshdsl.rules"),
     ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan"),
     ("meshdsl.lowering",),
-    ("meshdsl.calibrate", "meshdsl.program", "meshdsl.api"),
+    ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.executable", "meshdsl.api"),
     ("meshdsl.report", "meshdsl.cli"),
     ("meshdsl.training",),
     ("meshdsl.models", "examples"),

@@ -1,0 +1,338 @@
+"""Plan: what it says, that files keep all of it, and what a diff shows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshdsl.errors import BudgetError, LayoutError, PlanFileError
+from meshdsl.ir import Graph, Op, Program, Value, check_graph
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.placement import B, P, S
+from meshdsl.layouts.space import complete, reshard
+from meshdsl.pins import make_pins
+from meshdsl.plan import Array, build_plan, load_plan
+from meshdsl.plan.fingerprint import fingerprint
+from meshdsl.plan.group import group_arrays
+from meshdsl.plan.match import check_match
+from meshdsl.plan.table import bytes_text, seconds_text, table
+from meshdsl.planner.solution import Solution
+from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
+
+
+def test_printed_plan(golden):
+    golden("small_plan.txt", str(small_plan()) + "\n")
+
+
+def test_plan_file(golden, tmp_path):
+    small_plan().save(tmp_path / "p.json")
+    golden("small_plan.json", (tmp_path / "p.json").read_text())
+
+
+def test_figures():
+    plan = small_plan()
+    assert plan.bytes == 384 + 6
+    assert (plan.seconds, plan.lower_bound, plan.memory) == (2e-3, 1.9e-3, 1234)
+    assert plan.gap == pytest.approx(0.05)
+    assert plan.mesh == MESH
+    assert plan.topology.name == "test"
+
+
+def test_layouts_by_path():
+    plan = small_plan()
+    assert plan.layout("w") == Layout.parse("data=S(1) model=B")
+    assert plan.output_layout("0") == Layout.parse("data=S(1) model=B")
+    with pytest.raises(LayoutError, match=r"no input 'batch/y' in the plan; did you mean 'batch/x'\?"):
+        plan.layout("batch/y")
+    with pytest.raises(LayoutError, match="no output '7' in the plan; known: 0, 1"):
+        plan.output_layout("7")
+
+
+def test_a_gather_belongs_to_its_reader_and_a_reduction_to_its_maker():
+    gather, reduction = small_plan().collectives
+    assert (gather.kind, gather.axes, gather.bytes, gather.trips) == ("all-gather", ("data",), 384, 1)
+    assert (gather.phase, gather.source, gather.value) == ("forward", "model.py:31", "w")
+    assert gather.reason == "w data=S(1) -> data=B: dot_general (model.py:31) reads it"
+    assert (reduction.kind, reduction.source, reduction.shape, reduction.dtype) == (
+        "all-reduce",
+        "model.py:32",
+        (),
+        "float32",
+    )
+    assert reduction.reason == (
+        "partial sum of reduce_sum (model.py:32) data=P -> data=B: unheard_of (model.py:33) reads it"
+    )
+
+
+def test_operations_without_a_rule_are_noted():
+    assert "replicated: no rule for unheard_of at model.py:33" in small_plan().notes
+
+
+def loop_plan(estimated=False):
+    """A scan over 6 layers whose body gathers its slice; the carry is reduced at the end of the body."""
+    ws, x, y = Value(0, (6, 8, 8), F32), Value(1, (4, 8), F32), Value(2, (4, 8), F32)
+    c, w, z = Value(10, (4, 8), F32), Value(11, (8, 8), F32), Value(12, (4, 8), F32)
+    inner = (Op(20, "dot_general", None, {}, (c, w), (z,), line(5)), Op(21, "return", None, {}, (z,), ()))
+    body = Graph((c, w), inner, trips=6, estimated=estimated)
+    params = {"num_consts": 0, "num_carry": 1, "length": 6, "reverse": False}
+    scan = Op(0, "scan", None, params, (x, ws), (y,), line(4), bodies=(body,))
+    last = Op(1, "return", None, {}, (y,), ())
+    program = Program(
+        Graph((ws, x), (scan, last)), (leaf("params/layers/w", 6, 8, 8), leaf("x", 4, 8)), (leaf("", 4, 8),)
+    )
+    check_graph(program.graph)
+    whole, split, part = (complete(Layout.parse(t), MESH) for t in ("", "data=S(0)", "data=P"))
+    solution = Solution(
+        mesh=MESH,
+        rows={},
+        layouts={0: complete(Layout.parse("data=S(1)"), MESH), 1: whole, 2: whole, 10: whole, 11: split, 12: part},
+        uses={
+            (0, 0): whole,
+            (0, 1): complete(Layout.parse("data=S(1)"), MESH),
+            (1, 0): whole,
+            (20, 0): whole,
+            (20, 1): whole,
+            (21, 0): whole,
+        },
+        trees={11: reshard(split, whole, (8, 8), 4, MESH), 12: reshard(part, whole, (4, 8), 4, MESH)},
+        seconds=1.0,
+        lower_bound=1.0,
+        peak=0,
+        peak_op=-1,
+    )
+    return build_plan(program, solution, make_pins(program, MESH))
+
+
+def test_collectives_in_loops_have_trips_and_names():
+    gather, reduction = loop_plan().collectives
+    assert (gather.trips, gather.bytes, gather.value) == (6, 192, "params/layers/w[i]")
+    assert gather.reason == "params/layers/w[i] data=S(0) -> data=B: dot_general (model.py:5) reads it"
+    assert reduction.reason == "partial sum of dot_general (model.py:5) data=P -> data=B: the loop's body returns it"
+    assert loop_plan().bytes == 6 * (192 + 192)
+
+
+def test_estimated_trips_are_marked_in_print():
+    assert " ~6 " in str(loop_plan(estimated=True))
+    assert "~" not in str(loop_plan())
+
+
+def test_a_move_through_two_steps_names_the_last_reader():
+    program, solution = small_program(), small_solution()
+    whole, half = complete(Layout(), MESH), complete(Layout.parse("data=S(0)"), MESH)
+    part = solution.layouts[3]
+    value = program.graph.ops[0].outputs[0]
+    moves = (
+        Move("reduce-scatter", ("data",), P, S(0), part, half, 8, 1.0),
+        Move("all-gather", ("data",), S(0), B, half, whole, 8, 1.0),
+    )
+    uses = {**solution.uses, (1, 0): whole}
+    trees = {**solution.trees, value.id: moves}
+    plan = build_plan(
+        program,
+        replace(solution, layouts={**solution.layouts, 2: part}, uses=uses, trees=trees),
+        make_pins(program, MESH),
+    )
+    assert [c.reason for c in plan.collectives[1:3]] == [
+        "partial sum of dot_general (model.py:31) data=P -> data=S(0): reduce_sum (model.py:32) reads it",
+        "result of dot_general (model.py:31) data=S(0) -> data=B: reduce_sum (model.py:32) reads it",
+    ]
+
+
+def test_files_keep_everything(tmp_path):
+    plan = small_plan()
+    plan.save(tmp_path / "a.json")
+    again = load_plan(tmp_path / "a.json")
+    assert again == plan
+    assert again.solution == plan.solution
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_files_keep_the_order_of_axes(tmp_path):
+    mesh = Mesh(x=2, y=2)
+    swapped = complete(Layout.parse("y=S(1) x=S(1)"), mesh)
+    plan = small_plan()
+    arrays = (replace(plan.inputs[0], layout=swapped), plan.inputs[1])
+    replace(plan, inputs=arrays).save(tmp_path / "p.json")
+    assert load_plan(tmp_path / "p.json").layout("w").splitting(1) == ("y", "x")
+
+
+def test_files_have_no_absolute_paths(tmp_path):
+    small_plan().save(tmp_path / "p.json")
+    assert "someone" not in (tmp_path / "p.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no json", "'FILE' is no plan file: JSON is malformed"),
+        ("[1, 2]", "'FILE' is no plan file: Expected `object`, got `array`"),
+        ('{"version": 1}', "'FILE' is no plan file: Object missing required field `format`"),
+        ('{"format": "x", "version": 1}', "'FILE' is no plan file: its format is 'x'"),
+        (
+            '{"format": "meshdsl plan", "version": 1}',
+            "'FILE' is a damaged plan file: Object missing required field `name`",
+        ),
+    ],
+)
+def test_what_is_no_plan_file(tmp_path, text, said):
+    file = tmp_path / "p.json"
+    file.write_text(text)
+    with pytest.raises(PlanFileError) as caught:
+        load_plan(file)
+    assert str(caught.value).startswith(said.replace("FILE", str(file)))
+
+
+def test_a_missing_file():
+    with pytest.raises(PlanFileError) as caught:
+        load_plan("nowhere/p.json")
+    assert str(caught.value) == "cannot read the plan file 'nowhere/p.json': No such file or directory"
+
+
+def test_a_plan_file_of_another_version(tmp_path):
+    file = tmp_path / "p.json"
+    small_plan().save(file)
+    file.write_text(file.read_text().replace('"version":1', '"version":99'))
+    with pytest.raises(PlanFileError) as caught:
+        load_plan(file)
+    assert str(caught.value) == (
+        f"'{file}' is a plan file of another version:\n"
+        "  version: 99 in the file, 1 in this meshdsl\n"
+        "plan again and save it"
+    )
+
+
+def test_diff_of_equal_plans_is_empty():
+    diff = small_plan().diff(small_plan())
+    assert not diff
+    assert str(diff) == "the plans are equal"
+
+
+def test_diff_shows_layouts_collectives_and_totals(golden):
+    plan = small_plan()
+    arrays = (replace(plan.inputs[0], layout=Layout.parse("data=S(0) model=S(1)")), plan.inputs[1])
+    grown = replace(plan.collectives[1], bytes=60)
+    other = replace(plan, inputs=arrays, collectives=(grown,), solution=replace(plan.solution, seconds=4e-3))
+    diff = plan.diff(other)
+    assert diff
+    assert diff.layouts == (("w", "float32[8,16] data=S(1)", "float32[8,16] data=S(0) model=S(1)"),)
+    golden("small_diff.txt", str(diff) + "\n")
+
+
+def test_diff_of_other_meshes():
+    other = build_plan(
+        small_program(), small_solution(Mesh(topology=TOPOLOGY, data=8, model=2)), make_pins(small_program(), MESH)
+    )
+    assert small_plan().diff(other).made_for == (("mesh", "data=4,model=2", "data=8,model=2"),)
+
+
+def test_a_budget_that_is_kept():
+    small_plan().assert_at_most(bytes=390, kinds={"all-gather": 1, "all-reduce": 1})
+    small_plan().assert_at_most(kinds=("all-gather", "all-reduce"))
+
+
+def test_a_budget_that_is_exceeded():
+    with pytest.raises(BudgetError) as caught:
+        small_plan().assert_at_most(bytes=100, kinds={"all-reduce": 1})
+    assert isinstance(caught.value, AssertionError)
+    assert str(caught.value) == (
+        "the plan of step on data=4,model=2 exceeds its budget:\n"
+        "  bytes: 390 per device and step, at most 100 allowed\n"
+        "  all-gather: runs 1 times a step, at most 0 allowed"
+    )
+    with pytest.raises(BudgetError):
+        small_plan().assert_at_most(kinds=("all-gather",))
+
+
+def test_the_fingerprint_ignores_lines_and_array_contents():
+    moved = small_program()
+    for op in moved.graph.ops:
+        op.source = line(1000)
+        op.params = {"value": np.ones(3)}
+    other = small_program()
+    for op in other.graph.ops:
+        op.params = {"value": np.zeros(3)}
+    assert fingerprint(moved) == fingerprint(other)
+    assert fingerprint(moved) != fingerprint(small_program())
+
+
+def mismatch(program, mesh=MESH, layouts=None):
+    with pytest.raises(PlanFileError) as caught:
+        check_match(small_plan(), program, mesh, make_pins(program, mesh, layouts))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "the plan of step was made for something else than this call of step:"
+    assert lines[-1] == "plan again without plan=, and save that"
+    return [text.strip() for text in lines[1:-1]]
+
+
+def test_a_plan_matches_its_own_program():
+    program = small_program()
+    check_match(small_plan(), program, MESH, make_pins(program, MESH, {"w": "data=S(1)"}))
+
+
+def test_other_shapes_and_another_mesh():
+    program = small_program()
+    program.inputs = (program.inputs[0], leaf("batch/z", 64, 8))
+    assert mismatch(program, Mesh(data=8)) == [
+        "mesh: data=4,model=2 in the plan, data=8 here",
+        "input batch/x: float32[32,8] in the plan, absent here",
+        "input batch/z: absent in the plan, float32[64,8] here",
+    ]
+
+
+def test_another_program():
+    program = small_program()
+    program.graph.ops[1].name = "reduce_max"
+    assert mismatch(program) == [
+        "operations: 0 reduce_max in the plan, 1 here",
+        "operations: 1 reduce_sum in the plan, 0 here",
+    ]
+    program = small_program()
+    program.graph.ops[1].params = {"axes": (0, 1)}
+    assert mismatch(program) == ["operations: as many of each kind as in the plan, with other operands or parameters"]
+
+
+def test_other_pins():
+    assert mismatch(small_program(), layouts={"w": "data=S(0)"}) == [
+        "input w: data=S(1) model=B in the plan, pinned to data=S(0) here"
+    ]
+
+
+def arrays(*paths, layout="data=S(0)"):
+    return [Array(path, (8,), "float32", Layout.parse(layout)) for path in paths]
+
+
+def test_layers_and_states_share_a_row():
+    paths = [f"state/{m}/layers/{i}/{w}" for m in ("mu", "nu") for i in range(12) for w in ("wk", "wq")]
+    groups = group_arrays(arrays(*paths))
+    assert [(g.name, g.count) for g in groups] == [("state/{mu,nu}/layers/*/{wk,wq}", 48)]
+
+
+def test_other_arguments_and_layouts_do_not_share_a_row():
+    rows = [*arrays("a/w", "b/w"), *arrays("a/v", layout="data=B")]
+    assert [g.name for g in group_arrays(rows)] == ["a/w", "b/w", "a/v"]
+
+
+def test_many_alternatives_are_cut():
+    assert [g.name for g in group_arrays(arrays(*(f"p/w{c}" for c in "abcdef")))] == ["p/{wa,wb,wc,wd,+2}"]
+
+
+def test_wide_tables_wrap_their_last_column():
+    lines = list(table([("a", "reason"), ("x" * 80, "word " * 30)]))
+    assert max(map(len, lines)) <= 120
+    assert lines[2].startswith(" " * 82 + "word")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (6, "6 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (56_789_000, "56.8 MB")]
+)
+def test_bytes_text(n, text):
+    assert bytes_text(n) == text
+
+
+@pytest.mark.parametrize(
+    ("s", "text"), [(0, "0 s"), (1.5e-4, "150 us"), (0.0123, "12.3 ms"), (2.0, "2 s"), (75, "75 s")]
+)
+def test_seconds_text(s, text):
+    assert seconds_text(s) == text
