@@ -13,11 +13,11 @@ VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 
 
 class Block(nnx.Module):
     def __init__(self, rngs):
-        heads, zeros = (HEADS, EMBED // HEADS), nnx.initializers.zeros
+        heads, small = (HEADS, EMBED // HEADS), nnx.initializers.normal(0.005)
         self.norm1, self.norm2 = (nnx.LayerNorm(EMBED, rngs=rngs) for _ in range(2))
         self.query, self.key, self.value = (nnx.LinearGeneral(EMBED, heads, rngs=rngs) for _ in range(3))
-        self.out = nnx.LinearGeneral(heads, EMBED, axis=(-2, -1), kernel_init=zeros, rngs=rngs)
-        self.up, self.down = nnx.Linear(EMBED, WIDE, rngs=rngs), nnx.Linear(WIDE, EMBED, kernel_init=zeros, rngs=rngs)
+        self.out = nnx.LinearGeneral(heads, EMBED, axis=(-2, -1), kernel_init=small, rngs=rngs)
+        self.up, self.down = nnx.Linear(EMBED, WIDE, rngs=rngs), nnx.Linear(WIDE, EMBED, kernel_init=small, rngs=rngs)
 
     def __call__(self, x):
         y, causal = self.norm1(x), jnp.tril(jnp.ones((SEQ, SEQ), bool))

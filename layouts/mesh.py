@@ -17,6 +17,8 @@ class Mesh:
     """
 
     __slots__ = ("sizes_by_name", "topology")
+    sizes_by_name: dict[str, int]
+    topology: Topology
 
     def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
         bad = [f"{name}={size!r}: a size is a whole number >= 1" for name, size in sizes.items() if not _is_size(size)]

@@ -1,0 +1,55 @@
+# Every target does its own set-up: a virtual environment with pinned packages, and the text.
+# `make demo PYTHON=python3.12` chooses the Python; any from 3.11 on will do.
+
+SHELL := /bin/bash
+SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+LOCK := requirements/py$(shell $(PYTHON) -c 'import sys; print(311 if sys.version_info < (3, 12) else 312)').txt
+RUN := $(VENV)/bin/python
+CACHE := .cache/meshdsl
+TYPES := .cache/types/meshdsl
+FLAGS ?= -q
+export PYTHONPATH := .
+
+.PHONY: help demo test test-all lint bench data clean
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+demo: $(VENV)/ready $(CACHE)/held_out.npy  ## plan, check, verify and train a GPT on 8 virtual CPU devices
+	$(RUN) -m meshdsl.training.demo examples/gpt.py --mesh data=4,model=2
+
+test: $(VENV)/ready $(CACHE)/held_out.npy  ## run the tests
+	$(RUN) -m pytest $(FLAGS)
+
+test-all:  ## run the tests on every suitable Python that is installed
+	@for p in python3.11 python3.12; do \
+	  if $$p -c '$(SUITABLE)' 2>/dev/null; then $(MAKE) test PYTHON=$$p VENV=.venv/$$p || exit 1; else echo "no $$p here"; fi; \
+	done
+
+lint: $(VENV)/ready  ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/meshdsl/* $(CURDIR)/{layouts,lowering,models} $(TYPES)/
+	MYPYPATH=$(dir $(TYPES)) $(RUN) -m mypy -p meshdsl
+
+bench: $(VENV)/ready  ## measure the figures of the README
+	$(RUN) -m bench.planning
+	$(RUN) -m bench.single
+	$(RUN) -m bench.step
+
+data: $(CACHE)/held_out.npy  ## fetch and tokenize the text
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .cache runs build dist *.egg-info
+
+$(CACHE)/held_out.npy: | $(VENV)/ready
+	$(RUN) -m meshdsl.training.data --cache $(CACHE)
+
+$(VENV)/ready: pyproject.toml $(LOCK)
+	@test -n "$(PYTHON)" || { echo "meshdsl needs Python 3.11 or newer; none was found"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet -r $(LOCK)
+	$(RUN) -m pip install --quiet --no-deps -e .
+	@touch $@

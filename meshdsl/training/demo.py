@@ -1,0 +1,119 @@
+"""The demo: measure the machine, plan a step, check the plan, train, and show what came of it.
+
+    python -m meshdsl.training.demo examples/gpt.py --mesh data=4,model=2
+
+The file defines ``program`` (an ``md.Program`` with init, batches and evaluate) and
+``predict(params, tokens) -> logits``. Everything the run makes goes to one folder; run it
+again after an interruption, even ``kill -9``, and it goes on from the last checkpoint. The
+measured topology is kept there too: a resumed run has to have the same plan to be exact.
+"""
+
+import argparse
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.calibrate import calibrate
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology
+from meshdsl.layouts.topology_file import load_topology, save_topology, topology_text
+from meshdsl.training.checkpoint import State
+from meshdsl.training.data import load, unigram_entropy
+from meshdsl.training.loop import History, Run, train
+from meshdsl.training.picture import draw_losses
+from meshdsl.training.sample import sample_text
+
+PROMPT = "ROMEO.\n"
+
+console = Console(highlight=False)
+
+
+def main() -> None:
+    """The command."""
+    options = _parser().parse_args()
+    jax.config.update("jax_num_cpu_devices", options.mesh.size)
+    text = load()
+    file = runpy.run_path(str(options.file))
+    program: Program = file["program"]
+    run = Run(options.steps or file["STEPS"], options.folder)
+
+    sharded = plan_program(program, Mesh(topology=measure(options.mesh, run.folder), **dict(options.mesh)), run.folder)
+    state, history = train_program(sharded, program, run)
+
+    unigram = unigram_entropy(text.held_out, text.held_out)
+    report(history, unigram, run.folder)
+    show_sample(file["predict"], state[0], program.args[-1]["inputs"].shape[1])
+
+
+def measure(mesh: Mesh, folder: Path) -> Topology:
+    """The topology measured by this run, now or before it was interrupted."""
+    kept = folder / "topology.toml"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        save_topology(calibrate(mesh), kept)
+    console.rule(f"what {mesh} costs here")
+    console.print(topology_text(load_topology(kept)), markup=False)
+    return load_topology(kept)
+
+
+def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded:
+    """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
+    state = tuple(range(len(program.args) - 1))
+    sharded = parallelize(program.step, mesh, program.layouts, donate_argnums=state)
+    plan = sharded.plan(*program.args)
+    plan.save(folder / "plan.json")
+    console.rule("plan")
+    console.print(str(plan), markup=False, soft_wrap=True)
+    console.rule("check: sharded numbers equal the unsharded step's")
+    console.print(str(sharded.check(*_made(program.init), next(iter(_made(program.batches))))), markup=False)
+    console.rule("verify: compiled collectives equal the planned ones")
+    console.print(str(sharded.verify(*program.args)), markup=False)
+    return sharded
+
+
+def train_program(sharded: Sharded, program: Program, run: Run) -> tuple[State, History]:
+    """Train, from the newest checkpoint if there is one."""
+    console.rule(f"train {run.steps} steps, checkpoints in {run.folder}")
+    return train(sharded, _made(program.init), _made(program.batches), run, program.evaluate)
+
+
+def report(history: History, unigram: float, folder: Path) -> None:
+    """Say how far below the unigram entropy the held-out loss ends, and draw the losses."""
+    loss = history.held_out[-1][1]
+    picture = draw_losses(history, folder / "loss.png", {"unigram entropy": unigram})
+    console.rule("result")
+    console.print(
+        f"held-out loss {loss:.3f} nats per token, unigram entropy {unigram:.3f}: "
+        f"{unigram - loss:.3f} below\nloss curve: {picture}"
+    )
+
+
+def show_sample(predict: Callable[..., Any], params: Any, window: int) -> None:
+    """Print some text that the trained model wrote, on one device."""
+    alone = jax.device_put(jax.device_get(params), jax.devices()[0])
+    console.rule("sample")
+    console.print(sample_text(predict, alone, load().tokenizer, PROMPT, window=window), markup=False)
+
+
+def _made(make: Callable[..., Any] | None) -> Any:
+    if make is None:
+        raise SystemExit("the program needs init and batches to be trained")
+    return make()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Plan, check and train a program file, and show what came of it.")
+    parser.add_argument("file", type=Path, help="defines program, predict and STEPS")
+    parser.add_argument("--mesh", type=Mesh.parse, default="data=4,model=2", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, help="default: STEPS of the file")
+    parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
