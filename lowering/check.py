@@ -123,4 +123,5 @@ def _largest(a: np.ndarray) -> float:
 
 
 def _tolerance(dtype: np.dtype) -> float:
-    return TOLERANCES[jnp.finfo(dtype).bits if jnp.finfo(dtype).bits in TOLERANCES else 32]
+    parts = 2 if jnp.issubdtype(dtype, jnp.complexfloating) else 1
+    return TOLERANCES[8 * dtype.itemsize // parts]

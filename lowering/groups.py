@@ -72,7 +72,8 @@ def _mesh_groups(mesh: str, order: str, axes: str) -> Groups:
     splits: dict[str, tuple[int, int]] = {}
     for name, major, size in _PART.findall(axes):
         splits[name] = (int(major or 1), int(size or dict(named)[name]))
-    shape, inside = [], []
+    shape: list[int] = []
+    inside: list[int] = []
     for name, full in named:
         major, size = splits.get(name, (int(full), 1))
         inside.append(len(shape) + 1)

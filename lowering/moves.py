@@ -20,6 +20,7 @@ Values without arithmetic (PRNG keys) travel as the integers they consist of.
 
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,21 +46,23 @@ def apply_move(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = apply_move(jax.random.key_data(x), move, sizes)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return keys
     return LOCAL_MOVES[move.kind](x, move, sizes)
 
 
-def move_scope(move: Move, dtype: object) -> str:
+def move_scope(move: Move, dtype: Any) -> str:
     """The name under which the compiled program shows the move: kind, axes and planned dtype."""
     return f"{move.kind}({','.join(move.axes)}) {np.dtype(dtype).name if _is_plain(dtype) else dtype}"
 
 
-def _is_plain(dtype: object) -> bool:
+def _is_plain(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 def _all_gather(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
-    return lax.all_gather(x, move.axes, axis=_dim(move.source), tiled=True)
+    moved: jax.Array = lax.all_gather(x, move.axes, axis=_dim(move.source), tiled=True)
+    return moved
 
 
 def _all_reduce(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
@@ -68,13 +71,17 @@ def _all_reduce(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
 
 
 def _reduce_scatter(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
-    return lax.psum_scatter(x, move.axes, scatter_dimension=_dim(move.target), tiled=True)
+    moved: jax.Array = lax.psum_scatter(x, move.axes, scatter_dimension=_dim(move.target), tiled=True)
+    return moved
 
 
 def _all_to_all(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     if isinstance(move.source, Partial):
         return _reduce_blocks(x, move, sizes)
-    return lax.all_to_all(x, move.axes, split_axis=_dim(move.target), concat_axis=_dim(move.source), tiled=True)
+    moved: jax.Array = lax.all_to_all(
+        x, move.axes, split_axis=_dim(move.target), concat_axis=_dim(move.source), tiled=True
+    )
+    return moved
 
 
 def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
@@ -89,7 +96,10 @@ def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
 def _permute(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     dim = _dim(move.source)
     before, after = move.before.splitting(dim), move.after.splitting(dim)
-    return lax.ppermute(x, tuple(axis for axis in sizes if axis in before), swap_pairs(before, after, sizes))
+    moved: jax.Array = lax.ppermute(
+        x, tuple(axis for axis in sizes if axis in before), swap_pairs(before, after, sizes)
+    )
+    return moved
 
 
 def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) -> list[tuple[int, int]]:

@@ -69,9 +69,9 @@ def _operands(target: Target, op: Op) -> Arrays:
 
 def literal(x: Literal) -> jax.Array:
     """A literal as an array of exactly its dtype."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return x.value
-    return jnp.asarray(x.value, dtype=x.dtype)
+    opaque = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+    array: jax.Array = x.value if opaque else jnp.asarray(x.value, dtype=x.dtype)
+    return array
 
 
 def _define(target: Target, values: Sequence[Value], arrays: Sequence[jax.Array]) -> None:
