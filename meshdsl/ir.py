@@ -77,6 +77,7 @@ class Op:
       phase: "forward", "backward" or "optimizer".
       scope: the name stack, "/"-separated.
       bodies: graphs of a loop or conditional.
+      effects: it does more than return its results, so it stays although nobody reads them.
     """
 
     id: int
@@ -89,6 +90,7 @@ class Op:
     phase: str = "forward"
     scope: str = ""
     bodies: tuple["Graph", ...] = ()
+    effects: bool = False
 
 
 @dataclass(eq=False, slots=True)

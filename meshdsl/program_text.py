@@ -1,0 +1,83 @@
+"""A program as text, the same in every process: no addresses, no paths of this machine.
+
+    step
+      in   params/w1 %0: float32[512,1024]
+      %3: float32[256,1024] = dot_general %2 %0  dimension_numbers=(((1,), (0,)), ((), ()))
+      %9: float32[4,4] = scan %5 %6  length=8 num_carry=1 num_consts=0 reverse=False
+        body x8: %7: float32[4,4] %8: float32[4]
+          ...
+      out  0 %9
+
+The fingerprint is taken from this text. It leaves out source lines, and of arrays it holds
+shape and dtype only: neither changes which plans are valid.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
+
+_ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
+
+
+def program_text(program: Program, sources: bool = False) -> str:
+    """The program, one line per input, operation and output.
+
+    Args:
+      sources: end every operation with its phase and the line it comes from.
+    """
+    lines = [program.name]
+    lines += [f"  in   {_named(leaf, x)}" for leaf, x in zip(program.inputs, program.graph.inputs, strict=True)]
+    lines += _lines(program.graph, "  ", sources)
+    lines += [f"  out  {_named(leaf, x)}" for leaf, x in zip(program.outputs, program.graph.returned, strict=True)]
+    return "\n".join(lines) + "\n"
+
+
+def fingerprint(program: Program) -> str:
+    """SHA-256 of the program's text, in hex: equal for equal programs."""
+    return sha256(program_text(program).encode()).hexdigest()
+
+
+def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:
+    for op in graph.ops:
+        where = f"  # {op.phase} {op.source}" if sources else ""
+        yield indent + _line(op) + where
+        for body in op.bodies:
+            inputs = " ".join(map(_typed, body.inputs))
+            yield f"{indent}  body x{'~' * body.estimated}{body.trips}: {inputs}".rstrip()
+            yield from _lines(body, indent + "    ", sources)
+
+
+def _line(op: Op) -> str:
+    made = " ".join(map(_typed, op.outputs))
+    params = " ".join(f"{name}={param_text(op.params[name])}" for name in sorted(op.params))
+    operation = " ".join([op.name, *(_atom(x) for x in op.inputs)])
+    return (f"{made} = " if made else "") + operation + (f"  {params}" if params else "")
+
+
+def _named(leaf: Leaf, x: Value | Literal) -> str:
+    value = _typed(x) if isinstance(x, Value) else _atom(x)
+    return f"{leaf.path} {value}".strip()
+
+
+def _atom(x: Value | Literal) -> str:
+    return f"%{x.id}" if isinstance(x, Value) else f"{x.dtype}({param_text(x.value)})"
+
+
+def _typed(x: Value) -> str:
+    return f"%{x.id}: {x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def param_text(x: Any) -> str:
+    """A parameter as text: functions by name, arrays by shape and dtype, no addresses."""
+    if isinstance(x, Mapping):
+        return "{" + ", ".join(f"{name}: {param_text(x[name])}" for name in sorted(x, key=str)) + "}"
+    if type(x) in (tuple, list):
+        return "(" + ", ".join(map(param_text, x)) + ("," if len(x) == 1 else "") + ")"
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return repr(x.item()) if not x.shape and hasattr(x, "item") else f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    if isinstance(x, type) or (callable(x) and hasattr(x, "__qualname__")):
+        return str(x.__qualname__)
+    return _ADDRESS.sub("", repr(x)).replace("\n", " ")

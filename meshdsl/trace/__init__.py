@@ -1,0 +1,88 @@
+"""Trace: a step of ordinary JAX becomes the graph that is planned.
+
+    trace(step, args) = arguments -> jaxpr -> graph -> clean-ups -> trips, phases, numbers
+
+1. The arguments are flattened; every array gets the path by which globs name it.
+2. ``jax.make_jaxpr`` runs the step once on shapes. Autodiff has happened after that: the
+   graph holds the forward pass, the backward pass and the optimizer alike.
+3. The jaxpr is read: calls are inlined, loops kept, closed-over arrays made explicit.
+4. The clean-ups, each a pass from graph to graph, remove what would only confuse the planner.
+5. Every body learns how often it runs, every operation which phase of the step it belongs to.
+
+Nothing here knows about meshes: one trace serves every mesh.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from meshdsl.ir import Graph, Leaf, Program, check_graph
+from meshdsl.trace import calls, loops
+from meshdsl.trace.alias import drop_identities
+from meshdsl.trace.arguments import Call, flatten_call, path_leaves
+from meshdsl.trace.clone import clone_constants
+from meshdsl.trace.common import merge_common
+from meshdsl.trace.dead import drop_dead
+from meshdsl.trace.graphs import number
+from meshdsl.trace.invariant import drop_invariants
+from meshdsl.trace.notes import note_constraints
+from meshdsl.trace.phases import mark_phases
+from meshdsl.trace.read import read_jaxpr
+from meshdsl.trace.trips import count_trips
+
+__all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
+
+READ = (calls, loops)  # importing them registers how calls and loops are read
+Pass = Callable[[Graph], Graph]
+
+# Identities first: they hide equal expressions. Clones last: merging would undo them.
+CLEANUPS: tuple[Pass, ...] = (drop_identities, drop_invariants, drop_dead, merge_common, clone_constants)
+
+_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
+
+
+def trace(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Program:
+    """The program of one call ``step(*args, **kwargs)``.
+
+    Args:
+      args: pytrees of arrays or of ``jax.ShapeDtypeStruct``; only shapes and dtypes are read.
+      static_argnums: positions of arguments that are no arrays, as in ``jax.jit``.
+      static_argnames: their names; either form covers both ways of passing them.
+
+    Raises:
+      TraceError: arguments that are neither arrays nor static.
+    """
+    call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
+    flat = jax.make_jaxpr(lambda *leaves: step(*call.args(leaves), **call.kwargs(leaves)), return_shape=True)
+    closed, result = flat(*call.leaves)
+    traced = read_jaxpr(closed)
+    graph = finish(clean(traced))
+    outputs = tuple(Leaf(path, tuple(x.shape), x.dtype) for path, x in path_leaves(result))
+    inputs = tuple(Leaf(path, v.shape, v.dtype) for path, v in zip(call.paths, graph.inputs, strict=True))
+    tree = jax.tree_util.tree_structure(result)
+    return Program(graph, inputs, outputs, call.tree, tree, call.name, note_constraints(traced, graph))
+
+
+def clean(graph: Graph) -> Graph:
+    """The graph after every clean-up, checked after each."""
+    check_graph(graph)
+    for cleanup in CLEANUPS:
+        graph = cleanup(graph)
+        check_graph(graph)
+    return graph
+
+
+def finish(graph: Graph) -> Graph:
+    """The graph with trips, phases and numbers in it."""
+    count_trips(graph)
+    mark_phases(graph)
+    number(graph)
+    return graph

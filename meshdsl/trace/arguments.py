@@ -1,0 +1,139 @@
+"""Arguments of a step: flat arrays, and the path by which a glob names each.
+
+A path is the argument's name and the keys below it: ``params/layers/0/w1``. Arguments of
+``*args`` are ``args/0``, ``args/1``, ...; keyword arguments go by their names. The ``value``
+that flax puts below every variable is left out, so a weight of a flax model reads
+``params/layers/0/attn/wq/kernel``.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from meshdsl.errors import TraceError, faults
+from meshdsl.globs import join_path
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a step, taken apart.
+
+    Args:
+      name: of the step.
+      leaves: the arrays, or their shapes, in order.
+      paths: one per leaf.
+      tree: of ``(positional, keywords)``, static arguments left out.
+      static: what is no array, by position or keyword.
+      count: of positional arguments, static ones included.
+    """
+
+    name: str
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    tree: Any
+    static: Mapping[int | str, Any]
+    count: int
+
+    def args(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The positional arguments, with these leaves."""
+        dynamic = iter(jax.tree_util.tree_unflatten(self.tree, leaves)[0])
+        return tuple(self.static[i] if i in self.static else next(dynamic) for i in range(self.count))
+
+    def kwargs(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """The keyword arguments, with these leaves."""
+        static = {key: value for key, value in self.static.items() if isinstance(key, str)}
+        return {**jax.tree_util.tree_unflatten(self.tree, leaves)[1], **static}
+
+
+def flatten_call(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> Call:
+    """Take a call apart; TraceError names every argument that is neither an array nor static."""
+    names = _argument_names(step, len(args))
+    fixed = _static_keys(names, len(args), kwargs, static_argnums, static_argnames)
+    dynamic = tuple(x for i, x in enumerate(args) if i not in fixed)
+    keywords = {key: x for key, x in kwargs.items() if key not in fixed}
+    labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
+    found = [(path, x) for label, value in zip(labels, dynamic, strict=True) for path, x in path_leaves(value, label)]
+    found += [(path, x) for key in sorted(keywords) for path, x in path_leaves(keywords[key], (key,))]
+    title = getattr(step, "__name__", type(step).__name__)
+    _check_leaves(title, found)
+    return Call(
+        title if title.isidentifier() else "step",
+        tuple(x for _, x in found),
+        tuple(path for path, _ in found),
+        jax.tree_util.tree_structure((dynamic, keywords)),
+        {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed},
+        len(args),
+    )
+
+
+def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
+    """Every leaf of a pytree with its path, which starts with ``label``."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(join_path((*label, *_components(keys))), leaf) for keys, leaf in found]
+
+
+def _components(keys: Iterable[Any]) -> list[str]:
+    """Keys as text, without the attribute that holds a flax variable's array."""
+    parts = [_component(key) for key in keys]
+    last = list(keys)[-1:]
+    attribute = bool(last) and isinstance(last[0], jax.tree_util.GetAttrKey)
+    return parts[:-1] if attribute and parts[-1] in ("value", "raw_value") else parts
+
+
+def _component(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key).strip(".[]'\"")
+
+
+def _argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...]]:
+    """The start of the path of each positional argument, and of those that could follow."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except ValueError:  # some builtins have no signature
+        parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
+    named = [(p.name,) for p in parameters if p.kind in _POSITIONAL]
+    starred = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "args")
+    return named + [(starred, str(i)) for i in range(count - len(named))]
+
+
+def _static_keys(
+    names: Sequence[tuple[str, ...]],
+    count: int,
+    kwargs: Mapping[str, Any],
+    nums: int | Sequence[int],
+    given: str | Sequence[str],
+) -> set[int | str]:
+    """Positions and keywords that are static in this call; a name stands for its position and back."""
+    positions = {nums} if isinstance(nums, int) else set(nums)
+    words = {given} if isinstance(given, str) else set(given)
+    positions = {i % len(names) for i in positions if -len(names) <= i < len(names)}
+    positions |= {i for i, name in enumerate(names) if name[0] in words and len(name) == 1}
+    words |= {names[i][0] for i in positions}
+    return {i for i in positions if i < count} | {word for word in words if word in kwargs}
+
+
+def _check_leaves(step: str, found: Iterable[tuple[str, Any]]) -> None:
+    rows = [f"{path}: {x!r:.60} is a {type(x).__name__}, not an array" for path, x in found if not _is_array(x)]
+    if rows:
+        remedy = "what is no array goes through static_argnames"
+        raise TraceError(faults(f"{step} cannot be traced:", rows, remedy))
+
+
+def _is_array(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return isinstance(x, bool | int | float | complex) or (
+        dtype is not None and hasattr(x, "shape") and getattr(dtype, "kind", "V") not in "OSUmM"
+    )

@@ -1,0 +1,57 @@
+"""Clean-up: equal expressions are computed once.
+
+Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
+expressions apart, so it equals nothing, and neither does an operation with effects.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ir import Graph, Op, Value
+from meshdsl.trace.graphs import Atom, Table, in_bodies, substitute, with_ops
+
+
+def merge_common(graph: Graph) -> Graph:
+    """The graph, and each body by itself, without the second of two equal operations."""
+    table: Table = {}
+    seen: dict[Any, Op] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(merge_common, substitute(op, table))
+        first = seen.setdefault(_key(op), op)
+        if first is op:
+            ops.append(op)
+        table.update({v.id: w for v, w in zip(op.outputs, first.outputs, strict=True) if v is not w})
+    return with_ops(graph, ops)
+
+
+def _key(op: Op) -> Any:
+    """Equal for equal operations."""
+    if op.primitive is None or op.effects or op.name == "optimization_barrier":
+        return id(op)
+    return op.primitive, _frozen(op.params), tuple(_operand(x) for x in op.inputs)
+
+
+def _operand(x: Atom) -> Any:
+    return x.id if isinstance(x, Value) else (str(x.dtype), _scalar(x.value))
+
+
+def _scalar(value: Any) -> Any:
+    """The bits of a scalar: 0.0 and -0.0 differ, one nan equals itself."""
+    return np.asarray(value).tobytes() if isinstance(value, np.generic) else id(value)
+
+
+def _frozen(x: Any) -> Any:
+    """A parameter as a hashable value; what cannot be compared equals only itself."""
+    if isinstance(x, dict):
+        return tuple((name, _frozen(x[name])) for name in sorted(x))
+    if isinstance(x, tuple | list):
+        return type(x), tuple(map(_frozen, x))
+    if isinstance(x, float):
+        return float, repr(x)
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    return type(x), x

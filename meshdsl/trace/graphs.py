@@ -1,0 +1,89 @@
+"""What every pass over a graph needs: substitution, users, copies, numbers.
+
+A pass makes new operations and graphs but keeps the values, so a table from value to what
+replaces it is all that has to be carried along.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import TypeVar
+
+from meshdsl.ir import Graph, Literal, Op, Value, walk
+
+T = TypeVar("T")
+Atom = Value | Literal
+Table = dict[int, Atom]
+
+
+def substitute(op: Op, table: Table) -> Op:
+    """The operation with its operands replaced where the table says so."""
+    inputs = tuple(look_up(x, table) for x in op.inputs)
+    return op if inputs == op.inputs else replace(op, inputs=inputs)
+
+
+def look_up(x: Atom, table: Table) -> Atom:
+    """What replaces ``x``; ``x`` itself by default."""
+    return table.get(x.id, x) if isinstance(x, Value) else x
+
+
+def values(atoms: Iterable[Atom]) -> Iterator[Value]:
+    """The atoms that are values."""
+    return (x for x in atoms if isinstance(x, Value))
+
+
+def in_bodies(cleanup: Callable[[Graph], Graph], op: Op) -> Op:
+    """The operation with its bodies cleaned up."""
+    return replace(op, bodies=tuple(map(cleanup, op.bodies))) if op.bodies else op
+
+
+def with_ops(graph: Graph, ops: Iterable[Op]) -> Graph:
+    """The graph with other operations."""
+    return replace(graph, ops=tuple(ops))
+
+
+def returning(graph: Graph, atoms: Iterable[Atom]) -> Graph:
+    """The graph returning other atoms."""
+    return with_ops(graph, (*graph.ops[:-1], replace(graph.ops[-1], inputs=tuple(atoms))))
+
+
+def kept(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
+    """The items that the mask keeps."""
+    return tuple(x for x, keep in zip(items, mask, strict=True) if keep)
+
+
+def operands_of(op: Op) -> tuple[tuple[Atom, ...], ...]:
+    """Per body, what its inputs start from (for a scan's slices: the whole stack)."""
+    if op.name == "scan":
+        return (op.inputs,)
+    if op.name == "while":
+        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
+        return (*op.inputs[:asked], *op.inputs[done:]), op.inputs[asked:]
+    return (op.inputs[1:],) * len(op.bodies)
+
+
+def new_value(like: Value, ids: Iterator[int]) -> Value:
+    """Another value of the same shape and dtype."""
+    return Value(next(ids), like.shape, like.dtype)
+
+
+def fresh_ids(graph: Graph) -> Iterator[int]:
+    """Numbers that no value of the graph has."""
+    defined = [v.id for _, op in walk(graph) for g in (op.outputs, *(b.inputs for b in op.bodies)) for v in g]
+    return count(max((*defined, *(v.id for v in graph.inputs)), default=-1) + 1)
+
+
+def number(graph: Graph) -> None:
+    """Number values and operations in the order of the text, so that equal programs are equal text."""
+    _number(graph, count(), count())
+
+
+def _number(graph: Graph, values: Iterator[int], ops: Iterator[int]) -> None:
+    for value in graph.inputs:
+        value.id = next(values)
+    for op in graph.ops:
+        op.id = next(ops)
+        for body in op.bodies:
+            _number(body, values, ops)
+        for value in op.outputs:
+            value.id = next(values)

@@ -1,0 +1,154 @@
+"""Phases: forward, backward, optimizer.
+
+Backward is what autodiff transposed: its name stack says ``transpose(``. From there:
+
+* What depends on a backward result is optimizer, and so is what only optimizer operations read
+  (the decay of a moment, the step count), unless autodiff went through it.
+* A loop that holds backward operations is backward and its body is judged by itself, as if it
+  ran once: updated parameters that it carries do not make the next trip's forward pass an
+  optimizer's. Adding a gradient to its accumulator is backward, with what only leads there.
+* In any other loop everything has the loop's phase.
+* What depends on no input (masks, tables) has the phase of its first reader.
+
+A "return" has the latest phase among what it returns.
+"""
+
+from collections.abc import Collection, Iterator
+
+from meshdsl.ir import Graph, Op, Value, walk
+from meshdsl.trace.graphs import Atom, operands_of, values
+
+FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
+Readers = dict[int, list[Op]]
+
+
+def mark_phases(graph: Graph) -> None:
+    """Write the phase into every operation of a step."""
+    _mark(graph, set())
+
+
+def _mark(graph: Graph, updated: Collection[int]) -> None:
+    """Mark a graph; its inputs ``updated`` depend on backward results."""
+    after = _after(graph, updated)
+    readers = _readers(graph)
+    for op in graph.ops:
+        op.phase = _first_guess(op, after)
+    _mark_accumulators(graph, readers)
+    _mark_by_readers(graph, readers)
+    _mark_constants(graph, readers)
+    _mark_return(graph)
+    for op in graph.ops:
+        _mark_bodies(op, after)
+
+
+def _mark_bodies(op: Op, after: Collection[int]) -> None:
+    for body, operands in zip(op.bodies, operands_of(op), strict=True):
+        if _is_mixed(op):
+            _mark(body, _taken(body, operands, after))
+        else:
+            for _, inner in walk(body):
+                inner.phase = op.phase
+
+
+def _first_guess(op: Op, after: Collection[int]) -> str:
+    if _is_transposed(op) or _is_mixed(op):
+        return BACKWARD
+    return OPTIMIZER if any(v.id in after for v in values(op.inputs)) else FORWARD
+
+
+def _mark_accumulators(graph: Graph, readers: Readers) -> None:
+    """Of a loop's body: ``carry + gradient``, nothing else reading the carry, and what leads to it."""
+    made = {v.id: op for op in graph.ops for v in op.outputs}
+    carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
+    for x in values(graph.returned):
+        op = made.get(x.id)
+        if op and op.name in ("add", "add_any") and any(v.id in carries for v in values(op.inputs)):
+            op.phase = BACKWARD
+    for op in reversed(graph.ops):
+        if op.phase == OPTIMIZER and _phases_of_readers(op, readers) == {BACKWARD}:
+            op.phase = BACKWARD
+
+
+def _mark_by_readers(graph: Graph, readers: Readers) -> None:
+    for op in reversed(graph.ops):
+        if op.phase == FORWARD and "jvp(" not in op.scope and _phases_of_readers(op, readers) == {OPTIMIZER}:
+            op.phase = OPTIMIZER
+
+
+def _mark_constants(graph: Graph, readers: Readers) -> None:
+    constant: set[int] = set()
+    for op in graph.ops:
+        if all(v.id in constant for v in values(op.inputs)):
+            constant |= {v.id for v in op.outputs}
+    for op in reversed(graph.ops):
+        first = next(_real_readers(op, readers), None)
+        if first and op.outputs[0].id in constant:
+            op.phase = first.phase
+
+
+def _mark_return(graph: Graph) -> None:
+    phase = {v.id: op.phase for op in graph.ops for v in op.outputs}
+    returned = [phase.get(v.id, FORWARD) for v in values(graph.returned)]
+    graph.ops[-1].phase = max(returned, key=PHASES.index, default=FORWARD)
+
+
+def _readers(graph: Graph) -> Readers:
+    found: Readers = {}
+    for op in graph.ops:
+        for v in values(op.inputs):
+            found.setdefault(v.id, []).append(op)
+    return found
+
+
+def _real_readers(op: Op, readers: Readers) -> Iterator[Op]:
+    return (reader for v in op.outputs for reader in readers.get(v.id, ()) if reader.name != "return")
+
+
+def _phases_of_readers(op: Op, readers: Readers) -> set[str]:
+    return {reader.phase for reader in _real_readers(op, readers)}
+
+
+def _is_transposed(op: Op) -> bool:
+    return "transpose(" in op.scope
+
+
+def _is_mixed(op: Op) -> bool:
+    """A loop around backward operations that is not itself backward."""
+    return not _is_transposed(op) and any(_is_transposed(inner) for body in op.bodies for _, inner in walk(body))
+
+
+def _after(graph: Graph, updated: Collection[int]) -> set[int]:
+    """The values that depend on ``updated`` or on a backward operation."""
+    found = set(updated)
+    for op in graph.ops:
+        if _is_transposed(op) or (not _is_mixed(op) and any(v.id in found for v in values(op.inputs))):
+            found |= {v.id for v in op.outputs}
+        elif op.bodies:
+            found |= _results_after(op, found)
+    return found
+
+
+def _results_after(op: Op, found: Collection[int]) -> set[int]:
+    """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
+    results: set[int] = set()
+    for body, operands in zip(op.bodies, operands_of(op), strict=True):
+        if len(body.returned) == len(op.outputs):
+            first = op.params["num_consts"] if op.name == "scan" else op.params.get("body_nconsts", len(body.inputs))
+            results |= _returned_after(op, body, first, _taken(body, operands, found))
+    return results
+
+
+def _returned_after(op: Op, body: Graph, first_carry: int, updated: set[int]) -> set[int]:
+    while True:
+        after = _after(body, updated)
+        hit = [isinstance(x, Value) and x.id in after for x in body.returned]
+        carried = {v.id for v, h in zip(body.inputs[first_carry:], hit, strict=False) if h}
+        if carried <= updated:
+            return {v.id for v, h in zip(op.outputs, hit, strict=True) if h}
+        updated = updated | carried
+
+
+def _taken(body: Graph, operands: tuple[Atom, ...], found: Collection[int]) -> set[int]:
+    """The inputs of a body whose operands are among ``found``."""
+    pairs = zip(body.inputs, operands, strict=True)
+    return {v.id for v, x in pairs if isinstance(x, Value) and x.id in found}

@@ -1,0 +1,75 @@
+"""Where an operation comes from: the user's line, and the name stack."""
+
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from meshdsl.ir import Source
+
+_OWN = Path(__file__).resolve().parent.parent
+_INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_TRACE = str(_OWN / "trace") + "/"
+
+
+_NOWHERE = Source()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operation stands: the name stack around it and the user's line."""
+
+    scope: str = ""
+    source: Source = _NOWHERE
+
+    def at(self, info: Any) -> "Place":
+        """The place of an equation with this ``source_info``, in a body or call that stands here.
+
+        Functions that jax has traced before and kept lose their callers; their equations have
+        the line of the call.
+        """
+        own = str(info.name_stack)
+        scope = f"{self.scope}/{own}" if self.scope and own else self.scope or own
+        return Place(scope, source_of(info) or self.source)
+
+
+def source_of(info: Any) -> Source | None:
+    """The innermost line of the user's for an equation's ``source_info``.
+
+    Frames of jax, of the standard library and of this package's own functions never count;
+    frames of installed packages count if there is no other. Frames outside ``trace`` are not
+    looked at: who asked for the trace is not who wrote the operation.
+    """
+    if info.traceback is None:
+        return None
+    library = None
+    for code, position in zip(*info.traceback.raw_frames(), strict=True):
+        kind = _kind(code.co_filename)
+        if kind == "trace":
+            break
+        if kind == "user":
+            return _source(info.traceback, code, position)
+        if kind == "library" and library is None:
+            library = _source(info.traceback, code, position)
+    return library
+
+
+def _source(traceback: Any, code: Any, position: int) -> Source:
+    return Source(code.co_filename, traceback.code_addr2line(code, position), code.co_qualname)
+
+
+@cache
+def _kind(file: str) -> str:
+    if file.startswith(_TRACE):
+        return "trace"
+    if Path(file).parent == _OWN or file.startswith("<"):
+        return "internal"
+    if file.startswith(f"{_OWN}/"):
+        return "user"  # models and training code of this package are programs like any other
+    if any(part in file for part in _INSTALLED):
+        return "internal" if file.startswith(_INTERNAL[0]) else "library"
+    return "internal" if file.startswith(_INTERNAL) else "user"
