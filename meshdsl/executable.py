@@ -83,7 +83,8 @@ class Executable:
         """Copies of the arguments, placed as planned or on one device; donating them harms nobody."""
         fresh = [jnp.array(x, copy=True) for x in leaves]  # device_put may share buffers, whatever may_alias says
         first = self.devices.devices.flat[0]
-        return jax.device_put(fresh, first) if one_device else place(fresh, self.shardings)
+        copied: list[jax.Array] = jax.device_put(fresh, first if one_device else list(self.shardings))
+        return copied
 
     def inline(self, leaves: Sequence[Any]) -> Any:
         """The step as part of an outer ``jax.jit``."""

@@ -56,8 +56,8 @@ def donated_leaves(step: Callable[..., Any], inputs: Sequence[Leaf], options: Op
     if not (options.donate_argnums or options.donate_argnames):
         return ()
     names = [p.name for p in inspect.signature(step).parameters.values() if p.kind in _POSITIONAL]
-    heads = {(quote(name),) for name in options.donate_argnames}
-    heads |= {_head(i, names) for i in options.donate_argnums}
+    named: list[tuple[str, ...]] = [(quote(name),) for name in options.donate_argnames]
+    heads = {*named, *(_head(i, names) for i in options.donate_argnums)}
     paths = [split_path(leaf.path) for leaf in inputs]
     return tuple(i for i, path in enumerate(paths) if path[:1] in heads or path[:2] in heads)
 
