@@ -21,13 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
+
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
 from meshdsl.layouts.rule import Row
 from meshdsl.lowering.local.registry import PROGRAMS
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast, carries
-
 from tests import simulated
 from tests.trials import Draws, Results, Trial, data, run_trials
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
+
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 
 Array = np.ndarray

@@ -1,7 +1,158 @@
-"""Elementwise primitives."""
+"""Rules of elementwise operations, as one table of properties.
+
+Every elementwise operation runs on blocks unchanged; operands of rank 0 are broadcast. What
+else it allows follows from what it *is*, so the tables below group names by property:
+
+* linear     -> sums pass through it;
+* increasing -> maxima and minima pass through it; decreasing -> they swap;
+* lattice    -> max of maxima is a max (``or`` is the max of bools, ``and`` the min).
+
+A property has to hold for the parts, not only for their total. The parts of a ``P(max)``
+may be any lower values, down to ``-inf``: ``log`` of such a part is NaN, so ``log`` passes
+minima on (all parts above it are in its domain) but not maxima. Integers wrap, so adding is
+monotone on floats only. And nothing moves a sum across a cast that rounds.
+"""
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+
+from meshdsl.ir import Literal, Op
+from meshdsl.layouts.placement import B, P, Placement
+from meshdsl.layouts.rule import Row, Rule
 from meshdsl.rules.registry import rule
-from meshdsl.layouts.rule import Rule, Row
-@rule("sin")
-def sin(op): return Rule.parse("a b -> a b")
-@rule("add")
-def add(op): return Rule.parse("a b, a b -> a b", linear=((0,1),),increasing=(0,1))
+
+MAX, MIN = P("max"), P("min")
+Groups = tuple[tuple[int, ...], ...]
+
+# Blocks only.
+UNRELATED = (
+    "abs acos acosh asin asinh atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type clz cos cosh digamma eq eq_to "
+    "erf_inv igamma igamma_grad_a igammac is_finite lgamma mulhi ne nextafter one_minus_square polygamma polynomial "
+    "population_count pow regularized_incomplete_beta rem shift_right_arithmetic shift_right_logical sin square tan "
+    "xor zeta"
+).split()
+# Values are only passed on: any reduction commutes.
+PASSED_ON = "copy copy_p name optimization_barrier stop_gradient".split()
+# Linear in each group jointly, the other operands being whole.
+LINEAR: dict[str, Groups] = {
+    **dict.fromkeys("conj imag neg real".split(), ((0,),)),
+    **dict.fromkeys("add add_any complex sub".split(), ((0, 1),)),
+    "mul": ((0,), (1,)),
+    "shift_left": ((0,),),
+}
+# Increasing on all numbers, -inf and inf included.
+INCREASING = dict.fromkeys(
+    "atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), (0,)
+) | {"max": (0, 1), "min": (0, 1), "clamp": (0, 1, 2)}
+# Decreasing likewise.
+DECREASING = {"erfc": (0,), "not": (0,)}
+# Comparisons are monotone in both operands: x < y tends to be true as y grows, and false as x does.
+BELOW, ABOVE = "le le_to lt lt_to".split(), "ge gt".split()
+# Monotone on floats: integers wrap.
+INCREASING_FLOATS = {"add": (0, 1), "add_any": (0, 1), "sub": (0,)}
+DECREASING_FLOATS = {"neg": (0,), "sub": (1,)}
+# Monotone on a domain that is unbounded above: there minima pass, but not maxima.
+RISING, FALLING = "acosh log log1p log2 sqrt".split(), ["rsqrt"]
+# Joint maxima and minima, by distributivity.
+LATTICE: dict[str, tuple[Row, ...]] = {
+    "max": (Row((MAX, MAX), (MAX,)),),
+    "min": (Row((MIN, MIN), (MIN,)),),
+    "clamp": (Row((MAX, MAX, B), (MAX,)), Row((B, MIN, MIN), (MIN,))),
+}
+ALL = (
+    *UNRELATED, *PASSED_ON, *LINEAR, *INCREASING, *DECREASING, *BELOW, *ABOVE, *RISING, *FALLING,
+    "convert_element_type", "div", "integer_pow", "select_n", "and", "or",
+)  # fmt: skip
+
+
+@rule(*ALL)
+def elementwise(op: Op) -> Rule:
+    """Blocks of every dim, and what the tables say of the operation."""
+    name, dims = op.name, tuple((f"d{i}",) for i in range(len(op.outputs[0].shape)))
+    return Rule(
+        inputs=tuple(dims if x.shape else () for x in op.inputs),
+        outputs=(dims,),
+        linear=LINEAR.get(name, ()) + _linear_here(op),
+        commuting=_passed_on(op),
+        increasing=INCREASING.get(name, ()) + _monotone_here(op, rising=True),
+        decreasing=DECREASING.get(name, ()) + _monotone_here(op, rising=False),
+        extra=(*LATTICE.get(name, ()), *_on_domain(name), *_on_bools(op)),
+    )
+
+
+def _linear_here(op: Op) -> Groups:
+    """Linear for these dtypes."""
+    if op.name == "div" and _inexact(op):
+        return ((0,),)
+    if op.name == "convert_element_type" and keeps_sums(op.inputs[0].dtype, op.outputs[0].dtype):
+        return ((0,),)
+    return ()
+
+
+def _passed_on(op: Op) -> Groups:
+    if op.name == "select_n":
+        return (tuple(range(1, len(op.inputs))),)
+    return ((0,),) if op.name in PASSED_ON else ()
+
+
+def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
+    """Operands in which the operation is monotone for these dtypes, literals and parameters."""
+    if op.name in BELOW or op.name in ABOVE:
+        return (1,) if rising == (op.name in BELOW) else (0,)
+    if op.name == "convert_element_type":
+        return (0,) if rising and keeps_order(op.inputs[0].dtype, op.outputs[0].dtype) else ()
+    if not _inexact(op):
+        return ()
+    if op.name == "integer_pow":
+        return (0,) if rising and op.params["y"] > 0 and op.params["y"] % 2 else ()
+    if op.name in ("mul", "div"):
+        return _scaled(op, rising)
+    return (INCREASING_FLOATS if rising else DECREASING_FLOATS).get(op.name, ())
+
+
+def _scaled(op: Op, rising: bool) -> tuple[int, ...]:
+    """Scaling by a literal is increasing if it is positive, decreasing if it is negative."""
+    factors = {i: x.value for i, x in enumerate(op.inputs) if isinstance(x, Literal)}
+    scaled = [i for i in range(2) if i not in factors and (op.name == "mul" or i == 0)]
+    return tuple(i for i in scaled for scale in factors.values() if (scale > 0 if rising else scale < 0))
+
+
+def _on_domain(name: str) -> Iterator[Row]:
+    if name in RISING or name in FALLING:
+        yield Row((MIN,), (MIN if name in RISING else MAX,))
+
+
+def _on_bools(op: Op) -> Iterator[Row]:
+    """``or`` and ``and`` are the max and min of bools; a select of literals cannot join a group."""
+    if op.name in ("or", "and") and op.outputs[0].dtype == jnp.bool_:
+        own = MAX if op.name == "or" else MIN
+        yield Row((own, own), (own,))
+        yield from (Row(_only(i, kind, 2), (kind,)) for i in range(2) for kind in (MAX, MIN))
+
+
+def _only(i: int, placed: Placement, count: int) -> tuple[Placement, ...]:
+    return tuple(placed if j == i else B for j in range(count))
+
+
+def _inexact(op: Op) -> bool:
+    return bool(jnp.issubdtype(op.outputs[0].dtype, jnp.inexact))
+
+
+def keeps_sums(before: jnp.dtype, after: jnp.dtype) -> bool:
+    """Whether a cast commutes with sums: floats that are not rounded, integers modulo the smaller power of two."""
+    if jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.integer):
+        return after.itemsize <= before.itemsize
+    if not jnp.issubdtype(before, jnp.inexact) or not jnp.issubdtype(after, jnp.inexact):
+        return False
+    return bool(jnp.promote_types(before, after) == after)
+
+
+def keeps_order(before: jnp.dtype, after: jnp.dtype) -> bool:
+    """Whether a cast is increasing: rounding is; wrapping is not, nor is a float's infinity as an integer."""
+    if before == jnp.bool_ or jnp.issubdtype(after, jnp.floating):
+        return True
+    if not jnp.issubdtype(before, jnp.integer) or not jnp.issubdtype(after, jnp.integer):
+        return False
+    held, wanted = jnp.iinfo(before), jnp.iinfo(after)
+    return bool(wanted.min <= held.min and held.max <= wanted.max)

@@ -1,0 +1,38 @@
+"""Local programs of operations whose parameters speak of shapes or positions."""
+
+import jax
+from jax import lax
+
+from meshdsl.ir import Op
+from meshdsl.lowering.local.registry import Local, bind, local
+
+
+@local("broadcast_in_dim")
+def broadcast_in_dim(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """This device's block of the result's shape."""
+    return bind(op, *arrays, shape=where.local_shape(where.outputs[0], op.params["shape"]))
+
+
+@local("reshape")
+def reshape(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Likewise."""
+    return bind(op, *arrays, new_sizes=where.local_shape(where.outputs[0], op.params["new_sizes"]))
+
+
+@local("iota")
+def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Counts from the start of this device's block."""
+    shape, dim, layout = op.params["shape"], op.params["dimension"], where.outputs[0]
+    (counted,) = bind(op, *arrays, shape=where.local_shape(layout, shape))
+    if not layout.splitting(dim):
+        return (counted,)
+    return (counted + where.offset(layout, dim, shape[dim]).astype(counted.dtype),)
+
+
+@local("slice")
+def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Dims that are kept whole end where the block ends."""
+    limits = op.params["limit_indices"]
+    whole = [a == b for a, b in zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)]
+    local_limits = [n if keep else end for n, keep, end in zip(arrays[0].shape, whole, limits, strict=True)]
+    return (lax.slice(arrays[0], op.params["start_indices"], local_limits, op.params["strides"]),)

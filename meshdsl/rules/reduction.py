@@ -1,0 +1,38 @@
+"""Rules of reductions: a split dim that is reduced leaves parts to be reduced.
+
+Which parts depends on the reduction: sums leave ``P``, maxima ``P(max)``, minima ``P(min)``;
+on bools *or* is the max and *and* the min. A reduction also commutes with parts of its own
+kind. There is no placement for partial products or partial positions, so those keep to the
+other dims.
+"""
+
+import jax.numpy as jnp
+
+from meshdsl.ir import Op
+from meshdsl.layouts.placement import Partial
+from meshdsl.layouts.rule import Row, Rule
+from meshdsl.rules.registry import rule
+from meshdsl.rules.structural import kept, named
+
+REDUCES = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
+REDUCES_BOOLS = {"reduce_or": "max", "reduce_and": "min"}
+
+
+@rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor", "argmax", "argmin")
+def reduction(op: Op) -> Rule:
+    """Blocks of the dims that stay; parts from those that go, where parts have a name."""
+    axes, rank = op.params["axes"], len(op.inputs[0].shape)
+    left = named(*(f"d{i}" for i in range(rank) if i not in axes))
+    kind = reduces(op)
+    if kind is None:
+        return Rule((kept(rank, *axes),), (left,))
+    part = Partial(kind)
+    gone = {f"d{i}": kind for i in axes}
+    return Rule((kept(rank),), (left,), reduced=gone, extra=(Row((part,), (part,)),))
+
+
+def reduces(op: Op) -> str | None:
+    """The reduction of placements that this operation does, if there is one."""
+    if op.name in REDUCES_BOOLS and op.outputs[0].dtype == jnp.bool_:
+        return REDUCES_BOOLS[op.name]
+    return REDUCES.get(op.name)

@@ -1,0 +1,154 @@
+"""Rules of operations that only move data: which dims stay whole blocks.
+
+Data movement commutes with any elementwise reduction, so sums, maxima and minima all pass
+through. Dims that are cut, padded, reversed or joined cannot be split; the others can.
+"""
+
+from math import gcd
+
+from meshdsl.ir import Literal, Op
+from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.rules.registry import rule
+
+
+def named(*labels: str | None) -> Dims:
+    """Dims with one factor each; None is a dim that cannot be split."""
+    return tuple((label,) if label else () for label in labels)
+
+
+def kept(rank: int, *touched: int) -> Dims:
+    """Dims that keep their place, ``d0 d1 ...``, but for the touched ones."""
+    return named(*(None if i in touched else f"d{i}" for i in range(rank)))
+
+
+def _rank(op: Op) -> int:
+    return len(op.inputs[0].shape)
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(op: Op) -> Rule:
+    """New dims can be made in blocks; a dim of length 1 that is stretched counts as new."""
+    shape, places = op.params["shape"], op.params["broadcast_dimensions"]
+    operand = op.inputs[0].shape
+    source = named(*(f"d{at}" if n == shape[at] else None for n, at in zip(operand, places, strict=True)))
+    return Rule((source,), (kept(len(shape)),), commuting=((0,),))
+
+
+@rule("iota")
+def iota(op: Op) -> Rule:
+    """Each device counts from where its block starts."""
+    return Rule((), (kept(len(op.outputs[0].shape)),))
+
+
+@rule("transpose")
+def transpose(op: Op) -> Rule:
+    """Dims change places."""
+    return Rule((kept(_rank(op)),), (named(*(f"d{i}" for i in op.params["permutation"])),), commuting=((0,),))
+
+
+@rule("squeeze")
+def squeeze(op: Op) -> Rule:
+    """Dims of length 1 go."""
+    gone = op.params["dimensions"]
+    left = named(*(f"d{i}" for i in range(_rank(op)) if i not in gone))
+    return Rule((kept(_rank(op), *gone),), (left,), commuting=((0,),))
+
+
+@rule("rev")
+def rev(op: Op) -> Rule:
+    """Dims that are not reversed."""
+    dims = kept(_rank(op), *op.params["dimensions"])
+    return Rule((dims,), (dims,), commuting=((0,),))
+
+
+@rule("slice")
+def slice_(op: Op) -> Rule:
+    """Dims that are kept whole."""
+    cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
+    dims = kept(_rank(op), *cut)
+    return Rule((dims,), (dims,), commuting=((0,),))
+
+
+@rule("pad")
+def pad(op: Op) -> Rule:
+    """Dims without padding. The padding is part of the value: a partial operand needs a partial or zero padding."""
+    padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
+    dims, fill = kept(_rank(op), *padded), op.inputs[1]
+    literal = isinstance(fill, Literal)
+    zero = isinstance(fill, Literal) and not fill.value
+    return Rule(
+        (dims, ()), (dims,), commuting=((0, 1),), linear=((0,),) if zero else (), increasing=(0,) if literal else ()
+    )
+
+
+@rule("concatenate")
+def concatenate(op: Op) -> Rule:
+    """Dims other than the one along which the operands are joined."""
+    dims = kept(_rank(op), op.params["dimension"])
+    return Rule((dims,) * len(op.inputs), (dims,), commuting=(tuple(range(len(op.inputs))),))
+
+
+@rule("split")
+def split(op: Op) -> Rule:
+    """Dims other than the one that is cut."""
+    dims = kept(_rank(op), op.params["axis"])
+    return Rule((dims,), (dims,) * len(op.outputs), commuting=((0,),))
+
+
+@rule("stack")
+def stack(op: Op) -> Rule:
+    """The operands' dims; the new one cannot be split."""
+    dims, at = kept(_rank(op)), op.params["axis"]
+    whole = (*dims[:at], (), *dims[at:])
+    return Rule((dims,) * len(op.inputs), (whole,), commuting=(tuple(range(len(op.inputs))),))
+
+
+@rule("unstack")
+def unstack(op: Op) -> Rule:
+    """Dims other than the one that is taken apart."""
+    at = op.params["axis"]
+    dims = kept(_rank(op), at)
+    return Rule((dims,), ((*dims[:at], *dims[at + 1 :]),) * len(op.outputs), commuting=((0,),))
+
+
+@rule("tile")
+def tile(op: Op) -> Rule:
+    """Dims that are not repeated."""
+    dims = kept(_rank(op), *(i for i, times in enumerate(op.params["reps"]) if times != 1))
+    return Rule((dims,), (dims,), commuting=((0,),))
+
+
+@rule("reshape")
+def reshape(op: Op) -> Rule:
+    """Factors that operand and result have in common, row major.
+
+    Both shapes are read from the left; as long as they are aligned, the greatest common
+    divisor of the dims at hand is a factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
+    """
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if op.params.get("dimensions") is not None or 0 in before:
+        return Rule((named(*[None] * len(before)),), (named(*[None] * len(after)),), commuting=((0,),))
+    left, right, sizes = common_factors(before, after)
+    return Rule((left,), (right,), commuting=((0,),), sizes=sizes)
+
+
+def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
+    """Factors per dim of both shapes, and the lengths of those that do not fill their dims."""
+    dims: tuple[list[list[str]], ...] = ([[] for _ in before], [[] for _ in after])
+    rest = (list(before), list(after))
+    at, sizes, whole = [0, 0], {}, dict[str, bool]()
+    while at[0] < len(before) and at[1] < len(after):
+        n, m = rest[0][at[0]], rest[1][at[1]]
+        size = gcd(n, m)
+        if size == 1 and n != 1 and m != 1:
+            break  # from here on the dims do not align
+        if size > 1:
+            name = f"f{len(sizes)}"
+            sizes[name], whole[name] = size, size == before[at[0]] == after[at[1]]
+            dims[0][at[0]].append(name)
+            dims[1][at[1]].append(name)
+        for side in (0, 1):
+            rest[side][at[side]] //= size
+            at[side] += rest[side][at[side]] == 1
+    left, right = (tuple(map(tuple, side)) for side in dims)
+    return left, right, {name: size for name, size in sizes.items() if not whole[name]}
