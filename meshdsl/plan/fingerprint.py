@@ -7,6 +7,7 @@ which plan is valid.
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -26,7 +27,7 @@ def fingerprint(program: Program) -> str:
 
 
 def _lines(graph: Graph) -> Iterator[str]:
-    yield f"graph {' '.join(map(_port, graph.inputs))}"
+    yield f"graph {' '.join(map(_defined, graph.inputs))}"
     for op in graph.ops:
         yield _line(op)
         for body in op.bodies:
@@ -35,12 +36,20 @@ def _lines(graph: Graph) -> Iterator[str]:
 
 def _line(op: Op) -> str:
     params = " ".join(f"{name}={_text(op.params[name])}" for name in sorted(op.params))
-    return f"{op.id} {op.name} {params} {' '.join(map(_port, op.inputs))} -> {' '.join(map(_port, op.outputs))}"
+    return f"{op.id} {op.name} {params} {' '.join(map(_operand, op.inputs))} -> {' '.join(map(_defined, op.outputs))}"
 
 
-def _port(x: Value | Literal) -> str:
-    name = f"%{x.id}" if isinstance(x, Value) else _text(x.value)
-    return f"{name}:{x.dtype}{x.shape}"
+def _operand(x: Value | Literal) -> str:
+    return f"%{x.id}" if isinstance(x, Value) else f"{_text(x.value)}:{_name(x.dtype)}"
+
+
+def _defined(value: Value) -> str:
+    return f"%{value.id}:{_name(value.dtype)}{value.shape}"
+
+
+@cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
 
 
 def _text(value: Any) -> str:
