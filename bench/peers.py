@@ -1,0 +1,100 @@
+"""The same GPT step by hand: jax.jit with the layouts that people write, and the XLA partitioner.
+
+Each scheme says how a weight lies, by the last names of its path; optimizer state lies as its
+weight does, so one function serves both. Activations follow by propagation.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from meshdsl.api import Program
+from meshdsl.lowering.boundary import named_sharding
+from meshdsl.plan.value import Plan
+
+Spec = tuple[Any, ...]  # per dim: a mesh axis, a tuple of them, or None
+Scheme = Callable[[tuple[str, ...], tuple[int, ...]], Spec]
+
+MEGATRON: dict[tuple[str, str], Spec] = {
+    ("query", "kernel"): (None, "model", None),
+    ("key", "kernel"): (None, "model", None),
+    ("value", "kernel"): (None, "model", None),
+    ("query", "bias"): ("model", None),
+    ("key", "bias"): ("model", None),
+    ("value", "bias"): ("model", None),
+    ("out", "kernel"): ("model", None, None),
+    ("up", "kernel"): (None, "model"),
+    ("up", "bias"): ("model",),
+    ("down", "kernel"): ("model", None),
+}
+
+
+def replicated(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
+    """Data parallelism: every device holds every weight."""
+    return (None,) * len(shape)
+
+
+def fully_sharded(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
+    """FSDP: the largest dim of every weight over all devices, if it divides."""
+    return _over_largest(replicated(names, shape), shape, ("data", "model"), 8)
+
+
+def megatron(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
+    """Megatron tensor parallelism over ``model``, the vocabulary included."""
+    if names[-1] == "embed":
+        return ("model", None)
+    return MEGATRON.get(names[-2:], replicated(names, shape))
+
+
+def both(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
+    """Megatron over ``model``, and over ``data`` what remains of every weight as in FSDP."""
+    return _over_largest(megatron(names, shape), shape, "data", 4)
+
+
+# name -> how weights lie, and over which axes the batch is split
+SCHEMES: dict[str, tuple[Scheme, Any]] = {
+    "data parallel": (replicated, ("data", "model")),
+    "FSDP": (fully_sharded, ("data", "model")),
+    "Megatron tensor parallel": (megatron, "data"),
+    "FSDP + Megatron": (both, "data"),
+}
+
+
+def by_hand(program: Program, mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
+    """The jitted step of one scheme, and the shardings of its arguments."""
+    scheme, batch = SCHEMES[name]
+    state = jax.tree_util.tree_map_with_path(
+        lambda p, x: _sharding(mesh, scheme(_names(p), x.shape)), program.args[:-1]
+    )
+    inputs = jax.tree.map(lambda _: _sharding(mesh, (batch, None)), program.args[-1])
+    return _jitted(program, (*state, inputs), (*state, _sharding(mesh, ()))), (*state, inputs)
+
+
+def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan) -> tuple[Any, Any]:
+    """The step as the XLA partitioner runs it between the plan's own input and output layouts."""
+    tree = jax.tree.structure(program.args)
+    inputs = jax.tree.unflatten(tree, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.inputs])
+    results = jax.tree.structure(jax.eval_shape(program.step, *program.args))
+    outputs = jax.tree.unflatten(results, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.outputs])
+    return _jitted(program, inputs, outputs), inputs
+
+
+def _jitted(program: Program, inputs: Any, outputs: Any) -> Any:
+    donated = tuple(range(len(program.args) - 1))
+    return jax.jit(program.step, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
+
+
+def _over_largest(spec: Spec, shape: tuple[int, ...], axes: Any, size: int) -> Spec:
+    free = [d for d, axis in enumerate(spec) if axis is None and shape[d] % size == 0 and shape[d] >= size]
+    largest = max(free, key=lambda d: shape[d], default=None)
+    return tuple(axes if d == largest else axis for d, axis in enumerate(spec))
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+def _sharding(mesh: jax.sharding.Mesh, spec: Spec) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*spec))

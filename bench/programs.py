@@ -1,0 +1,36 @@
+"""The programs that are measured: the GPT of examples/gpt.py, whole or with other depths."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import numpy as np
+from flax import nnx
+
+from meshdsl.api import Program
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def load_example(name: str) -> ModuleType:
+    """The module of examples/``name``.py."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def deep_gpt(layers: int) -> Program:
+    """The GPT of the demo with another number of unrolled layers, as shapes."""
+    module = load_example("gpt")
+    module.LAYERS = layers
+    module.graph = nnx.graphdef(nnx.eval_shape(lambda: module.GPT(nnx.Rngs(0))))
+    args = (*jax.eval_shape(module.init), module.program.args[-1])
+    return Program(module.step, args, module.program.layouts, init=module.init)
+
+
+def random_batch(program: Program, vocabulary: int = 2048) -> dict[str, np.ndarray]:
+    """Tokens of the shapes that the program's batch has."""
+    rng = np.random.default_rng(0)
+    return {name: rng.integers(0, vocabulary, x.shape).astype(x.dtype) for name, x in program.args[-1].items()}

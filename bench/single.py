@@ -1,0 +1,32 @@
+"""On one device the planned program costs what plain jax.jit costs.
+
+python -m bench.single --rounds 30
+"""
+
+import argparse
+
+import jax
+
+from bench.programs import load_example
+from bench.report import interleave, machine, ratio, table
+from bench.step import stepper
+from meshdsl.api import parallelize
+from meshdsl.layouts.mesh import Mesh
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    program = load_example("gpt").program
+    sharded = parallelize(program.step, Mesh(data=1, model=1), program.layouts, donate_argnums=(0, 1))
+    plan = sharded.plan(*program.args)
+    plain = jax.jit(program.step, donate_argnums=(0, 1))
+    seconds = interleave({"meshdsl": stepper(sharded, program), "jax.jit": stepper(plain, program)}, options.rounds)
+    measured = ratio(seconds["meshdsl"], seconds["jax.jit"])
+    rows = [(len(plan.collectives), str(measured))]
+    print(table(("collectives", "meshdsl / jax.jit (95%)"), rows), f"\n{options.rounds} interleaved steps; {machine()}")
+
+
+if __name__ == "__main__":
+    main()

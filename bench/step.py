@@ -1,0 +1,78 @@
+"""Step time and bytes of the demo's GPT: our program, the XLA partitioner, and four versions by hand.
+
+python -m bench.step --rounds 30
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from bench.peers import SCHEMES, by_hand, partitioned
+from bench.programs import load_example, random_batch
+from bench.report import interleave, machine, ratio, table
+from meshdsl.api import Program, parallelize
+from meshdsl.calibrate import calibrate
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.hlo import compiled_collectives
+
+OURS, XLA = "meshdsl", "XLA partitioner, our layouts"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)
+    program, shape = load_example("gpt").program, Mesh(data=4, model=2)
+    mesh = Mesh(topology=calibrate(shape), **dict(shape))
+    sharded = parallelize(program.step, mesh, program.layouts, donate_argnums=(0, 1))
+    plan = sharded.plan(*program.args)
+    print(f"predicted {plan.seconds:.3f} s per step, gap {plan.gap:.1%}, {plan.bytes / 1e6:.1f} MB\n")
+
+    devices = device_mesh(mesh)
+    peers = {XLA: partitioned(program, devices, plan)}
+    peers |= {name: by_hand(program, devices, name) for name in SCHEMES}
+    compiled = {OURS: sharded.lower(*program.args).compile()}
+    compiled |= {name: jitted.lower(*program.args).compile() for name, (jitted, _) in peers.items()}
+    sent = {name: _bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
+    steps = {OURS: stepper(sharded, program)}
+    steps |= {name: stepper(compiled[name], program, shardings) for name, (_, shardings) in peers.items()}
+    print(_report(interleave(steps, options.rounds), sent), f"\n{options.rounds} interleaved steps; {machine()}")
+
+
+def _bytes(text: str, mesh: Mesh) -> float:
+    """Bytes that one device sends in one step of a compiled program, loops counted."""
+    return float(sum(c.bytes * c.trips for c in compiled_collectives(text, mesh)))
+
+
+def stepper(step: Callable[..., Any], program: Program, shardings: Any = None) -> Callable[[], Any]:
+    """A function that takes one more step of its own training run."""
+    args = (*program.init(), random_batch(program))
+    args = args if shardings is None else jax.device_put(args, shardings)
+    run = {"state": args[:-1]}
+
+    def advance() -> Any:
+        *run["state"], loss = step(*run["state"], args[-1])
+        return loss
+
+    return advance
+
+
+def _report(seconds: dict[str, Any], sent: dict[str, float]) -> str:
+    rows = [
+        (
+            name,
+            f"{sorted(times)[len(times) // 2]:.3f}",
+            "" if name == OURS else str(ratio(seconds[OURS], times)),
+            f"{sent[name] / 1e6:.1f}",
+        )
+        for name, times in seconds.items()
+    ]
+    return table(("program", "seconds per step", "meshdsl / it (95%)", "MB per device and step"), rows)
+
+
+if __name__ == "__main__":
+    main()
