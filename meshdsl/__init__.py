@@ -14,13 +14,13 @@ if not (Path(__file__).parent / "layouts").exists() and (_ROOT / "layouts").exis
 _NAMES = {
     "meshdsl.layouts": ("B", "Layout", "Mesh", "P", "S", "Topology", "topology"),
     "meshdsl.errors": ("CheckError", "MeshDSLError", "VerifyError"),
-    "meshdsl.constrain": ("constrain",),
+    "meshdsl.constraint": ("constrain",),
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
     "meshdsl.plan": ("Plan", "load_plan"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ LAYERS = [
     ("meshdsl.errors", "meshdsl.globs"),
     ("meshdsl.layouts",),
     ("meshdsl.ir", "meshdsl.program_text"),
-    ("meshdsl.constrain",),
+    ("meshdsl.constraint",),
     ("meshdsl.trace", "meshdsl.rules"),
     ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan"),
     ("meshdsl.lowering",),
