@@ -13,9 +13,11 @@ follows from the type of the result, with the formulas of the move table:
 This works for any program, also for those that the XLA partitioner made: groups that are no
 product of mesh axes are reported with ``axes=None`` and their size.
 
-Backends differ in details that are undone here: asynchronous ``-start``/``-done`` pairs count
-once, several tensors combined into one instruction count with all their bytes, and a CPU sends
-bfloat16 as float32 (the instruction's scope tells the planned dtype; see ``promoted``).
+Backends differ in details that are undone here: asynchronous ``-start``/``-done`` pairs and a
+TPU's chains of fusions count once; several tensors combined into one instruction count with all
+their bytes; and floats that a backend sends in another width than planned (a CPU widens
+bfloat16, a TPU narrows what only its matrix unit reads) count in the planned width, which the
+instruction's scope tells.
 """
 
 import re
@@ -38,6 +40,8 @@ KINDS = (
     "ragged-all-to-all",
 )
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
+_SENT_FLOATS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
 
@@ -50,7 +54,7 @@ class CompiledCollective:
       group: devices that exchange. bytes: what one device sends per trip.
       trips: executions per run of the program; loops of unknown length count once.
       known: every enclosing loop has a known trip count.
-      promoted: sent in float32 by this backend, counted in the narrower dtype of the plan.
+      recast: this backend sends floats in another width than planned; ``bytes`` counts the planned one.
       scope: the name stack it was traced under.
     """
 
@@ -60,7 +64,7 @@ class CompiledCollective:
     bytes: Fraction
     trips: int
     known: bool
-    promoted: bool
+    recast: bool
     scope: str
 
 
@@ -86,7 +90,9 @@ def _sites(module: Module) -> tuple[_Site, ...]:
 
     @cache
     def within(name: str) -> tuple[_Site, ...]:
-        return tuple(site for line in module.computations.get(name, ()) for site in of(line, name))
+        lines = module.computations.get(name, ())
+        starts = any("AsyncCollectiveStart" in line.rest for line in lines)
+        return tuple(site for line in lines if starts or "chain_id=" not in line.rest for site in of(line, name))
 
     def of(line: Instruction, inside: str) -> Iterator[_Site]:
         if _kind(line.opcode):
@@ -115,11 +121,12 @@ def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
         groups = replica_groups(line.rest, mesh.size)
         axes, group = axes_of_groups(groups, sizes), len(groups[0])
     scope = _scope(line)
-    shrink = _promotion(scope, line.type)
-    sent = _SENT[kind](_result_bytes(line) * shrink, group)
+    text = _result(line)
+    width = _width(scope, text)
+    sent = _SENT[kind](sum((array.bytes for array in arrays(text)), Fraction(0)) * width, group)
     if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
         kind, sent = "reduce-scatter", sent / 2
-    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, shrink != 1, scope)
+    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, width != 1, scope)
 
 
 _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
@@ -133,12 +140,11 @@ _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
 }
 
 
-def _result_bytes(line: Instruction) -> Fraction:
-    """Bytes of the result; an asynchronous start returns operand and result, except all-reduce-start."""
-    text = line.type
+def _result(line: Instruction) -> str:
+    """Type of the result; an asynchronous start returns operand and result, except all-reduce-start."""
     if line.opcode.endswith("-start") and line.opcode != "all-reduce-start":
-        text = members(text)[1]
-    return sum((array.bytes for array in arrays(text)), Fraction(0))
+        return members(line.type)[1]
+    return line.type
 
 
 def _scope(line: Instruction) -> str:
@@ -146,8 +152,9 @@ def _scope(line: Instruction) -> str:
     return match.group(1) if match else ""
 
 
-def _promotion(scope: str, type: str) -> Fraction:
-    """Planned over compiled bits where a backend widened a 16-bit float, else 1."""
-    planned = _SCOPE.findall(scope)
-    widened = planned and planned[-1] in ("bfloat16", "float16") and {array.dtype for array in arrays(type)} <= {"f32"}
-    return Fraction(1, 2) if widened else Fraction(1)
+def _width(scope: str, type: str) -> Fraction:
+    """Planned over compiled bits where the backend sends floats in another width than planned, else 1."""
+    planned, sent = _SCOPE.findall(scope), {array.dtype for array in arrays(type)}
+    if not planned or planned[-1] not in _FLOATS or len(sent) != 1 or not sent <= _SENT_FLOATS.keys():
+        return Fraction(1)
+    return Fraction(_FLOATS[planned[-1]], _SENT_FLOATS[sent.pop()])

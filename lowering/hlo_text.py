@@ -19,7 +19,7 @@ _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_c
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
-_INTEGER = re.compile(r"[su](?:8|16|32|64)\[\]")
+_INTEGER = re.compile(r"[su](?:8|16|32|64)\[\](?:\{.*\})?")
 _CALLERS = ("while", "call", "fusion", "conditional", "async-start", "custom-call")
 
 

@@ -6,9 +6,9 @@ because XLA may combine several collectives into one instruction; sums of what i
 because the same collective costs more inside a loop than after it.
 
 Three differences are not differences, and are noted instead: an all-reduce that was compiled
-as the reduce-scatter and all-gather it consists of, 16-bit floats that a CPU sends as float32
-(counted in the planned width), and loops whose trip count only the data decides (there one
-trip is compared with one trip).
+as the reduce-scatter and all-gather it consists of, floats that a backend sends in another
+width (counted in the planned one), and loops whose trip count only the data decides (there
+one trip is compared with one trip).
 """
 
 from collections import defaultdict
@@ -102,7 +102,7 @@ def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCol
     notes = [
         f"{kind} over {axes} runs in a loop of unknown length: one trip is compared" for kind, axes in sorted(guessed)
     ]
-    notes += _promotions(compiled)
+    notes += _recasts(compiled)
     notes += _join_halves(left, right)
     keys = sorted(key for key in left.keys() | right.keys() if left[key] or right[key])
     return VerifyReport(tuple(Line(*key, left[key], right[key], slack[key]) for key in keys), tuple(notes))
@@ -136,9 +136,11 @@ def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key
     return kind, ",".join(name for name, size in mesh if name in axes and size > 1)
 
 
-def _promotions(compiled: Iterable[CompiledCollective]) -> list[str]:
-    widened = sum(c.promoted for c in compiled)
-    return [f"{widened} collectives of 16-bit floats are sent as float32 by this backend"] if widened else []
+def _recasts(compiled: Iterable[CompiledCollective]) -> list[str]:
+    recast = sum(c.recast for c in compiled)
+    return (
+        [f"{recast} collectives send floats in another width on this backend; the planned one counts"] if recast else []
+    )
 
 
 def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) -> list[str]:

@@ -133,12 +133,46 @@ def test_fused_reduce_scatter_of_a_tpu():
     assert only(text) == ("reduce-scatter", ("y",), ARRAY // 2)
 
 
-def test_promoted_width():
-    scope = 'metadata={op_name="jit(step)/while/body/all-reduce(y) bfloat16/psum"}'
-    (found,) = compiled_collectives(module(f"%r = f32[8]{{0}} all-reduce(%a), {Y}, to_apply=%add, {scope}"), MESH)
-    assert (found.promoted, found.bytes) == (True, Fraction(16))
-    (same,) = compiled_collectives(module(f"%r = bf16[8]{{0}} all-reduce(%a), {Y}, to_apply=%add, {scope}"), MESH)
-    assert (same.promoted, same.bytes) == (False, Fraction(16))
+ASYNC = f"""%start (p: bf16[8]) -> (bf16[8], bf16[16]) {{
+  %g = bf16[16]{{0:T(8,128)(2,1)}} all-gather(%p), {Y}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+  ROOT %c = (bf16[8]{{0}}, bf16[16]{{0}}) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}}
+
+%async_collective_fusion (p: bf16[8]) -> (bf16[8], bf16[16]) {{
+  %g = bf16[16]{{0:T(8,128)(2,1)}} all-gather(%p), {Y}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+}}
+
+%done (p: bf16[8]) -> bf16[16] {{
+  %g = bf16[16]{{0:T(8,128)(2,1)}} all-gather(%p), {Y}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}
+  ROOT %c = bf16[16]{{0}} custom-call(%p, %g), custom_call_target="AsyncCollectiveDone"
+}}
+"""
+
+
+def test_chain_of_fusions_of_a_tpu_counts_once():
+    calls = [
+        f"%f{i} = bf16[16]{{0}} fusion(%a), kind=kCustom, calls=%{name}"
+        for i, name in enumerate(("start", "async_collective_fusion", "done"))
+    ]
+    assert only(module(*calls, others=ASYNC)) == ("all-gather", ("y",), 16)
+
+
+def test_trips_of_a_tpu_loop():
+    tiled = BODY.replace("%n = s32[]", "%n = s32[]{:T(128)}").replace("= pred[]", "= pred[]{:T(512)}")
+    (found,) = compiled_collectives(
+        module("%w = (s32[]{:T(128)}, f32[8,4]{1,0}) while(%t), condition=%less, body=%inner", others=tiled), MESH
+    )
+    assert (found.trips, found.known) == (6, True)
+
+
+@pytest.mark.parametrize(
+    ("planned", "sent", "size"),
+    [("bfloat16", "f32", 16), ("float32", "bf16", 32), ("bfloat16", "bf16", 16), ("int8", "s32", 32)],
+)
+def test_floats_count_in_the_planned_width(planned, sent, size):
+    scope = f'metadata={{op_name="jit(step)/while/body/all-reduce(y) {planned}/psum"}}'
+    (found,) = compiled_collectives(module(f"%r = {sent}[8]{{0}} all-reduce(%a), {Y}, to_apply=%add, {scope}"), MESH)
+    assert (found.recast, found.bytes) == (planned[-2:] != sent[-2:] and sent != "s32", Fraction(size))
 
 
 def test_program_of_the_xla_partitioner():
