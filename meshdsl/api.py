@@ -21,6 +21,7 @@ from meshdsl.executable import Executable
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import CheckReport, check_numbers
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.options import Options, donated_leaves, memory_bytes, several
@@ -136,9 +137,10 @@ class Sharded:
     def _executable(self, call: Call) -> Executable:
         key = _key(call)
         if key not in self._ready:
+            devices = device_mesh(self.options.mesh, self.options.devices)
             program, plan = self._plan(call)
             donated = donated_leaves(self.step, program.inputs, self.options)
-            self._ready[key] = Executable(program, plan, donated, self.options.devices)
+            self._ready[key] = Executable(program, plan, devices, donated)
         return self._ready[key]
 
     def _plan(self, call: Call) -> tuple[Traced, Plan]:

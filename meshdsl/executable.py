@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from meshdsl.errors import TraceError
 from meshdsl.ir import Program
-from meshdsl.lowering.boundary import device_mesh, input_layouts, output_layouts, place, shardings
+from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.program import sharded_function
 from meshdsl.plan.table import bytes_text
 from meshdsl.plan.value import Plan
@@ -31,18 +31,15 @@ class Executable:
 
     Args:
       donated: indices of flat inputs whose buffers the program may reuse.
-      devices: the first of these, or of all; DeviceError if they are too few.
+      devices: as a mesh with the plan's axes.
     """
 
-    def __init__(
-        self, program: Program, plan: Plan, donated: Sequence[int] = (), devices: Sequence[jax.Device] | None = None
-    ) -> None:
-        self.program, self.plan, self.donated = program, plan, tuple(donated)
-        self.devices = mesh = device_mesh(plan.mesh, devices)
+    def __init__(self, program: Program, plan: Plan, devices: jax.sharding.Mesh, donated: Sequence[int] = ()) -> None:
+        self.program, self.plan, self.devices, self.donated = program, plan, devices, tuple(donated)
         solution, graph = plan.solution, program.graph
-        self.shardings = shardings(input_layouts(program, solution), graph.inputs, mesh)
-        self.results = shardings(output_layouts(program, solution), graph.returned, mesh)
-        self.function = sharded_function(program, solution, mesh)
+        self.shardings = shardings(input_layouts(program, solution), graph.inputs, devices)
+        self.results = shardings(output_layouts(program, solution), graph.returned, devices)
+        self.function = sharded_function(program, solution, devices)
         self._warned = False
 
     @cached_property

@@ -58,6 +58,8 @@ def matches(glob: str, path: str) -> bool:
 
 def suggest(glob: str, paths: Sequence[str]) -> str:
     """What may have been meant by a glob that matches none of the paths, as the end of a sentence."""
+    if list(paths) == [""]:
+        return "; the result is one array, named by '*'"
     for other in _variants(glob, paths):
         if any(matches(other, path) for path in paths):
             return f"; did you mean {other!r}?"

@@ -117,7 +117,7 @@ def merge(pins: Iterable[Layout]) -> Layout:
 
 def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh) -> list[str]:
     """What is wrong with ``pin`` for one array: dims out of range, named dims, uneven splits."""
-    what, rank = f"{name} {_typed(leaf)}", len(leaf.shape)
+    what, rank = f"{name} {_typed(leaf)}".lstrip(), len(leaf.shape)
     rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, rank, axis, p)]
     for dim, size in enumerate(leaf.shape):
         axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]

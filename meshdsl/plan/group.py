@@ -32,7 +32,7 @@ class Group:
     @property
     def name(self) -> str:
         """The path of all of them: numbers as ``*``, alternatives in braces."""
-        return "/".join(_alternatives(part) for part in self.parts)
+        return "/".join(_alternatives(part) for part in self.parts) or "(the result)"
 
 
 def group_arrays(arrays: Iterable[Array]) -> list[Group]:

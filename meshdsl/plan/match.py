@@ -38,7 +38,7 @@ def _leaves(noun: str, planned: Sequence[Array], given: Sequence[Leaf]) -> Itera
     b = {leaf.path: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in given}
     for path in dict.fromkeys((*a, *b)):
         if a.get(path) != b.get(path):
-            yield f"{noun} {path}: {a.get(path, 'absent')} in the plan, {b.get(path, 'absent')} here"
+            yield f"{noun} {path}".rstrip() + f": {a.get(path, 'absent')} in the plan, {b.get(path, 'absent')} here"
 
 
 def _operations(plan: Plan, program: Program) -> Iterator[str]:
@@ -57,4 +57,4 @@ def _pinned(noun: str, planned: Sequence[Array], given: Sequence[Leaf], pins: Se
     for leaf, pin in zip(given, pins, strict=True):
         layout = at.get(leaf.path)
         if layout is not None and any(layout.on(axis) is not pin.on(axis) for axis in pin.axes):
-            yield f"{noun} {leaf.path}: {layout} in the plan, pinned to {pin} here"
+            yield f"{noun} {leaf.path}".rstrip() + f": {layout} in the plan, pinned to {pin} here"
