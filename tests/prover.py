@@ -31,7 +31,7 @@ from meshdsl.rules.registry import all_broadcast, carries
 from tests import simulated
 from tests.trials import Draws, Results, Trial, data, run_trials
 
-DRAWS = 3
+DRAWS = 6
 PAIRS = 4
 
 
@@ -42,6 +42,7 @@ class Sample:
     Args:
       fixed: operands that are not shuffled between draws.
       excused: rows (as printed) that are right here but deliberately not listed, and why.
+      exact: results are compared to the last bit.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Sample:
     args: tuple[Any, ...]
     fixed: tuple[int, ...] = ()
     excused: Mapping[str, str] = field(default_factory=dict)
+    exact: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}-{'-'.join('x'.join(map(str, np.shape(a))) or 'scalar' for a in self.args)}"
@@ -63,9 +65,10 @@ def sample(
     *args: Any,
     fixed: tuple[int, ...] = (),
     excused: Mapping[str, str] | None = None,
+    exact: bool = False,
 ) -> Sample:
     """Register a sample of the operation ``name``."""
-    made = Sample(name, function, args, fixed, excused or {})
+    made = Sample(name, function, args, fixed, excused or {}, exact)
     SAMPLES.setdefault(name, []).append(made)
     return made
 
@@ -78,7 +81,7 @@ def prove(case: Sample) -> list[str]:
     whole = Trial((all_broadcast(op),), (1,))
     pairs = [trial for trial in two_axes(listed, rng) if divides(op, trial)]
     results = run_trials(op, draws, [whole, *candidates(op), *pairs], rng)
-    proof = Proof(op, listed, tuple(found[0] for found in results[whole]), results)
+    proof = Proof(op, listed, tuple(found[0] for found in results[whole]), results, case.exact)
     missing = {f"missing: {row}" for row in proof.missing()}
     excused = {f"missing: {row}" for row in case.excused}
     stale = [f"excused, but not {fault}" for fault in sorted(excused - missing)]
@@ -98,6 +101,7 @@ class Proof:
     listed: tuple[Row, ...]
     expected: tuple[simulated.Array, ...]
     results: Results
+    exact: bool
 
     def wrong(self) -> list[str]:
         """Listed rows that do not hold."""
@@ -135,7 +139,7 @@ class Proof:
 
     def _equal(self, i: int, stack: simulated.Array, placed: tuple[Placement, ...]) -> bool:
         found = simulated.join(stack, placed)
-        return found is not None and simulated.agree(found, self.expected[i])
+        return found is not None and simulated.agree(found, self.expected[i], self.exact)
 
 
 def implied(row: Row, listed: tuple[Row, ...]) -> bool:
@@ -248,6 +252,8 @@ def _raw(value: Any, dtype: Any) -> simulated.Array:
 def _draw(value: simulated.Array, number: int, rng: simulated.Random, fixed: bool) -> simulated.Array:
     if fixed or number == 0:
         return value
-    if value.ndim == 0 and value.dtype.kind == "f":
-        return np.asarray(value * rng.normal(), value.dtype)
+    if value.shape == () and value.dtype.kind == "b":
+        return np.asarray(value ^ (number % 2 == 1))
+    if value.shape == () and value.dtype.kind == "f":
+        return np.asarray(value * (-1) ** (number // 2) * rng.integers(1, 9), value.dtype)
     return rng.permutation(value.reshape(-1)).reshape(value.shape)

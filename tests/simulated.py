@@ -41,14 +41,14 @@ def join(stack: Array, placed: tuple[Placement, ...]) -> Array | None:
     return JOIN[type(placed[0])](whole, placed[0]) if len(whole) == len(inner) else None
 
 
-def agree(found: Array, expected: Array) -> bool:
-    """Equal up to rounding wherever the expected value is finite."""
+def agree(found: Array, expected: Array, exact: bool = False) -> bool:
+    """Equal (up to rounding, if not ``exact``) wherever the expected value is finite."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    if not (_inexact(expected)):
+    if not _inexact(expected):
         return bool(np.array_equal(found, expected))
     finite = np.isfinite(expected)
-    tolerance = 3e-2 if expected.dtype.itemsize == 2 else 1e-4
+    tolerance = 0 if exact else 3e-2 if expected.dtype.itemsize == 2 else 1e-4
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64
     a, b = found[finite].astype(wide), expected[finite].astype(wide)
     return bool(np.all(np.abs(a - b) <= tolerance * (1 + np.abs(b))))
@@ -105,7 +105,8 @@ def _beyond(value: Array, below: bool, rng: Random) -> Array:
     identity = rng.integers(0, 4, value.shape) == 0
     if _inexact(value):
         extreme = np.asarray(-np.inf if below else np.inf, value.dtype)
-        return np.where(identity, extreme, value + (step / 4).astype(value.dtype)).astype(value.dtype)
+        base = np.where(np.isfinite(value) | (value == extreme), value, np.zeros_like(value))
+        return np.where(identity, extreme, base + (step / 4).astype(value.dtype)).astype(value.dtype)
     limits = jax.numpy.iinfo(value.dtype)
     moved = np.clip(value.astype(np.int64) + step, limits.min, limits.max)
     return np.where(identity, limits.min if below else limits.max, moved).astype(value.dtype)

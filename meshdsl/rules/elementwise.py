@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from meshdsl.ir import Literal, Op
+from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Placement
 from meshdsl.layouts.rule import Row, Rule
 from meshdsl.rules.registry import rule
@@ -27,13 +27,11 @@ Groups = tuple[tuple[int, ...], ...]
 
 # Blocks only.
 UNRELATED = (
-    "abs acos acosh asin asinh atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type clz cos cosh digamma eq eq_to "
-    "erf_inv igamma igamma_grad_a igammac is_finite lgamma mulhi ne nextafter one_minus_square polygamma polynomial "
-    "population_count pow regularized_incomplete_beta rem shift_right_arithmetic shift_right_logical sin square tan "
-    "xor zeta"
+    "abs acos acosh asin atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type clz cos cosh digamma eq eq_to erf_inv "
+    "is_finite lgamma mulhi ne one_minus_square population_count pow rem sin square tan xor"
 ).split()
 # Values are only passed on: any reduction commutes.
-PASSED_ON = "copy copy_p name optimization_barrier stop_gradient".split()
+PASSED_ON = "copy name optimization_barrier stop_gradient".split()
 # Linear in each group jointly, the other operands being whole.
 LINEAR: dict[str, Groups] = {
     **dict.fromkeys("conj imag neg real".split(), ((0,),)),
@@ -43,8 +41,8 @@ LINEAR: dict[str, Groups] = {
 }
 # Increasing on all numbers, -inf and inf included.
 INCREASING = dict.fromkeys(
-    "atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), (0,)
-) | {"max": (0, 1), "min": (0, 1), "clamp": (0, 1, 2)}
+    "asinh atan cbrt ceil erf exp exp2 expm1 floor logistic reduce_precision round sign sinh tanh".split(), (0,)
+) | {"max": (0, 1), "min": (0, 1), "clamp": (0, 1, 2), "nextafter": (0, 1)}
 # Decreasing likewise.
 DECREASING = {"erfc": (0,), "not": (0,)}
 # Comparisons are monotone in both operands: x < y tends to be true as y grows, and false as x does.
@@ -52,17 +50,19 @@ BELOW, ABOVE = "le le_to lt lt_to".split(), "ge gt".split()
 # Monotone on floats: integers wrap.
 INCREASING_FLOATS = {"add": (0, 1), "add_any": (0, 1), "sub": (0,)}
 DECREASING_FLOATS = {"neg": (0,), "sub": (1,)}
+# Increasing on signed and on unsigned whole numbers.
+INCREASING_SIGNED, INCREASING_UNSIGNED = "shift_right_arithmetic", "shift_right_logical"
 # Monotone on a domain that is unbounded above: there minima pass, but not maxima.
 RISING, FALLING = "acosh log log1p log2 sqrt".split(), ["rsqrt"]
 # Joint maxima and minima, by distributivity.
 LATTICE: dict[str, tuple[Row, ...]] = {
     "max": (Row((MAX, MAX), (MAX,)),),
     "min": (Row((MIN, MIN), (MIN,)),),
-    "clamp": (Row((MAX, MAX, B), (MAX,)), Row((B, MIN, MIN), (MIN,))),
+    "clamp": (Row((MAX, MAX, B), (MAX,)), Row((B, MIN, MIN), (MIN,)), Row((MIN, B, MIN), (MIN,))),
 }
 ALL = (
-    *UNRELATED, *PASSED_ON, *LINEAR, *INCREASING, *DECREASING, *BELOW, *ABOVE, *RISING, *FALLING,
-    "convert_element_type", "div", "integer_pow", "select_n", "and", "or",
+    INCREASING_SIGNED, INCREASING_UNSIGNED, *UNRELATED, *PASSED_ON, *LINEAR, *INCREASING, *DECREASING, *BELOW, *ABOVE, *RISING, *FALLING,
+    "convert_element_type", "div", "integer_pow", "polynomial", "select_n", "and", "or",
 )  # fmt: skip
 
 
@@ -85,9 +85,18 @@ def _linear_here(op: Op) -> Groups:
     """Linear for these dtypes."""
     if op.name == "div" and _inexact(op):
         return ((0,),)
+    if op.name == "polynomial":
+        return (tuple(range(1, len(op.inputs))),)  # in its coefficients
+    if op.name == "select_n":
+        return (tuple(i for i, x in enumerate(op.inputs) if i and not is_zero(x)),)
     if op.name == "convert_element_type" and keeps_sums(op.inputs[0].dtype, op.outputs[0].dtype):
         return ((0,),)
     return ()
+
+
+def is_zero(x: Value | Literal) -> bool:
+    """Whether an operand is the literal 0, which is a part of every sum."""
+    return isinstance(x, Literal) and not x.value
 
 
 def _passed_on(op: Op) -> Groups:
@@ -100,8 +109,13 @@ def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
     """Operands in which the operation is monotone for these dtypes, literals and parameters."""
     if op.name in BELOW or op.name in ABOVE:
         return (1,) if rising == (op.name in BELOW) else (0,)
+    if op.name == "select_n":
+        return tuple(range(1, len(op.inputs))) if rising and _has_literal(op) else ()
     if op.name == "convert_element_type":
         return (0,) if rising and keeps_order(op.inputs[0].dtype, op.outputs[0].dtype) else ()
+    if op.name in (INCREASING_SIGNED, INCREASING_UNSIGNED):
+        signed = jnp.issubdtype(op.outputs[0].dtype, jnp.signedinteger)
+        return (0,) if rising and signed == (op.name == INCREASING_SIGNED) else ()
     if not _inexact(op):
         return ()
     if op.name == "integer_pow":
@@ -109,6 +123,11 @@ def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
     if op.name in ("mul", "div"):
         return _scaled(op, rising)
     return (INCREASING_FLOATS if rising else DECREASING_FLOATS).get(op.name, ())
+
+
+def _has_literal(op: Op) -> bool:
+    """A literal is whole, so it keeps the cases of a select from being partial together."""
+    return any(isinstance(x, Literal) for x in op.inputs)
 
 
 def _scaled(op: Op, rising: bool) -> tuple[int, ...]:
@@ -124,7 +143,7 @@ def _on_domain(name: str) -> Iterator[Row]:
 
 
 def _on_bools(op: Op) -> Iterator[Row]:
-    """``or`` and ``and`` are the max and min of bools; a select of literals cannot join a group."""
+    """``or`` and ``and`` are the max and min of bools."""
     if op.name in ("or", "and") and op.outputs[0].dtype == jnp.bool_:
         own = MAX if op.name == "or" else MIN
         yield Row((own, own), (own,))

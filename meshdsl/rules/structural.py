@@ -8,6 +8,7 @@ from math import gcd
 
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import rule
 
 
@@ -75,7 +76,7 @@ def pad(op: Op) -> Rule:
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
     dims, fill = kept(_rank(op), *padded), op.inputs[1]
     literal = isinstance(fill, Literal)
-    zero = isinstance(fill, Literal) and not fill.value
+    zero = literal and is_zero(fill)
     return Rule(
         (dims, ()), (dims,), commuting=((0, 1),), linear=((0,),) if zero else (), increasing=(0,) if literal else ()
     )

@@ -1,0 +1,46 @@
+"""Operands for samples: dims are multiples of 12 and differ, values are exact in small sums."""
+
+import numpy as np
+
+_random = np.random.default_rng(7)
+
+
+def floats(*shape, dtype="float32", low=-12, high=13):
+    """Quarters, negative and zero among them."""
+    return (_random.integers(low, high, shape) / 4).astype(dtype)
+
+
+def unit(*shape):
+    """Inside (-1, 1)."""
+    return _random.uniform(-0.95, 0.95, shape).astype("float32")
+
+
+def strange(size):
+    """Infinities and NaN among numbers."""
+    return _random.choice(np.array([-np.inf, np.inf, np.nan, -1, 0, 2], "float32"), size)
+
+
+def ints(*shape, dtype="int32", low=-9, high=10):
+    """Small whole numbers."""
+    return _random.integers(low, high, shape).astype(dtype)
+
+
+def least(size):
+    """Small whole numbers, and the one whose negative wraps."""
+    return np.append(ints(size - 1), np.iinfo("int32").min).astype("int32")
+
+
+def bits(*shape, dtype="int32"):
+    """Any bit pattern."""
+    limits = np.iinfo(dtype)
+    return _random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def bools(*shape):
+    """True and false."""
+    return _random.integers(0, 2, shape).astype(bool)
+
+
+def complexes(*shape):
+    """Gaussian quarters."""
+    return floats(*shape) + 1j * floats(*shape)
