@@ -25,28 +25,62 @@ from numpy.typing import NDArray
 from meshdsl.planner.closure import TIES, Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.hub import Hub, make_hub
-from meshdsl.planner.model import Model
+from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.pairwise import Pairwise
 
 _SMALL = 1 << 20
-_ROUNDS = 12
+_PASSES = 4
 
 
-def lower_bound(model: Model, best: Choice) -> float:
-    """Seconds that no plan of the problem can undercut; at most those of ``best``."""
-    network = _Joint(model, best).network
-    network.reduce(_SMALL)
-    upper = best.cost // TIES
-    for _ in range(_ROUNDS):
-        if not network.edges:
-            break
-        before = network.bound()
-        network.pass_messages(4)
-        network.fix(upper)
-        network.reduce(_SMALL)
-        if upper - network.bound() <= 1e-6 * upper or network.bound() - before < 1e-5 * upper:
-            break
-    return min(network.bound() * (1 - 1e-9), upper) * model.scale.unit
+class Certificate:
+    """A lower bound on the problem that can be raised, and the plans it suggests on the way.
+
+    Args:
+      best: a plan; its cost is what the bound is compared with, and states that cannot beat
+        it are dropped.
+    """
+
+    def __init__(self, model: Model, best: Choice) -> None:
+        self.model, self.best = model, best
+        self._joint = _Joint(model, best)
+        self._network = self._joint.network
+        self._network.reduce(_SMALL)
+        self._highest = self._network.bound()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that no plan of the problem can undercut; at most those of the best plan."""
+        safe = self._highest - 1.0 - 1e-9 * abs(self._highest)  # sums of floats round
+        return max(0.0, min(safe, self.best.cost // TIES)) * self.model.scale.unit
+
+    @property
+    def gap(self) -> float:
+        """How far the best plan can be from the optimum at most, as a part of its seconds."""
+        seconds = self.model.scale.seconds(self.best.cost)
+        return (seconds - self.seconds) / seconds if seconds else 0.0
+
+    @property
+    def work(self) -> int:
+        """Entries of all tables: what one pass of messages costs."""
+        return sum(table.size for table in self._network.edges.values())
+
+    def tighten(self) -> None:
+        """Pass messages, drop states that cannot be optimal, eliminate what has become small."""
+        self._network.pass_messages(_PASSES)
+        self._highest = max(self._highest, self._network.bound())
+        self._network.fix(self.best.cost // TIES)
+        self._network.reduce(_SMALL)
+        self._highest = max(self._highest, self._network.bound())
+
+    def suggest(self) -> Assignment:
+        """The plan that the messages point to."""
+        chosen = self._network.decode()
+        return np.array([states.rows[chosen[n]] for n, states in enumerate(self._joint.states)], dtype=np.intp)
+
+    def offer(self, choice: Choice) -> None:
+        """Keep ``choice`` if it is better than the best plan."""
+        if choice.cost < self.best.cost:
+            self.best = choice
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Costs = NDArray[np.float64]
 Ids = NDArray[np.intp]
 
 TIES = 2.0**19
-_COLLECTIVE_TIE, _MOVE_TIE = 64.0, 1.0
+COLLECTIVE_TIE, _MOVE_TIE = 64.0, 1.0
 _PRECISION = 2.0**33
 
 
@@ -125,7 +125,7 @@ def _direct(closure: Closure, partial: bool) -> Costs:
 
 
 def _tie(kind: str) -> float:
-    return _COLLECTIVE_TIE if kind in COLLECTIVES else _MOVE_TIE
+    return COLLECTIVE_TIE if kind in COLLECTIVES else _MOVE_TIE
 
 
 def _min_plus(a: Costs, b: Costs) -> Costs:

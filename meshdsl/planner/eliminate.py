@@ -12,8 +12,8 @@ no longer proved optimal; ``Answer.exact`` says so.
 """
 
 import heapq
+from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +45,8 @@ class Network:
         if any(self.domains[v] == 1 for v in scope):
             table = table[tuple(0 if self.domains[v] == 1 else slice(None) for v in scope)]
             scope = tuple(v for v in scope if self.domains[v] > 1)
-        if list(scope) != sorted(scope):
-            order = sorted(range(len(scope)), key=scope.__getitem__)
-            scope, table = tuple(scope[i] for i in order), np.transpose(table, order)
+        if len(scope) == 2 and scope[0] > scope[1]:
+            scope, table = scope[::-1], table.T
         if not scope:
             self.constant += float(table)
         elif scope in self.tables:
@@ -57,36 +56,35 @@ class Network:
 
 
 def eliminate(network: Network, incumbent: NDArray[np.intp], cap: int = 2_000_000) -> Answer:
-    """Minimise the sum of the network's tables; never worse than ``incumbent``.
-
-    ``incumbent`` gives the first variables a state; the others are never held at one.
-    """
+    """Minimise the sum of the network's tables; never worse than ``incumbent``, a state per variable."""
     return _Elimination(network, incumbent, cap).run()
 
 
 class _Elimination:
     def __init__(self, network: Network, incumbent: NDArray[np.intp], cap: int) -> None:
-        self.domains, self.incumbent, self.cap = network.domains, incumbent, cap
+        self.domains, self.incumbent, self.limit = network.domains, incumbent, float(np.log2(cap))
         self.sizes = [float(np.log2(d)) for d in network.domains]
         self.total = network.constant
-        self.touching: list[dict[int, tuple[Scope, Costs]]] = [{} for _ in network.domains]
+        self.touching: list[dict[Scope, Costs]] = [{} for _ in network.domains]
         self.near: list[set[int]] = [set() for _ in network.domains]
-        self.ids = count()
-        self.trail: list[tuple[int, Scope, NDArray[np.intp]]] = []
+        self.trail: list[tuple[int, Scope, Costs]] = []
         self.held: dict[int, int] = {}
+        # Results by the identity of the tables they come from, which they keep alive.
+        self.known: dict[Hashable, tuple[Costs, Costs, list[Costs]]] = {}
+        self.sums: dict[tuple[int, int], tuple[Costs, Costs, Costs]] = {}
         for scope, table in network.tables.items():
             self._put(scope, table)
 
     def run(self) -> Answer:
         alive = {v for v, d in enumerate(self.domains) if d > 1}
-        queue = [(self._weight(v), v) for v in alive]
+        queue = [(self._weight(v), v) for v in sorted(alive)]
         heapq.heapify(queue)
         while queue:
             weight, v = heapq.heappop(queue)
             if v not in alive or weight != self._weight(v):
                 continue
-            if weight > np.log2(self.cap):
-                v = max((w for w in (v, *self.near[v]) if w < len(self.incumbent)), key=self._held_first)
+            if weight > self.limit:
+                v = max((v, *self.near[v]), key=self._held_first)
                 touched = self._hold(v)
             else:
                 touched = self._eliminate(v)
@@ -99,51 +97,87 @@ class _Elimination:
         return self.domains[v], v
 
     def _weight(self, v: int) -> float:
-        return self.sizes[v] + sum(self.sizes[w] for w in sorted(self.near[v]))
+        return round(self.sizes[v] + sum([self.sizes[w] for w in self.near[v]]), 6)
 
     def _put(self, scope: Scope, table: Costs) -> None:
+        """Add a table, to the one over the same scope if there is one."""
         if not scope:
             self.total += float(table)
             return
-        key = next(self.ids)
+        known = self.touching[scope[0]].get(scope)
+        table = table if known is None else self._plus(known, table)
         for v in scope:
-            self.touching[v][key] = (scope, table)
-            self.near[v].update(w for w in scope if w != v)
+            self.touching[v][scope] = table
+            if known is None and len(scope) > 1:
+                self.near[v].update(scope)
+                self.near[v].discard(v)
 
-    def _take(self, v: int) -> list[tuple[Scope, Costs]]:
+    def _plus(self, a: Costs, b: Costs) -> Costs:
+        key = (id(a), id(b))
+        if key not in self.sums:
+            self.sums[key] = (a + b, a, b)
+        return self.sums[key][0]
+
+    def _take(self, v: int) -> dict[Scope, Costs]:
         """Remove and return the tables that mention ``v``, and ``v`` from the graph."""
-        found = dict(self.touching[v])
-        for key, (scope, _) in found.items():
+        found, self.touching[v] = self.touching[v], {}
+        for scope in found:
             for w in scope:
-                del self.touching[w][key]
+                if w != v:
+                    del self.touching[w][scope]
         for w in self.near[v]:
             self.near[w].discard(v)
-        return list(found.values())
+        return found
 
     def _eliminate(self, v: int) -> set[int]:
-        near = sorted(self.near[v])
+        near = self.near[v]
         scope = tuple(sorted((v, *near)))
-        total = np.zeros([self.domains[w] for w in scope])
-        for part, table in self._take(v):
-            total += table.reshape([self.domains[w] if w in part else 1 for w in scope])
         axis = scope.index(v)
-        rest = tuple(near)
-        self.trail.append((v, rest, np.argmin(total, axis=axis)))
-        self._put(rest, np.min(total, axis=axis))
-        return set(near)
+        total, least = self._minimise(scope, axis, self._take(v))
+        self.trail.append((v, scope, total))
+        self._put(scope[:axis] + scope[axis + 1 :], least)
+        return near
+
+    def _minimise(self, scope: Scope, axis: int, tables: dict[Scope, Costs]) -> tuple[Costs, Costs]:
+        """The sum of tables over ``scope`` and its minimum over one dim; equal layers ask this once."""
+        parts = sorted((tuple(map(scope.index, part)), id(table)) for part, table in tables.items())
+        key = (axis, *parts)
+        if key not in self.known:
+            total = _sum(scope, [self.domains[w] for w in scope], tables)
+            self.known[key] = (total, np.minimum.reduce(total, axis=axis), list(tables.values()))
+        return self.known[key][:2]
 
     def _hold(self, v: int) -> set[int]:
         """Fix ``v`` at its incumbent state."""
-        state, near = int(self.incumbent[v]), set(self.near[v])
+        state = int(self.incumbent[v])
         self.held[v] = state
-        for scope, table in self._take(v):
+        for scope, table in self._take(v).items():
             self._put(tuple(w for w in scope if w != v), np.take(table, state, axis=scope.index(v)))
-        return near
+        return self.near[v]
 
     def _read_back(self) -> NDArray[np.intp]:
-        states = np.zeros(len(self.domains), dtype=np.intp)
+        states = [0] * len(self.domains)
         for v, state in self.held.items():
             states[v] = state
-        for v, rest, best in reversed(self.trail):
-            states[v] = best[tuple(states[w] for w in rest)]
-        return states
+        for v, scope, total in reversed(self.trail):
+            at = tuple([slice(None) if w == v else states[w] for w in scope])
+            states[v] = int(total[at].argmin())
+        return np.array(states, dtype=np.intp)
+
+
+def _sum(scope: Scope, sizes: list[int], tables: dict[Scope, Costs]) -> Costs:
+    """The sum of tables as one over ``scope``, largest first so that the others add into it."""
+    total: Costs | None = None
+    for part, table in sorted(tables.items(), key=_largest_first):
+        shaped = (
+            table
+            if part == scope
+            else table.reshape([n if w in part else 1 for w, n in zip(scope, sizes, strict=True)])
+        )
+        total = np.broadcast_to(shaped, sizes) if total is None else total + shaped
+    assert total is not None, "a variable has at least its own table"
+    return total
+
+
+def _largest_first(entry: tuple[Scope, Costs]) -> tuple[int, Scope]:
+    return -len(entry[0]), entry[0]

@@ -12,6 +12,7 @@ from meshdsl.ir import Graph
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
+from meshdsl.planner.search import QUICK
 from meshdsl.planner.sweep import Sweeper
 
 _ROUNDS = 14
@@ -51,7 +52,7 @@ class Fitter:
 
     def _priced(self, choice: Choice, points: Iterable[Peak], price: float) -> Choice:
         self.model.prices = self._prices(points, price)
-        sweeper = Sweeper(self.model)
+        sweeper = Sweeper(self.model, QUICK)
         order = range(self.model.width)
         rows = [sweeper.sweep(start, order) for start in (choice.rows, self.model.whole)]
         self.model.prices = Prices()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.closure import Costs, Ids
+from meshdsl.planner.closure import TIES, Costs, Ids
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Hub:
     reads: tuple[Costs, ...]
 
 
-def make_hub(costs: Costs, owns: Ids, readers: tuple[Ids, ...], parts: tuple[float, ...] | None = None) -> Hub:
+def make_hub(
+    costs: Costs, owns: Ids, readers: tuple[Ids, ...], parts: tuple[float, ...] | None = None, worth: float = 0.0
+) -> Hub:
     """The hub variable of a value.
 
     Args:
@@ -40,10 +42,13 @@ def make_hub(costs: Costs, owns: Ids, readers: tuple[Ids, ...], parts: tuple[flo
       owns: layouts the value may be defined in.
       readers: per reader, the layouts it may ask for.
       parts: part of each reader's own moves that counts (all for the objective, less for bounds).
+      worth: ties (see ``Scale``) that moves to a hub must have; a slice, say, is not worth sharing.
     """
     parts = parts or (1.0,) * len(readers)
     wanted = np.unique(np.concatenate([owns, *readers]))
-    found = [_states(costs, i, own, wanted, readers, parts) for i, own in enumerate(owns)]
+    to = costs[np.ix_(owns, wanted)]
+    worthy = np.isfinite(to) & (np.mod(np.where(np.isfinite(to), to, 0.0), TIES) >= worth) & (owns[:, None] != wanted)
+    found = [_states(costs, i, own, wanted[worthy[i]], readers, parts) for i, own in enumerate(owns)]
     return Hub(
         np.concatenate([p.own for p in found]),
         np.concatenate([p.hub for p in found]),
@@ -53,8 +58,7 @@ def make_hub(costs: Costs, owns: Ids, readers: tuple[Ids, ...], parts: tuple[flo
 
 
 def _states(costs: Costs, i: int, own: int, wanted: Ids, readers: tuple[Ids, ...], parts: tuple[float, ...]) -> Hub:
-    hubs = wanted[np.isfinite(costs[own, wanted]) & (wanted != own)]
-    hubs = np.concatenate([[own], hubs]).astype(np.intp)
+    hubs = np.concatenate([[own], wanted]).astype(np.intp)
     paid = costs[own, hubs]
     reads = [
         _weighted(np.minimum(costs[own][None, r], costs[np.ix_(hubs, r)]), w)

@@ -60,6 +60,9 @@ class Model:
         self.whole = self._all_broadcast()
         self.scale = Scale.of(self._total_seconds(self.whole))
         self._units: dict[tuple[int, int], Costs] = {}
+        self._domains: dict[Hashable, tuple[Ids, Costs]] = {}
+        self._readings: dict[Hashable, Ids] = {}
+        self._interned: dict[Hashable, Ids] = {}
         self.closures = {v: self._closure(v) for v in problem.defined}
 
     def unit(self, n: int) -> Costs:
@@ -69,6 +72,27 @@ class Model:
             self._units[key] = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips)
         cost = self._units[key]
         return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
+
+    def domain(self, n: int, axis: int, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
+        """Rows that node ``n`` may take on one axis, the others as in ``rows``, and their costs."""
+        own = n if self.allowed[n] is not None or self.prices.own else -1
+        fixed = tuple(int(r) for i, r in enumerate(rows) if i != axis)
+        key = (id(self.tables[n]), self.nodes[n].trips, own, axis, fixed, id(self.prices))
+        if key not in self._domains:
+            cost = self.along(n, axis, rows)
+            rows_left = np.flatnonzero(np.isfinite(cost))
+            self._domains[key] = (rows_left, cost[rows_left])
+        return self._domains[key]
+
+    def reading(self, n: int, port: int, axis: int, rows: NDArray[np.intp], domain: Ids) -> Ids:
+        """Layout numbers of a port over a domain of ``domain``; equal questions get the same array."""
+        closure = self.closures[self.nodes[n].ports[port].value.id]
+        fixed = tuple(int(r) for i, r in enumerate(rows) if i != axis)
+        key = (id(self.tables[n]), port, closure.number, self.orders[n], axis, fixed, id(domain))
+        if key not in self._readings:
+            ids = self.layout_ids(n, port, rows, axis)[domain]
+            self._readings[key] = self._interned.setdefault((len(ids), ids.tobytes()), ids)
+        return self._readings[key]
 
     def along(self, n: int, axis: int, rows: NDArray[np.intp]) -> Costs:
         """Cost of node ``n``, memory prices included, over its rows on one axis, the others as in ``rows``."""

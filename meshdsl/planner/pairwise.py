@@ -1,9 +1,23 @@
 """A network of pairwise tables with a lower bound that can be raised; see ``bound``."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.closure import Costs
+
+_Messages = dict[tuple[int, int], Costs]  # by (from, to), over the states of the latter
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A variable that was eliminated: its states and tables at that time, by neighbour."""
+
+    variable: int
+    labels: NDArray[np.intp]
+    unary: Costs
+    ends: tuple[tuple[int, NDArray[np.intp], Costs], ...]
 
 
 class Pairwise:
@@ -18,11 +32,13 @@ class Pairwise:
         self.edges: dict[tuple[int, int], Costs] = {}
         self.near: dict[int, set[int]] = {v: set() for v in self.unary}
         self.constant = 0.0
+        self.labels = {v: np.arange(len(table)) for v, table in self.unary.items()}
+        self.trail: list[_Gone] = []
 
     def new(self, unary: Costs) -> int:
         """Add a variable."""
-        v = len(self.unary)
-        self.unary[v], self.near[v] = unary, set()
+        v = len(self.labels)
+        self.unary[v], self.near[v], self.labels[v] = unary, set(), np.arange(len(unary))
         return v
 
     def add_unary(self, v: int, table: Costs) -> None:
@@ -65,6 +81,8 @@ class Pairwise:
 
     def _eliminate(self, v: int) -> None:
         near = sorted(self.near[v])
+        ends = tuple((w, self.labels[w], self.table(v, w)) for w in near)
+        self.trail.append(_Gone(v, self.labels[v], self.unary[v], ends))
         if len(self.unary[v]) == 1:
             self.constant += float(self.unary[v][0])
             for w in near:
@@ -72,15 +90,12 @@ class Pairwise:
         elif len(near) == 2:
             a, b = near
             left = self.table(a, v) + self.unary[v][None]
-            self._link(a, b, _min_plus(left, self.table(v, b)))
+            self.add(a, b, _min_plus(left, self.table(v, b)))
         elif near:
             self.unary[near[0]] = self.unary[near[0]] + np.min(self.table(near[0], v) + self.unary[v][None], axis=1)
         else:
             self.constant += float(self.unary[v].min())
         self._forget(v)
-
-    def _link(self, a: int, b: int, table: Costs) -> None:
-        self.add(a, b, table)
 
     def _forget(self, v: int) -> None:
         for w in self.near.pop(v):
@@ -90,26 +105,52 @@ class Pairwise:
 
     def pass_messages(self, rounds: int) -> None:
         """Raise the bound: passes over the variables forwards and backwards (TRW-S)."""
+        sent = {(v, w): np.zeros(len(self.unary[w])) for edge in self.edges for v, w in (edge, edge[::-1])}
         order = sorted(self.unary)
         for _ in range(rounds):
-            self._sweep(order, forwards=True)
-            self._sweep(order[::-1], forwards=False)
+            self._sweep(order, sent, forwards=True)
+            self._sweep(order[::-1], sent, forwards=False)
+        self._settle(sent)
+        self._collect(order, forwards=True)
+        self._collect(order[::-1], forwards=False)
 
-    def _sweep(self, order: list[int], forwards: bool) -> None:
+    def _sweep(self, order: list[int], sent: _Messages, forwards: bool) -> None:
+        """Every variable hands its share of what it knows to the neighbours ahead."""
+        for v in order:
+            near = sorted(self.near[v])
+            ahead = [w for w in near if (w > v) == forwards]
+            if not ahead:
+                continue
+            total = self.unary[v].copy()
+            for w in near:
+                total += sent[w, v]
+            total /= max(len(ahead), len(near) - len(ahead))
+            for w in ahead:
+                message = np.minimum.reduce((total - sent[w, v])[:, None] + self.table(v, w), axis=0)
+                sent[v, w] = message - message.min()
+
+    def _settle(self, sent: _Messages) -> None:
+        """Move what the messages say from the edges into the variables' tables."""
+        for (v, w), message in sent.items():
+            self.unary[w] = self.unary[w] + message
+            if v < w:
+                self.edges[v, w] = self.edges[v, w] - message[None]
+            else:
+                self.edges[w, v] = self.edges[w, v] - message[:, None]
+
+    def _collect(self, order: list[int], forwards: bool) -> None:
         """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
         for v in order:
             near = sorted(self.near[v])
-            if not near:
-                continue
-            total = self.unary[v]
-            for w in near:
-                spare = self.table(v, w).min(axis=1)
-                total = total + spare
-                self._shift(v, w, -spare)
             ahead = [w for w in near if (w > v) == forwards]
-            part = total / max(len(ahead), len(near) - len(ahead))
-            for w in ahead:
-                self._shift(v, w, part)
+            total = self.unary[v].copy()
+            for w in near:
+                total += self.table(v, w).min(axis=1)
+            part = total / max(len(ahead), len(near) - len(ahead), 1)
+            for w in near:
+                table = self.table(v, w)
+                shift = (part if w in ahead else 0.0) - table.min(axis=1)
+                self._shift(v, w, shift)
             self.unary[v] = total - part * len(ahead)
 
     def _shift(self, v: int, w: int, message: Costs) -> None:
@@ -132,12 +173,29 @@ class Pairwise:
                 self._keep(v, keep)
 
     def _keep(self, v: int, keep: NDArray[np.intp]) -> None:
-        self.unary[v] = self.unary[v][keep]
+        self.unary[v], self.labels[v] = self.unary[v][keep], self.labels[v][keep]
         for w in self.near[v]:
             if v < w:
                 self.edges[v, w] = self.edges[v, w][keep]
             else:
                 self.edges[w, v] = self.edges[w, v][:, keep]
+
+    def decode(self) -> dict[int, int]:
+        """A good state of every variable: greedily over those left, exactly over those eliminated."""
+        chosen: dict[int, int] = {}
+        for v in sorted(self.unary):
+            cost = self.unary[v].copy()
+            for w in sorted(self.near[v]):
+                table = self.table(v, w)
+                at = np.searchsorted(self.labels[w], chosen[w]) if w in chosen else None
+                cost += table.min(axis=1) if at is None else table[:, at]
+            chosen[v] = int(self.labels[v][cost.argmin()])
+        for gone in reversed(self.trail):
+            cost = gone.unary.copy()
+            for w, labels, table in gone.ends:
+                cost += table[:, np.searchsorted(labels, chosen[w])]
+            chosen[gone.variable] = int(gone.labels[cost.argmin()])
+        return chosen
 
 
 def _min_plus(left: Costs, right: Costs) -> Costs:

@@ -1,16 +1,13 @@
 """The stages of planning, in a straight line."""
 
-from itertools import permutations
-
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.bound import lower_bound
-from meshdsl.planner.extract import Choice, Evaluator, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.extract import layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import search
 from meshdsl.planner.solution import Pins, Solution
-from meshdsl.planner.sweep import Sweeper
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
@@ -22,8 +19,8 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
     model = Model(make_problem(program, mesh, pins))
-    free = search(model)
-    choice, peak = Fitter(model, pins.donated).fit(free, memory or mesh.topology.memory)
+    found = search(model)
+    choice, peak = Fitter(model, pins.donated).fit(found.best, memory or mesh.topology.memory)
     own, uses = layouts_of(model, choice.rows)
     return Solution(
         mesh=mesh,
@@ -32,15 +29,8 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
         uses=uses,
         trees=trees_of(model, choice),
         seconds=model.scale.seconds(choice.cost),
-        lower_bound=lower_bound(model, free),
+        lower_bound=found.seconds,
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
         held=peak.held(),
     )
-
-
-def search(model: Model) -> Choice:
-    """The best state that sweeps find, over orders of the mesh axes."""
-    sweeper, evaluator = Sweeper(model), Evaluator(model)
-    found = [evaluator.evaluate(sweeper.sweep(model.whole, order)) for order in permutations(range(model.width))]
-    return min(found, key=lambda choice: choice.cost)

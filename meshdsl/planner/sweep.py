@@ -7,23 +7,22 @@ parallelism on every axis.)
 """
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from meshdsl.planner.closure import Costs, Ids
+from meshdsl.planner.closure import COLLECTIVE_TIE, Costs, Ids
 from meshdsl.planner.eliminate import Network, eliminate
-from meshdsl.planner.hub import Hub, make_hub
+from meshdsl.planner.hub import make_hub
 from meshdsl.planner.model import Assignment, Model
-
-_HUBS_KNOWN = 20_000
 
 
 class Sweeper:
-    """Solves a model axis by axis."""
+    """Solves a model axis by axis, exactly where no table passes ``cap`` entries."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._hubs: dict[Hashable, Hub] = {}
+    def __init__(self, model: Model, cap: int) -> None:
+        self.model, self.cap = model, cap
+        self._known: dict[Hashable, _Shared] = {}
         self._readers = {v: sorted(model.problem.used.get(v, [])) for v in model.problem.defined}
 
     def sweep(self, start: Assignment, order: Iterable[int]) -> Assignment:
@@ -39,61 +38,71 @@ class Sweeper:
 
     def solve_axis(self, rows: Assignment, axis: int) -> Assignment:
         """The best rows on one axis, given those on the others."""
-        domains = [np.flatnonzero(np.isfinite(self.model.along(n, axis, rows[n]))) for n in range(len(rows))]
+        found = [self.model.domain(n, axis, rows[n]) for n in range(len(rows))]
+        domains = [domain for domain, _ in found]
         network = Network([len(d) for d in domains])
-        for n, domain in enumerate(domains):
-            network.add((n,), self.model.along(n, axis, rows[n])[domain])
-        for value in self.model.problem.defined:
-            self._add_value(network, value, rows, axis, domains)
+        for n, (_, cost) in enumerate(found):
+            network.add((n,), cost)
         incumbent = [int(np.searchsorted(d, r)) for d, r in zip(domains, rows[:, axis], strict=True)]
-        answer = eliminate(network, np.array(incumbent))
+        for value in self.model.problem.defined:
+            self._add_value(network, value, rows, axis, domains, incumbent)
+        answer = eliminate(network, np.array(incumbent), self.cap)
         solved = rows.copy()
         solved[:, axis] = [d[s] for d, s in zip(domains, answer.states, strict=False)]
         return solved
 
-    def _add_value(self, network: Network, value: int, rows: Assignment, axis: int, domains: list[Ids]) -> None:
+    def _add_value(
+        self, network: Network, value: int, rows: Assignment, axis: int, domains: list[Ids], incumbent: list[int]
+    ) -> None:
+        """Add the tables of one value; a hub becomes a variable, with the state that suits the incumbent."""
         readers = self._readers[value]
         if not readers:
             return
         d, p = self.model.problem.defined[value]
-        own = self.model.layout_ids(d, p, rows[d], axis)[domains[d]]
-        costs = self.model.closures[value].costs
-        trips = self.model.trips(value)
-        reads = [(n, self.model.layout_ids(n, q, rows[n], axis)[domains[n]]) for n, q in readers]
-        if len(reads) == 1:
-            _join(network, d, reads[0][0], costs[np.ix_(own, reads[0][1])] * trips)
-        else:
-            self._add_shared(network, value, d, own, reads)
+        own = self.model.reading(d, p, axis, rows[d], domains[d])
+        reads = [(n, self.model.reading(n, q, axis, rows[n], domains[n])) for n, q in readers]
+        shared = self._shared(value, own, tuple(r for _, r in reads))
+        start = d
+        if shared.link is not None:
+            start = len(network.domains)
+            network.domains.append(shared.link.shape[1])
+            network.add((d, start), shared.link)
+            wanted = (table[:, incumbent[n]] for (n, _), table in zip(reads, shared.reads, strict=True))
+            incumbent.append(int(np.argmin(shared.link[incumbent[d]] + sum(wanted))))
+        for (n, _), table in zip(reads, shared.reads, strict=True):
+            _join(network, start, n, table)
         for (n, layouts), (_, q) in zip(reads, readers, strict=True):
             price = self.model.read_price(value, n, q)
             if price is not None:
                 _join(network, d, n, np.where(own[:, None] == layouts[None], 0.0, price[layouts][None]))
 
-    def _add_shared(self, network: Network, value: int, d: int, own: Ids, reads: list[tuple[int, Ids]]) -> None:
-        """Readers that can share: the value's own variable (layout and hub) between them."""
-        owns, own_of = np.unique(own, return_inverse=True)
-        unique = [np.unique(r, return_inverse=True) for _, r in reads]
-        hub = self._hub(value, owns, tuple(u for u, _ in unique))
-        trips = self.model.trips(value)
-        if len(hub.own) == len(owns):  # no hub pays: the readers are independent
-            for (n, _), (_, at), table in zip(reads, unique, hub.reads, strict=True):
-                _join(network, d, n, table[np.ix_(own_of, at)] * trips)
-            return
-        variable = len(network.domains)
-        network.domains.append(len(hub.own))
-        linked = np.where(hub.own[None] == own_of[:, None], hub.paid[None] * trips, np.inf)
-        _join(network, d, variable, linked)
-        for (n, _), (_, at), table in zip(reads, unique, hub.reads, strict=True):
-            _join(network, variable, n, table[:, at] * trips)
+    def _shared(self, value: int, own: Ids, reads: tuple[Ids, ...]) -> "_Shared":
+        closure, trips = self.model.closures[value], self.model.trips(value)
+        key = (closure.number, trips, id(own), *map(id, reads))
+        if key not in self._known:
+            self._known[key] = _share(closure.costs, trips, own, reads)
+        return self._known[key]
 
-    def _hub(self, value: int, owns: Ids, readers: tuple[Ids, ...]) -> Hub:
-        closure = self.model.closures[value]
-        key = (closure.number, owns.tobytes(), *(r.tobytes() for r in readers))
-        if key not in self._hubs:
-            if len(self._hubs) > _HUBS_KNOWN:
-                self._hubs.clear()
-            self._hubs[key] = make_hub(closure.costs, owns, readers)
-        return self._hubs[key]
+
+@dataclass(frozen=True)
+class _Shared:
+    """Tables of one value: to its hub variable, if one pays, and from there (or from itself) to the readers."""
+
+    link: Costs | None
+    reads: tuple[Costs, ...]
+
+
+def _share(costs: Costs, trips: int, own: Ids, reads: tuple[Ids, ...]) -> _Shared:
+    if len(reads) == 1:
+        return _Shared(None, (costs[np.ix_(own, reads[0])] * trips,))
+    owns, own_of = np.unique(own, return_inverse=True)
+    unique = [np.unique(r, return_inverse=True) for r in reads]
+    hub = make_hub(costs, owns, tuple(u for u, _ in unique), worth=COLLECTIVE_TIE)
+    tables = [table * trips for table in hub.reads]
+    if len(hub.own) == len(owns):  # no hub pays: the readers are independent
+        return _Shared(None, tuple(t[np.ix_(own_of, at)] for t, (_, at) in zip(tables, unique, strict=True)))
+    link = np.where(hub.own[None] == own_of[:, None], hub.paid[None] * trips, np.inf)
+    return _Shared(link, tuple(t[:, at] for t, (_, at) in zip(tables, unique, strict=True)))
 
 
 def _join(network: Network, a: int, b: int, table: Costs) -> None:
