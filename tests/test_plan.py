@@ -117,6 +117,17 @@ def test_estimated_trips_are_marked_in_print():
     assert "~" not in str(loop_plan())
 
 
+def test_a_move_of_what_is_returned_belongs_to_its_maker():
+    program, solution = small_program(), small_solution()
+    cols, whole = complete(Layout.parse("data=S(1)"), MESH), complete(Layout(), MESH)
+    trees = {**solution.trees, 4: reshard(cols, whole, (8, 16), 4, MESH)}
+    layouts, uses = {**solution.layouts, 4: cols}, {**solution.uses, (3, 0): whole}
+    plan = build_plan(program, replace(solution, layouts=layouts, uses=uses, trees=trees), make_pins(program, MESH))
+    last = plan.collectives[-1]
+    assert (last.source, last.phase) == ("model.py:33", "optimizer")
+    assert last.reason == "result of unheard_of (model.py:33) data=S(1) -> data=B: the step returns it"
+
+
 def test_a_move_through_two_steps_names_the_last_reader():
     program, solution = small_program(), small_solution()
     whole, half = complete(Layout(), MESH), complete(Layout.parse("data=S(0)"), MESH)

@@ -48,7 +48,8 @@ def _outputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array
 
 
 def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
-    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pin.axes, follows)
+    pinned = tuple(axis for axis in layout.axes if axis in pin.axes)
+    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows)
 
 
 def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:

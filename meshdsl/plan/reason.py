@@ -3,8 +3,9 @@
     params/wte data=S(0) -> data=B: dot_general (model.py:31) reads it
     partial sum of dot_general (model.py:40) model=P -> model=B: add (model.py:41) reads it
 
-A reduction belongs to the operation that made the partial value; any other collective belongs
-to the first operation that needs the layout it leads to, directly or through further moves.
+A reduction belongs to the operation that made the partial value, and so does a move of what is
+returned; any other collective belongs to the first operation that needs the layout it leads to,
+directly or through further moves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,8 @@ class Reasons:
     def explain(self, value: Value, move: Move) -> tuple[Op, str]:
         """The operation that the collective belongs to, and the sentence."""
         reader, maker = self._reader(value, move), self.makers.get(value.id)
-        at = maker if maker is not None and isinstance(move.source, Partial) else reader
+        made_for = isinstance(move.source, Partial) or reader.name == "return"
+        at = maker if maker is not None and made_for else reader
         return at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
 
     def _enter(self, graph: Graph, op: Op) -> None:
