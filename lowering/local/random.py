@@ -1,0 +1,62 @@
+"""Local programs of random numbers: this device's block of the bits that all devices would make.
+
+Threefry turns a key and a 64-bit counter into 64 bits, and JAX counts the elements of the
+result row by row. So a block is made from the counters of its elements, as in
+``jax._src.random`` with ``jax_threefry_partitionable``; the prover compares both bit by bit.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.random import threefry2x32_p
+
+from meshdsl.ir import Op
+from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.rules.random import counted
+
+_WORD = jnp.uint32
+
+
+@local("random_bits")
+def random_bits(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Bits at this device's positions."""
+    (keys,) = arrays
+    whole, layout = op.outputs[0].shape, where.outputs[0]
+    block = where.local_shape(layout, whole)
+    made = block[len(keys.shape) :]
+    if not counted(op) or block == whole:
+        return bind(op, keys, shape=made)
+    starts = [where.offset(layout, d, n) for d, n in enumerate(whole)]
+    return (_threefry_bits(keys, _positions(starts, block, whole), op.params["bit_width"]),)
+
+
+def _threefry_bits(key: jax.Array, counters: tuple[jax.Array, jax.Array], width: int) -> jax.Array:
+    high, low = counters
+    words = [jnp.broadcast_to(word, low.shape) for word in jax.random.key_data(key)]
+    first, second = threefry2x32_p.bind(*words, high, low)
+    return lax.convert_element_type(first ^ second, jnp.dtype(f"uint{width}"))
+
+
+def _positions(starts: list[jax.Array], block: tuple[int, ...], whole: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Row-major positions of a block's elements in the whole array, as high and low words."""
+    high = low = jnp.zeros(block, _WORD)
+    for dim, (start, n) in enumerate(zip(starts, whole, strict=True)):
+        at = start.astype(_WORD) + lax.broadcasted_iota(_WORD, block, dim)
+        high, low = _times_plus(high, low, n, at)
+    return high, low
+
+
+def _times_plus(high: jax.Array, low: jax.Array, factor: int, term: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``(high, low) * factor + term`` in 64 bits made of two words; factor is below 2**32."""
+    carry, product = _multiply(low, factor)
+    total = product + term
+    return high * _WORD(factor) + carry + (total < term).astype(_WORD), total
+
+
+def _multiply(word: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
+    """High and low word of ``word * factor``, from products of half words."""
+    half, mask = _WORD(16), _WORD(0xFFFF)
+    a, b = word >> half, word & mask
+    c, d = _WORD(factor >> 16), _WORD(factor & 0xFFFF)
+    middle = (b * d >> half) + (a * d & mask) + (b * c & mask)
+    return a * c + (a * d >> half) + (b * c >> half) + (middle >> half), word * _WORD(factor)

@@ -1,0 +1,196 @@
+"""Rules of operations that read and write at positions given by data.
+
+The dims of a gather fall into kinds, and each kind has one reason to be split:
+
+* *batch* dims of the indices become dims of the result: each device looks up its own queries
+* *window* dims, read whole: each device reads its own columns of every row
+* *batching* dims pair operand and indices, like the batch of a matmul
+* *looked up* dims, read one element at a time: each device answers for the rows it holds and
+  says zero for the others, so the result is partial
+
+A scatter is the transpose: there the batch dims vanish, so split updates give partial results,
+and each device drops the updates for rows it does not hold. Positions speak of the whole
+tensor; the local programs shift them.
+
+    gather       t[vocab@S, embed], ids[batch]               -> P       the embedding lookup
+    scatter-add  t: P, ids[batch@S], g[batch@S, embed]       -> P       its gradient
+    scatter-add  t[vocab@S, embed], ids[batch], g            -> S(0)    the same, without a sum
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.ir import Op
+from meshdsl.layouts.placement import B, P, Placement, S
+from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.rules.registry import carries, rule
+from meshdsl.rules.structural import kept, named
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What the dims of a gather or scatter mean; *slices* is the gather's result, or the scatter's updates.
+
+    Args:
+      operand, indices, slices: a label per dim, None where it cannot be split.
+      looked_up: operand dims that are addressed one element at a time.
+      columns: per column of the indices, the operand dim that it addresses.
+      limits: per column, the largest position that is in bounds.
+      queries: dims of the slices that are batch dims of the indices, in order.
+    """
+
+    operand: tuple[str | None, ...]
+    indices: tuple[str | None, ...]
+    slices: tuple[str | None, ...]
+    looked_up: tuple[int, ...]
+    columns: tuple[int, ...]
+    limits: tuple[int, ...]
+    queries: tuple[int, ...]
+
+
+def gather_dims(op: Op) -> Lookup:
+    """The dims of a gather."""
+    n = op.params["dimension_numbers"]
+    removed = (*n.collapsed_slice_dims, *n.operand_batching_dims)
+    pairs = tuple(zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True))
+    return _lookup(op, n.start_index_map, removed, n.offset_dims, pairs, op.params["slice_sizes"], op.outputs[0].shape)
+
+
+def scatter_dims(op: Op) -> Lookup:
+    """The dims of a scatter."""
+    n = op.params["dimension_numbers"]
+    removed = (*n.inserted_window_dims, *n.operand_batching_dims)
+    pairs = tuple(zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True))
+    updates = op.inputs[2].shape
+    windows = iter(n.update_window_dims)
+    sizes = tuple(1 if d in removed else updates[next(windows)] for d in range(len(op.inputs[0].shape)))
+    return _lookup(op, n.scatter_dims_to_operand_dims, removed, n.update_window_dims, pairs, sizes, updates)
+
+
+def _lookup(
+    op: Op,
+    columns: tuple[int, ...],
+    removed: tuple[int, ...],
+    windows: tuple[int, ...],
+    pairs: tuple[tuple[int, int], ...],
+    sizes: tuple[int, ...],
+    slices: tuple[int, ...],
+) -> Lookup:
+    shape = op.inputs[0].shape
+    queries = tuple(i for i in range(len(slices)) if i not in windows)
+    indices = (*(f"q{i}" for i in range(len(queries))), None)
+    batched = {d: indices[i] for d, i in pairs}
+    operand = tuple(batched.get(d) or (f"w{d}" if sizes[d] == n else None) for d, n in enumerate(shape))
+    seen = iter(label for d, label in enumerate(operand) if d not in removed)
+    asked = iter(indices)
+    return Lookup(
+        operand=operand,
+        indices=indices,
+        slices=tuple(next(seen) if i in windows else next(asked) for i in range(len(slices))),
+        looked_up=tuple(d for d in columns if sizes[d] == 1 < shape[d]),
+        columns=tuple(columns),
+        limits=tuple(shape[d] - sizes[d] for d in columns),
+        queries=queries,
+    )
+
+
+@rule("gather")
+def gather(op: Op) -> Rule:
+    """Batch, window and batching dims stay; looked up dims give partial results. Data movement in the operand."""
+    dims = gather_dims(op)
+    extra = tuple(Row((S(d), B), (masked(op.inputs[0].dtype),)) for d in dims.looked_up)
+    inputs = (named(*dims.operand), named(*dims.indices))
+    return Rule(inputs, (named(*dims.slices),), commuting=((0,),), extra=extra)
+
+
+def masked(dtype: Any) -> Placement:
+    """What a value is when one device holds it and the others hold zeros."""
+    return P if carries(P, dtype) else P("max")
+
+
+@rule("scatter-add")
+def scatter_add(op: Op) -> Rule:
+    """Linear in operand and updates together; increasing in each."""
+    return _scatter(op, P, linear=((0, 2),), increasing=(0, 2) if _apart(op) else (0,))
+
+
+@rule("scatter-sub")
+def scatter_sub(op: Op) -> Rule:
+    """Linear in operand and updates together; increasing in the operand, decreasing in the updates."""
+    return _scatter(op, P, linear=((0, 2),), increasing=(0,), decreasing=(2,) if _apart(op) else ())
+
+
+@rule("scatter-mul")
+def scatter_mul(op: Op) -> Rule:
+    """Linear in the operand."""
+    return _scatter(op, None, linear=((0,),))
+
+
+@rule("scatter-max")
+def scatter_max(op: Op) -> Rule:
+    """A maximum of operand and updates: it commutes with maxima, and is increasing."""
+    return _scatter_extreme(op, P("max"))
+
+
+@rule("scatter-min")
+def scatter_min(op: Op) -> Rule:
+    """A minimum of operand and updates: it commutes with minima, and is increasing."""
+    return _scatter_extreme(op, P("min"))
+
+
+@rule("scatter")
+def scatter(op: Op) -> Rule:
+    """Data movement; but where updates collide, each device could let another one win, so they must not be partial."""
+    return _scatter(op, None, commuting=((0, 2),) if _apart(op) else ())
+
+
+def _scatter_extreme(op: Op, held: Placement) -> Rule:
+    split = tuple(Row((B, S(q), S(at)), (held,)) for q, at in _lost(scatter_dims(op)))
+    extra = (Row((held, B, held), (held,)), Row((B, B, held), (held,)), *split)
+    return _scatter(op, held, extra=extra, increasing=(0, 2) if _apart(op) else (0,))
+
+
+def _scatter(op: Op, held: Placement | None, extra: tuple[Row, ...] = (), **properties: Any) -> Rule:
+    """Dims of any scatter; ``held`` is what operand and result are where each device has a part of the updates."""
+    dims = scatter_dims(op)
+    rows = [Row((S(d), B, B), (S(d),)) for d in dims.looked_up]
+    if held is not None:
+        rows += [Row((held, S(q), S(at)), (held,)) for q, at in _lost(dims)]
+    inputs = (named(*dims.operand), named(*dims.indices), named(*dims.slices))
+    return Rule(inputs, (named(*dims.operand),), extra=(*rows, *extra), **properties)
+
+
+def _lost(dims: Lookup) -> list[tuple[int, int]]:
+    """Batch dims that the result does not have: the dim of the indices and that of the updates."""
+    return [(q, at) for q, at in enumerate(dims.queries) if dims.indices[q] not in dims.operand]
+
+
+def _apart(op: Op) -> bool:
+    """Whether no element is updated twice."""
+    queries = op.inputs[1].shape[:-1]
+    return bool(op.params["unique_indices"]) or all(n == 1 for n in queries)
+
+
+@rule("dynamic_slice")
+def dynamic_slice(op: Op) -> Rule:
+    """Dims kept whole; from a dim cut to one element, the device that holds it answers."""
+    operand, sizes = op.inputs[0], op.params["slice_sizes"]
+    dims, picked = window(operand.shape, sizes)
+    starts = (B,) * (len(op.inputs) - 1)
+    extra = tuple(Row((S(d), *starts), (masked(operand.dtype),)) for d in picked)
+    return Rule((dims, *((),) * len(starts)), (dims,), commuting=((0,),), extra=extra)
+
+
+@rule("dynamic_update_slice")
+def dynamic_update_slice(op: Op) -> Rule:
+    """Dims updated whole; in a dim where one element is updated, the device that holds it writes."""
+    operand, update, *starts = op.inputs
+    dims, picked = window(operand.shape, update.shape)
+    extra = tuple(Row((S(d), B, *[B] * len(starts)), (S(d),)) for d in picked)
+    return Rule((dims, dims, *[()] * len(starts)), (dims,), commuting=((0, 1),), extra=extra)
+
+
+def window(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Dims, tuple[int, ...]]:
+    """Dims of which all is taken, and dims of which one element is."""
+    cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
+    return kept(len(shape), *cut), tuple(d for d in cut if sizes[d] == 1)

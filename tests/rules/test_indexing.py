@@ -1,0 +1,103 @@
+"""Gather, scatter, dynamic slices, proved."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.lax import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
+
+from tests.prover import prove, sample
+from tests.rules.data import bools, floats, ints
+
+CASES = []
+COLLIDE = "where updates collide, devices may let different ones win"
+TABLE = floats(12, 6)
+ROW = GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+ROWS = ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+
+
+def case(*args, **options):
+    CASES.append(sample(*args, **options))
+
+
+def positions(*shape, low=-3, high=16, **options):
+    """In and out of bounds of 12 rows."""
+    return ints(*shape, low=low, high=high, **options)
+
+
+def rows(mode, fill=None):
+    return lambda t, i: lax.gather(t, i, ROW, (1, 6), mode=mode, fill_value=fill)
+
+
+for mode in ("clip", "fill", "promise_in_bounds"):
+    low, high = (0, 12) if mode == "promise_in_bounds" else (-3, 16)
+    case("gather", rows(mode), TABLE, positions(12, 1, low=low, high=high))
+case("gather", rows("fill", 2.5), TABLE, positions(12, 1))
+case("gather", rows("fill", 0.0), TABLE, positions(12, 1))
+case("gather", rows("fill"), ints(12, 6), positions(12, 1))
+case("gather", rows("clip"), TABLE, positions(12, 1, dtype="int8"))
+case("gather", rows("fill"), bools(12, 6), positions(12, 1))
+case("gather", rows("clip"), bools(12, 6), positions(12, 1, dtype="uint8", low=0))
+case("gather", lambda t, i: t[i], TABLE, positions(6, 12, low=-12, high=12))
+case("gather", lambda t, i, j: t.at[i, j].get(mode="fill"), floats(12, 6, 12), positions(12), positions(12))
+case("gather", lambda t, i, j: t.at[i, j].get(mode="clip"), floats(12, 12), positions(6), positions(6))
+case("gather", lambda t, i: t.at[:, i].get(mode="fill"), floats(6, 12), positions(12))
+case("gather", lambda t, i: jnp.take_along_axis(t, i, 1), floats(12, 6), positions(12, 6))
+case("gather", lambda t, i: jnp.take_along_axis(t, i, 0, mode="clip"), floats(12, 6), positions(12, 6))
+case("gather", jax.vmap(lambda t, i: t.at[i].get(mode="fill")), floats(6, 12), positions(6, 12))
+case(
+    "gather",  # slices of 4 rows, windows cut
+    lambda t, i: lax.gather(t, i, GatherDimensionNumbers((1, 2), (), (0,)), (4, 6), mode="clip"),
+    TABLE,
+    positions(6, 1),
+)
+
+
+def scattered(function, mode, unique=False, shape=(12, 6), count=12):
+    index = jnp.arange(count).reshape(-1, 1) * 5 % 17 - 2 if unique else positions(count, 1)
+
+    def run(operand, at, updates):
+        return function(operand, at, updates, ROWS, mode=mode, unique_indices=unique)
+
+    return run, floats(*shape), index, floats(count, shape[1])
+
+
+KINDS = "scatter-add scatter-sub scatter-mul scatter-max scatter-min scatter".split()
+for name in KINDS:
+    function = getattr(lax, name.replace("-", "_"), None)
+    if function is None:
+        continue
+    collide = {"P, B, P -> P": COLLIDE, "P(max), B, P(max) -> P(max)": COLLIDE, "P(min), B, P(min) -> P(min)": COLLIDE}
+    excused = collide if name == "scatter" else {}
+    for mode in (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP):
+        case(name, *scattered(function, mode), excused=excused)
+    case(name, *scattered(function, GatherScatterMode.FILL_OR_DROP, unique=True), fixed=(1,))
+case("scatter-add", lambda t, i, u: t.at[i, :3].add(u), TABLE, positions(12), floats(12, 3))
+case("scatter-add", lambda t, i, u: t.at[:, i].add(u, mode="clip"), floats(6, 12), positions(12), floats(6, 12))
+case("scatter-add", jax.vmap(lambda t, i, u: t.at[i].add(u)), floats(6, 12), positions(6, 12), floats(6, 12))
+case("scatter-add", lambda t, i, u: t.at[i].add(u), ints(12, 6), positions(12), ints(12, 6))
+case(
+    "scatter-add", lambda t, i, j, u: t.at[i, j].add(u), floats(12, 6), positions(12), positions(12, high=7), floats(12)
+)
+case("scatter", lambda t, u: t.at[3].set(u), TABLE, floats(6))
+case("scatter-add", jax.grad(lambda t, i: (t.at[i].get(mode="clip") ** 2).sum()), TABLE, positions(12))
+
+case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 6)), TABLE, ints(low=3, high=11))
+case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), TABLE, jnp.int32(7))
+case(
+    "dynamic_slice",
+    lambda x, i, j: lax.dynamic_slice(x, (i, j, 0), (1, 1, 6)),
+    floats(12, 6, 6),
+    jnp.int32(11),
+    jnp.int32(9),
+)
+case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), bools(12, 6), jnp.int32(2))
+case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), floats(300, 2), jnp.uint8(200))
+case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(4, 6), jnp.int32(5))
+case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(1, 6), jnp.int32(5))
+case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), TABLE, floats(1, 1), jnp.int32(9))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case):
+    assert prove(case) == []
