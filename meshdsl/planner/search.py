@@ -5,8 +5,6 @@ axes jointly, so the plan they point to often lies elsewhere; sweeping from ther
 plan, and a better plan lets the certificate drop more states.
 """
 
-from itertools import permutations
-
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.model import Model
@@ -21,14 +19,16 @@ _GAP = 2e-3
 def search(model: Model) -> Certificate:
     """The best plan found, memory aside, with its lower bound."""
     evaluator, quick = Evaluator(model), Sweeper(model, QUICK)
-    starts = [evaluator.evaluate(quick.sweep(model.whole, order)) for order in permutations(range(model.width))]
-    certificate = Certificate(model, min(starts, key=lambda choice: choice.cost))
+    axes = range(model.width)
+    certificate = Certificate(model, evaluator.evaluate(quick.sweep(model.whole, axes, rounds=2)))
     for _ in range(_rounds(certificate)):
         certificate.tighten()
-        certificate.offer(evaluator.evaluate(quick.sweep(certificate.suggest(), range(model.width))))
+        certificate.offer(evaluator.evaluate(certificate.suggest()))
         if certificate.gap < _GAP:
             break
-    certificate.offer(evaluator.evaluate(Sweeper(model, EXACT).sweep(certificate.best.rows, range(model.width))))
+    for sweeper in (quick, Sweeper(model, EXACT)):
+        certificate.offer(evaluator.evaluate(sweeper.sweep(certificate.best.rows, axes)))
+        certificate.tighten()
     return certificate
 
 

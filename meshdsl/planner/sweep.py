@@ -25,14 +25,15 @@ class Sweeper:
         self._known: dict[Hashable, _Shared] = {}
         self._readers = {v: sorted(model.problem.used.get(v, [])) for v in model.problem.defined}
 
-    def sweep(self, start: Assignment, order: Iterable[int]) -> Assignment:
-        """Improve ``start``, taking the mesh axes in ``order``, until a whole round changes nothing."""
+    def sweep(self, start: Assignment, order: Iterable[int], rounds: int = 8) -> Assignment:
+        """Improve ``start``, taking the mesh axes in ``order``, until no axis has anything left to change."""
         best, order = start, list(order)
-        for _ in range(8):
-            before = best
-            for axis in order:
-                best = self.solve_axis(best, axis)
-            if np.array_equal(before, best):
+        settled: set[int] = set()
+        for axis in order * rounds:
+            solved = self.solve_axis(best, axis)
+            settled = settled | {axis} if np.array_equal(best, solved) else {axis}
+            best = solved
+            if len(settled) == len(order):
                 break
         return best
 
