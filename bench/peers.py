@@ -1,7 +1,8 @@
 """The same GPT step by hand: jax.jit with the layouts that people write, and the XLA partitioner.
 
 Each scheme says how a weight lies, by the last names of its path; optimizer state lies as its
-weight does, so one function serves both. Activations follow by propagation.
+weight does, so one function serves both. The residual stream is held to the batch's layout
+before and after every block, as people do; other activations follow by propagation.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bench.programs import load_example
 from meshdsl.api import Program
 from meshdsl.lowering.boundary import named_sharding
 from meshdsl.plan.value import Plan
@@ -62,9 +64,10 @@ SCHEMES: dict[str, tuple[Scheme, Any]] = {
 }
 
 
-def by_hand(program: Program, mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
+def by_hand(mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
     """The jitted step of one scheme, and the shardings of its arguments."""
     scheme, batch = SCHEMES[name]
+    program = _annotated(_sharding(mesh, (batch, None, None)))
     state = jax.tree_util.tree_map_with_path(
         lambda p, x: _sharding(mesh, scheme(_names(p), x.shape)), program.args[:-1]
     )
@@ -79,6 +82,14 @@ def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan) -> tuple[
     results = jax.tree.structure(jax.eval_shape(program.step, *program.args))
     outputs = jax.tree.unflatten(results, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.outputs])
     return _jitted(program, inputs, outputs), inputs
+
+
+def _annotated(residual: NamedSharding) -> Program:
+    """The GPT with its residual stream held to one sharding."""
+    module = load_example("gpt")
+    block, hold = module.Block.__call__, jax.lax.with_sharding_constraint
+    module.Block.__call__ = lambda self, x: hold(block(self, hold(x, residual)), residual)
+    return module.program
 
 
 def _jitted(program: Program, inputs: Any, outputs: Any) -> Any:

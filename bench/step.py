@@ -34,7 +34,7 @@ def main() -> None:
 
     devices = device_mesh(mesh)
     peers = {XLA: partitioned(program, devices, plan)}
-    peers |= {name: by_hand(program, devices, name) for name in SCHEMES}
+    peers |= {name: by_hand(devices, name) for name in SCHEMES}
     compiled = {OURS: sharded.lower(*program.args).compile()}
     compiled |= {name: jitted.lower(*program.args).compile() for name, (jitted, _) in peers.items()}
     sent = {name: _bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
