@@ -16,7 +16,7 @@ same graph. A body sees nothing of the graph around it but its own inputs: what 
 closes over is passed as a const. ``check_graph`` enforces the grammar.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -146,8 +146,8 @@ def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:
 def check_graph(graph: Graph) -> None:
     """Raise TraceError if the graph breaks the grammar."""
     known = {v.id for v in graph.inputs}
-    if not graph.ops or graph.ops[-1].name != "return":
-        raise TraceError("a graph ends with 'return'")
+    if not graph.ops or [i for i, op in enumerate(graph.ops) if op.name == "return"] != [len(graph.ops) - 1]:
+        raise TraceError("a graph ends with its only 'return'")
     for op in graph.ops:
         unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
         if unknown:
@@ -156,7 +156,37 @@ def check_graph(graph: Graph) -> None:
         if again:
             raise TraceError(f"{op.name} defines values {again} a second time")
         known |= {v.id for v in op.outputs}
-        if (op.name in LOOPS) != bool(op.bodies):
-            raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
-        for body in op.bodies:
-            check_graph(body)
+        _check_bodies(op)
+
+
+def _check_bodies(op: Op) -> None:
+    if (op.name in LOOPS) != bool(op.bodies):
+        raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
+    if not op.bodies:
+        return
+    for (inputs, returned), body in zip(_interfaces(op), op.bodies, strict=True):
+        got = (_types(body.inputs), _types(body.returned))
+        for what, has, wants in zip(("takes", "returns"), got, (inputs, returned), strict=True):
+            if has != wants:
+                raise TraceError(f"a body of {op.name} {what} {', '.join(has)}; its loop has {', '.join(wants)}")
+        check_graph(body)
+
+
+def _interfaces(op: Op) -> Iterator[tuple[list[str], list[str]]]:
+    """Per body of a loop, the types of what it takes and of what it returns."""
+    inputs, outputs = _types(op.inputs), _types(op.outputs)
+    if op.name == "scan":
+        carries, consts = op.params["num_carry"], op.params["num_consts"]
+        slices = _types(op.inputs[consts + carries :], 1)
+        yield inputs[: consts + carries] + slices, outputs[:carries] + _types(op.outputs[carries:], 1)
+    elif op.name == "while":
+        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
+        yield inputs[:asked] + inputs[done:], ["bool[]"]
+        yield inputs[asked:], outputs
+    else:
+        yield from ((inputs[1:], outputs) for _ in op.bodies)
+
+
+def _types(atoms: Iterable["Value | Literal"], dropped: int = 0) -> list[str]:
+    """Dtypes and shapes as text, without the first ``dropped`` dims."""
+    return [f"{x.dtype}[{','.join(map(str, x.shape[dropped:]))}]" for x in atoms]

@@ -72,17 +72,16 @@ def trace(
 
 
 def clean(graph: Graph) -> Graph:
-    """The graph after every clean-up, checked after each."""
-    check_graph(graph)
+    """The graph after every clean-up."""
     for cleanup in CLEANUPS:
         graph = cleanup(graph)
-        check_graph(graph)
     return graph
 
 
 def finish(graph: Graph) -> Graph:
-    """The graph with trips, phases and numbers in it."""
+    """The graph with trips, phases and numbers in it, checked."""
     count_trips(graph)
     mark_phases(graph)
     number(graph)
+    check_graph(graph)
     return graph

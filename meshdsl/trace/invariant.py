@@ -6,9 +6,12 @@ accumulator) gets it as a const, which may be moved once before the loop or in e
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from meshdsl.ir import Graph, Op
-from meshdsl.trace.graphs import Atom, Table, in_bodies, kept, returning, substitute, with_ops
+from meshdsl.trace.graphs import Table, in_bodies, kept, returning, substitute, with_ops
+
+T = TypeVar("T")
 
 
 def drop_invariants(graph: Graph) -> Graph:
@@ -39,7 +42,7 @@ def _uncarried(op: Op) -> tuple[Op, Table]:
     return replace(op, inputs=inputs, outputs=outputs, params=params, bodies=(body,)), table
 
 
-def _moved(items: Sequence[Atom], consts: int, changes: Sequence[bool]) -> tuple[Atom, ...]:
+def _moved(items: Sequence[T], consts: int, changes: Sequence[bool]) -> tuple[T, ...]:
     """Consts, carries, slices with the unchanged carries moved to the end of the consts."""
     carries = items[consts : consts + len(changes)]
     fixed = kept(carries, (not c for c in changes))
