@@ -31,7 +31,7 @@ from meshdsl.rules.registry import all_broadcast, carries
 from tests import simulated
 from tests.trials import Draws, Results, Trial, data, run_trials
 
-DRAWS = 6
+DRAWS, SCALAR_DRAWS = 6, 48
 PAIRS = 4
 
 
@@ -218,7 +218,8 @@ def drawn(case: Sample, rng: simulated.Random) -> tuple[Op, Draws]:
     assert found is not None, f"{case} traces to no {case.name}: {closed}"
     op, operands = found
     given = {i: _raw(operands[i], x.dtype) for i, x in enumerate(op.inputs) if not isinstance(x, Literal)}
-    return op, {i: np.stack([_draw(v, n, rng, i in case.fixed) for n in range(DRAWS)]) for i, v in given.items()}
+    count = SCALAR_DRAWS if all(v.ndim == 0 for v in given.values()) else DRAWS
+    return op, {i: np.stack([_draw(v, n, rng, i in case.fixed) for n in range(count)]) for i, v in given.items()}
 
 
 def _find(jaxpr: Any, consts: Any, args: Any, name: str) -> tuple[Op, list[Any]] | None:

@@ -7,6 +7,8 @@ blocks have the same shapes share one evaluation: compiling is what costs time h
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 from typing import Any
 
 import jax
@@ -24,7 +26,8 @@ jax.config.update("jax_traceback_filtering", "off")  # most trials fail to trace
 
 AXES = ("x", "y")
 NO_PROGRAM = (TypeError, ValueError, ZeroDivisionError, NotImplementedError, AssertionError, IndexError, KeyError)
-OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+CHEAP = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+CHEAPER = {**CHEAP, "xla_cpu_parallel_codegen_split_count": 1, "xla_cpu_use_fusion_emitters": False}
 
 Draws = Mapping[int, simulated.Array]
 
@@ -51,10 +54,21 @@ def run_trials(op: Op, draws: Draws, trials: Sequence[Trial], rng: simulated.Ran
     """
     stacks = {trial: _cut(draws, trial, rng) for trial in trials}
     groups = _grouped(op, stacks)
-    compiled = jax.jit(lambda given: _everything(op, groups, tuple(draws), given))
-    merged = [_merged([stacks[trial] for trial in group]) for group in groups]
-    found = compiled.lower(merged).compile(compiler_options=OPTIONS)(merged)
-    return {trial: result for i, results in found.items() for trial, result in _unmerged(groups[i], results)}
+    merged = [_merged(group, stacks) for group in groups]
+    traced = jax.jit(lambda given: _everything(op, groups, tuple(draws), given)).lower(merged)
+    found = traced.compile(compiler_options=_options())(merged)
+    count = len(next(iter(draws.values()), [0]))
+    return {trial: result for i, results in found.items() for trial, result in _unmerged(groups[i], results, count)}
+
+
+@cache
+def _options() -> dict[str, bool | int]:
+    """Compiler options that compile fast; XLA drops such options now and then."""
+    try:
+        jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=CHEAPER)
+    except jax.errors.JaxRuntimeError:
+        return CHEAP
+    return CHEAPER
 
 
 def _cut(draws: Draws, trial: Trial, rng: simulated.Random) -> list[simulated.Array]:
@@ -65,36 +79,63 @@ def _cut(draws: Draws, trial: Trial, rng: simulated.Random) -> list[simulated.Ar
 
 
 def _grouped(op: Op, stacks: Mapping[Trial, list[simulated.Array]]) -> list[list[Trial]]:
-    """Trials that run the same local program on the same shapes."""
+    """Trials that run the same local program on blocks of the same shapes."""
     groups: dict[Any, list[Trial]] = {}
     for trial, given in stacks.items():
-        shapes = (trial.ranks, *(stack.shape for stack in given))
-        groups.setdefault(trial if op.name in PROGRAMS else shapes, []).append(trial)
+        blocks = tuple(stack.shape[len(trial.ranks) + 1 :] for stack in given)
+        groups.setdefault(trial if op.name in PROGRAMS else blocks, []).append(trial)
     return list(groups.values())
 
 
-def _merged(group: list[list[simulated.Array]]) -> list[simulated.Array]:
-    """Per operand, [trials, ranks..., draws, ...]."""
-    return [np.stack(stacks) for stacks in zip(*group, strict=True)]
+def _merged(group: list[Trial], stacks: Mapping[Trial, list[simulated.Array]]) -> list[simulated.Array]:
+    """Per operand, the blocks of all trials, devices and draws: [blocks, ...]."""
+    flat = ([_flat(stack, len(trial.ranks) + 1) for stack in stacks[trial]] for trial in group)
+    return [np.concatenate(blocks) for blocks in zip(*flat, strict=True)]
 
 
-def _unmerged(group: list[Trial], results: Sequence[Any]) -> Iterator[tuple[Trial, tuple[simulated.Array, ...]]]:
-    whole = [np.asarray(result) for result in results]
-    return ((trial, tuple(result[i] for result in whole)) for i, trial in enumerate(group))
+def _flat(stack: Any, leading: int) -> Any:
+    return stack.reshape(-1, *stack.shape[leading:])
+
+
+def _unmerged(
+    group: list[Trial], results: Sequence[Any], draws: int
+) -> Iterator[tuple[Trial, tuple[simulated.Array, ...]]]:
+    whole, at = [np.asarray(result) for result in results], 0
+    for trial in group:
+        count = prod(trial.ranks) * draws
+        yield trial, tuple(x[at : at + count].reshape(*trial.ranks, draws, *x.shape[1:]) for x in whole)
+        at += count
 
 
 def _everything(op: Op, groups: list[list[Trial]], operands: tuple[int, ...], given: list[Any]) -> dict[int, Any]:
     found = {}
-    for i, (group, stacks) in enumerate(zip(groups, given, strict=True)):
+    for i, (group, blocks) in enumerate(zip(groups, given, strict=True)):
         try:
-            found[i] = _on_devices(op, group, operands, stacks)
+            run = _on_devices if op.name in PROGRAMS else _anywhere
+            found[i] = run(op, group[0], operands, blocks)
         except NO_PROGRAM:
             continue
     return found
 
 
-def _on_devices(op: Op, group: list[Trial], operands: tuple[int, ...], stacks: list[Any]) -> tuple[jax.Array, ...]:
-    trial, draws = group[0], stacks[0].shape[1 + len(group[0].ranks)] if stacks else 1
+def _anywhere(op: Op, trial: Trial, operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
+    """A local program that does not ask where it runs, on every block."""
+    return jax.vmap(_device(op, trial, operands))(None if blocks else np.zeros(1), *blocks)
+
+
+def _on_devices(op: Op, trial: Trial, operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
+    """A local program under one named axis per mesh axis, and one of draws."""
+    run: Callable[..., tuple[jax.Array, ...]] = jax.vmap(_device(op, trial, operands))
+    for axis in reversed(AXES[: len(trial.ranks)]):
+        run = jax.vmap(run, axis_name=axis)
+    stacks = [block.reshape(*trial.ranks, -1, *block.shape[1:]) for block in blocks]
+    draws = stacks[0].shape[len(trial.ranks)] if stacks else 1
+    results = run(np.zeros((*trial.ranks, draws)), *stacks)
+    return tuple(_flat(result, len(trial.ranks) + 1) for result in results)
+
+
+def _device(op: Op, trial: Trial, operands: tuple[int, ...]) -> Callable[..., tuple[jax.Array, ...]]:
+    """What one device runs; the first argument only says how many devices there are."""
     where = Local(dict(zip(AXES, trial.ranks, strict=False)), *_layouts(trial.rows))
 
     def device(_: Any, *blocks: Any) -> tuple[Any, ...]:
@@ -102,10 +143,7 @@ def _on_devices(op: Op, group: list[Trial], operands: tuple[int, ...], stacks: l
         arrays = tuple(_operand(x, known.get(i)) for i, x in enumerate(op.inputs))
         return tuple(map(data, run_local(op, arrays, where)))
 
-    run: Callable[..., tuple[jax.Array, ...]] = jax.vmap(device)
-    for axis in reversed(AXES[: len(trial.ranks)]):
-        run = jax.vmap(run, axis_name=axis)
-    return jax.vmap(run)(np.zeros((len(group), *trial.ranks, draws)), *stacks)
+    return device
 
 
 def _layouts(rows: tuple[Row, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:

@@ -15,8 +15,10 @@ def broadcast_in_dim(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tup
 
 @local("reshape")
 def reshape(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Likewise."""
-    return bind(op, *arrays, new_sizes=where.local_shape(where.outputs[0], op.params["new_sizes"]))
+    """Likewise; the operand's dims may be read in another order."""
+    order = op.params["dimensions"]
+    source = arrays[0] if order is None else lax.transpose(arrays[0], order)
+    return (source.reshape(where.local_shape(where.outputs[0], op.params["new_sizes"])),)
 
 
 @local("iota")

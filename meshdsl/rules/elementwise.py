@@ -60,13 +60,12 @@ LATTICE: dict[str, tuple[Row, ...]] = {
     "min": (Row((MIN, MIN), (MIN,)),),
     "clamp": (Row((MAX, MAX, B), (MAX,)), Row((B, MIN, MIN), (MIN,)), Row((MIN, B, MIN), (MIN,))),
 }
-ALL = (
-    INCREASING_SIGNED, INCREASING_UNSIGNED, *UNRELATED, *PASSED_ON, *LINEAR, *INCREASING, *DECREASING, *BELOW, *ABOVE, *RISING, *FALLING,
-    "convert_element_type", "div", "integer_pow", "polynomial", "select_n", "and", "or",
-)  # fmt: skip
+TABLES = (UNRELATED, PASSED_ON, LINEAR, INCREASING, DECREASING, BELOW, ABOVE, RISING, FALLING)
+BY_DTYPE = (INCREASING_SIGNED, INCREASING_UNSIGNED, "and", "or", "convert_element_type", "div", "integer_pow")
+BY_LITERAL = ("polynomial", "select_n")
 
 
-@rule(*ALL)
+@rule(*(name for table in TABLES for name in table), *BY_DTYPE, *BY_LITERAL)
 def elementwise(op: Op) -> Rule:
     """Blocks of every dim, and what the tables say of the operation."""
     name, dims = op.name, tuple((f"d{i}",) for i in range(len(op.outputs[0].shape)))

@@ -127,9 +127,9 @@ def reshape(op: Op) -> Rule:
     divisor of the dims at hand is a factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
     """
     before, after = op.inputs[0].shape, op.outputs[0].shape
-    if op.params.get("dimensions") is not None or 0 in before:
-        return Rule((named(*[None] * len(before)),), (named(*[None] * len(after)),), commuting=((0,),))
-    left, right, sizes = common_factors(before, after)
+    order = op.params["dimensions"] or range(len(before))
+    read, right, sizes = common_factors(tuple(before[i] for i in order), after)
+    left = tuple(read[list(order).index(i)] for i in range(len(before)))
     return Rule((left,), (right,), commuting=((0,),), sizes=sizes)
 
 
@@ -137,19 +137,23 @@ def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dim
     """Factors per dim of both shapes, and the lengths of those that do not fill their dims."""
     dims: tuple[list[list[str]], ...] = ([[] for _ in before], [[] for _ in after])
     rest = (list(before), list(after))
-    at, sizes, whole = [0, 0], {}, dict[str, bool]()
+    at: list[int] = [0, 0]
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
     while at[0] < len(before) and at[1] < len(after):
         n, m = rest[0][at[0]], rest[1][at[1]]
         size = gcd(n, m)
-        if size == 1 and n != 1 and m != 1:
+        if n * m == 0 or (size == 1 and n != 1 and m != 1):
             break  # from here on the dims do not align
         if size > 1:
             name = f"f{len(sizes)}"
-            sizes[name], whole[name] = size, size == before[at[0]] == after[at[1]]
+            sizes[name] = size
+            if size == before[at[0]] == after[at[1]]:
+                whole.add(name)
             dims[0][at[0]].append(name)
             dims[1][at[1]].append(name)
         for side in (0, 1):
             rest[side][at[side]] //= size
             at[side] += rest[side][at[side]] == 1
     left, right = (tuple(map(tuple, side)) for side in dims)
-    return left, right, {name: size for name, size in sizes.items() if not whole[name]}
+    return left, right, {name: size for name, size in sizes.items() if name not in whole}

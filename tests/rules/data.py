@@ -36,9 +36,9 @@ def bits(*shape, dtype="int32"):
     return _random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
 
 
-def bools(*shape):
-    """True and false."""
-    return _random.integers(0, 2, shape).astype(bool)
+def bools(*shape, share=0.5):
+    """True in this share."""
+    return _random.random(shape) < share
 
 
 def complexes(*shape):

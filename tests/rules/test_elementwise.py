@@ -25,8 +25,8 @@ def excuse(why, *rows):
 
 
 UNARY = (
-    "abs acosh asinh atan bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log log1p "
-    "log2 logistic neg one_minus_square rsqrt sign sin sinh sqrt square stop_gradient tan tanh"
+    "abs acosh asinh atan bessel_i0e bessel_i1e cbrt ceil cos cosh digamma erf erfc exp exp2 expm1 floor lgamma log "
+    "log1p log2 logistic neg one_minus_square rsqrt sign sin sinh sqrt square stop_gradient tan tanh"
 ).split()
 for name in UNARY:
     if hasattr(lax, name):  # log2 and one_minus_square are new in jax 0.12

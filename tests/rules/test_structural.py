@@ -1,0 +1,88 @@
+"""Every data-moving primitive, proved."""
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from meshdsl.layouts.placement import B, S
+from meshdsl.rules import rows_of
+from tests.prover import drawn, prove, sample
+from tests.rules.data import bools, floats, ints
+
+CASES = []
+
+
+def case(*args, **options):
+    CASES.append(sample(*args, **options))
+
+
+def reshape(before, after):
+    case("reshape", lambda x: lax.reshape(x, after), floats(*before))
+
+
+case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24, 36), (0, 2)), floats(12, 36))
+case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24), (0, 1)), floats(1, 24))
+case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (24,), ()), floats())
+case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24), (1,)), bools(24))
+reshape((12, 24), (288,))
+reshape((288,), (12, 24))
+reshape((12, 6, 4), (12, 24))
+reshape((24, 12), (12, 24))
+reshape((6, 12), (1, 6, 12, 1))
+reshape((12, 2, 12), (12, 24))
+reshape((4, 9), (6, 6))
+reshape((12, 6), (4, 18))
+reshape((8, 9), (12, 6))
+reshape((1, 24), (24,))
+reshape((24,), (2, 12))
+case("reshape", lambda x: lax.reshape(x, (24, 12), (1, 0)), floats(12, 24))
+case("squeeze", lambda x: lax.squeeze(x, (1,)), floats(12, 1, 24))
+case("transpose", lambda x: lax.transpose(x, (2, 0, 1)), floats(12, 24, 36))
+case("rev", lambda x: lax.rev(x, (1,)), floats(12, 24))
+case("slice", lambda x: lax.slice(x, (0, 3), (12, 15)), floats(12, 24))
+case("slice", lambda x: lax.slice(x, (0, 0), (12, 12)), floats(12, 24))
+case("slice", lambda x: lax.slice(x, (0, 0), (12, 24), (1, 2)), floats(12, 24))
+case("pad", lambda x, v: lax.pad(x, v, ((0, 0, 0), (6, 6, 0))), floats(12, 24), floats())
+case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (6, 6, 0))), floats(12, 24))
+case("pad", lambda x: lax.pad(x, 1.5, ((0, 0, 0), (6, 6, 0))), floats(12, 24))
+case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (-6, -6, 0))), floats(12, 24))
+case("pad", lambda x: lax.pad(x, -8.0, ((0, 0, 0), (0, 2, 1))), floats(12, 24))
+case("concatenate", lambda x, y: lax.concatenate([x, y], 1), floats(12, 24), floats(12, 36))
+case("concatenate", lambda x, y: lax.concatenate([x, y], 0), bools(12, 24), bools(12, 24))
+case("split", lambda x: lax.split(x, (12, 24), 1), floats(12, 36))
+case("stack", lambda x, y: jnp.stack([x, y], 1), floats(12, 24), floats(12, 24))
+case("unstack", lambda x: jnp.unstack(x, axis=1), floats(12, 2, 24))
+case("tile", lambda x: lax.tile(x, (1, 2)), floats(12, 24))
+case("iota", lambda: lax.iota(jnp.int32, 24))
+case("iota", lambda: lax.broadcasted_iota(jnp.float32, (12, 24), 1))
+case("reduce_precision", lambda x: lax.reduce_precision(x, 5, 10), ints(24) / 4.0, excused={"P -> P": "rounds"})
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case):
+    assert prove(case) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "splits"),
+    [
+        ((12, 24), (288,), {(0, 0): 12}),
+        ((288,), (12, 24), {(0, 0): 12}),
+        ((24, 12), (12, 24), {(0, 0): 12}),
+        ((12, 6, 4), (12, 24), {(0, 0): 0, (1, 1): 6}),
+        ((12, 6), (4, 18), {(0, 0): 4}),
+        ((8, 9), (12, 6), {(0, 0): 4}),
+        ((1, 24), (24, 1), {(1, 0): 0}),
+        ((4, 0), (0,), {}),
+        ((3, 5), (5, 3), {}),
+    ],
+)
+def test_reshape_splits_major_factors_as_far_as_they_go(before, after, splits, rng):
+    op, _ = drawn(sample("reshape", lambda x: lax.reshape(x, after), floats(*before)), rng)
+    found = {(r.inputs[0].dim, r.outputs[0].dim): r.size for r in rows_of(op) if isinstance(r.inputs[0], S)}
+    assert found == splits
+
+
+def test_a_literal_is_never_placed(rng):
+    op, _ = drawn(sample("pad", lambda x: lax.pad(x, 0.0, ((1, 1, 0),)), floats(12)), rng)
+    assert {row.inputs[1] for row in rows_of(op)} == {B}
