@@ -29,24 +29,24 @@ class Place:
     def at(self, info: Any) -> "Place":
         """The place of an equation with this ``source_info``, in a body or call that stands here.
 
-        Functions that jax has traced before and kept lose their callers; their equations have
-        the line of the call.
+        A function that jax has traced before and kept has lost its callers. If no line of the
+        user's is left in it, its equations have the line of the call.
         """
         own = str(info.name_stack)
         scope = f"{self.scope}/{own}" if self.scope and own else self.scope or own
-        return Place(scope, source_of(info) or self.source)
+        return Place(scope, source_of(info, self.source))
 
 
-def source_of(info: Any) -> Source | None:
-    """The innermost line of the user's for an equation's ``source_info``.
+def source_of(info: Any, call: Source = _NOWHERE) -> Source:
+    """The innermost line of the user's for an equation's ``source_info``, else the line of the ``call``.
 
     Frames of jax, of the standard library and of this package's own functions never count;
-    frames of installed packages count if there is no other. Frames outside ``trace`` are not
+    frames of installed packages count if there is nothing else. Frames outside ``trace`` are not
     looked at: who asked for the trace is not who wrote the operation.
     """
     if info.traceback is None:
-        return None
-    library = None
+        return call
+    library = call if call.file else None
     for code, position in zip(*info.traceback.raw_frames(), strict=True):
         kind = _kind(code.co_filename)
         if kind == "trace":
@@ -55,7 +55,7 @@ def source_of(info: Any) -> Source | None:
             return _source(info.traceback, code, position)
         if kind == "library" and library is None:
             library = _source(info.traceback, code, position)
-    return library
+    return library or _NOWHERE
 
 
 def _source(traceback: Any, code: Any, position: int) -> Source:
