@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
+
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
@@ -76,8 +78,10 @@ def param_text(x: Any) -> str:
         return "{" + ", ".join(f"{name}: {param_text(x[name])}" for name in sorted(x, key=str)) + "}"
     if type(x) in (tuple, list):
         return "(" + ", ".join(map(param_text, x)) + ("," if len(x) == 1 else "") + ")"
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return repr(x.item()) if not x.shape and hasattr(x, "item") else f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    if isinstance(x, np.generic):
+        return repr(x.item())
     if isinstance(x, type) or (callable(x) and hasattr(x, "__qualname__")):
         return str(x.__qualname__)
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
     return _ADDRESS.sub("", repr(x)).replace("\n", " ")

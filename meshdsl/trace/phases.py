@@ -62,7 +62,8 @@ def _mark_accumulators(graph: Graph, readers: Readers) -> None:
     carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
     for x in values(graph.returned):
         op = made.get(x.id)
-        if op and op.phase == OPTIMIZER and op.name in ("add", "add_any") and any(v.id in carries for v in values(op.inputs)):
+        adds = op is not None and op.phase == OPTIMIZER and op.name in ("add", "add_any")
+        if op and adds and any(v.id in carries for v in values(op.inputs)):
             op.phase = BACKWARD
     for op in reversed(graph.ops):
         if op.phase == OPTIMIZER and _phases_of_readers(op, readers) == {BACKWARD}:

@@ -1,0 +1,189 @@
+"""Each clean-up by itself: what it takes out and what it must leave."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from meshdsl.ir import Literal, check_graph, walk
+from meshdsl.trace import trace
+from meshdsl.trace.alias import drop_identities
+from meshdsl.trace.clone import LONGEST, clone_constants
+from meshdsl.trace.common import merge_common
+from meshdsl.trace.dead import drop_dead
+from meshdsl.trace.invariant import drop_invariants
+from meshdsl.trace.read import read_jaxpr
+from tests.trace.steps import gpt, gpt_step, halving, unused
+
+X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+
+def cleaned(step, *args, by):
+    graph = by(read_jaxpr(jax.make_jaxpr(step)(*args)))
+    check_graph(graph)
+    return graph
+
+
+def names(graph):
+    return [op.name for op in graph.ops]
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        lambda x: jax.lax.stop_gradient(x),
+        lambda x: jnp.array(x),
+        lambda x: jax.lax.convert_element_type(x, jnp.float32),
+        lambda x: jax.lax.reshape(x, (4, 4)),
+        lambda x: jax.lax.transpose(x, (0, 1)),
+        lambda x: jax.lax.slice(x, (0, 0), (4, 4)),
+        lambda x: jax.lax.concatenate([x], 0),
+        lambda x: jax.lax.broadcast_in_dim(x, (4, 4), (0, 1)),
+        lambda x: jax.device_put(x, jax.devices()[0]),
+        lambda x: checkpoint_name(x, "kept"),
+        lambda x: jax.lax.reduce_sum_p.bind(x, axes=(), out_sharding=None),
+    ],
+)
+def test_identities_go(identity):
+    graph = cleaned(lambda x: jnp.sin(identity(x)), X, by=drop_identities)
+    assert names(graph) == ["sin", "return"]
+    assert graph.ops[0].inputs == graph.inputs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.astype(jnp.bfloat16),
+        lambda x: x.T,
+        lambda x: jax.lax.rev(x, (0,)),
+        lambda x: jax.lax.reduce_precision(x, 5, 10),
+        lambda x: jax.lax.optimization_barrier(x),
+        lambda x: x[::-1],
+    ],
+)
+def test_what_changes_something_stays(change):
+    assert len(cleaned(change, X, by=drop_identities).ops) > 1
+
+
+def test_unread_operations_go():
+    graph = cleaned(lambda x: (jnp.sin(x), jnp.cos(x))[0], X, by=drop_dead)
+    assert names(graph) == ["sin", "return"]
+
+
+def test_effects_stay():
+    def step(x):
+        jax.debug.print("{}", jnp.sum(x))
+        return x
+
+    *_, printing, end = trace(step, (X,)).graph.ops
+    assert (printing.effects, printing.outputs, end.name) == (True, (), "return")
+
+
+def test_unread_parts_of_a_scan_go():
+    (scan,) = (op for op in cleaned(unused, jnp.float32(2), X, by=drop_dead).ops if op.name == "scan")
+    assert (scan.params["num_consts"], scan.params["num_carry"]) == (0, 1)
+    assert len(scan.inputs) == 2 and len(scan.outputs) == 2
+    assert "reduce_sum" not in [op.name for _, op in walk(scan.bodies[0])]
+
+
+def test_a_carry_that_a_read_carry_needs_stays():
+    def step(x):
+        return jax.lax.scan(lambda c, _: ((c[0] + c[1], c[1] * 2), None), (x, x), None, length=3)[0][0]
+
+    assert cleaned(step, X, by=drop_dead).ops[0].params["num_carry"] == 2
+
+
+def test_unread_parts_of_while_and_cond_go():
+    loop = next(op for op in cleaned(lambda x: halving(x)[1], jnp.float32(1), by=drop_dead).ops if op.name == "while")
+    assert len(loop.outputs) == 1 and len(loop.bodies[0].inputs) == 1
+
+    def branches(x, y, z):
+        return jax.lax.cond(x[0, 0] > 0, lambda y, z: (y, z), lambda y, z: (y * 2, z), y, z)[0]
+
+    (cond,) = (op for op in cleaned(branches, X, X, X, by=drop_dead).ops if op.name == "cond")
+    assert len(cond.inputs) == 2 and len(cond.outputs) == 1
+
+
+def test_carries_that_never_change_become_consts():
+    def step(w, x):
+        return jax.lax.scan(lambda c, _: ((jax.lax.stop_gradient(c[0]), c[1] @ c[0]), c[0]), (w, x), None, length=3)
+
+    read = read_jaxpr(jax.make_jaxpr(step)(X, X))
+    before, after = read.ops[0], drop_invariants(drop_identities(read)).ops[0]
+    assert (before.params["num_consts"], before.params["num_carry"], len(before.outputs)) == (0, 2, 3)
+    assert (after.params["num_consts"], after.params["num_carry"], len(after.outputs)) == (1, 1, 2)
+
+
+def test_equal_operations_merge():
+    graph = cleaned(lambda x: jnp.sin(x) + jnp.cos(x) * jnp.sin(x), X, by=merge_common)
+    assert names(graph).count("sin") == 1
+
+
+def test_what_must_not_merge():
+    def signs(x):
+        return jax.lax.atan2(jnp.zeros(()), x[0, 0]), jax.lax.atan2(-jnp.zeros(()), x[0, 0]), x * 0.0, x * -0.0
+
+    assert names(cleaned(signs, X, by=merge_common)).count("mul") == 2
+    barriers = cleaned(lambda x: [jax.lax.optimization_barrier(x) for _ in "ab"], X, by=merge_common)
+    assert names(barriers) == ["optimization_barrier", "optimization_barrier", "return"]
+    sums = cleaned(lambda x: (jnp.sum(x, 0), jnp.sum(x, 1)), X, by=merge_common)
+    assert names(sums).count("reduce_sum") == 2
+    axes = cleaned(lambda x: (x.astype(jnp.int32), x.astype(jnp.int8)), X, by=merge_common)
+    assert names(axes).count("convert_element_type") == 2
+
+
+def mask():
+    return jnp.tril(jnp.ones((4, 4), bool))
+
+
+def test_each_reader_has_its_own_mask():
+    def step(x):
+        allowed = mask()
+        return [jnp.where(allowed, x * i, 0.0) for i in range(3)]
+
+    graph = trace(step, (X,)).graph
+    masks = [op.inputs[0].id for op in graph.ops if op.name == "select_n" and op.outputs[0] in graph.returned]
+    assert len(set(masks)) == 3
+    assert names(graph).count("ge") == 3
+
+
+def test_masks_go_into_loops():
+    for _, op in walk(trace(gpt_step, gpt()).graph):
+        if op.name == "scan":
+            assert op.params["num_consts"] == 0
+    assert "ge" in [op.name for _, op in walk(trace(gpt_step, gpt()).graph)]
+
+
+def test_literals_go_into_loops():
+    def step(x):
+        y = jax.lax.while_loop(lambda c: c[0, 0] < TWO, lambda c: c * TWO, x)
+        return jax.lax.cond(y[0, 0] > 0, lambda y, k: y * k, lambda y, k: y + k, y, TWO)
+
+    TWO = jnp.float32(2)
+    loop, *_, cond, _ = (op for op in trace(step, (X,)).graph.ops)
+    assert loop.params == {"cond_nconsts": 0, "body_nconsts": 0}
+    assert len(cond.inputs) == 2
+    assert all(isinstance(body.ops[0].inputs[1], Literal) for body in cond.bodies)
+
+
+def test_long_chains_are_shared():
+    def step(x, n):
+        table = jnp.arange(4.0)
+        for _ in range(n):
+            table = jnp.sin(table)
+        return x * table, x + table
+
+    assert names(cleaned(lambda x: step(x, LONGEST - 2), X, by=clone_constants)).count("iota") == 2
+    assert names(cleaned(lambda x: step(x, LONGEST + 1), X, by=clone_constants)).count("iota") == 1
+
+
+def test_a_layer_of_a_list_shares_no_constant_with_another():
+    graph = trace(gpt_step, gpt(stacked=False)).graph
+    free = set()
+    for op in graph.ops:
+        if all(isinstance(x, Literal) or x.id in free for x in op.inputs):
+            free |= {v.id for v in op.outputs}
+    readers = [x.id for op in graph.ops for x in op.inputs if not isinstance(x, Literal) and x.id in free]
+    outside = [x for op in graph.ops if op.outputs and op.outputs[0].id not in free for x in op.inputs]
+    shared = [x.id for x in outside if not isinstance(x, Literal) and x.id in free]
+    assert len(shared) == len(set(shared)) and readers
