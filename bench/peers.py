@@ -47,7 +47,8 @@ def megatron(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
     """Megatron tensor parallelism over ``model``, the vocabulary included."""
     if names[-1] == "embed":
         return ("model", None)
-    return MEGATRON.get(names[-2:], replicated(names, shape))
+    spec = MEGATRON.get(names[-2:], ())
+    return (None,) * (len(shape) - len(spec)) + spec  # stacked layers come first
 
 
 def both(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:

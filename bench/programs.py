@@ -22,12 +22,24 @@ def load_example(name: str) -> ModuleType:
 
 
 def deep_gpt(layers: int) -> Program:
-    """The GPT of the demo with another number of unrolled layers, as shapes."""
+    """The GPT of the demo with another number of layers, unrolled and each with its own weights, as shapes."""
     module = load_example("gpt")
-    module.LAYERS = layers
-    module.graph = nnx.graphdef(nnx.eval_shape(lambda: module.GPT(nnx.Rngs(0))))
+
+    class Unrolled(module.GPT):
+        def __init__(self, rngs):
+            super().__init__(rngs)
+            self.layers = nnx.List([module.Block(rngs) for _ in range(layers)])
+
+        def __call__(self, tokens):
+            x = self.embed[tokens] + self.position[...]
+            for layer in self.layers:
+                x = layer(x)
+            return self.norm(x) @ self.embed.T
+
+    module.GPT = Unrolled
+    module.graph = nnx.graphdef(nnx.eval_shape(lambda: Unrolled(nnx.Rngs(0))))
     args = (*jax.eval_shape(module.init), module.program.args[-1])
-    return Program(module.step, args, module.program.layouts, init=module.init)
+    return Program(module.step, args, {"batch/*": "data=S(0)", "params/layers/*/up/kernel": "model=S(1)"})
 
 
 def random_batch(program: Program, vocabulary: int = 2048) -> dict[str, np.ndarray]:

@@ -30,13 +30,13 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     def __init__(self, rngs):
         self.embed, self.position = (nnx.Param(0.02 * rngs.normal((n, EMBED))) for n in (VOCABULARY, SEQ))
-        self.layers = nnx.List([Block(rngs) for _ in range(LAYERS)])
+        self.layers = nnx.vmap(Block)(rngs.fork(split=LAYERS))
         self.norm = nnx.LayerNorm(EMBED, rngs=rngs)
 
     def __call__(self, tokens):
         x = self.embed[tokens] + self.position[...]
-        for layer in self.layers:
-            x = layer(x)
+        block, layers = nnx.split(self.layers)
+        x, _ = jax.lax.scan(lambda x, layer: (nnx.merge(block, layer)(x), None), x, layers)
         return self.norm(x) @ self.embed.T
 
 
@@ -69,7 +69,7 @@ def init():
 program = md.Program(
     step,
     (*jax.eval_shape(init), dict.fromkeys(("inputs", "targets"), jax.ShapeDtypeStruct((BATCH, SEQ), jnp.int32))),
-    layouts={"batch/*": "data=S(0)", "params/layers/*/up/kernel": "model=S(1)"},
+    layouts={"batch/*": "data=S(0)", "params/layers/up/kernel": "model=S(2)"},
     init=init,
     batches=lambda: batches.text_batches(data.load().train, BATCH, SEQ),
     evaluate=lambda params, _: [loss(params, b) for b in batches.fixed_batches(data.load().held_out, BATCH, SEQ)],
