@@ -12,8 +12,9 @@ no longer proved optimal; ``Answer.exact`` says so.
 """
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,27 @@ class Answer:
     exact: bool
 
 
+class Derived:
+    """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
+
+    Results are known by the identity of the arrays they come from, which are kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Any, tuple[Costs, ...]]] = {}
+
+    def get(self, how: Hashable, sources: tuple[Costs, ...], make: Callable[..., Any]) -> Any:
+        """``make(*sources)``, remembered under ``how`` and the sources."""
+        key = (how, *map(id, sources))
+        if key not in self._known:
+            self._known[key] = (make(*sources), sources)
+        return self._known[key][0]
+
+    def plus(self, a: Costs, b: Costs) -> Costs:
+        """The sum of two arrays."""
+        return np.asarray(self.get("plus", (a, b), np.add))
+
+
 class Network:
     """Variables 0..n-1 with domain sizes, and a table per scope; scopes are sorted."""
 
@@ -39,29 +61,38 @@ class Network:
         self.domains = domains
         self.constant = 0.0
         self.tables: dict[Scope, Costs] = {}
+        self.derived = Derived()
 
     def add(self, scope: Scope, table: Costs) -> None:
-        """Add a table over ``scope``, one array dim per variable; single-state variables are sliced away."""
-        if any(self.domains[v] == 1 for v in scope):
-            table = table[tuple(0 if self.domains[v] == 1 else slice(None) for v in scope)]
+        """Add a table over one or two variables; single-state ones are sliced away."""
+        single = tuple(self.domains[v] == 1 for v in scope)
+        if any(single):
+            at = tuple(0 if one else slice(None) for one in single)
+            table = self.derived.get(single, (table,), lambda t: t[at])
             scope = tuple(v for v in scope if self.domains[v] > 1)
         if len(scope) == 2 and scope[0] > scope[1]:
-            scope, table = scope[::-1], table.T
+            scope, table = scope[::-1], self.derived.get("turned", (table,), np.transpose)
         if not scope:
             self.constant += float(table)
         elif scope in self.tables:
-            self.tables[scope] = self.tables[scope] + table
+            self.tables[scope] = self.derived.plus(self.tables[scope], table)
         else:
             self.tables[scope] = table
 
 
-def eliminate(network: Network, incumbent: NDArray[np.intp], cap: int = 2_000_000) -> Answer:
-    """Minimise the sum of the network's tables; never worse than ``incumbent``, a state per variable."""
-    return _Elimination(network, incumbent, cap).run()
+def eliminate(
+    network: Network, incumbent: NDArray[np.intp], cap: int = 2_000_000, first: frozenset[int] = frozenset()
+) -> Answer:
+    """Minimise the sum of the network's tables; never worse than ``incumbent``, a state per variable.
+
+    Variables in ``first`` are the first to be held where tables grow too large.
+    """
+    return _Elimination(network, incumbent, cap, first).run()
 
 
 class _Elimination:
-    def __init__(self, network: Network, incumbent: NDArray[np.intp], cap: int) -> None:
+    def __init__(self, network: Network, incumbent: NDArray[np.intp], cap: int, first: frozenset[int]) -> None:
+        self.first = first
         self.domains, self.incumbent, self.limit = network.domains, incumbent, float(np.log2(cap))
         self.sizes = [float(np.log2(d)) for d in network.domains]
         self.total = network.constant
@@ -69,9 +100,7 @@ class _Elimination:
         self.near: list[set[int]] = [set() for _ in network.domains]
         self.trail: list[tuple[int, Scope, Costs]] = []
         self.held: dict[int, int] = {}
-        # Results by the identity of the tables they come from, which they keep alive.
-        self.known: dict[Hashable, tuple[Costs, Costs, list[Costs]]] = {}
-        self.sums: dict[tuple[int, int], tuple[Costs, Costs, Costs]] = {}
+        self.derived = network.derived
         for scope, table in network.tables.items():
             self._put(scope, table)
 
@@ -93,8 +122,8 @@ class _Elimination:
                 heapq.heappush(queue, (self._weight(w), w))
         return Answer(self.total, self._read_back(), not self.held)
 
-    def _held_first(self, v: int) -> tuple[int, int]:
-        return self.domains[v], v
+    def _held_first(self, v: int) -> tuple[bool, int, int]:
+        return v in self.first, self.domains[v], v
 
     def _weight(self, v: int) -> float:
         return round(self.sizes[v] + sum([self.sizes[w] for w in self.near[v]]), 6)
@@ -105,18 +134,12 @@ class _Elimination:
             self.total += float(table)
             return
         known = self.touching[scope[0]].get(scope)
-        table = table if known is None else self._plus(known, table)
+        table = table if known is None else self.derived.plus(known, table)
         for v in scope:
             self.touching[v][scope] = table
             if known is None and len(scope) > 1:
                 self.near[v].update(scope)
                 self.near[v].discard(v)
-
-    def _plus(self, a: Costs, b: Costs) -> Costs:
-        key = (id(a), id(b))
-        if key not in self.sums:
-            self.sums[key] = (a + b, a, b)
-        return self.sums[key][0]
 
     def _take(self, v: int) -> dict[Scope, Costs]:
         """Remove and return the tables that mention ``v``, and ``v`` from the graph."""
@@ -140,12 +163,16 @@ class _Elimination:
 
     def _minimise(self, scope: Scope, axis: int, tables: dict[Scope, Costs]) -> tuple[Costs, Costs]:
         """The sum of tables over ``scope`` and its minimum over one dim; equal layers ask this once."""
-        parts = sorted((tuple(map(scope.index, part)), id(table)) for part, table in tables.items())
-        key = (axis, *parts)
-        if key not in self.known:
-            total = _sum(scope, [self.domains[w] for w in scope], tables)
-            self.known[key] = (total, np.minimum.reduce(total, axis=axis), list(tables.values()))
-        return self.known[key][:2]
+        parts = sorted((tuple(map(scope.index, part)), part) for part in tables)
+        sizes = [self.domains[w] for w in scope]
+
+        def make(*found: Costs) -> tuple[Costs, Costs]:
+            total = _sum(len(scope), sizes, [at for at, _ in parts], found)
+            return total, np.minimum.reduce(total, axis=axis)
+
+        how = (axis, *(at for at, _ in parts))
+        least: tuple[Costs, Costs] = self.derived.get(how, tuple(tables[part] for _, part in parts), make)
+        return least
 
     def _hold(self, v: int) -> set[int]:
         """Fix ``v`` at its incumbent state."""
@@ -165,19 +192,11 @@ class _Elimination:
         return np.array(states, dtype=np.intp)
 
 
-def _sum(scope: Scope, sizes: list[int], tables: dict[Scope, Costs]) -> Costs:
-    """The sum of tables as one over ``scope``, largest first so that the others add into it."""
+def _sum(dims: int, sizes: list[int], places: list[Scope], tables: Sequence[Costs]) -> Costs:
+    """The sum of tables as one over all dims; ``places`` says which dims each has."""
     total: Costs | None = None
-    for part, table in sorted(tables.items(), key=_largest_first):
-        shaped = (
-            table
-            if part == scope
-            else table.reshape([n if w in part else 1 for w, n in zip(scope, sizes, strict=True)])
-        )
+    for at, table in sorted(zip(places, tables, strict=True), key=lambda entry: -entry[1].size):
+        shaped = table if len(at) == dims else table.reshape([n if i in at else 1 for i, n in enumerate(sizes)])
         total = np.broadcast_to(shaped, sizes) if total is None else total + shaped
     assert total is not None, "a variable has at least its own table"
     return total
-
-
-def _largest_first(entry: tuple[Scope, Costs]) -> tuple[int, Scope]:
-    return -len(entry[0]), entry[0]

@@ -21,6 +21,8 @@ from meshdsl.planner.costs import Work
 from meshdsl.planner.problem import Node, Problem
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
+Axes = tuple[int, ...]  # mesh axes by number
+KEPT: Ids = np.zeros(1, dtype=np.intp)  # the domain of a node that keeps its rows
 
 
 @dataclass(frozen=True)
@@ -73,34 +75,44 @@ class Model:
         cost = self._units[key]
         return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
 
-    def domain(self, n: int, axis: int, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
-        """Rows that node ``n`` may take on one axis, the others as in ``rows``, and their costs."""
-        own = n if self.allowed[n] is not None or self.prices.own else -1
-        fixed = tuple(int(r) for i, r in enumerate(rows) if i != axis)
-        key = (id(self.tables[n]), self.nodes[n].trips, own, axis, fixed, id(self.prices))
-        if key not in self._domains:
-            cost = self.along(n, axis, rows)
-            rows_left = np.flatnonzero(np.isfinite(cost))
-            self._domains[key] = (rows_left, cost[rows_left])
-        return self._domains[key]
+    def domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
+        """Rows that node ``n`` may take on all of ``axes`` alike, the others as in ``rows``, and their costs.
 
-    def reading(self, n: int, port: int, axis: int, rows: NDArray[np.intp], domain: Ids) -> Ids:
+        A node that may take no row on all of them keeps its rows; its domain is then ``KEPT``.
+        """
+        own = n if self.allowed[n] is not None or self.prices.own else -1
+        fixed = tuple(int(r) for i, r in enumerate(rows) if i not in axes)
+        key = (id(self.tables[n]), self.nodes[n].trips, own, axes, fixed, id(self.prices))
+        if key not in self._domains:
+            self._domains[key] = self._domain(n, axes, rows)
+        found = self._domains[key]
+        return found if len(found[0]) else (KEPT, np.array([self._cost(n, tuple(rows))]))
+
+    def _domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
+        every = np.arange(len(self.nodes[n].rows))
+        cost = np.asarray(self._cost(n, tuple(every if i in axes else int(r) for i, r in enumerate(rows))))
+        left = np.flatnonzero(np.isfinite(cost))
+        return left, cost[left]
+
+    def reading(self, n: int, port: int, axes: Axes, rows: NDArray[np.intp], domain: Ids) -> Ids:
         """Layout numbers of a port over a domain of ``domain``; equal questions get the same array."""
+        if domain is KEPT:
+            return self._intern(self.layout_ids(n, port, rows, ())[None])
         closure = self.closures[self.nodes[n].ports[port].value.id]
-        fixed = tuple(int(r) for i, r in enumerate(rows) if i != axis)
-        key = (id(self.tables[n]), port, closure.number, self.orders[n], axis, fixed, id(domain))
+        fixed = tuple(int(r) for i, r in enumerate(rows) if i not in axes)
+        key = (id(self.tables[n]), port, closure.number, self.orders[n], axes, fixed, id(domain))
         if key not in self._readings:
-            ids = self.layout_ids(n, port, rows, axis)[domain]
-            self._readings[key] = self._interned.setdefault((len(ids), ids.tobytes()), ids)
+            self._readings[key] = self._intern(self.layout_ids(n, port, rows, axes)[domain])
         return self._readings[key]
 
-    def along(self, n: int, axis: int, rows: NDArray[np.intp]) -> Costs:
-        """Cost of node ``n``, memory prices included, over its rows on one axis, the others as in ``rows``."""
-        at: list[Any] = [int(r) for r in rows]
-        at[axis] = slice(None)
-        cost = np.asarray(self.unit(n)[tuple(at)])
+    def _intern(self, ids: Ids) -> Ids:
+        return self._interned.setdefault((len(ids), ids.tobytes()), ids)
+
+    def _cost(self, n: int, at: tuple[Any, ...]) -> Any:
+        """Cost of node ``n``, memory prices included, in a joint state or in several."""
+        cost = self.unit(n)[at]
         for price, share in self._priced_ports(n):
-            cost = cost + self.scale.pack(price * share[tuple(at)])
+            cost = cost + self.scale.pack(price * share[at])
         return cost
 
     def _priced_ports(self, n: int) -> Iterator[tuple[float, Costs]]:
@@ -116,14 +128,11 @@ class Model:
         price = self.prices.read.get((n, port), 0.0)
         return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
-    def layout_ids(self, n: int, port: int, rows: "NDArray[np.intp]", axis: int | None = None) -> Ids:
-        """Layout number of a port in a joint state; with ``axis``, over all rows of that axis."""
+    def layout_ids(self, n: int, port: int, rows: NDArray[np.intp], axes: Axes = ()) -> Ids:
+        """Layout number of a port in a joint state; with ``axes``, over all rows of those axes alike."""
         ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
         codes = self.tables[n].codes[port]
-        at: list[Any] = [codes[r] for r in rows]
-        if axis is not None:
-            at[axis] = codes
-        return np.asarray(ids[tuple(at)])
+        return np.asarray(ids[tuple(codes if i in axes else codes[r] for i, r in enumerate(rows))])
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

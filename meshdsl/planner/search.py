@@ -8,27 +8,28 @@ plan, and a better plan lets the certificate drop more states.
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.model import Model
+from meshdsl.planner.starts import forward
 from meshdsl.planner.sweep import Sweeper
 
-QUICK, EXACT = 20_000, 2_000_000  # largest tables of a sweep, in entries
-_ROUNDS = 8
+LARGEST = 200_000  # entries of the largest table of a sweep
+_ROUNDS = 6
 _WORK = 60_000_000  # table entries that all passes together may touch
 _GAP = 2e-3
 
 
 def search(model: Model) -> Certificate:
     """The best plan found, memory aside, with its lower bound."""
-    evaluator, quick = Evaluator(model), Sweeper(model, QUICK)
-    axes = range(model.width)
-    certificate = Certificate(model, evaluator.evaluate(quick.sweep(model.whole, axes, rounds=2)))
+    evaluator, sweeper = Evaluator(model), Sweeper(model, LARGEST)
+    axes = [(axis,) for axis in range(model.width)]
+    certificate = Certificate(model, evaluator.evaluate(sweeper.sweep(forward(model), axes, rounds=3)))
     for _ in range(_rounds(certificate)):
         certificate.tighten()
         certificate.offer(evaluator.evaluate(certificate.suggest()))
         if certificate.gap < _GAP:
-            break
-    for sweeper in (quick, Sweeper(model, EXACT)):
-        certificate.offer(evaluator.evaluate(sweeper.sweep(certificate.best.rows, axes)))
-        certificate.tighten()
+            return certificate
+    for start in (certificate.suggest(), certificate.best.rows):
+        certificate.offer(evaluator.evaluate(sweeper.sweep(start, axes, rounds=3)))
+    certificate.tighten()
     return certificate
 
 

@@ -3,7 +3,8 @@
 With one axis free, a training step is a narrow network and variable elimination solves it
 exactly in milliseconds. Sweeping over the axes converges to a point that no change of a
 whole axis can improve. (Solving the axes independently of each other instead collapses to data
-parallelism on every axis.)
+parallelism on every axis.) Several axes can also be solved as one, every operation taking the
+same row on all of them: the best plan of the flat mesh, from which single axes go on.
 """
 
 from collections.abc import Hashable, Iterable
@@ -14,7 +15,8 @@ import numpy as np
 from meshdsl.planner.closure import COLLECTIVE_TIE, Costs, Ids
 from meshdsl.planner.eliminate import Network, eliminate
 from meshdsl.planner.hub import make_hub
-from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.model import KEPT, Assignment, Axes, Model
+from meshdsl.planner.starts import scalars
 
 
 class Sweeper:
@@ -22,46 +24,49 @@ class Sweeper:
 
     def __init__(self, model: Model, cap: int) -> None:
         self.model, self.cap = model, cap
+        self._first = frozenset(scalars(model))
         self._known: dict[Hashable, _Shared] = {}
         self._readers = {v: sorted(model.problem.used.get(v, [])) for v in model.problem.defined}
 
-    def sweep(self, start: Assignment, order: Iterable[int], rounds: int = 8) -> Assignment:
-        """Improve ``start``, taking the mesh axes in ``order``, until no axis has anything left to change."""
+    def sweep(self, start: Assignment, order: Iterable[Axes], rounds: int = 8) -> Assignment:
+        """Improve ``start``, taking groups of mesh axes in ``order``, until none has anything left to change."""
         best, order = start, list(order)
-        settled: set[int] = set()
-        for axis in order * rounds:
-            solved = self.solve_axis(best, axis)
-            settled = settled | {axis} if np.array_equal(best, solved) else {axis}
+        settled: set[Axes] = set()
+        for axes in order * rounds:
+            solved = self.solve_axes(best, axes)
+            settled = settled | {axes} if np.array_equal(best, solved) else {axes}
             best = solved
             if len(settled) == len(order):
                 break
         return best
 
-    def solve_axis(self, rows: Assignment, axis: int) -> Assignment:
-        """The best rows on one axis, given those on the others."""
-        found = [self.model.domain(n, axis, rows[n]) for n in range(len(rows))]
+    def solve_axes(self, rows: Assignment, axes: Axes) -> Assignment:
+        """The best rows on ``axes``, alike on all of them, given those on the others."""
+        found = [self.model.domain(n, axes, rows[n]) for n in range(len(rows))]
         domains = [domain for domain, _ in found]
         network = Network([len(d) for d in domains])
         for n, (_, cost) in enumerate(found):
             network.add((n,), cost)
-        incumbent = [int(np.searchsorted(d, r)) for d, r in zip(domains, rows[:, axis], strict=True)]
+        incumbent = [int(np.searchsorted(d[:-1], r)) for d, r in zip(domains, rows[:, axes[0]], strict=True)]
         for value in self.model.problem.defined:
-            self._add_value(network, value, rows, axis, domains, incumbent)
-        answer = eliminate(network, np.array(incumbent), self.cap)
+            self._add_value(network, value, rows, axes, domains, incumbent)
+        answer = eliminate(network, np.array(incumbent), self.cap, self._first)
         solved = rows.copy()
-        solved[:, axis] = [d[s] for d, s in zip(domains, answer.states, strict=False)]
+        for n, (domain, state) in enumerate(zip(domains, answer.states, strict=False)):
+            if domain is not KEPT:
+                solved[n, axes] = domain[state]
         return solved
 
     def _add_value(
-        self, network: Network, value: int, rows: Assignment, axis: int, domains: list[Ids], incumbent: list[int]
+        self, network: Network, value: int, rows: Assignment, axes: Axes, domains: list[Ids], incumbent: list[int]
     ) -> None:
         """Add the tables of one value; a hub becomes a variable, with the state that suits the incumbent."""
         readers = self._readers[value]
         if not readers:
             return
         d, p = self.model.problem.defined[value]
-        own = self.model.reading(d, p, axis, rows[d], domains[d])
-        reads = [(n, self.model.reading(n, q, axis, rows[n], domains[n])) for n, q in readers]
+        own = self.model.reading(d, p, axes, rows[d], domains[d])
+        reads = [(n, self.model.reading(n, q, axes, rows[n], domains[n])) for n, q in readers]
         shared = self._shared(value, own, tuple(r for _, r in reads))
         start = d
         if shared.link is not None:
