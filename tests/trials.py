@@ -16,7 +16,7 @@ import numpy as np
 
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.placement import B, P, Partial, Placement
 from meshdsl.layouts.rule import Row
 from meshdsl.lowering.local import Local, run_local
 from meshdsl.lowering.local.registry import PROGRAMS
@@ -83,8 +83,20 @@ def _grouped(op: Op, stacks: Mapping[Trial, list[simulated.Array]]) -> list[list
     groups: dict[Any, list[Trial]] = {}
     for trial, given in stacks.items():
         blocks = tuple(stack.shape[len(trial.ranks) + 1 :] for stack in given)
-        groups.setdefault(trial if op.name in PROGRAMS else blocks, []).append(trial)
+        groups.setdefault((told(trial), blocks) if op.name in PROGRAMS else blocks, []).append(trial)
     return list(groups.values())
+
+
+def told(trial: Trial) -> Trial:
+    """What a local program may ask: where its blocks lie, and which of its results are summed."""
+    rows = (
+        Row(
+            tuple(B if isinstance(placed, Partial) else placed for placed in row.inputs),
+            tuple(B if isinstance(placed, Partial) and placed is not P else placed for placed in row.outputs),
+        )
+        for row in trial.rows
+    )
+    return Trial(tuple(rows), trial.ranks)
 
 
 def _merged(group: list[Trial], stacks: Mapping[Trial, list[simulated.Array]]) -> list[simulated.Array]:
@@ -112,26 +124,27 @@ def _everything(op: Op, groups: list[list[Trial]], operands: tuple[int, ...], gi
     for i, (group, blocks) in enumerate(zip(groups, given, strict=True)):
         try:
             run = _on_devices if op.name in PROGRAMS else _anywhere
-            found[i] = run(op, group[0], operands, blocks)
+            found[i] = run(op, group, operands, blocks)
         except NO_PROGRAM:
             continue
     return found
 
 
-def _anywhere(op: Op, trial: Trial, operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
+def _anywhere(op: Op, group: list[Trial], operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
     """A local program that does not ask where it runs, on every block."""
-    return jax.vmap(_device(op, trial, operands))(None if blocks else np.zeros(1), *blocks)
+    return jax.vmap(_device(op, group[0], operands))(None if blocks else np.zeros(1), *blocks)
 
 
-def _on_devices(op: Op, trial: Trial, operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
-    """A local program under one named axis per mesh axis, and one of draws."""
+def _on_devices(op: Op, group: list[Trial], operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
+    """A local program under one named axis per mesh axis, for each trial and draw."""
+    ranks, trial = group[0].ranks, told(group[0])
     run: Callable[..., tuple[jax.Array, ...]] = jax.vmap(_device(op, trial, operands))
-    for axis in reversed(AXES[: len(trial.ranks)]):
+    for axis in reversed(AXES[: len(ranks)]):
         run = jax.vmap(run, axis_name=axis)
-    stacks = [block.reshape(*trial.ranks, -1, *block.shape[1:]) for block in blocks]
-    draws = stacks[0].shape[len(trial.ranks)] if stacks else 1
-    results = run(np.zeros((*trial.ranks, draws)), *stacks)
-    return tuple(_flat(result, len(trial.ranks) + 1) for result in results)
+    stacks = [block.reshape(len(group), *ranks, -1, *block.shape[1:]) for block in blocks]
+    draws = stacks[0].shape[len(ranks) + 1] if stacks else 1
+    results = jax.vmap(run)(np.zeros((len(group), *ranks, draws)), *stacks)
+    return tuple(_flat(result, len(ranks) + 2) for result in results)
 
 
 def _device(op: Op, trial: Trial, operands: tuple[int, ...]) -> Callable[..., tuple[jax.Array, ...]]:

@@ -20,6 +20,8 @@ tensor; the local programs shift them.
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
+
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.rule import Dims, Row, Rule
@@ -108,16 +110,18 @@ def masked(dtype: Any) -> Placement:
     return P if carries(P, dtype) else P("max")
 
 
-@rule("scatter-add")
+@rule("scatter-add", "scatter-sub")
 def scatter_add(op: Op) -> Rule:
-    """Linear in operand and updates together; increasing in each."""
-    return _scatter(op, P, linear=((0, 2),), increasing=(0, 2) if _apart(op) else (0,))
-
-
-@rule("scatter-sub")
-def scatter_sub(op: Op) -> Rule:
-    """Linear in operand and updates together; increasing in the operand, decreasing in the updates."""
-    return _scatter(op, P, linear=((0, 2),), increasing=(0,), decreasing=(2,) if _apart(op) else ())
+    """Linear in operand and updates together; as whole numbers wrap, monotone for floats only."""
+    rising, alone = jnp.issubdtype(op.inputs[0].dtype, jnp.floating), (2,) if _apart(op) else ()
+    added = op.name == "scatter-add"
+    return _scatter(
+        op,
+        P,
+        linear=((0, 2),),
+        increasing=(0, *(alone if added else ())) if rising else (),
+        decreasing=() if added or not rising else alone,
+    )
 
 
 @rule("scatter-mul")

@@ -17,7 +17,7 @@ CORE = {
         "symmetric_product tridiagonal".split(),
         2,
     ),
-    **dict.fromkeys("lu_pivots_to_permutation tridiagonal_solve".split(), 1),
+    "lu_pivots_to_permutation": 1,
 }
 
 
@@ -36,6 +36,14 @@ def triangular_solve(op: Op) -> Rule:
     solved = rank - 2 if op.params["left_side"] else rank - 1
     dims = kept(rank, solved)
     return Rule((kept(rank, rank - 2, rank - 1), dims), (dims,), linear=((1,),))
+
+
+@rule("tridiagonal_solve")
+def tridiagonal_solve(op: Op) -> Rule:
+    """Three diagonals and a right-hand side, whose columns are independent."""
+    rank = len(op.inputs[0].shape)
+    solved = kept(rank + 1, rank - 1)
+    return Rule((kept(rank, rank - 1),) * 3 + (solved,), (solved,), linear=((3,),))
 
 
 @rule(*CORE)

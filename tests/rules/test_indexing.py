@@ -80,7 +80,6 @@ case(
     "scatter-add", lambda t, i, j, u: t.at[i, j].add(u), floats(12, 6), positions(12), positions(12, high=7), floats(12)
 )
 case("scatter", lambda t, u: t.at[3].set(u), TABLE, floats(6))
-case("scatter-add", jax.grad(lambda t, i: (t.at[i].get(mode="clip") ** 2).sum()), TABLE, positions(12))
 
 case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 6)), TABLE, ints(low=3, high=11))
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), TABLE, jnp.int32(7))

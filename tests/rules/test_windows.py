@@ -1,0 +1,76 @@
+"""Convolution and pooling, with their gradients, proved."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.prover import prove, sample
+from tests.rules.data import floats
+
+CASES = []
+IMAGES = ("NWC", "WIO", "NWC")
+
+
+def case(*args, **options):
+    CASES.append(sample(*args, **options))
+
+
+def conv(x, w, stride=1, padding="VALID", **options):
+    return lax.conv_general_dilated(x, w, (stride,), padding, dimension_numbers=IMAGES, **options)
+
+
+def gradient(argument, **options):
+    return jax.grad(lambda x, w: jnp.sum(conv(x, w, **options) ** 2), argument)
+
+
+def cotangent(argument, shape, **options):
+    """The gradient convolution alone: linear, so only one convolution is traced."""
+
+    def run(y, other):
+        given = (lambda w: conv(other, w, **options)) if argument else (lambda x: conv(x, other, **options))
+        return jax.linear_transpose(given, jax.ShapeDtypeStruct(shape, "float32"))(y)[0]
+
+    return run
+
+
+CASES_OF = {
+    "plain": ((6, 5, 6), (3, 6, 6), {"padding": "SAME"}),
+    "pointwise": ((6, 6, 6), (1, 6, 6), {}),
+    "patches": ((2, 12, 3), (2, 3, 6), {"stride": 2}),
+    "strided": ((2, 12, 2), (3, 2, 2), {"stride": 2, "padding": "SAME"}),
+    "depthwise": ((6, 4, 6), (3, 1, 6), {"padding": "SAME", "feature_group_count": 6}),
+    "grouped": ((2, 4, 12), (3, 2, 12), {"padding": "SAME", "feature_group_count": 6}),
+    "batch groups": ((12, 4, 6), (3, 6, 12), {"padding": "SAME", "batch_group_count": 6}),
+}
+for images, kernels, options in CASES_OF.values():
+    case("conv_general_dilated", partial(conv, **options), floats(*images), floats(*kernels))
+    result = jax.eval_shape(partial(conv, **options), np.zeros(images, "f"), np.zeros(kernels, "f")).shape
+    for argument, (shape, other) in enumerate(((images, kernels), (kernels, images))):
+        case("conv_general_dilated", cotangent(argument, shape, **options), floats(*result), floats(*other))
+
+DISTINCT = (np.arange(72.0, dtype="float32").reshape(6, 12) * 5 % 72) - 30
+for kind, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf), (lax.mul, 1.0)):
+    name = {lax.add: "_sum", lax.max: "_max", lax.min: "_min", lax.mul: ""}[kind]
+    for window, stride, padding in ((2, 2, "VALID"), (3, 1, "SAME"), (2, 1, "VALID")):
+        case(
+            f"reduce_window{name}",
+            lambda x, args=(start, kind, (1, window), (1, stride), padding): lax.reduce_window(x, *args),
+            floats(6, 12),
+        )
+
+
+def largest(x):
+    return lax.reduce_window(x, -np.inf, lax.max, (1, 2), (1, 2), "VALID")
+
+
+case("select_and_scatter_add", lambda y, x: jax.vjp(largest, x)[1](y)[0], floats(6, 6), DISTINCT)
+case("select_and_gather_add", lambda t, x: jax.jvp(largest, (x,), (t,))[1], floats(6, 12), DISTINCT)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rule(case):
+    assert prove(case) == []
