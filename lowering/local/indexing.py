@@ -77,7 +77,7 @@ def signed(indices: jax.Array) -> jax.Array:
     if indices.dtype in (jnp.int32, jnp.int64):
         return indices
     largest = np.iinfo(np.int32).max
-    fits = jnp.iinfo(indices.dtype).max <= largest
+    fits = np.iinfo(indices.dtype).max <= largest
     return (indices if fits else jnp.minimum(indices, largest)).astype(jnp.int32)
 
 

@@ -1,6 +1,17 @@
 """Rules of JAX primitives: what each operation does to placements on one mesh axis."""
 
-from meshdsl.rules import contraction, elementwise, indexing, linalg, ordering, random, reduction, structural, windows
+from meshdsl.rules import (
+    contraction,
+    elementwise,
+    indexing,
+    linalg,
+    ordering,
+    ragged,
+    random,
+    reduction,
+    structural,
+    windows,
+)
 from meshdsl.rules.registry import RULES, rows_of, rule
 
 __all__ = [
@@ -10,6 +21,7 @@ __all__ = [
     "indexing",
     "linalg",
     "ordering",
+    "ragged",
     "random",
     "reduction",
     "rows_of",
