@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
@@ -71,7 +72,7 @@ class _Bench:
 
     mesh: jax.sharding.Mesh
 
-    def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: jnp.dtype = jnp.float32) -> float:
+    def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: DTypeLike = jnp.float32) -> float:
         """Median seconds of one ``body``, which maps one device's array of ``shape`` to another such."""
         local = lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x)  # noqa: E731
         whole = PartitionSpec()
@@ -87,7 +88,7 @@ def _timed(run: Body, array: jax.Array) -> float:
     return time.perf_counter() - start
 
 
-def _flops(bench: _Bench, dtype: jnp.dtype) -> float:
+def _flops(bench: _Bench, dtype: DTypeLike) -> float:
     """FLOP/s of one device."""
     return 2 * MATRIX**3 / bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
 
