@@ -38,19 +38,20 @@ class Certificate:
     Args:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
+      known: a bound that was proved before.
     """
 
-    def __init__(self, model: Model, best: Choice) -> None:
+    def __init__(self, model: Model, best: Choice, known: float = 0.0) -> None:
         self.model, self.best = model, best
         self._joint = _Joint(model, best)
         self._network = self._joint.network
         self._network.reduce(_SMALL)
-        self._highest = self._network.bound()
+        self.bound = max(known, self._network.bound())
 
     @property
     def seconds(self) -> float:
         """Seconds that no plan of the problem can undercut; at most those of the best plan."""
-        safe = self._highest - 1.0 - 1e-9 * abs(self._highest)  # sums of floats round
+        safe = self.bound - 1.0 - 1e-9 * abs(self.bound)  # sums of floats round
         return max(0.0, min(safe, self.best.cost // TIES)) * self.model.scale.unit
 
     @property
@@ -67,10 +68,10 @@ class Certificate:
     def tighten(self) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small."""
         self._network.pass_messages(_PASSES)
-        self._highest = max(self._highest, self._network.bound())
+        self.bound = max(self.bound, self._network.bound())
         self._network.fix(self.best.cost // TIES)
         self._network.reduce(_SMALL)
-        self._highest = max(self._highest, self._network.bound())
+        self.bound = max(self.bound, self._network.bound())
 
     def suggest(self) -> Assignment:
         """The plan that the messages point to."""
