@@ -12,7 +12,7 @@ from meshdsl.ir import Graph
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
-from meshdsl.planner.search import LARGEST
+from meshdsl.planner.search import LARGEST, sweep_order
 from meshdsl.planner.starts import whole
 from meshdsl.planner.sweep import Sweeper
 
@@ -54,7 +54,7 @@ class Fitter:
     def _priced(self, choice: Choice, points: Iterable[Peak], price: float) -> Choice:
         self.model.prices = self._prices(points, price)
         sweeper = Sweeper(self.model, LARGEST)
-        order = [(axis,) for axis in range(self.model.width)]
+        order = sweep_order(self.model.width)
         rows = [sweeper.sweep(start, order) for start in (choice.rows, whole(self.model))]
         self.model.prices = Prices()
         found = [self.evaluator.evaluate(r) for r in rows]

@@ -22,7 +22,6 @@ from meshdsl.planner.problem import Node, Problem
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 Axes = tuple[int, ...]  # mesh axes by number
-KEPT: Ids = np.zeros(1, dtype=np.intp)  # the domain of a node that keeps its rows
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Model:
         self.whole = self._all_broadcast()
         self.scale = Scale.of(self._total_seconds(self.whole))
         self._units: dict[tuple[int, int], Costs] = {}
-        self._domains: dict[Hashable, tuple[Ids, Costs]] = {}
+        self._domains: dict[Hashable, tuple[Assignment, Costs]] = {}
         self._readings: dict[Hashable, Ids] = {}
         self._interned: dict[Hashable, Ids] = {}
         self.closures = {v: self._closure(v) for v in problem.defined}
@@ -75,34 +74,33 @@ class Model:
         cost = self._units[key]
         return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
 
-    def domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
-        """Rows that node ``n`` may take on all of ``axes`` alike, the others as in ``rows``, and their costs.
+    def domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Assignment, Costs]:
+        """Joint states that node ``n`` may move to from ``rows``, that one included, and their costs.
 
-        A node that may take no row on all of them keeps its rows; its domain is then ``KEPT``.
+        With one axis: any row on it. With several: any row on all of them alike.
         """
         own = n if self.allowed[n] is not None or self.prices.own else -1
-        fixed = tuple(int(r) for i, r in enumerate(rows) if i not in axes)
+        fixed = tuple(int(r) for i, r in enumerate(rows) if len(axes) > 1 or i not in axes)
         key = (id(self.tables[n]), self.nodes[n].trips, own, axes, fixed, id(self.prices))
         if key not in self._domains:
             self._domains[key] = self._domain(n, axes, rows)
-        found = self._domains[key]
-        return found if len(found[0]) else (KEPT, np.array([self._cost(n, tuple(rows))]))
+        return self._domains[key]
 
-    def _domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Ids, Costs]:
-        every = np.arange(len(self.nodes[n].rows))
-        cost = np.asarray(self._cost(n, tuple(every if i in axes else int(r) for i, r in enumerate(rows))))
-        left = np.flatnonzero(np.isfinite(cost))
-        return left, cost[left]
+    def _domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Assignment, Costs]:
+        states = np.repeat(rows[None], len(self.nodes[n].rows), axis=0)
+        states[:, axes] = np.arange(len(states))[:, None]
+        if not (states == rows).all(axis=1).any():
+            states = np.concatenate([states, rows[None]])
+        cost = np.asarray(self._cost(n, tuple(states.T)))
+        left = np.isfinite(cost) | (states == rows).all(axis=1)
+        return states[left], cost[left]
 
-    def reading(self, n: int, port: int, axes: Axes, rows: NDArray[np.intp], domain: Ids) -> Ids:
-        """Layout numbers of a port over a domain of ``domain``; equal questions get the same array."""
-        if domain is KEPT:
-            return self._intern(self.layout_ids(n, port, rows, ())[None])
+    def reading(self, n: int, port: int, states: Assignment) -> Ids:
+        """Layout numbers of a port over the states of a domain; equal questions get the same array."""
         closure = self.closures[self.nodes[n].ports[port].value.id]
-        fixed = tuple(int(r) for i, r in enumerate(rows) if i not in axes)
-        key = (id(self.tables[n]), port, closure.number, self.orders[n], axes, fixed, id(domain))
+        key = (id(self.tables[n]), port, closure.number, self.orders[n], id(states))
         if key not in self._readings:
-            self._readings[key] = self._intern(self.layout_ids(n, port, rows, axes)[domain])
+            self._readings[key] = self._intern(self.layout_ids(n, port, states.T))
         return self._readings[key]
 
     def _intern(self, ids: Ids) -> Ids:
@@ -128,11 +126,11 @@ class Model:
         price = self.prices.read.get((n, port), 0.0)
         return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
-    def layout_ids(self, n: int, port: int, rows: NDArray[np.intp], axes: Axes = ()) -> Ids:
-        """Layout number of a port in a joint state; with ``axes``, over all rows of those axes alike."""
+    def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+        """Layout number of a port in a joint state, or in several ([mesh axes, states])."""
         ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
         codes = self.tables[n].codes[port]
-        return np.asarray(ids[tuple(codes if i in axes else codes[r] for i, r in enumerate(rows))])
+        return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.model import Model
+from meshdsl.planner.model import Axes, Model
 from meshdsl.planner.starts import forward
 from meshdsl.planner.sweep import Sweeper
 
 LARGEST = 200_000  # entries of the largest table of a sweep
 _ROUNDS = 40
-_WORK = 25_000_000  # table entries that all passes of one certificate together may touch
+_WORK = 40_000_000  # table entries that all passes of one certificate together may touch
 _GAP = 2e-3
 _STALLED = 2e-4
 
@@ -24,14 +24,14 @@ _STALLED = 2e-4
 def search(model: Model) -> Certificate:
     """The best plan found, memory aside, with its lower bound."""
     evaluator, sweeper = Evaluator(model), Sweeper(model, LARGEST)
-    axes = [(axis,) for axis in range(model.width)]
+    axes = sweep_order(model.width)
     first = Certificate(model, evaluator.evaluate(sweeper.sweep(forward(model), axes, rounds=2)))
     for _ in _rounds(first):
         first.tighten()
         suggested = first.suggest()
         for plan in (suggested, sweeper.sweep(suggested, axes, rounds=1)):
             first.offer(evaluator.evaluate(plan))
-    first.offer(evaluator.evaluate(sweeper.sweep(first.best.rows, axes, rounds=2)))
+    first.offer(evaluator.evaluate(Sweeper(model, 10 * LARGEST).sweep(first.best.rows, axes, rounds=2)))
     if first.gap < _GAP:
         return first
     second = Certificate(model, first.best, known=first.bound)
@@ -39,6 +39,11 @@ def search(model: Model) -> Certificate:
         second.tighten()
         second.offer(evaluator.evaluate(second.suggest()))
     return second
+
+
+def sweep_order(width: int) -> list[Axes]:
+    """All mesh axes together, then one by one."""
+    return [*([tuple(range(width))] if width > 1 else []), *((axis,) for axis in range(width))]
 
 
 def _rounds(certificate: Certificate) -> Iterator[int]:

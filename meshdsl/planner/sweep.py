@@ -3,8 +3,8 @@
 With one axis free, a training step is a narrow network and variable elimination solves it
 exactly in milliseconds. Sweeping over the axes converges to a point that no change of a
 whole axis can improve. (Solving the axes independently of each other instead collapses to data
-parallelism on every axis.) Several axes can also be solved as one, every operation taking the
-same row on all of them: the best plan of the flat mesh, from which single axes go on.
+parallelism on every axis.) Several axes can also move together: every operation takes one row on
+all of them, or stays as it is.
 """
 
 from collections.abc import Hashable, Iterable
@@ -15,7 +15,7 @@ import numpy as np
 from meshdsl.planner.closure import COLLECTIVE_TIE, Costs, Ids
 from meshdsl.planner.eliminate import Network, eliminate
 from meshdsl.planner.hub import make_hub
-from meshdsl.planner.model import KEPT, Assignment, Axes, Model
+from meshdsl.planner.model import Assignment, Axes, Model
 from meshdsl.planner.starts import scalars
 
 
@@ -41,32 +41,26 @@ class Sweeper:
         return best
 
     def solve_axes(self, rows: Assignment, axes: Axes) -> Assignment:
-        """The best rows on ``axes``, alike on all of them, given those on the others."""
+        """The best plan in which every node moves on one axis, or on several alike, or stays as it is."""
         found = [self.model.domain(n, axes, rows[n]) for n in range(len(rows))]
-        domains = [domain for domain, _ in found]
+        domains = [states for states, _ in found]
         network = Network([len(d) for d in domains])
         for n, (_, cost) in enumerate(found):
             network.add((n,), cost)
-        incumbent = [int(np.searchsorted(d[:-1], r)) for d, r in zip(domains, rows[:, axes[0]], strict=True)]
+        incumbent = [int((d == r).all(axis=1).argmax()) for d, r in zip(domains, rows, strict=True)]
         for value in self.model.problem.defined:
-            self._add_value(network, value, rows, axes, domains, incumbent)
+            self._add_value(network, value, domains, incumbent)
         answer = eliminate(network, np.array(incumbent), self.cap, self._first)
-        solved = rows.copy()
-        for n, (domain, state) in enumerate(zip(domains, answer.states, strict=False)):
-            if domain is not KEPT:
-                solved[n, axes] = domain[state]
-        return solved
+        return np.array([d[s] for d, s in zip(domains, answer.states, strict=False)], dtype=np.intp)
 
-    def _add_value(
-        self, network: Network, value: int, rows: Assignment, axes: Axes, domains: list[Ids], incumbent: list[int]
-    ) -> None:
+    def _add_value(self, network: Network, value: int, domains: list[Assignment], incumbent: list[int]) -> None:
         """Add the tables of one value; a hub becomes a variable, with the state that suits the incumbent."""
         readers = self._readers[value]
         if not readers:
             return
         d, p = self.model.problem.defined[value]
-        own = self.model.reading(d, p, axes, rows[d], domains[d])
-        reads = [(n, self.model.reading(n, q, axes, rows[n], domains[n])) for n, q in readers]
+        own = self.model.reading(d, p, domains[d])
+        reads = [(n, self.model.reading(n, q, domains[n])) for n, q in readers]
         shared = self._shared(value, own, tuple(r for _, r in reads))
         start = d
         if shared.link is not None:
