@@ -44,6 +44,7 @@ class Trial:
 
 
 Results = Mapping[Trial, tuple[simulated.Array, ...]]
+Work = tuple[list[Trial], Sequence[Any]]  # a group, with its blocks or its results
 
 
 def run_trials(op: Op, draws: Draws, trials: Sequence[Trial], rng: simulated.Random) -> Results:
@@ -52,13 +53,24 @@ def run_trials(op: Op, draws: Draws, trials: Sequence[Trial], rng: simulated.Ran
     Args:
       draws: per operand that is no literal, [draws, ...].
     """
-    stacks = {trial: _cut(draws, trial, rng) for trial in trials}
+    cut = cache(lambda i, placed, ranks: simulated.cut(draws[i], placed, ranks, rng))
+    stacks = {trial: [cut(i, _placed(trial, i), trial.ranks) for i in draws] for trial in trials}
     groups = _grouped(op, stacks)
-    merged = [_merged(group, stacks) for group in groups]
-    traced = jax.jit(lambda given: _everything(op, groups, tuple(draws), given)).lower(merged)
-    found = traced.compile(compiler_options=_options())(merged)
+    found = _computed(op, tuple(draws), [(group, _merged(group, stacks)) for group in groups])
     count = len(next(iter(draws.values()), [0]))
-    return {trial: result for i, results in found.items() for trial, result in _unmerged(groups[i], results, count)}
+    return {trial: result for group, results in found for trial, result in _unmerged(group, results, count)}
+
+
+def _computed(op: Op, operands: tuple[int, ...], work: list[Work]) -> list[Work]:
+    """The results of every group that runs; halves it until the ones that do not compile are alone."""
+    try:
+        run = jax.jit(lambda given: _everything(op, operands, [group for group, _ in work], given))
+        given = [blocks for _, blocks in work]
+        found = run.lower(given).compile(compiler_options=_options())(given)
+    except Exception:  # of many kinds: a primitive bound to shapes that it does not check
+        half = len(work) // 2
+        return _computed(op, operands, work[:half]) + _computed(op, operands, work[half:]) if half else []
+    return [(work[i][0], results) for i, results in found.items()]
 
 
 @cache
@@ -71,11 +83,9 @@ def _options() -> dict[str, bool | int]:
     return CHEAPER
 
 
-def _cut(draws: Draws, trial: Trial, rng: simulated.Random) -> list[simulated.Array]:
-    def placed(i: int) -> tuple[Placement, ...]:
-        return tuple(row.inputs[i] for row in trial.rows)
-
-    return [simulated.cut(draw, placed(i), trial.ranks, rng) for i, draw in draws.items()]
+def _placed(trial: Trial, i: int) -> tuple[Placement, ...]:
+    """Placements of operand i, one per axis."""
+    return tuple(row.inputs[i] for row in trial.rows)
 
 
 def _grouped(op: Op, stacks: Mapping[Trial, list[simulated.Array]]) -> list[list[Trial]]:
@@ -119,7 +129,7 @@ def _unmerged(
         at += count
 
 
-def _everything(op: Op, groups: list[list[Trial]], operands: tuple[int, ...], given: list[Any]) -> dict[int, Any]:
+def _everything(op: Op, operands: tuple[int, ...], groups: list[list[Trial]], given: list[Any]) -> dict[int, Any]:
     found = {}
     for i, (group, blocks) in enumerate(zip(groups, given, strict=True)):
         try:

@@ -91,7 +91,7 @@ for name in "and or xor".split():
     case(name, getattr(lax, f"bitwise_{name}"), bools(12, 24), bools(12, 24))
     case(name, getattr(lax, f"bitwise_{name}"), bits(24), bits(24))
 for name in "shift_left shift_right_arithmetic shift_right_logical".split():
-    case(name, getattr(lax, name), bits(24), ints(24, low=0))
+    case(name, getattr(lax, name), bits(12, 24), ints(12, 24, low=0))
 
 case("clamp", lax.clamp, floats(12, 24), floats(12, 24), floats(12, 24))
 case("clamp", lambda x: lax.clamp(-1.0, x, 1.0), floats(12, 24))
