@@ -33,7 +33,7 @@ def random_bits(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[ja
 def _threefry_bits(key: jax.Array, counters: tuple[jax.Array, jax.Array], width: int) -> jax.Array:
     high, low = counters
     words = [jnp.broadcast_to(word, low.shape) for word in jax.random.key_data(key)]
-    first, second = threefry2x32_p.bind(*words, high, low)
+    first, second = threefry2x32_p.bind(*words, high, low)  # type: ignore[no-untyped-call]
     return lax.convert_element_type(first ^ second, jnp.dtype(f"uint{width}"))
 
 

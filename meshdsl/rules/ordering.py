@@ -7,7 +7,7 @@ pass through a running sum, maxima through a running maximum.
 from typing import Any
 
 from meshdsl.ir import Op
-from meshdsl.layouts.placement import P
+from meshdsl.layouts.placement import B, P, Placement
 from meshdsl.layouts.rule import Row, Rule
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept
@@ -24,8 +24,16 @@ def cumulative(op: Op) -> Rule:
 
 @rule("sort")
 def sort(op: Op) -> Rule:
-    """Any number of operands, sorted together."""
-    return along(op, op.params["dimension"])
+    """The first operands are keys. The others are moved as the keys say, and moving commutes with any reduction."""
+    values = range(op.params["num_keys"], len(op.inputs)) if op.params["is_stable"] else range(0)
+    groups = [*((i,) for i in values), tuple(values)] if values else []
+    extra = tuple(_moved(op, placed, group) for group in groups for placed in (P, P("max"), P("min")))
+    return along(op, op.params["dimension"], extra=extra)
+
+
+def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
+    ports = tuple(placed if i in group else B for i in range(len(op.inputs)))
+    return Row(ports, ports)
 
 
 @rule("top_k")

@@ -92,8 +92,8 @@ def reduce_window(op: Op) -> Rule:
 
 @rule("select_and_gather_add")
 def select_and_gather_add(op: Op) -> Rule:
-    """The element of the first operand at the place where the second has its maximum: linear in the first."""
-    return _pooled(op, linear=((0,),))
+    """The element of the first operand at the place where the second has its maximum: data movement in the first."""
+    return _pooled(op, commuting=((0,),))
 
 
 @rule("select_and_scatter_add")

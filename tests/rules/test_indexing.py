@@ -8,6 +8,7 @@ from jax.lax import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionN
 
 from tests.prover import prove, sample
 from tests.rules.data import bools, floats, ints
+from tests.rules.listed import wrong
 
 CASES = []
 COLLIDE = "where updates collide, devices may let different ones win"
@@ -54,7 +55,7 @@ case(
 
 
 def scattered(function, mode, unique=False, shape=(12, 6), count=12):
-    index = jnp.arange(count).reshape(-1, 1) * 5 % 17 - 2 if unique else positions(count, 1)
+    index = jnp.arange(count).reshape(-1, 1) * 5 % 17 - 2 if unique else positions(count, 1, high=4)
 
     def run(operand, at, updates):
         return function(operand, at, updates, ROWS, mode=mode, unique_indices=unique)
@@ -62,16 +63,23 @@ def scattered(function, mode, unique=False, shape=(12, 6), count=12):
     return run, floats(*shape), index, floats(count, shape[1])
 
 
+COLLIDING = ["P, B, P -> P"]
+COLLIDING += [
+    f"{a}, B, {b} -> P({k})"
+    for k in ("max", "min")
+    for a, b in ((f"P({k})", f"P({k})"), (f"P({k})", "B"), ("B", f"P({k})"))
+]
 KINDS = "scatter-add scatter-sub scatter-mul scatter-max scatter-min scatter".split()
 for name in KINDS:
     function = getattr(lax, name.replace("-", "_"), None)
     if function is None:
         continue
-    collide = {"P, B, P -> P": COLLIDE, "P(max), B, P(max) -> P(max)": COLLIDE, "P(min), B, P(min) -> P(min)": COLLIDE}
-    excused = collide if name == "scatter" else {}
-    for mode in (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP):
-        case(name, *scattered(function, mode), excused=excused)
-    case(name, *scattered(function, GatherScatterMode.FILL_OR_DROP, unique=True), fixed=(1,))
+    excused = dict.fromkeys(COLLIDING, COLLIDE) if name == "scatter" else {}
+    case(name, *scattered(function, GatherScatterMode.FILL_OR_DROP), excused=excused)
+    if name == "scatter-add":
+        case(name, *scattered(function, GatherScatterMode.CLIP))
+    if name != "scatter-mul":
+        case(name, *scattered(function, GatherScatterMode.FILL_OR_DROP, unique=True), fixed=(1,))
 case("scatter-add", lambda t, i, u: t.at[i, :3].add(u), TABLE, positions(12), floats(12, 3))
 case("scatter-add", lambda t, i, u: t.at[:, i].add(u, mode="clip"), floats(6, 12), positions(12), floats(6, 12))
 case("scatter-add", jax.vmap(lambda t, i, u: t.at[i].add(u)), floats(6, 12), positions(6, 12), floats(6, 12))
@@ -81,20 +89,30 @@ case(
 )
 case("scatter", lambda t, u: t.at[3].set(u), TABLE, floats(6))
 
-case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 6)), TABLE, ints(low=3, high=11))
+CUBE = floats(12, 6, 6)
+
+
+def cut(*sizes):
+    return lambda x, *starts: lax.dynamic_slice(x, starts, sizes)
+
+
+case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 6)), TABLE, jnp.int32(5))
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), TABLE, jnp.int32(7))
-case(
-    "dynamic_slice",
-    lambda x, i, j: lax.dynamic_slice(x, (i, j, 0), (1, 1, 6)),
-    floats(12, 6, 6),
-    jnp.int32(11),
-    jnp.int32(9),
-)
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), bools(12, 6), jnp.int32(2))
-case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), floats(300, 2), jnp.uint8(200))
+case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), floats(300, 12), jnp.uint8(200))
 case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(4, 6), jnp.int32(5))
 case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(1, 6), jnp.int32(5))
-case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), TABLE, floats(1, 1), jnp.int32(9))
+
+
+@pytest.mark.parametrize("starts", [(11, 9, 0), (-4, 3, 2), (5, -1, 8), (40, 40, 40)], ids=str)
+def test_starts_out_of_bounds(starts):
+    """They are moved into the whole operand, so every other start beyond it is right as well: listed rows only."""
+    for function, *args in (
+        (cut(1, 1, 6), CUBE),
+        (lambda x, u, *starts: lax.dynamic_update_slice(x, u, starts), CUBE, floats(1, 1, 6)),
+    ):
+        name = "dynamic_slice" if len(args) == 1 else "dynamic_update_slice"
+        assert wrong(name, function, *args, *map(jnp.int32, starts)) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
