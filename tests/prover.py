@@ -35,7 +35,7 @@ from tests.trials import Draws, Results, Trial, data, run_trials
 
 DRAWS, SCALAR_DRAWS = 6, 48  # scalars need more: a draw of them is one case, not hundreds
 PAIRS = 4
-BUDGET = 200  # rows tried of a further sample of one operation
+BUDGET = 100  # rows tried of a further sample of one operation
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Local:
 
     def index(self, axes: tuple[str, ...]) -> jax.Array:
         """Position of this device along ``axes``, major first, as an int32 scalar."""
-        at = jax.numpy.int32(0)
+        at: jax.Array = jax.numpy.int32(0)
         for axis in axes:
             at = at * self.sizes[axis] + lax.axis_index(axis)
         return at

@@ -27,7 +27,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 # Blocks only.
 UNRELATED = (
-    "abs acos acosh asin atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type clz cos cosh digamma eq eq_to erf_inv "
+    "abs acos acosh asin atan2 atanh bessel_i0e bessel_i1e clz cos cosh digamma eq eq_to erf_inv "
     "is_finite lgamma mulhi ne one_minus_square population_count pow rem sin square tan xor"
 ).split()
 # Values are only passed on: any reduction commutes.
@@ -48,7 +48,7 @@ DECREASING = {"erfc": (0,), "not": (0,)}
 # Comparisons are monotone in both operands: x < y tends to be true as y grows, and false as x does.
 BELOW, ABOVE = "le le_to lt lt_to".split(), "ge gt".split()
 # Monotone on floats: integers wrap.
-INCREASING_FLOATS = {"add": (0, 1), "add_any": (0, 1), "sub": (0,)}
+INCREASING_FLOATS = {"add": (0, 1), "add_any": (0, 1), "sub": (0,), "polynomial": (1,)}
 DECREASING_FLOATS = {"neg": (0,), "sub": (1,)}
 # Increasing on signed and on unsigned whole numbers.
 INCREASING_SIGNED, INCREASING_UNSIGNED = "shift_right_arithmetic", "shift_right_logical"
@@ -82,7 +82,7 @@ def elementwise(op: Op) -> Rule:
 
 def _linear_here(op: Op) -> Groups:
     """Linear for these dtypes."""
-    if op.name == "div" and _inexact(op):
+    if op.name == "div" and jnp.issubdtype(op.outputs[0].dtype, jnp.inexact):
         return ((0,),)
     if op.name == "polynomial":
         return (tuple(range(1, len(op.inputs))),)  # in its coefficients
@@ -115,7 +115,7 @@ def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
     if op.name in (INCREASING_SIGNED, INCREASING_UNSIGNED):
         signed = jnp.issubdtype(op.outputs[0].dtype, jnp.signedinteger)
         return (0,) if rising and signed == (op.name == INCREASING_SIGNED) else ()
-    if not _inexact(op):
+    if not jnp.issubdtype(op.outputs[0].dtype, jnp.floating):
         return ()
     if op.name == "integer_pow":
         return (0,) if rising and op.params["y"] > 0 and op.params["y"] % 2 else ()
@@ -153,24 +153,23 @@ def _only(i: int, placed: Placement, count: int) -> tuple[Placement, ...]:
     return tuple(placed if j == i else B for j in range(count))
 
 
-def _inexact(op: Op) -> bool:
-    return bool(jnp.issubdtype(op.outputs[0].dtype, jnp.inexact))
-
-
 def keeps_sums(before: jnp.dtype, after: jnp.dtype) -> bool:
     """Whether a cast commutes with sums: floats that are not rounded, integers modulo the smaller power of two."""
     if jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.integer):
         return after.itemsize <= before.itemsize
     if not jnp.issubdtype(before, jnp.inexact) or not jnp.issubdtype(after, jnp.inexact):
         return False
-    return bool(jnp.promote_types(before, after) == after)
+    held, wanted = jnp.finfo(before), jnp.finfo(after)
+    return bool(held.nmant <= wanted.nmant and held.maxexp <= wanted.maxexp and held.minexp >= wanted.minexp)
 
 
 def keeps_order(before: jnp.dtype, after: jnp.dtype) -> bool:
-    """Whether a cast is increasing: rounding is; wrapping is not, nor is a float's infinity as an integer."""
-    if before == jnp.bool_ or jnp.issubdtype(after, jnp.floating):
+    """Whether a cast is increasing: rounding is; wrapping is not, nor is infinity where the result has none."""
+    if before == jnp.bool_:
         return True
+    if jnp.issubdtype(after, jnp.floating):
+        return after.itemsize > 1  # most floats of 8 bits have no infinity
     if not jnp.issubdtype(before, jnp.integer) or not jnp.issubdtype(after, jnp.integer):
         return False
-    held, wanted = jnp.iinfo(before), jnp.iinfo(after)
+    held, wanted = jnp.iinfo(before), jnp.iinfo(after)  # type: ignore[no-untyped-call]
     return bool(wanted.min <= held.min and held.max <= wanted.max)

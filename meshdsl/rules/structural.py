@@ -82,6 +82,15 @@ def pad(op: Op) -> Rule:
     )
 
 
+@rule("bitcast_convert_type")
+def bitcast_convert_type(op: Op) -> Rule:
+    """Elements of another width come from, or become, a last dim of their pieces."""
+    ranks = [len(x.shape) for x in (*op.inputs, *op.outputs)]
+    shared = kept(min(ranks))
+    source, result = ((*shared, *((),) * (rank - len(shared))) for rank in ranks)
+    return Rule((source,), (result,))
+
+
 @rule("concatenate")
 def concatenate(op: Op) -> Rule:
     """Dims other than the one along which the operands are joined."""

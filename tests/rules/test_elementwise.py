@@ -53,7 +53,7 @@ case("not", lax.bitwise_not, bits(24))
 case("not", lax.bitwise_not, bools(24))
 case("population_count", lax.population_count, bits(24))
 case("clz", lax.clz, ints(24))
-case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), floats(24))
+case("mul", lambda x: lax.mul(x, 2j), complexes(24))
 
 for name in "add sub mul max min".split():
     case(name, getattr(lax, name), floats(12, 24), floats(12, 24))
@@ -77,7 +77,7 @@ case("rem", lax.rem, ints(24), ints(24, low=1))
 case("complex", lax.complex, floats(12, 24), floats(12, 24))
 if hasattr(lax, "polynomial"):
     case("polynomial", lambda x, a, b: lax.polynomial(x, [a, b, 1.0]), floats(24), floats(24), floats(24))
-    case("polynomial", lambda x, a, b: lax.polynomial(x, [a, b]), floats(24), floats(24), floats(24))
+    case("polynomial", lambda x, *each: lax.polynomial(x, each), floats(24), floats(24), floats(24), floats(24))
 if hasattr(primitives, "mulhi_p") or hasattr(lax, "mulhi"):
     case("mulhi", lax.mulhi, bits(24), bits(24))
 
@@ -110,6 +110,7 @@ def cast(value, dtype, **excused):
 
 cast(floats(24), "bfloat16", **{"P -> P": ROUNDS})
 cast(floats(24, dtype=jnp.bfloat16), "float32")
+cast(floats(24), "float8_e4m3fn")
 cast(floats(24), "complex64")
 cast(floats(24), "int32", **excuse(UNDEFINED, "P(max) -> P(max)", "P(min) -> P(min)"))
 cast(floats(24, low=-2, high=3), "bool")
