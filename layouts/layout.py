@@ -20,6 +20,7 @@ class Layout:
 
     __slots__ = ("_key", "placements")
     placements: tuple[tuple[str, Placement], ...]
+    _key: tuple[frozenset[tuple[str, Placement]], frozenset[tuple[str, ...]]]
 
     def __init__(self, **placements: Placement) -> None:
         object.__setattr__(self, "placements", tuple(placements.items()))

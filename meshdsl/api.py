@@ -115,7 +115,7 @@ class Sharded:
     def verify(self, *args: Any, **kwargs: Any) -> VerifyReport:
         """Compare the compiled collectives with the planned ones; VerifyError if they differ."""
         executable = self._executable(self._call(args, kwargs))
-        return verify_compiled(executable.plan.collectives, executable.compiled.as_text(), executable.plan.mesh)
+        return verify_compiled(executable.plan.collectives, executable.compiled.as_text() or "", executable.plan.mesh)
 
     def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""

@@ -76,12 +76,12 @@ def work_of(op: Op, kept: set[int]) -> Work:
 def _flops(op: Op) -> float:
     if op.name == "dot_general":
         (contract, _), _ = op.params["dimension_numbers"]
-        return 2.0 * prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract)
+        return 2.0 * float(prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract))
     if op.name == "conv_general_dilated":
         numbers = op.params["dimension_numbers"]
         kernel = op.inputs[1].shape
         per_output = prod(kernel) / kernel[numbers.rhs_spec[0]]
-        return 2.0 * prod(op.outputs[0].shape) * per_output
+        return 2.0 * float(prod(op.outputs[0].shape) * per_output)
     return 0.0
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from meshdsl.ir import Literal, Op, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.placement import B
+from meshdsl.layouts.placement import B, Placement
 from meshdsl.layouts.rule import Row
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of, tree
@@ -61,11 +61,11 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:
     return found
 
 
-def _full_row(op: Op, placed: tuple[object, ...], size: int) -> Row:
+def _full_row(op: Op, placed: tuple[Placement, ...], size: int) -> Row:
     """A row with the literals put back."""
     at = iter(placed)
     inputs = tuple(B if isinstance(v, Literal) else next(at) for v in op.inputs)
-    return Row(inputs, tuple(next(at) for _ in op.outputs), size)  # type: ignore[arg-type]
+    return Row(inputs, tuple(next(at) for _ in op.outputs), size)
 
 
 def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[tuple[int, int], Layout]]:

@@ -112,9 +112,9 @@ class Liveness:
         for at, op in enumerate(graph.ops):
             for v in op.outputs:
                 found.setdefault(v.id, {}).setdefault(self.own[v.id], []).append(at)
-            for i, v in enumerate(op.inputs):
-                if isinstance(v, Value):
-                    self._read(found.setdefault(v.id, {}), v.id, self.uses[op.id, i], at)
+            for i, read in enumerate(op.inputs):
+                if isinstance(read, Value):
+                    self._read(found.setdefault(read.id, {}), read.id, self.uses[op.id, i], at)
         return found
 
     def _read(self, layouts: dict[Layout, list[int]], value: int, layout: Layout, at: int) -> None:

@@ -71,8 +71,8 @@ class Model:
         key = (id(self.tables[n]), self.nodes[n].trips)
         if key not in self._units:
             self._units[key] = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips)
-        cost = self._units[key]
-        return cost if self.allowed[n] is None else np.where(self.allowed[n], cost, np.inf)
+        cost, allowed = self._units[key], self.allowed[n]
+        return cost if allowed is None else np.where(allowed, cost, np.inf)
 
     def domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Assignment, Costs]:
         """Joint states that node ``n`` may move to from ``rows``, that one included, and their costs.

@@ -16,7 +16,7 @@ from meshdsl.planner.sweep import Sweeper
 
 LARGEST = 200_000  # entries of the largest table of a sweep
 _ROUNDS = 40
-_WORK = 40_000_000  # table entries that all passes of one certificate together may touch
+_WORK = 30_000_000  # table entries that all passes of one certificate together may touch
 _GAP = 2e-3
 _STALLED = 2e-4
 
@@ -26,12 +26,14 @@ def search(model: Model) -> Certificate:
     evaluator, sweeper = Evaluator(model), Sweeper(model, LARGEST)
     axes = sweep_order(model.width)
     first = Certificate(model, evaluator.evaluate(sweeper.sweep(forward(model), axes, rounds=2)))
+    suggested = []
     for _ in _rounds(first):
         first.tighten()
-        suggested = first.suggest()
-        for plan in (suggested, sweeper.sweep(suggested, axes, rounds=1)):
-            first.offer(evaluator.evaluate(plan))
-    first.offer(evaluator.evaluate(Sweeper(model, 10 * LARGEST).sweep(first.best.rows, axes, rounds=2)))
+        suggested.append(evaluator.evaluate(first.suggest()))
+        first.offer(suggested[-1])
+    for start in sorted(suggested, key=lambda choice: choice.cost)[:2]:
+        first.offer(evaluator.evaluate(sweeper.sweep(start.rows, axes, rounds=1)))
+    first.offer(evaluator.evaluate(Sweeper(model, 10 * LARGEST).sweep(first.best.rows, axes, rounds=1)))
     if first.gap < _GAP:
         return first
     second = Certificate(model, first.best, known=first.bound)
