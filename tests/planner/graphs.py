@@ -1,0 +1,70 @@
+"""Small steps, their planning problems, and exhaustive search over all joint states."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+
+
+def shape(*dims, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def matmul(a, b):
+    return a @ b
+
+
+def two_layers(a, b):
+    return jnp.tanh(a @ b) @ b.T
+
+
+def shared(a, b):
+    c = a @ b
+    return c @ b.T, jnp.sum(c, axis=0)
+
+
+def gradient(w, x):
+    return w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+
+def looped(w, x):
+    return jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=3)[0]
+
+
+# name -> step, arguments, pins of the inputs
+STEPS = {
+    "matmul": (matmul, (shape(64, 32), shape(32, 16)), ("x=S(0)", "")),
+    "two layers": (two_layers, (shape(64, 32), shape(32, 16)), ("x=S(0)", "y=S(1)")),
+    "shared": (shared, (shape(64, 32), shape(32, 16)), ("x=S(1)", "x=S(0)")),
+    "gradient": (gradient, (shape(32, 16), shape(64, 32)), ("", "x=S(0)")),
+    "looped": (looped, (shape(16, 16), shape(64, 16)), ("x=S(0)", "x=S(0)")),
+}
+
+
+def problem_of(name, mesh):
+    """The model of a step; its first output follows its first input in "gradient"."""
+    step, args, pins = STEPS[name]
+    program = trace(step, args)
+    follows = tuple(0 if name == "gradient" and j == 0 else None for j in range(len(program.outputs)))
+    outputs = tuple(Layout() for _ in program.outputs)
+    return Model(make_problem(program, mesh, Pins(tuple(map(Layout.parse, pins)), outputs, follows)))
+
+
+def exhaustive(model, largest=400_000):
+    """The least cost over every joint state of every node; None if there are too many."""
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    if np.prod([float(len(s)) for s in states]) > largest:
+        return None
+    evaluator = Evaluator(model)
+    return min(evaluator.evaluate(np.array(rows)).cost for rows in product(*states))
+
+
+ONE, TWO = Mesh(x=4), Mesh(x=2, y=2)

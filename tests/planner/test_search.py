@@ -1,0 +1,68 @@
+"""The planner against exhaustive search: plans are optimal where they can be checked, bounds never pass them."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import MemoryLimitError
+from meshdsl.planner import solve
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import search
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
+
+SMALL = [("matmul", ONE), ("two layers", ONE), ("shared", ONE), ("gradient", ONE), ("looped", ONE), ("matmul", TWO)]
+
+
+@pytest.mark.parametrize(("name", "mesh"), SMALL, ids=str)
+def test_the_plan_is_the_cheapest_and_the_bound_below_it(name, mesh):
+    model = problem_of(name, mesh)
+    best = exhaustive(model)
+    assert best is not None, "small enough to be checked"
+    found = search(model)
+    exact = model.scale.seconds(best)
+    assert found.seconds <= exact * (1 + 1e-9)
+    assert model.scale.seconds(found.best.cost) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("mesh", [ONE, TWO, md.Mesh(x=2, y=2, z=2)], ids=str)
+def test_the_gap_is_closed_on_small_steps(name, mesh):
+    found = search(problem_of(name, mesh))
+    assert found.seconds <= found.model.scale.seconds(found.best.cost)
+    assert 0.0 <= found.gap < 0.02
+
+
+def test_the_same_problem_has_the_same_solution():
+    step, args, pins = STEPS["gradient"]
+    solutions = []
+    for _ in range(2):
+        program = trace(step, args)
+        solutions.append(solve(program, TWO, Pins(tuple(map(md.Layout.parse, pins)), (md.Layout(),), (0,))))
+    assert solutions[0] == solutions[1]
+
+
+def test_states_that_agree_with_pins_only():
+    model = problem_of("two layers", TWO)
+    best = search(model).best
+    own = {model.nodes[n].what: model.closures[model.nodes[n].ports[0].value.id] for n in range(2)}
+    assert set(own) == {"input a", "input b"}
+    for n, (axis, placed) in enumerate((("x", md.S(0)), ("y", md.S(1)))):
+        layout = own[model.nodes[n].what].space.layouts[int(model.layout_ids(n, 0, best.rows[n]))]
+        assert layout.on(axis) is placed
+
+
+def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
+    program = trace(lambda a, b: a @ b, (shape(64, 32), shape(32, 16)))
+    pins = Pins((md.Layout(), md.Layout()), (md.Layout(),), (None,))
+    with pytest.raises(MemoryLimitError) as error:
+        solve(program, ONE, pins, memory=1000.0)
+    text = str(error.value)
+    assert "no plan fits memory=1000 B per device; the least found is" in text
+    assert "KiB: a" in text and "use more devices" in text
+
+
+def test_partial_placements_only_come_from_upstream():
+    program = trace(lambda a: a + 1.0, (shape(8, 8),))
+    problem = make_problem(program, ONE, Pins((md.Layout(),), (md.Layout(),), (None,)))
+    assert all("P" not in str(row) for node in problem.nodes for row in node.rows)
