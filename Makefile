@@ -9,7 +9,7 @@ LOCK := requirements/py$(shell $(PYTHON) -c 'import sys; print(311 if sys.versio
 RUN := $(VENV)/bin/python
 CACHE := .cache/meshdsl
 TYPES := .cache/types/meshdsl
-FLAGS ?= -q
+FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
 .PHONY: help demo test test-all lint bench data clean

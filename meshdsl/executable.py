@@ -20,8 +20,8 @@ from meshdsl.errors import TraceError
 from meshdsl.ir import Program
 from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.program import sharded_function
-from meshdsl.plan.table import bytes_text
 from meshdsl.plan.value import Plan
+from meshdsl.units import bytes_text
 
 log = logging.getLogger("meshdsl")
 

@@ -16,8 +16,9 @@ from meshdsl.plan import Array, build_plan, load_plan
 from meshdsl.plan.fingerprint import fingerprint
 from meshdsl.plan.group import group_arrays
 from meshdsl.plan.match import check_match
-from meshdsl.plan.table import bytes_text, seconds_text, table
+from meshdsl.plan.table import table
 from meshdsl.planner.solution import Solution
+from meshdsl.units import bytes_text, seconds_text
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
 
 

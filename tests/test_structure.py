@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ("meshdsl.errors", "meshdsl.globs"),
+    ("meshdsl.errors", "meshdsl.globs", "meshdsl.units"),
     ("meshdsl.layouts",),
     ("meshdsl.ir", "meshdsl.program_text"),
     ("meshdsl.constraint",),

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from meshdsl.plan.group import pattern
-from meshdsl.plan.table import bytes_text, seconds_text, table
+from meshdsl.plan.table import table
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from meshdsl.globs import split_path
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.plan.group import Group, group_arrays, pattern
-from meshdsl.plan.table import bytes_text, seconds_text, table
+from meshdsl.plan.table import table
 from meshdsl.plan.value import Collective, Plan
+from meshdsl.units import bytes_text, seconds_text
 
 _HELD = 2
 

@@ -8,13 +8,14 @@ relaxation with lazily generated rows). When the unpriced optimum fits, it is th
 from collections.abc import Iterable
 
 from meshdsl.errors import MemoryLimitError, faults
-from meshdsl.ir import Graph
+from meshdsl.ir import Graph, walk
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
 from meshdsl.planner.search import LARGEST, sweep_order
 from meshdsl.planner.starts import whole
 from meshdsl.planner.sweep import Sweeper
+from meshdsl.units import bytes_text
 
 _ROUNDS = 14
 _RAISE = 3.0
@@ -76,12 +77,12 @@ class Fitter:
 
     def _too_small(self, least: Peak, limit: float) -> MemoryLimitError:
         program = self.model.problem.program
-        paths = {v.id: leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True)}
-        rows = [f"{_bytes(size)}: {paths.get(v, f'value {v}')}" for v, size in least.held()[:8]]
+        names = {v.id: f"{op.name} at {op.source}" for _, op in walk(program.graph) for v in op.outputs}
+        names |= {v.id: leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True)}
+        rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in least.held()[:8]]
         at = f" at {least.op.name} ({least.op.source})" if least.op else ""
-        title = (
-            f"no plan fits memory={_bytes(limit)} per device; the least found is {_bytes(least.bytes)}{at}, held by:"
-        )
+        limits = f"memory={bytes_text(limit)} per device; the least found is {bytes_text(least.bytes)}{at}"
+        title = f"no plan fits {limits}, held by:"
         return MemoryLimitError(
             faults(title, rows, "use more devices, a smaller batch, jax.checkpoint, or raise memory=")
         )
@@ -94,12 +95,3 @@ def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tupl
         yield op.id, chain
         for body in op.bodies:
             yield from _around(body, chain)
-
-
-def _bytes(n: float) -> str:
-    """Bytes in the largest binary unit that gives at least 1."""
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.4g} {unit}"
-        n /= 1024
-    return f"{n:.4g} GiB"
