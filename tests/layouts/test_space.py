@@ -41,8 +41,13 @@ def test_the_hierarchical_all_reduce_is_found():
     found = kinds("data=P model=P", "", mesh, (4096, 4096))
     seconds = sum(m.seconds for m in reshard(Layout(data=P, model=P), Layout(), (4096, 4096), 4, mesh))
     one_by_one = sum(
-        next(m for m in moves(Layout.parse(before), (4096, 4096), 4, mesh) if m.axes == (axis,) and m.target is after).seconds
-        for before, axis, after in (("data=P model=P", "model", Layout().on("model")), ("data=P", "data", Layout().on("data")))
+        next(
+            m for m in moves(Layout.parse(before), (4096, 4096), 4, mesh) if m.axes == (axis,) and m.target is after
+        ).seconds
+        for before, axis, after in (
+            ("data=P model=P", "model", Layout().on("model")),
+            ("data=P", "data", Layout().on("data")),
+        )
     )
     assert seconds < one_by_one
     assert sum(sent for _, axes, sent in found if "data" in axes) < 2 * 4096 * 4096 * 4
