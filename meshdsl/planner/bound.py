@@ -17,7 +17,7 @@ branches, and each branch costs at least any of its ends). With two readers that
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,15 +38,16 @@ class Certificate:
     Args:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
-      known: a bound that was proved before.
+      before: an earlier certificate of the problem, whose bound holds and whose tables are used again.
     """
 
-    def __init__(self, model: Model, best: Choice, known: float = 0.0) -> None:
+    def __init__(self, model: Model, best: Choice, before: "Certificate | None" = None) -> None:
         self.model, self.best = model, best
-        self._joint = _Joint(model, best)
+        self._tables = before._tables if before else _Tables()
+        self._joint = _Joint(model, best, self._tables)
         self._network = self._joint.network
         self._network.reduce(_SMALL)
-        self.bound = max(known, self._network.bound())
+        self.bound: float = max(before.bound if before else 0.0, self._network.bound())
 
     @property
     def seconds(self) -> float:
@@ -92,15 +93,22 @@ class _States:
     cost: Costs
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """What equal parts of a problem share: hubs, states, and layouts by state."""
+
+    hubs: dict[Hashable, Hub] = field(default_factory=dict)
+    states: dict[Hashable, _States] = field(default_factory=dict)
+    layouts: dict[Hashable, Ids] = field(default_factory=dict)
+
+
 class _Joint:
     """The joint problem as a pairwise network, costs in whole units without ties."""
 
-    def __init__(self, model: Model, best: Choice) -> None:
+    def __init__(self, model: Model, best: Choice, tables: _Tables) -> None:
         self.model, self.best = model, best
         self.limit = best.cost // TIES + 1.0
-        self._known: dict[Hashable, tuple[Hub, list[Costs], Costs]] = {}
-        self._seen: dict[Hashable, _States] = {}
-        self._layouts: dict[Hashable, Ids] = {}
+        self._hubs, self._seen, self._layouts = tables.hubs, tables.states, tables.layouts
         self.states = [self._states(n) for n in range(len(model.nodes))]
         self.network = Pairwise([s.cost for s in self.states])
         for value in model.problem.defined:
@@ -141,10 +149,10 @@ class _Joint:
         unique = [np.unique(r, return_inverse=True) for r in layouts]
         owns, own_of = np.unique(own, return_inverse=True)
         key = (model.closures[value].number, owns.tobytes(), parts, *(u.tobytes() for u, _ in unique))
-        if key not in self._known:
-            hub = make_hub(_units(model.closures[value].costs), owns, tuple(u for u, _ in unique), parts)
-            self._known[key] = (hub, list(hub.reads), hub.paid)
-        hub, reads, paid = self._known[key]
+        if key not in self._hubs:
+            self._hubs[key] = make_hub(_units(model.closures[value].costs), owns, tuple(u for u, _ in unique), parts)
+        hub = self._hubs[key]
+        reads, paid = hub.reads, hub.paid
         if len(hub.own) == len(owns):
             for (n, _), (_, at), table in zip(readers, unique, reads, strict=True):
                 self._join(d, n, table[np.ix_(own_of, at)] * trips)

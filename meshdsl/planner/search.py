@@ -36,7 +36,7 @@ def search(model: Model) -> Certificate:
     first.offer(evaluator.evaluate(Sweeper(model, 10 * LARGEST).sweep(first.best.rows, axes, rounds=1)))
     if first.gap < _GAP:
         return first
-    second = Certificate(model, first.best, known=first.bound)
+    second = Certificate(model, first.best, before=first)
     for _ in _rounds(second):
         second.tighten()
         second.offer(evaluator.evaluate(second.suggest()))
