@@ -24,7 +24,7 @@ from meshdsl.layouts.placement import B, Partial, Placement, Split
 
 
 class Space:
-    """Layouts of tensors of one rank; partial ones only with the given reductions."""
+    """Layouts of tensors of one rank; partial ones only with the given reductions, and one at a time."""
 
     def __init__(self, mesh: Mesh, rank: int, reductions: tuple[str, ...]) -> None:
         self.mesh, self.rank, self.reductions = mesh, rank, reductions
@@ -52,13 +52,18 @@ class Space:
 
     def _all(self) -> list[Layout]:
         wide = [self.placements if size > 1 else (B,) for size in self.mesh.sizes]
-        return [layout for placed in product(*wide) for layout in self._orders(placed)]
+        return [layout for placed in product(*wide) if _one_reduction(placed) for layout in self._orders(placed)]
 
     def _orders(self, placed: tuple[Placement, ...]) -> list[Layout]:
         by_name = dict(zip(self.mesh.names, placed, strict=True))
         dims = dict.fromkeys(p for p in placed if isinstance(p, Split))
         shared = [[n for n, p in by_name.items() if p is dim] for dim in dims]
         return [arrange(self.mesh, by_name, orders) for orders in product(*map(permutations, shared))]
+
+
+def _one_reduction(placed: tuple[Placement, ...]) -> bool:
+    """Whether the value is partial in one way only: a sum over maxima is no maximum over sums."""
+    return len({p for p in placed if isinstance(p, Partial)}) <= 1
 
 
 @cache

@@ -43,7 +43,7 @@ class Certificate:
 
     def __init__(self, model: Model, best: Choice, before: "Certificate | None" = None) -> None:
         self.model, self.best = model, best
-        self._tables = before._tables if before else _Tables()
+        self._tables: _Tables = before._tables if before else _Tables()
         self._joint = _Joint(model, best, self._tables)
         self._network = self._joint.network
         self._network.reduce(_SMALL)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, B, Split
+from meshdsl.layouts.placement import REDUCTIONS, B, Partial, Placement, Split
 from meshdsl.layouts.rule import Row
 from meshdsl.planner.closure import Closure, Costs, Ids, Scale, codes_of
 from meshdsl.planner.costs import Work
@@ -58,6 +59,7 @@ class Model:
         self.tables = [self._table(node) for node in self.nodes]
         self.allowed = [_allowed(node, self.mesh) for node in self.nodes]
         self.orders = [_order(node.pin, self.mesh) for node in self.nodes]
+        self._require_states()
         self.whole = self._all_broadcast()
         self.scale = Scale.of(self._total_seconds(self.whole))
         self._units: dict[tuple[int, int], Costs] = {}
@@ -65,6 +67,15 @@ class Model:
         self._readings: dict[Hashable, Ids] = {}
         self._interned: dict[Hashable, Ids] = {}
         self.closures = {v: self._closure(v) for v in problem.defined}
+
+    def _require_states(self) -> None:
+        """Every node has a joint state that its pin allows, or the pins are at fault."""
+        found = zip(self.nodes, self.tables, self.allowed, strict=True)
+        bad = [n for n, t, a in found if a is not None and not (a & np.isfinite(t.seconds)).any()]
+        rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
+        if rows:
+            remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
+            raise PinError(faults("pins that no signature can meet:", rows, remedy))
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
@@ -209,6 +220,8 @@ def _make_table(
     for i, (shape, _) in enumerate(shapes):
         for dim, length in enumerate(shape):
             seconds[~_divides(rows, i, dim, length, mesh)] = np.inf
+    for i in range(len(shapes)):
+        seconds[_mixes_reductions(placements, i, mesh)] = np.inf
     for axis, size in enumerate(mesh.sizes):
         if size == 1:  # an axis of one device does nothing: one state is enough
             split = np.array([any(at is not B for at in row.outputs) for row in rows])
@@ -236,6 +249,16 @@ def _per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
     for size in mesh.sizes:
         share = np.multiply.outer(share, np.where(split, 1.0 / size, 1.0))
     return share
+
+
+def _mixes_reductions(placements: list[tuple[Placement, ...]], port: int, mesh: Mesh) -> NDArray[np.bool_]:
+    """Joint states in which one port is partial in two ways: a sum over maxima is no maximum over sums."""
+    kinds = (Partial("sum"), Partial("max"), Partial("min"))
+    bits = np.array([1 << kinds.index(p[port]) if p[port] in kinds else 0 for p in placements])
+    joint = np.zeros((), dtype=np.int64)
+    for _ in mesh.sizes:
+        joint = np.bitwise_or.outer(joint, bits)
+    return np.asarray(joint & (joint - 1) > 0)
 
 
 def _divides(rows: tuple[Row, ...], port: int, dim: int, length: int, mesh: Mesh) -> NDArray[np.bool_]:

@@ -87,6 +87,12 @@ def test_an_axis_leaves_and_enters_a_dim_as_its_minor_one():
     assert complete(Layout.parse("x=S(0) y=S(0)"), MESH) not in slices
 
 
+def test_a_value_is_partial_in_one_way_only():
+    assert all(not ("P(max)" in str(a) and "=P " in f"{a} ") for a in space(MESH, 1, ("sum", "max")).layouts)
+    with pytest.raises(LayoutError, match="does not fit"):
+        reshard(Layout(x=P, y=P("max")), Layout(), (8,), 4, MESH)
+
+
 def test_a_layout_that_does_not_divide_is_an_error():
     with pytest.raises(LayoutError, match=r"layout x=S\(0\) y=B does not fit a tensor of shape \(6, 4\)"):
         reshard(Layout.parse("x=S(0)"), Layout(), (6, 4), 4, MESH)

@@ -3,7 +3,7 @@
 import pytest
 
 import meshdsl as md
-from meshdsl.errors import MemoryLimitError
+from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.planner import solve
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import search
@@ -60,6 +60,14 @@ def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
     text = str(error.value)
     assert "no plan fits memory=1 kB per device; the least found is" in text
     assert "kB: a" in text and "use more devices" in text
+
+
+def test_a_value_that_is_partial_in_two_ways_is_an_error():
+    program = trace(lambda a: md.constrain(a + 1.0, "x=P y=P(max)"), (shape(8, 8),))
+    with pytest.raises(PinError) as error:
+        solve(program, TWO, Pins((md.Layout(),), (md.Layout(),), (None,)))
+    assert "pinned to x=P y=P(max), shape [8, 8]" in str(error.value)
+    assert "a value is partial in one way only" in str(error.value)
 
 
 def test_partial_placements_only_come_from_upstream():
