@@ -38,7 +38,7 @@ def deep_gpt(layers: int) -> Program:
 
     module.GPT = Unrolled
     module.graph = nnx.graphdef(nnx.eval_shape(lambda: Unrolled(nnx.Rngs(0))))
-    args = (*jax.eval_shape(module.init), module.program.args[-1])
+    args = (*jax.eval_shape(lambda: module.init()), module.program.args[-1])
     return Program(module.step, args, {"batch/*": "data=S(0)", "params/layers/*/up/kernel": "model=S(1)"})
 
 
