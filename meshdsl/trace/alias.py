@@ -10,7 +10,7 @@ from meshdsl.trace.graphs import Table, in_bodies, substitute, with_ops
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
 _ALWAYS = PLACING | {"copy", "copy_p", "stop_gradient", "name", "pvary", "pcast"}
 # Identities whenever shape and dtype stay the same.
-_BY_SHAPE = frozenset({"convert_element_type", "reshape", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"})
+_BY_SHAPE = frozenset({"convert_element_type", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"})
 
 
 def drop_identities(graph: Graph) -> Graph:
@@ -36,7 +36,9 @@ def _is_identity(op: Op) -> bool:
 
 
 def _keeps_dims(op: Op) -> bool:
-    """A transpose or reduction that does nothing, a concatenation of one."""
+    """A transpose, reshape or reduction that does nothing, a concatenation of one."""
+    if op.name == "reshape":  # it may read its operand's dims in another order
+        return op.params["dimensions"] is None
     if op.name == "transpose":
         return tuple(op.params["permutation"]) == tuple(range(len(op.outputs[0].shape)))
     if op.name == "concatenate":

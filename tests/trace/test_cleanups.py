@@ -55,6 +55,7 @@ def test_identities_go(identity):
     [
         lambda x: x.astype(jnp.bfloat16),
         lambda x: x.T,
+        lambda x: jax.lax.reshape(x, (4, 4), (1, 0)),
         lambda x: jax.lax.rev(x, (0,)),
         lambda x: jax.lax.reduce_precision(x, 5, 10),
         lambda x: jax.lax.optimization_barrier(x),
