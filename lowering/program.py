@@ -7,12 +7,16 @@ the next reader. So the compiled program contains exactly the planned collective
 a name like ``all-gather(model) float32``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
+from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshdsl.ir import Graph, Literal, Op, Program, Value
+from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.lowering.boundary import input_layouts, output_layouts, partition_spec
@@ -21,6 +25,9 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.moves import apply_move, move_scope
 from meshdsl.lowering.walk import Arrays, Target, run_graph
 from meshdsl.planner.solution import Solution
+
+T = TypeVar("T")
+Shape = tuple[int, ...]
 
 
 class LocalTarget(Target):
@@ -74,13 +81,50 @@ def lower_program(program: Program, solution: Solution) -> Callable[..., Arrays]
 
 
 def sharded_function(program: Program, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
-    """The step on flat global arrays, as a ``shard_map`` over ``mesh``."""
-    ins = _specs(input_layouts(program, solution), program.graph.inputs)
-    outs = _specs(output_layouts(program, solution), program.graph.returned)
-    local = lower_program(program, solution)
-    mapped: Callable[..., Arrays] = jax.shard_map(local, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
-    return mapped
+    """The step on flat global arrays, as a ``shard_map`` over ``mesh``.
+
+    Arrays without elements are made where they are read: the compiler drops them from a ``shard_map``, and fails.
+    """
+    before, after = program.graph.inputs, program.graph.returned
+    ins, outs = input_layouts(program, solution), output_layouts(program, solution)
+    local, sizes = lower_program(program, solution), solution.mesh.sizes_by_name
+    blocks = [layout.local_shape(value.shape, sizes) for layout, value in zip(ins, before, strict=True)]
+    mapped: Callable[..., Iterable[jax.Array]] = jax.shard_map(
+        lambda *full: tuple(_full(local(*_filled(full, before, blocks)), after)),
+        mesh=mesh,
+        in_specs=_specs(ins, before),
+        out_specs=_specs(outs, after),
+        check_vma=False,
+    )
+    whole = [value.shape for value in after]
+    return lambda *arrays: _typed(_filled(mapped(*_full(arrays, before)), after, whole), program.outputs)
 
 
-def _specs(layouts: Iterable[Layout], values: Iterable[Value | Literal]) -> tuple[PartitionSpec, ...]:
-    return tuple(partition_spec(layout, len(value.shape)) for layout, value in zip(layouts, values, strict=True))
+def _specs(layouts: Iterable[Layout], values: Sequence[Value | Literal]) -> tuple[PartitionSpec, ...]:
+    specs = [partition_spec(layout, len(value.shape)) for layout, value in zip(layouts, values, strict=True)]
+    return tuple(_full(specs, values))
+
+
+def _full(items: Iterable[T], values: Iterable[Value | Literal]) -> Iterator[T]:
+    """The items whose values have elements."""
+    return (item for item, value in zip(items, values, strict=True) if not _empty(value))
+
+
+def _filled(arrays: Iterable[jax.Array], values: Iterable[Value | Literal], shapes: Iterable[Shape]) -> Arrays:
+    """The arrays, with those without elements among them."""
+    given, places = iter(arrays), zip(values, shapes, strict=True)
+    return tuple(jnp.zeros(shape, v.dtype) if _empty(v) else next(given) for v, shape in places)
+
+
+def _empty(value: Value | Literal) -> bool:
+    return not prod(value.shape) and (value.dtype == jnp.bool_ or jnp.issubdtype(value.dtype, jnp.number))
+
+
+def _typed(arrays: Arrays, leaves: Sequence[Leaf]) -> Arrays:
+    """The results, weakly typed where the step's are."""
+    return tuple(_weak(x) if leaf.weak else x for x, leaf in zip(arrays, leaves, strict=True))
+
+
+def _weak(x: jax.Array) -> jax.Array:
+    made: jax.Array = lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+    return made

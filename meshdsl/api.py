@@ -5,7 +5,7 @@
     params = sharded(params, batch)          # runs exactly that plan
 
 A call goes through these stages, each kept for the next call with the same tree, shapes,
-dtypes and static arguments:
+dtypes, static arguments and settings of jax:
 
     arguments --trace--> program --solve--> solution --> plan --lower--> executable --> results
 """
@@ -18,13 +18,14 @@ import jax
 
 from meshdsl.errors import TraceError
 from meshdsl.executable import Executable
+from meshdsl.ir import Leaf
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import CheckReport, check_numbers
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
-from meshdsl.options import Options, donated_leaves, memory_bytes, several
+from meshdsl.options import Options, check_arguments, donated_leaves, memory_bytes, settings, several
 from meshdsl.pins import make_pins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.match import check_match
@@ -78,6 +79,7 @@ def parallelize(
         plan=plan,
         devices=None if devices is None else tuple(devices),
     )
+    check_arguments(step, options)
     return Sharded(step, options)
 
 
@@ -96,10 +98,10 @@ class Sharded:
         if self._has_static:
             return self._run(self._call(args, kwargs))
         leaves, tree = jax.tree.flatten((args, kwargs))
-        executable = self._recent.get(tree)
-        if executable is not None:
+        executable = self._recent.get((tree, settings()))
+        if executable is not None and executable.knows(leaves):
             try:  # the compiled program checks shapes, dtypes and shardings faster than we could
-                return executable.unflatten(executable.compiled(*leaves))
+                return executable.unflatten(executable.call(*leaves))
             except (TypeError, ValueError):
                 pass
         return self._run(self._call(args, kwargs), tree)
@@ -123,7 +125,7 @@ class Sharded:
         executable = self._executable(call)
         alone = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
         expected = jax.tree.leaves(alone(*executable.copies(call.leaves, one_device=True)))
-        got = executable.compiled(*executable.copies(call.leaves))
+        got = executable.call(*executable.copies(call.leaves))
         return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance)
 
     def _run(self, call: Call, tree: Any = None) -> Any:
@@ -131,7 +133,7 @@ class Sharded:
         if any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             return executable.inline(call.leaves)
         if tree is not None:
-            self._recent[tree] = executable
+            self._recent[tree, settings()] = executable
         return executable.run(call.leaves)
 
     def _executable(self, call: Call) -> Executable:
@@ -175,19 +177,28 @@ class Sharded:
         before, _ = next(reversed(self._planned.values()))
         known = {leaf.path: leaf for leaf in before.inputs}
         new = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
-        what = f"{new[0].path} is {new[0].dtype}{list(new[0].shape)}" if new else "a static argument changed"
+        what = f"{new[0].path} is {_type(new[0])}" if new else _other_change(before, program)
         more = f" and {len(new) - 1} more changed" if len(new) > 1 else ""
         log.warning("planning %s again: %s%s", program.name, what, more)
 
 
 def _key(call: Call) -> Any:
     """What of a call a plan depends on; TraceError if a static argument cannot be compared."""
-    key = call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves))
+    key = call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves)), settings()
     try:
         hash(key)
     except TypeError as error:
         raise TraceError(f"static arguments of {call.name} have to be hashable: {error}") from error
     return key
+
+
+def _type(leaf: Leaf) -> str:
+    return f"{'weak ' if leaf.weak else ''}{leaf.dtype}{list(leaf.shape)}"
+
+
+def _other_change(before: Traced, after: Traced) -> str:
+    changed = before.in_tree != after.in_tree
+    return "the tree of its arguments changed" if changed else "a static argument or a setting of jax changed"
 
 
 def _typed(x: Any) -> tuple[Any, ...]:

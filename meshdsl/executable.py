@@ -2,7 +2,8 @@
 
 Arguments that already lie as planned are passed straight to the compiled program, which checks
 them itself. Numpy arrays and uncommitted arrays are placed without a word; arrays committed to
-another layout are moved, with one warning that says what it costs.
+another layout are moved, with one warning that says what it costs. Donated arguments are given up
+as ``jax.jit`` does, also those that had to be moved first.
 """
 
 import logging
@@ -40,6 +41,7 @@ class Executable:
         self.shardings = shardings(input_layouts(program, solution), graph.inputs, devices)
         self.results = shardings(output_layouts(program, solution), graph.returned, devices)
         self.function = sharded_function(program, solution, devices)
+        self._weak = [leaf.weak for leaf in program.inputs]
         self._warned = False
 
     @cached_property
@@ -67,14 +69,36 @@ class Executable:
         """The compiled step; it takes flat arrays that lie as planned, or nowhere yet."""
         return self.lowered.compile()
 
+    @cached_property
+    def call(self) -> Callable[..., Any]:
+        """The step to call: ahead of time jax mistakes how elements of less than a byte lie in placed arrays."""
+        return self.jitted if any(_below_byte(value.dtype) for value in self.program.inputs) else self.compiled
+
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """The step's result from its flat outputs."""
         return jax.tree.unflatten(self.program.out_tree, leaves)
 
+    def knows(self, leaves: Sequence[Any]) -> bool:
+        """Whether the compiled program, which checks all else, may take the arguments as they are.
+
+        It does not see that a scalar was traced as a Python number, nor give up buffers that are not placed yet.
+        """
+        donated = (leaves[i] for i in self.donated)
+        return list(map(_is_weak, leaves)) == self._weak and all(getattr(x, "committed", True) for x in donated)
+
     def run(self, leaves: Sequence[Any]) -> Any:
         """The step's result, with every argument placed first."""
         self._warn_of_moves(leaves)
-        return self.unflatten(self.compiled(*place(leaves, self.shardings)))
+        placed = place(leaves, self.shardings)
+        result = self.unflatten(self.call(*placed))
+        self._give_up(leaves, placed)
+        return result
+
+    def _give_up(self, leaves: Sequence[Any], placed: Sequence[jax.Array]) -> None:
+        """Delete donated arguments whose placed copies the program has used up."""
+        for i in self.donated:
+            if isinstance(leaves[i], jax.Array) and placed[i].is_deleted() and not leaves[i].is_deleted():
+                leaves[i].delete()
 
     def copies(self, leaves: Sequence[Any], one_device: bool = False) -> list[jax.Array]:
         """Copies of the arguments, placed as planned or on one device; donating them harms nobody."""
@@ -102,6 +126,16 @@ class Executable:
 
 def _lies_elsewhere(x: Any, target: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.committed and not x.sharding.is_equivalent_to(target, x.ndim)
+
+
+def _is_weak(x: Any) -> bool:
+    return getattr(x, "weak_type", None) or isinstance(x, int | float | complex)
+
+
+def _below_byte(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits < 8  # type: ignore[no-untyped-call, no-any-return]
+    return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8)
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:

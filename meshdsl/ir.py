@@ -115,11 +115,17 @@ class Graph:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of the step's arguments or results: its path, as globs match it."""
+    """One array of the step's arguments or results.
+
+    Args:
+      path: as globs match it.
+      weak: its dtype gives way in arithmetic, as a Python scalar's does.
+    """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
+    weak: bool = False
 
 
 @dataclass(eq=False)

@@ -18,16 +18,16 @@ from typing import Any
 
 import jax
 
-from meshdsl.ir import Graph, Leaf, Program, check_graph
+from meshdsl.ir import Graph, Program, check_graph
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities
-from meshdsl.trace.arguments import Call, flatten_call, path_leaves
+from meshdsl.trace.arguments import Call, check_results, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
 from meshdsl.trace.graphs import number
 from meshdsl.trace.invariant import drop_invariants
-from meshdsl.trace.notes import note_constraints
+from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.trips import count_trips
@@ -61,14 +61,22 @@ def trace(
       TraceError: arguments that are neither arrays nor static.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    flat = jax.make_jaxpr(lambda *leaves: step(*call.args(leaves), **call.kwargs(leaves)), return_shape=True)
-    closed, result = flat(*call.leaves)
+    lost: list[str] = []
+
+    def flat(*leaves: Any) -> Any:
+        args, kwargs = call.args(leaves), call.kwargs(leaves)
+        result = step(*args, **kwargs)
+        check_results(call.name, result)
+        lost.extend(note_lost_changes(call, leaves, (args, kwargs), result))
+        return result
+
+    closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
     traced = read_jaxpr(closed)
     graph = finish(clean(traced))
-    outputs = tuple(Leaf(path, tuple(x.shape), x.dtype) for path, x in path_leaves(result))
-    inputs = tuple(Leaf(path, v.shape, v.dtype) for path, v in zip(call.paths, graph.inputs, strict=True))
+    outputs = tuple(typed_leaf(path, x) for path, x in path_leaves(result))
+    inputs = tuple(map(typed_leaf, call.paths, closed.in_avals))
     tree = jax.tree_util.tree_structure(result)
-    return Program(graph, inputs, outputs, call.tree, tree, call.name, note_constraints(traced, graph))
+    return Program(graph, inputs, outputs, call.tree, tree, call.name, [*lost, *note_constraints(traced, graph)])
 
 
 def clean(graph: Graph) -> Graph:

@@ -15,6 +15,7 @@ import jax
 
 from meshdsl.errors import TraceError, faults
 from meshdsl.globs import join_path
+from meshdsl.ir import Leaf
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -66,7 +67,7 @@ def flatten_call(
     found = [(path, x) for label, value in zip(labels, dynamic, strict=True) for path, x in path_leaves(value, label)]
     found += [(path, x) for key in sorted(keywords) for path, x in path_leaves(keywords[key], (key,))]
     title = getattr(step, "__name__", type(step).__name__)
-    _check_leaves(title, found)
+    _check_arguments(title, found)
     return Call(
         title if title.isidentifier() else "step",
         tuple(x for _, x in found),
@@ -75,6 +76,11 @@ def flatten_call(
         {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed},
         len(args),
     )
+
+
+def typed_leaf(path: str, x: Any) -> Leaf:
+    """The leaf at ``path`` for the shape and dtype of ``x``."""
+    return Leaf(path, tuple(x.shape), x.dtype, bool(x.weak_type))
 
 
 def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
@@ -125,11 +131,25 @@ def _static_keys(
     return {i for i in positions if i < count} | {word for word in words if word in kwargs}
 
 
-def _check_leaves(step: str, found: Iterable[tuple[str, Any]]) -> None:
-    rows = [f"{path}: {x!r:.60} is a {type(x).__name__}, not an array" for path, x in found if not _is_array(x)]
+def _check_arguments(step: str, found: Sequence[tuple[str, Any]]) -> None:
+    module = any(kind.__module__.startswith("flax.nnx") for _, x in found for kind in type(x).__mro__)
+    split = "; a module that is no pytree through nnx.split before the step and nnx.merge inside" if module else ""
+    _check_arrays(f"{step} cannot be traced:", found, "what is no array goes through static_argnames" + split)
+
+
+def check_results(step: str, result: Any) -> None:
+    """TraceError names every result that is no array."""
+    _check_arrays(f"{step} returns what is no array:", path_leaves(result), "return arrays, in any pytree")
+
+
+def _check_arrays(title: str, found: Iterable[tuple[str, Any]], remedy: str) -> None:
+    rows = [f"{path}: {_shown(x)} is a {type(x).__name__}, not an array" for path, x in found if not _is_array(x)]
     if rows:
-        remedy = "what is no array goes through static_argnames"
-        raise TraceError(faults(f"{step} cannot be traced:", rows, remedy))
+        raise TraceError(faults(title, rows, remedy))
+
+
+def _shown(x: Any) -> str:
+    return repr(x).partition("\n")[0][:60]
 
 
 def _is_array(x: Any) -> bool:
