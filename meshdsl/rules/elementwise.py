@@ -1,7 +1,8 @@
 """Rules of elementwise operations, as one table of properties.
 
-Every elementwise operation runs on blocks unchanged; operands of rank 0 are broadcast. What
-else it allows follows from what it *is*, so the tables below group names by property:
+Every elementwise operation runs on blocks unchanged; operands of rank 0, and dims of length 1
+that the result has longer, are broadcast. What else it allows follows from what it *is*, so the
+tables below group names by property:
 
 * linear     -> sums pass through it;
 * increasing -> maxima and minima pass through it; decreasing -> they swap;
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Placement
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.registry import rule
 
 MAX, MIN = P("max"), P("min")
@@ -68,16 +69,21 @@ BY_LITERAL = ("polynomial", "select_n")
 @rule(*(name for table in TABLES for name in table), *BY_DTYPE, *BY_LITERAL)
 def elementwise(op: Op) -> Rule:
     """Blocks of every dim, and what the tables say of the operation."""
-    name, dims = op.name, tuple((f"d{i}",) for i in range(len(op.outputs[0].shape)))
+    name, shape = op.name, op.outputs[0].shape
     return Rule(
-        inputs=tuple(dims if x.shape else () for x in op.inputs),
-        outputs=(dims,),
+        inputs=tuple(_blocks(x.shape, shape) for x in op.inputs),
+        outputs=(_blocks(shape, shape),),
         linear=LINEAR.get(name, ()) + _linear_here(op),
         commuting=_passed_on(op),
         increasing=INCREASING.get(name, ()) + _monotone_here(op, rising=True),
         decreasing=DECREASING.get(name, ()) + _monotone_here(op, rising=False),
         extra=(*LATTICE.get(name, ()), *_on_domain(name), *_on_bools(op)),
     )
+
+
+def _blocks(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
+    """Dims of an operand; one that is stretched to the result's length is whole."""
+    return tuple((f"d{i}",) if n == result[i] else () for i, n in enumerate(shape))
 
 
 def _linear_here(op: Op) -> Groups:

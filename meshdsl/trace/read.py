@@ -5,6 +5,7 @@
         operands = read(eqn)
         env += the reader of its primitive:  a call is read in place,
                                              a loop with its bodies, each into a graph of its own,
+                                             another library's primitive as the JAX code it runs,
                                              anything else becomes one operation
 
 An array that a body closes over (a constant of its jaxpr, or of a call inlined into it) is
@@ -22,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 
 from meshdsl.ir import Graph, Literal, Op, Value
+from meshdsl.trace.foreign import written_out
 from meshdsl.trace.graphs import Atom
 from meshdsl.trace.source import Place
 
@@ -142,5 +144,8 @@ def _opaque(array: Any) -> bool:
 
 def _plain(site: Site) -> Sequence[Atom]:
     eqn = site.eqn
+    body = written_out(eqn)
+    if body is not None:
+        return inline(body, site.inputs, site.frame, site.place)
     more = {"primitive": eqn.primitive, "params": dict(eqn.params), "effects": bool(eqn.effects)}
     return site.emit(eqn.primitive.name, site.inputs, eqn.outvars, **more)

@@ -60,6 +60,8 @@ for name in "add sub mul max min".split():
     case(name, getattr(lax, name), ints(24), ints(24))
 case("add", lax.add, complexes(24), complexes(24))
 case("mul", lax.mul, floats(12, 24), floats())
+for name in "mul add atan2".split():
+    case(name, getattr(lax, name), floats(1, 24), floats(12, 24))
 case("mul", lax.mul, floats(24), complexes(24).real)
 for scale in (3.0, -0.5):
     case("mul", lambda x, scale=scale: lax.mul(x, scale), floats(24))
