@@ -30,6 +30,14 @@ def random_bits(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[ja
     return (_threefry_bits(keys, _positions(starts, block, whole), op.params["bit_width"]),)
 
 
+@local("iota_2x32_shape")
+def counters(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """This device's positions in the whole array."""
+    whole, layout = op.outputs[0].shape, where.outputs[0]
+    starts = [where.offset(layout, d, n) for d, n in enumerate(whole)]
+    return _positions(starts, where.local_shape(layout, whole), whole)
+
+
 def _threefry_bits(key: jax.Array, counters: tuple[jax.Array, jax.Array], width: int) -> jax.Array:
     high, low = counters
     words = [jnp.broadcast_to(word, low.shape) for word in jax.random.key_data(key)]

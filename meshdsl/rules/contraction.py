@@ -4,6 +4,8 @@
 dim give partial sums, and the product is linear in each operand.
 """
 
+from math import gcd
+
 import jax.numpy as jnp
 
 from meshdsl.ir import Op
@@ -13,16 +15,35 @@ from meshdsl.rules.registry import rule
 
 @rule("dot_general")
 def dot_general(op: Op) -> Rule:
-    """Factors from the dimension numbers; the result is batch, left free, right free dims."""
+    """Factors from the dimension numbers; the product is linear in both operands."""
+    left, right, result, reduced = _product(op)
+    return Rule((left, right), (result,), reduced=reduced, linear=() if _widens(op) else ((0,), (1,)))
+
+
+@rule("scaled_dot")
+def scaled_dot(op: Op) -> Rule:
+    """A product of operands with scales, one for each ``c`` elements of the contracted dim ``(k c)``."""
+    left, right, result, reduced = _product(op)
+    factors: list[Dims] = []
+    sizes: dict[str, int] = {}
+    for side, dims in enumerate((left, right)):
+        whole, scales = op.inputs[side].shape, op.inputs[2 + side].shape
+        for (name,), n, count in zip(dims, whole, scales, strict=True):
+            sizes[name] = gcd(count, sizes.get(name, count)) if name in reduced else n
+        factors.append(tuple((name, f"c{side}") if name in reduced else (name,) for (name,) in dims))
+    return Rule((*factors, *factors), (result,), reduced=reduced, sizes=sizes)
+
+
+def _product(op: Op) -> tuple[Dims, Dims, Dims, dict[str, str]]:
+    """Factors of the operands and of the result, which has batch, left free, right free dims; and the summed ones."""
     (contracted, batch) = op.params["dimension_numbers"]
-    ranks = [len(x.shape) for x in op.inputs]
+    ranks = [len(x.shape) for x in op.inputs[:2]]
     shared = [dict(zip(batch[side], _names("b"), strict=False)) for side in (0, 1)]
     summed = [dict(zip(contracted[side], _names("k"), strict=False)) for side in (0, 1)]
     labels = [_labels(ranks[i], {**shared[i], **summed[i]}, "mn"[i]) for i in (0, 1)]
     free = [tuple(labels[i][j] for j in range(ranks[i]) if j not in {**shared[i], **summed[i]}) for i in (0, 1)]
     result = (*((name,) for name in shared[0].values()), *free[0], *free[1])
-    reduced = dict.fromkeys(summed[0].values(), "sum")
-    return Rule((labels[0], labels[1]), (result,), reduced=reduced, linear=() if _widens(op) else ((0,), (1,)))
+    return labels[0], labels[1], result, dict.fromkeys(summed[0].values(), "sum")
 
 
 def _names(letter: str) -> tuple[str, ...]:

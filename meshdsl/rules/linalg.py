@@ -1,7 +1,7 @@
 """Rules of transforms and decompositions of whole matrices: only batches of them are split.
 
 fft               linear; the transformed dims stay whole
-triangular_solve  linear in the right-hand side, whose other dim is one more batch
+ormqr, *_solve    linear in the right-hand side, whose other dim is one more batch
 the others        cholesky, qr, svd, ...: neither linear nor monotone
 """
 
@@ -36,6 +36,15 @@ def triangular_solve(op: Op) -> Rule:
     solved = rank - 2 if op.params["left_side"] else rank - 1
     dims = kept(rank, solved)
     return Rule((kept(rank, rank - 2, rank - 1), dims), (dims,), linear=((1,),))
+
+
+@rule("ormqr")
+def ormqr(op: Op) -> Rule:
+    """``q c`` (or ``c q``) with ``q`` as reflections: the columns (rows) of c are independent."""
+    rank = len(op.inputs[0].shape)
+    dims = kept(rank, rank - 2 if op.params["left"] else rank - 1)
+    whole = kept(rank, rank - 2, rank - 1)
+    return Rule((whole, whole[:-1], dims), (dims,), linear=((2,),))
 
 
 @rule("tridiagonal_solve")

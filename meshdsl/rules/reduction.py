@@ -36,3 +36,11 @@ def reduces(op: Op) -> str | None:
     if op.name in REDUCES_BOOLS and op.outputs[0].dtype == jnp.bool_:
         return REDUCES_BOOLS[op.name]
     return REDUCES.get(op.name)
+
+
+@rule("reduce")
+def reduce(op: Op) -> Rule:
+    """Any reduction of several operands at once: operands first, then a start for each."""
+    count, rank, gone = len(op.outputs), len(op.inputs[0].shape), op.params["dimensions"]
+    left = named(*(f"d{i}" for i in range(rank) if i not in gone))
+    return Rule((kept(rank, *gone),) * count + ((),) * count, (left,) * count)

@@ -14,12 +14,13 @@ from meshdsl.ir import Value
 from meshdsl.trace.graphs import Atom
 from meshdsl.trace.read import Site, closed, inline, reader
 
-_BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
 
 
 @reader(
     *("jit", "pjit", "closed_call", "core_closed_call", "call", "core_call", "named_call"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+    *("custom_vmap_call", "linear_call", "composite", "remat_opt"),
 )
 def _call(site: Site) -> Sequence[Atom]:
     return _inlined(site, site.inputs)
@@ -39,6 +40,15 @@ def _remat(site: Site) -> Sequence[Atom]:
 def _barriers(site: Site) -> Sequence[Atom]:
     """One operation per operand, so that operands keep layouts of their own."""
     return [_barrier(site, x) for x in site.inputs]
+
+
+@reader("custom_linear_solve")
+def _solve(site: Site) -> Sequence[Atom]:
+    """Autodiff is over, so what is left of a linear solve is the solver; it lists its own constants and the operand."""
+    lengths, bodies = site.eqn.params["const_lengths"], site.eqn.params["jaxprs"]
+    before = lengths.matvec + lengths.vecmat
+    consts = site.inputs[before : before + lengths.solve]
+    return inline(closed(bodies.solve), (*consts, *site.inputs[sum(lengths) :]), site.frame, site.place)
 
 
 def _inlined(site: Site, inputs: Sequence[Atom]) -> Sequence[Atom]:

@@ -1,6 +1,7 @@
 """Matrix products, proved."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -29,6 +30,28 @@ case(floats(12, 24, dtype=jnp.bfloat16), floats(24, 12, dtype=jnp.bfloat16), ((1
 case(ints(12, 24), ints(24, 12), ((1,), (0,)))
 narrow = [ints(12, 24, dtype="int8"), ints(24, 12, dtype="int8")]
 case(*narrow, ((1,), (0,)), excused=WRAPS, preferred_element_type="int32")
+
+EIGHT, SCALE = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
+
+
+def scales(*shape):
+    return np.asarray(2.0 ** ints(*shape, low=-1, high=2), SCALE)
+
+
+def scaled(left, right, numbers):
+    def dot(x, y, a, b):
+        return lax.scaled_dot(x, y, lhs_scale=a, rhs_scale=b, dimension_numbers=numbers, preferred_element_type="f4")
+
+    return sample("scaled_dot", dot, *(floats(*shape, dtype=EIGHT) for shape, _ in (left, right)), left[1], right[1])
+
+
+ROWS = (((1,), (0,)), ((), ()))
+CASES += [
+    scaled(((6, 12), scales(6, 6)), ((12, 6), scales(6, 6)), ROWS),
+    scaled(((6, 24), scales(6, 12)), ((24, 6), scales(6, 6)), ROWS),
+    scaled(((6, 12), scales(6, 1)), ((12, 6), scales(1, 6)), ROWS),
+    scaled(((6, 2, 4), scales(6, 2, 2)), ((6, 4, 2), scales(6, 2, 2)), (((2,), (1,)), ((0,), (0,)))),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

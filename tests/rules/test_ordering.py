@@ -1,5 +1,7 @@
 """Scans, sorts and choices along one dim, transforms and decompositions of matrices, proved."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,9 @@ for name, function in {
     "householder_product": jnp.linalg.qr,
 }.items():
     case(name, function, SYMMETRIC, fixed=(0,))
+for left, shape in ((True, (3, 6)), (False, (6, 3))):
+    reflect = partial(lax.linalg.ormqr, left=left)
+    case("ormqr", reflect, MATRICES[0], unit(3), floats(*shape), fixed=(0, 1))
 case("lu_pivots_to_permutation", lambda p: lax.linalg.lu_pivots_to_permutation(p, 3), ints(6, 3, low=0, high=3))
 case("tridiagonal_solve", lax.linalg.tridiagonal_solve, unit(4), unit(4) + 3, unit(4), floats(4, 6), fixed=(0, 1, 2))
 

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.internal_test_util import test_harnesses
 from jax.extend.random import threefry2x32_p
 
+import meshdsl as md
 from meshdsl.lowering.local.random import _positions
 from tests.prover import prove, sample
-from tests.rules.data import bits, ints
+from tests.rules.data import bits, ints, unit
 
 CASES = []
 
@@ -21,6 +23,11 @@ KEYS = jax.random.split(jax.random.key(1), 6)
 for width in (8, 16, 32):
     case("random_bits", lambda k, width=width: jax.random.bits(k, (6, 12), f"uint{width}"), jax.random.key(3))
 case("random_bits", jax.vmap(lambda k: jax.random.bits(k, (6,))), KEYS)
+COUNTERS = next(h.fun for h in test_harnesses.all_harnesses if h.group_name == "iota_2x32_shape")
+SMALL = {f" -> P, {low}": "the high words of so few counters are all zero" for low in ("B", "P(max)", "P(min)")}
+case("iota_2x32_shape", lambda: COUNTERS((6, 12)), excused=SMALL)
+GROWING = {"B, P(min) -> P(min)": "true of the distribution, but no promise of how it is drawn"}
+case("random_gamma", jax.vmap(lambda k, a: jax.random.gamma(k, a)), KEYS, 2 + unit(6, 2), excused=GROWING)
 case("random_seed", jax.vmap(jax.random.key), ints(6, low=0))
 case("random_split", jax.vmap(jax.random.split), KEYS)
 case("random_fold_in", jax.vmap(jax.random.fold_in), KEYS, ints(6, low=0))
@@ -33,6 +40,25 @@ case("threefry2x32", lambda *words: threefry2x32_p.bind(*words), *(bits(6, dtype
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rule(case):
     assert prove(case) == []
+
+
+ON_KEYS = {
+    "bits": jax.vmap(lambda k: jax.random.bits(k, (4,))),
+    "split": jax.vmap(lambda k: jax.random.key_data(jax.random.split(k))),
+    "fold_in": jax.vmap(lambda k: jax.random.key_data(jax.random.fold_in(k, 3))),
+    "gamma": jax.vmap(lambda k: jax.random.gamma(k, 2.0, (3,))),
+}
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry4x32"])
+@pytest.mark.parametrize("name", ON_KEYS)
+def test_other_keys(impl, name):
+    """On devices, not simulated ones: arrays of these keys change their values under ``vmap``."""
+    words = jax.random.key_data(jax.random.split(jax.random.key(1, impl=impl), 4))
+    step = md.parallelize(
+        lambda words: ON_KEYS[name](jax.random.wrap_key_data(words, impl=impl)), "x=2", {"words": "x=S(0)"}
+    )
+    assert step.check(words).ok
 
 
 def test_positions_beyond_32_bits():

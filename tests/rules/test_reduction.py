@@ -14,6 +14,12 @@ def case(*args, **options):
     CASES.append(sample(*args, **options))
 
 
+def product(one, other):
+    """Of complex numbers in two parts."""
+    (a, b), (c, d) = one, other
+    return a * c - b * d, a * d + b * c
+
+
 for name in "sum max min prod".split():
     reduce = getattr(lax, f"reduce_{name}")
     case(f"reduce_{name}", lambda x, reduce=reduce: reduce(x, (1,)), floats(12, 12, 24))
@@ -30,6 +36,8 @@ MIXED = {  # operands on which the reduction is not always the same
 for name, operands in MIXED.items():
     for operand in operands:
         case(f"reduce_{name}", lambda x, reduce=getattr(lax, f"reduce_{name}"): reduce(x, (0,)), operand)
+case("reduce", lambda x: lax.reduce(x, 3.0, lax.add, (1,)), floats(12, 24, 12))
+case("reduce", lambda x, y: lax.reduce((x, y), (1.0, 0.0), product, (1,)), floats(6, 6), floats(6, 6))
 for name in "argmax argmin".split():
     case(name, lambda x, find=getattr(lax, name): find(x, 1, jnp.int32), floats(12, 24))
 

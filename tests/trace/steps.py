@@ -1,9 +1,13 @@
 """Steps to trace: name -> (step, arguments)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.custom_batching import custom_vmap
+from jax.custom_derivatives import linear_call
 
 
 def key(i, *shape):
@@ -90,6 +94,29 @@ def doubled(x):
 doubled.defjvps(lambda t, out, x: 2 * t)
 
 
+@jax.custom_vjp
+def kept(x):
+    return jnp.sin(x)
+
+
+kept.defvjp(lambda x: (jnp.sin(x), jnp.cos(x)), lambda cosine, g: (g * cosine,), optimize_remat=True)
+
+
+@custom_vmap
+def summed(x):
+    return jnp.sum(x) * TABLE
+
+
+@summed.def_vmap
+def _(size, batched, x):
+    return jnp.sum(x, 1)[:, None] * TABLE, True
+
+
+@partial(jax.lax.composite, name="tests.scaled")
+def scaled(x):
+    return x * TABLE
+
+
 def accumulate(params, xs):
     """Parameters carried unchanged beside the accumulator, as hand-written loops do."""
 
@@ -145,6 +172,14 @@ STEPS = {
     "accumulate": (accumulate, (PARAMS, key(3, 3, 6, 4))),
     "custom vjp": (jax.grad(lambda x: jnp.sum(clipped(x) ** 2)), (key(0, 5),)),
     "custom jvp": (jax.value_and_grad(lambda x: jnp.sum(doubled(x) ** 3)), (key(0, 5),)),
+    "remat of custom vjp": (jax.grad(lambda x: jnp.sum(kept(x) ** 2)), (key(0, 5),)),
+    "custom vmap": (lambda x: summed(x) + x, (key(0, 4),)),
+    "composite": (scaled, (key(0, 4),)),
+    "linear call": (
+        lambda x, y: linear_call(lambda r, x: r * x, lambda r, g: r * g, y, x),
+        (key(0, 4), key(1, 4)),
+    ),
+    "solve": (jax.grad(lambda a, b: jnp.sum(jnp.linalg.solve(a, b) ** 2)), (key(0, 4, 4) + 4 * jnp.eye(4), key(1, 4))),
     "counted": (counted, (jnp.float32(1),)),
     "halving": (halving, (jnp.float32(3),)),
     "switch 0": (branching, (jnp.int32(0), key(0, 4))),
