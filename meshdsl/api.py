@@ -11,7 +11,7 @@ dtypes, static arguments and settings of jax:
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import CheckReport, check_numbers
+from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.options import Options, check_arguments, donated_leaves, memory_bytes, settings, several
 from meshdsl.pins import make_pins
@@ -123,10 +123,16 @@ class Sharded:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
         call = self._call(args, kwargs)
         executable = self._executable(call)
-        alone = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
-        expected = jax.tree.leaves(alone(*executable.copies(call.leaves, one_device=True)))
-        got = executable.call(*executable.copies(call.leaves))
-        return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance)
+        jitted = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
+
+        def alone(leaves: Sequence[Any]) -> list[Any]:
+            return jax.tree.leaves(jitted(*executable.copies(leaves, one_device=True)))
+
+        def nudged() -> Iterator[list[Any]]:
+            return (alone([nudge(x, seed) for x in call.leaves]) for seed in range(NUDGES))
+
+        expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
+        return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance, nudged)
 
     def _run(self, call: Call, tree: Any = None) -> Any:
         executable = self._executable(call)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.errors import CheckError
-from meshdsl.lowering.check import check_numbers
+from meshdsl.lowering.check import check_numbers, nudge
 
 BIG = np.array([1.0, -2.0, 4.0], np.float32)
 
@@ -45,6 +46,47 @@ def test_floor_from_the_largest_of_the_tree():
 def test_small_leaves_still_count():
     small = np.array([0.1, 0.2], np.float32)
     assert "relative error 5.00e-01" in failure(small, small + np.float32(0.1))[1]
+
+
+def test_digits_that_rounding_decides_do_not_count():
+    noisy = np.array([1e-3, -1e-3, 1e-3], np.float32)
+    runs = [[BIG, noisy * np.float32(1.02)], [BIG, noisy * np.float32(1.05)]]
+    off = noisy * np.float32(1.15)
+    report = check_numbers([BIG, noisy], [BIG, off], ["w", "b"], nudged=lambda: runs)
+    worst = max(report.leaves, key=lambda leaf: leaf.error)
+    assert str(worst) == "b: relative error 3.75e-02, allowed 5e-02 (nudging the arguments moves it by 1e-02)"
+    assert "relative error" in failure(noisy, -noisy, nudged=lambda: runs)[1]
+    assert "relative error" in failure(noisy, off, nudged=lambda: runs, tolerance=1e-4)[1]
+    assert "relative error" in failure(BIG, BIG * np.float32(1.1), nudged=lambda: [[BIG, BIG]] * 3)[1]
+
+
+def test_nudging_moves_floats_by_their_rounding():
+    for dtype in ("float32", "bfloat16", "float64"):
+        x = np.ones(1000, jnp.dtype(dtype))
+        moved = np.abs(nudge(x, 0).astype(np.float64) - 1)
+        assert nudge(x, 0).dtype == x.dtype and 0 < moved.max() <= 2 * float(jnp.finfo(dtype).eps)
+    ids = np.arange(3)
+    assert nudge(ids, 0) is ids and nudge(1.5, 0) == 1.5
+
+
+def adam_of_a_bias(bias, x):
+    """A bias of the keys moves all scores of a query alike, so its gradient is nothing but rounding."""
+
+    def attention(bias):
+        scores = jnp.einsum("btd,bsd->bts", x, x + bias)
+        return jnp.mean((jax.nn.softmax(scores) @ x) ** 2)
+
+    gradient = jax.grad(attention)(bias)
+    return bias - 1e-3 * gradient / (jnp.abs(gradient) + 1e-8)
+
+
+def test_adam_on_a_gradient_that_is_only_rounding():
+    x = np.random.default_rng(0).normal(size=(16, 8, 4)).astype(np.float32)
+    sharded = md.parallelize(adam_of_a_bias, "data=8", {"x": "data=S(0)"})
+    args = np.zeros(4, np.float32), x
+    with pytest.raises(CheckError):
+        sharded.check(*args, tolerance=2e-4)
+    assert sharded.check(*args).leaves[0].noise > 0
 
 
 def test_integers_and_bools_are_exact():
