@@ -17,7 +17,7 @@ from meshdsl.rules.registry import rule
 def dot_general(op: Op) -> Rule:
     """Factors from the dimension numbers; the product is linear in both operands."""
     left, right, result, reduced = _product(op)
-    return Rule((left, right), (result,), reduced=reduced, linear=() if _widens(op) else ((0,), (1,)))
+    return Rule((left, right), (result,), reduced=reduced, linear=bilinear(op))
 
 
 @rule("scaled_dot")
@@ -54,7 +54,9 @@ def _labels(rank: int, known: dict[int, str], free: str) -> Dims:
     return tuple((known.get(i, f"{free}{i}"),) for i in range(rank))
 
 
-def _widens(op: Op) -> bool:
-    """Parts of a narrow integer sum may wrap, which a wider product would see."""
+def bilinear(op: Op) -> tuple[tuple[int, ...], ...]:
+    """A product is linear in both operands; but parts of a sum of whole numbers may have wrapped, which others see."""
     result = op.outputs[0].dtype
-    return any(jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < result.itemsize for x in op.inputs)
+    kept = jnp.issubdtype(result, jnp.integer) and all(x.dtype.itemsize >= result.itemsize for x in op.inputs[:2])
+    whole = any(jnp.issubdtype(x.dtype, jnp.integer) for x in op.inputs[:2])
+    return () if whole and not kept else ((0,), (1,))

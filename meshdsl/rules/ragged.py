@@ -9,6 +9,7 @@ split; every other dim is as in a matmul.
 
 from meshdsl.ir import Op
 from meshdsl.layouts.rule import Rule
+from meshdsl.rules.contraction import bilinear
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept, named
 
@@ -17,7 +18,7 @@ from meshdsl.rules.structural import kept, named
 def ragged_dot(op: Op) -> Rule:
     """Bilinear; contracted dims give partial sums. Sizes that differ from batch to batch keep all dims whole."""
     if len(op.inputs[2].shape) > 1:
-        return Rule(tuple(kept(0) for _ in op.inputs), (kept(0),), linear=((0,), (1,)))
+        return Rule(tuple(kept(0) for _ in op.inputs), (kept(0),), linear=bilinear(op))
     numbers = op.params["ragged_dot_dimension_numbers"]
     (left_sum, right_sum), (left_batch, right_batch) = numbers.dot_dimension_numbers
     (rows,), groups = numbers.lhs_ragged_dimensions, tuple(numbers.rhs_group_dimensions)
@@ -34,7 +35,7 @@ def ragged_dot(op: Op) -> Rule:
         *(name for i, name in enumerate(right) if i not in (*right_sum, *right_batch, *groups)),
     )
     reduced = {name: "sum" for name, _, _ in common if name.startswith("k")}
-    return Rule((named(*left), named(*right), ((),)), (named(*made),), reduced=reduced, linear=((0,), (1,)))
+    return Rule((named(*left), named(*right), ((),)), (named(*made),), reduced=reduced, linear=bilinear(op))
 
 
 def _labels(free: str, rank: int, shared: dict[int, str], whole: set[int]) -> tuple[str | None, ...]:

@@ -22,6 +22,7 @@ from typing import Any
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import P
 from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.rules.contraction import bilinear
 from meshdsl.rules.registry import rule
 
 Factors = tuple[str, ...]
@@ -43,7 +44,7 @@ def conv(op: Op) -> Rule:
         (_placed(spec.lhs_spec, ("h", "b"), ("g", "i"), left), _placed(spec.rhs_spec, ("h", "g", "o"), ("i",), right)),
         (_placed(spec.out_spec, ("b",), ("h", "g", "o"), result),),
         reduced={"i": "sum", **{f"p{k}": "sum" for k in range(len(spatial)) if (f"p{k}",) in right}},
-        linear=((0,), (1,)),
+        linear=bilinear(op),
         sizes=sizes,
     )
 

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from tests.prover import prove, sample
-from tests.rules.data import complexes, floats, ints
+from tests.rules.data import bits, complexes, floats, ints
 
 CASES = []
 WRAPS = {"B, P -> P": "the sum of the parts may have wrapped", "P, B -> P": "likewise"}
@@ -30,6 +30,8 @@ case(floats(12, 24, dtype=jnp.bfloat16), floats(24, 12, dtype=jnp.bfloat16), ((1
 case(ints(12, 24), ints(24, 12), ((1,), (0,)))
 narrow = [ints(12, 24, dtype="int8"), ints(24, 12, dtype="int8")]
 case(*narrow, ((1,), (0,)), excused=WRAPS, preferred_element_type="int32")
+wide = [bits(12, 24, dtype="int8"), bits(24, 12, dtype="int8")]
+case(*wide, ((1,), (0,)), preferred_element_type="float32")
 
 EIGHT, SCALE = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
 

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from tests.prover import prove, sample
-from tests.rules.data import floats
+from tests.rules.data import bits, floats
 from tests.rules.listed import wrong
 
 CASES = []
@@ -57,6 +57,8 @@ for kind, (images, kernels, options) in CASES_OF.items():
         else:
             case(*made)
 
+WHOLE = (bits(2, 4, 6, dtype="int8"), bits(1, 6, 6, dtype="int8"))
+case("conv_general_dilated", partial(conv, preferred_element_type="float32"), *WHOLE)
 DISTINCT = (np.arange(72.0, dtype="float32").reshape(6, 12) * 5 % 72) - 30
 for kind, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf), (lax.mul, 1.0)):
     name = {lax.add: "_sum", lax.max: "_max", lax.min: "_min", lax.mul: ""}[kind]
