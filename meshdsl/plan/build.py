@@ -13,7 +13,7 @@ from meshdsl.plan.fingerprint import fingerprint
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
-from meshdsl.rules.registry import RULES
+from meshdsl.rules.registry import ONCE, RULES
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
 
@@ -29,7 +29,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(_collectives(solution, reasons)),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
-        notes=(*_no_rule(program), *program.notes, *solution.notes),
+        notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
     )
 
@@ -74,10 +74,17 @@ def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:
                 )
 
 
-def _no_rule(program: Program) -> list[str]:
-    found = Counter(_where(op) for _, op in walk(program.graph) if op.name not in RULES and op.name not in _RULELESS)
-    return [f"replicated: no rule for {where}" + (f" (x{n})" if n > 1 else "") for where, n in found.items()]
+def _opaque(program: Program) -> list[str]:
+    """A line per operation without a rule; constant scalars are left out."""
+    known = {*RULES, *_RULELESS}
+    found = Counter(_runs(op) for _, op in walk(program.graph) if op.name not in known and not _is_constant(op))
+    return [f"{runs} (x{n})" if n > 1 else runs for runs, n in found.items()]
 
 
-def _where(op: Op) -> str:
-    return f"{op.name} at {op.source}"
+def _runs(op: Op) -> str:
+    how = "once, on the first device:" if op.name in ONCE else "replicated: no rule for"
+    return f"{how} {op.name} at {op.source}"
+
+
+def _is_constant(op: Op) -> bool:
+    return not op.inputs and not op.effects and not any(value.shape for value in op.outputs)

@@ -12,6 +12,7 @@ from meshdsl.layouts.rule import Row, Rule
 
 RuleOf = Callable[[Op], Rule]
 RULES: dict[str, RuleOf] = {}
+ONCE = ("debug_callback", "debug_print", "io_callback")  # effects: on the first device, with whole operands
 
 
 def rule(*names: str) -> Callable[[RuleOf], RuleOf]:

@@ -28,6 +28,7 @@ from meshdsl.trace.dead import drop_dead
 from meshdsl.trace.graphs import number
 from meshdsl.trace.invariant import drop_invariants
 from meshdsl.trace.notes import note_constraints, note_lost_changes
+from meshdsl.trace.opaque import check_opaque
 from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.trips import count_trips
@@ -72,6 +73,7 @@ def trace(
 
     closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
     traced = read_jaxpr(closed)
+    check_opaque(call.name, traced)
     graph = finish(clean(traced))
     outputs = tuple(typed_leaf(path, x) for path, x in path_leaves(result))
     inputs = tuple(map(typed_leaf, call.paths, closed.in_avals))
