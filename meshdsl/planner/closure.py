@@ -73,12 +73,33 @@ class Closure:
     @cached_property
     def costs(self) -> Costs:
         """Shortest paths; a value becomes partial only at the end of a path."""
-        before, last = _direct(self, False), _direct(self, True)
-        for costs in (before, last):
-            for via in range(len(costs)):
-                np.minimum(costs, costs[:, via, None] + costs[None, via], out=costs)
-        whole = np.min(before[:, :, None] + last[None], axis=1) if len(before) < 80 else _min_plus(before, last)
-        return np.pad(whole, ((0, 1), (0, 1)), constant_values=np.inf)
+        before, last = self.inner[:-1, :-1], _shortest(_direct(self, True))
+        return _with_none(_min_plus(before, last))
+
+    @cached_property
+    def inner(self) -> Costs:
+        """Shortest paths that make nothing partial: from where they end, moves may go on."""
+        return _with_none(_shortest(_direct(self, False)))
+
+    @cached_property
+    def fitting(self) -> Ids:
+        """The layouts that divide the tensor."""
+        return np.array([i for i in range(len(self.space.layouts)) if self.space.fits(i, self.shape)], dtype=np.intp)
+
+    @cached_property
+    def placed(self) -> Ids:
+        """Placement codes of the fitting layouts, one column per mesh axis."""
+        rank, names = len(self.shape), self.mesh.names
+        return np.array([[code(self.space.layouts[i].on(n), rank) for n in names] for i in self.fitting], dtype=np.intp)
+
+    @cached_property
+    def nothing(self) -> Costs:
+        """No cost for any fitting layout."""
+        return np.zeros(len(self.fitting))
+
+    def between(self, sources: Ids, targets: Ids, inner: bool = False) -> Costs:
+        """Reshard costs from each of some layouts to each of others, to stay there or to go on from there."""
+        return np.asarray((self.inner if inner else self.costs)[np.ix_(sources, targets)])
 
     @cached_property
     def local_bytes(self) -> Costs:
@@ -124,11 +145,24 @@ def _direct(closure: Closure, partial: bool) -> Costs:
     return costs
 
 
+def _shortest(costs: Costs) -> Costs:
+    for via in range(len(costs)):
+        np.minimum(costs, costs[:, via, None] + costs[None, via], out=costs)
+    return costs
+
+
+def _with_none(costs: Costs) -> Costs:
+    """With a row and a column for layouts that do not exist."""
+    return np.pad(costs, ((0, 1), (0, 1)), constant_values=np.inf)
+
+
 def _tie(kind: str) -> float:
     return COLLECTIVE_TIE if kind in COLLECTIVES else _MOVE_TIE
 
 
 def _min_plus(a: Costs, b: Costs) -> Costs:
+    if len(a) < 80:
+        return np.asarray(np.min(a[:, :, None] + b[None], axis=1))
     return np.stack([np.min(row[:, None] + b, axis=0) for row in a])
 
 

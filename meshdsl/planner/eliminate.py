@@ -12,14 +12,14 @@ no longer proved optimal; ``Answer.exact`` says so.
 """
 
 import heapq
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.closure import Costs
+from meshdsl.planner.network import Derived
 
 Scope = tuple[int, ...]
 
@@ -33,97 +33,66 @@ class Answer:
     exact: bool
 
 
-class Derived:
-    """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
+def eliminate(
+    domains: Sequence[int],
+    tables: Iterable[tuple[Scope, Costs]],
+    incumbent: Sequence[int],
+    cap: int,
+    derived: Derived | None = None,
+) -> Answer:
+    """Minimise a sum of tables over one or two variables each; never worse than ``incumbent``.
 
-    Results are known by the identity of the arrays they come from, which are kept alive.
+    Args:
+      domains: number of states per variable.
+      tables: tables with the variables they speak of, in order.
+      incumbent: a state per variable.
+      cap: entries of the largest table that is made.
     """
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Any, tuple[Costs, ...]]] = {}
-
-    def get(self, how: Hashable, sources: tuple[Costs, ...], make: Callable[..., Any]) -> Any:
-        """``make(*sources)``, remembered under ``how`` and the sources."""
-        key = (how, *map(id, sources))
-        if key not in self._known:
-            self._known[key] = (make(*sources), sources)
-        return self._known[key][0]
-
-    def plus(self, a: Costs, b: Costs) -> Costs:
-        """The sum of two arrays."""
-        return np.asarray(self.get("plus", (a, b), np.add))
+    work = _Elimination(domains, incumbent, cap, derived or Derived())
+    for scope, table in tables:
+        work.add(scope, table)
+    return work.run()
 
 
-class Network:
-    """Variables 0..n-1 with domain sizes, and a table per scope; scopes are sorted."""
-
-    def __init__(self, domains: list[int]) -> None:
-        self.domains = domains
-        self.constant = 0.0
-        self.tables: dict[Scope, Costs] = {}
-        self.derived = Derived()
+class _Elimination:
+    def __init__(self, domains: Sequence[int], incumbent: Sequence[int], cap: int, derived: Derived) -> None:
+        self.domains, self.incumbent, self.limit = domains, incumbent, float(np.log2(cap))
+        self.sizes = [float(np.log2(d)) for d in domains]
+        self.total = 0.0
+        self.touching: list[dict[Scope, Costs]] = [{} for _ in domains]
+        self.near: list[set[int]] = [set() for _ in domains]
+        self.trail: list[tuple[int, Scope, Costs]] = []
+        self.held: dict[int, int] = {}
+        self.derived = derived
 
     def add(self, scope: Scope, table: Costs) -> None:
-        """Add a table over one or two variables; single-state ones are sliced away."""
+        """Add a table; variables of a single state are sliced away."""
         single = tuple(self.domains[v] == 1 for v in scope)
         if any(single):
             at = tuple(0 if one else slice(None) for one in single)
             table = self.derived.get(single, (table,), lambda t: t[at])
             scope = tuple(v for v in scope if self.domains[v] > 1)
-        if len(scope) == 2 and scope[0] > scope[1]:
-            scope, table = scope[::-1], self.derived.get("turned", (table,), np.transpose)
-        if not scope:
-            self.constant += float(table)
-        elif scope in self.tables:
-            self.tables[scope] = self.derived.plus(self.tables[scope], table)
-        else:
-            self.tables[scope] = table
-
-
-def eliminate(
-    network: Network, incumbent: NDArray[np.intp], cap: int = 2_000_000, first: frozenset[int] = frozenset()
-) -> Answer:
-    """Minimise the sum of the network's tables; never worse than ``incumbent``, a state per variable.
-
-    Variables in ``first`` are the first to be held where tables grow too large.
-    """
-    return _Elimination(network, incumbent, cap, first).run()
-
-
-class _Elimination:
-    def __init__(self, network: Network, incumbent: NDArray[np.intp], cap: int, first: frozenset[int]) -> None:
-        self.first = first
-        self.domains, self.incumbent, self.limit = network.domains, incumbent, float(np.log2(cap))
-        self.sizes = [float(np.log2(d)) for d in network.domains]
-        self.total = network.constant
-        self.touching: list[dict[Scope, Costs]] = [{} for _ in network.domains]
-        self.near: list[set[int]] = [set() for _ in network.domains]
-        self.trail: list[tuple[int, Scope, Costs]] = []
-        self.held: dict[int, int] = {}
-        self.derived = network.derived
-        for scope, table in network.tables.items():
-            self._put(scope, table)
+        self._put(scope, table)
 
     def run(self) -> Answer:
         alive = {v for v, d in enumerate(self.domains) if d > 1}
-        queue = [(self._weight(v), v) for v in sorted(alive)]
+        weights = {v: self._weight(v) for v in alive}
+        queue = [(weight, v) for v, weight in weights.items()]
         heapq.heapify(queue)
         while queue:
             weight, v = heapq.heappop(queue)
-            if v not in alive or weight != self._weight(v):
+            if v not in alive or weight != weights[v]:
                 continue
             if weight > self.limit:
-                v = max((v, *self.near[v]), key=self._held_first)
+                v = max((v, *self.near[v]), key=lambda w: (self.domains[w], w))
                 touched = self._hold(v)
             else:
                 touched = self._eliminate(v)
             alive.discard(v)
             for w in touched:
-                heapq.heappush(queue, (self._weight(w), w))
+                weights[w] = self._weight(w)
+                heapq.heappush(queue, (weights[w], w))
         return Answer(self.total, self._read_back(), not self.held)
-
-    def _held_first(self, v: int) -> tuple[bool, int, int]:
-        return v in self.first, self.domains[v], v
 
     def _weight(self, v: int) -> float:
         return round(self.sizes[v] + sum([self.sizes[w] for w in self.near[v]]), 6)

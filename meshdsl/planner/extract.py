@@ -1,12 +1,16 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshdsl.ir import Literal, Op, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.layouts.rule import Row
+from meshdsl.planner.closure import Closure
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of, tree
 
@@ -26,30 +30,37 @@ class Evaluator:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
+        self._layouts: dict[Hashable, int] = {}
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
-        model = self.model
-        total = sum(float(model.unit(n)[tuple(rows[n])]) for n in range(len(model.nodes)))
+        model, states = self.model, list(map(tuple, rows.tolist()))
+        total = sum([float(model.unit(n)[state]) for n, state in enumerate(states)])
         edges: dict[int, Edges] = {}
         for value in model.problem.defined:
-            cost, found = self._tree(value, rows)
-            total += cost * model.trips(value)
+            cost, found = self._tree(value, states)
             if found:
+                total += cost * model.trips(value)
                 edges[value] = found
         return Choice(rows, total, edges)
 
-    def _tree(self, value: int, rows: Assignment) -> tuple[float, Edges]:
-        model = self.model
-        d, p = model.problem.defined[value]
-        own = int(model.layout_ids(d, p, rows[d]))
-        wanted = tuple(sorted({int(model.layout_ids(n, q, rows[n])) for n, q in model.problem.used.get(value, [])}))
-        if wanted in ((), (own,)):
+    def _tree(self, value: int, states: list[tuple[int, ...]]) -> tuple[float, Edges]:
+        problem, closure = self.model.problem, self.model.closures[value]
+        own = self._layout(closure, *problem.defined[value], states)
+        wanted = {self._layout(closure, n, port, states) for n, port in problem.used.get(value, ())} - {own}
+        if not wanted:
             return 0.0, ()
-        key = (model.closures[value].number, own, wanted)
+        key = (closure.number, own, tuple(sorted(wanted)))
         if key not in self._known:
-            self._known[key] = tree(model.closures[value].costs, own, wanted)
+            self._known[key] = tree(closure.costs, closure.inner, own, wanted)
         return self._known[key]
+
+    def _layout(self, closure: Closure, n: int, port: int, states: list[tuple[int, ...]]) -> int:
+        key = (id(self.model.tables[n]), port, closure.number, self.model.orders[n], states[n])
+        found = self._layouts.get(key)
+        if found is None:
+            found = self._layouts[key] = int(self.model.layout_ids(n, port, np.array(states[n])))
+        return found
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from meshdsl.errors import MemoryLimitError, faults
 from meshdsl.ir import Graph, walk
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
+from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
-from meshdsl.planner.search import LARGEST, sweep_order
-from meshdsl.planner.starts import whole
-from meshdsl.planner.sweep import Sweeper
+from meshdsl.planner.search import plans
 from meshdsl.units import bytes_text
 
 _ROUNDS = 14
@@ -44,7 +43,7 @@ class Fitter:
         price = self.model.scale.seconds(choice.cost) / peak.bytes / 8
         for _ in range(_ROUNDS):
             points[peak.op.id if peak.op else -1] = peak
-            choice = self._priced(choice, points.values(), price)
+            choice = self._priced(points.values(), price, limit)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 return choice, peak
@@ -52,14 +51,12 @@ class Fitter:
             price *= _RAISE
         raise self._too_small(least, limit)
 
-    def _priced(self, choice: Choice, points: Iterable[Peak], price: float) -> Choice:
+    def _priced(self, points: Iterable[Peak], price: float, limit: float) -> Choice:
+        """The cheapest plan that fits, or the smallest."""
         self.model.prices = self._prices(points, price)
-        sweeper = Sweeper(self.model, LARGEST)
-        order = sweep_order(self.model.width)
-        rows = [sweeper.sweep(start, order) for start in (choice.rows, whole(self.model))]
+        found = plans(Joint(self.model), self.evaluator)
         self.model.prices = Prices()
-        found = [self.evaluator.evaluate(r) for r in rows]
-        return min(found, key=lambda c: (self.peak(c).bytes, c.cost))
+        return min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost))
 
     def _prices(self, points: Iterable[Peak], price: float) -> Prices:
         own: dict[int, float] = {}

@@ -7,7 +7,6 @@ arrays, and so do values of equal shape: a model of a hundred equal layers has t
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +31,14 @@ class Table:
     Args:
       seconds: one array dim per mesh axis, over rows; infinite where dims do not divide.
       codes: per port, the placement code of every row.
+      kinds: per port, the reductions in which it may be partial.
+      first: the first state whose dims divide.
     """
 
     seconds: Costs
     codes: tuple[Ids, ...]
+    kinds: tuple[frozenset[str], ...]
+    first: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,7 @@ class Model:
         self._require_states()
         self.whole = self._all_broadcast()
         self.scale = Scale.of(self._total_seconds(self.whole))
-        self._units: dict[tuple[int, int], Costs] = {}
-        self._domains: dict[Hashable, tuple[Assignment, Costs]] = {}
-        self._readings: dict[Hashable, Ids] = {}
-        self._interned: dict[Hashable, Ids] = {}
+        self._units: dict[Hashable, Costs] = {}
         self.closures = {v: self._closure(v) for v in problem.defined}
 
     def _require_states(self) -> None:
@@ -79,49 +79,17 @@ class Model:
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
-        key = (id(self.tables[n]), self.nodes[n].trips)
+        key = (id(self.tables[n]), self.nodes[n].trips, self.nodes[n].pin)
         if key not in self._units:
-            self._units[key] = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips)
-        cost, allowed = self._units[key], self.allowed[n]
-        return cost if allowed is None else np.where(allowed, cost, np.inf)
+            cost, allowed = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips), self.allowed[n]
+            self._units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
+        return self._units[key]
 
-    def domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Assignment, Costs]:
-        """Joint states that node ``n`` may move to from ``rows``, that one included, and their costs.
-
-        With one axis: any row on it. With several: any row on all of them alike.
-        """
-        own = n if self.allowed[n] is not None or self.prices.own else -1
-        fixed = tuple(int(r) for i, r in enumerate(rows) if len(axes) > 1 or i not in axes)
-        key = (id(self.tables[n]), self.nodes[n].trips, own, axes, fixed, id(self.prices))
-        if key not in self._domains:
-            self._domains[key] = self._domain(n, axes, rows)
-        return self._domains[key]
-
-    def _domain(self, n: int, axes: Axes, rows: NDArray[np.intp]) -> tuple[Assignment, Costs]:
-        states = np.repeat(rows[None], len(self.nodes[n].rows), axis=0)
-        states[:, axes] = np.arange(len(states))[:, None]
-        if not (states == rows).all(axis=1).any():
-            states = np.concatenate([states, rows[None]])
-        cost = np.asarray(self._cost(n, tuple(states.T)))
-        left = np.isfinite(cost) | (states == rows).all(axis=1)
-        return states[left], cost[left]
-
-    def reading(self, n: int, port: int, states: Assignment) -> Ids:
-        """Layout numbers of a port over the states of a domain; equal questions get the same array."""
-        closure = self.closures[self.nodes[n].ports[port].value.id]
-        key = (id(self.tables[n]), port, closure.number, self.orders[n], id(states))
-        if key not in self._readings:
-            self._readings[key] = self._intern(self.layout_ids(n, port, states.T))
-        return self._readings[key]
-
-    def _intern(self, ids: Ids) -> Ids:
-        return self._interned.setdefault((len(ids), ids.tobytes()), ids)
-
-    def _cost(self, n: int, at: tuple[Any, ...]) -> Any:
-        """Cost of node ``n``, memory prices included, in a joint state or in several."""
-        cost = self.unit(n)[at]
+    def cost(self, n: int) -> Costs:
+        """Cost of node ``n`` in every joint state, memory prices included."""
+        cost = self.unit(n)
         for price, share in self._priced_ports(n):
-            cost = cost + self.scale.pack(price * share[at])
+            cost = cost + self.scale.pack(price * share)
         return cost
 
     def _priced_ports(self, n: int) -> Iterator[tuple[float, Costs]]:
@@ -149,7 +117,7 @@ class Model:
 
     def _table(self, node: Node) -> Table:
         shapes = tuple((p.value.shape, p.value.itemsize) for p in node.ports)
-        key = (node.rows, shapes, node.work)
+        key = (id(node.rows), shapes, node.work)
         if key not in self._tables:
             self._tables[key] = _make_table(node.rows, shapes, node.work, self.mesh)
         return self._tables[key]
@@ -166,9 +134,8 @@ class Model:
 
     def _kinds(self, value: int) -> tuple[str, ...]:
         ports = [self.problem.defined[value], *self.problem.used.get(value, ())]
-        codes = {int(c) for n, p in ports for c in np.unique(self.tables[n].codes[p])}
-        rank = len(self.nodes[ports[0][0]].ports[ports[0][1]].value.shape)
-        return tuple(kind for i, kind in enumerate(REDUCTIONS) if rank + 1 + i in codes)
+        kinds = {kind for n, p in ports for kind in self.tables[n].kinds[p]}
+        return tuple(kind for kind in REDUCTIONS if kind in kinds)
 
     def _all_broadcast(self) -> Assignment:
         """A state that every node is allowed to be in, all-``B`` wherever no pin says otherwise."""
@@ -184,8 +151,11 @@ class Model:
 
 
 def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
-    fine = np.isfinite(table.seconds) if allowed is None else np.isfinite(table.seconds) & allowed
-    return tuple(int(i) for i in np.argwhere(fine)[0]) if fine.any() else (0,) * table.seconds.ndim
+    return table.first if allowed is None else _first(np.isfinite(table.seconds) & allowed)
+
+
+def _first(fine: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(fine)[0]) if fine.any() else (0,) * fine.ndim
 
 
 def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
@@ -226,7 +196,10 @@ def _make_table(
         if size == 1:  # an axis of one device does nothing: one state is enough
             split = np.array([any(at is not B for at in row.outputs) for row in rows])
             seconds[(slice(None),) * axis + (split,)] = np.inf
-    return Table(seconds, codes)
+    kinds = tuple(
+        frozenset(p.reduction for p in ports if isinstance(p, Partial)) for ports in zip(*placements, strict=True)
+    )
+    return Table(seconds, codes, kinds, _first(np.isfinite(seconds)))
 
 
 def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh) -> Costs:

@@ -19,6 +19,7 @@ partial: then it is reduced once, after the loop.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Op, Program, Value
@@ -30,7 +31,7 @@ from meshdsl.planner.costs import Work, materialised, work_of
 from meshdsl.planner.solution import Pins
 from meshdsl.rules import rows_of
 
-NO_WORK = Work(0.0, (), 4)
+NO_WORK, FREE = Work(0.0, (), 4), Layout()
 _Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
 
 
@@ -60,7 +61,7 @@ class Node:
     work: Work = NO_WORK
     op: Op | None = None
     trips: int = 1
-    pin: Layout = field(default_factory=Layout)
+    pin: Layout = FREE
     what: str = ""
 
     def placements(self, row: int) -> tuple[Placement, ...]:
@@ -108,9 +109,11 @@ def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
 def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
     """One node per input, which also reads the output that replaces it; one per other output."""
     last = program.graph.ops[-1]
+    replaced = {i: j for j, i in enumerate(pins.follows)}
     for i, value in enumerate(program.graph.inputs):
-        replaced = [j for j, follow in enumerate(pins.follows) if follow == i and isinstance(last.inputs[j], Value)]
-        uses = tuple(Port(last.inputs[j], False, (last.id, j)) for j in replaced)  # type: ignore[arg-type]
+        j = replaced.get(i)
+        output = None if j is None else last.inputs[j]
+        uses = (Port(output, False, (last.id, j)),) if isinstance(output, Value) else ()  # type: ignore[arg-type]
         yield _same((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
     for j, value_out in enumerate(last.inputs):
         if isinstance(value_out, Value) and pins.follows[j] is None:
@@ -120,16 +123,13 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
 
 def _same(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool = False, trips: int = 1) -> Node:
     """A node all of whose ports have one layout."""
-    return Node(ports, tuple(_alike(len(ports), _placements(ports[0].value, partial))), pin=pin, what=what, trips=trips)
+    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, what=what, trips=trips)
 
 
-def _placements(value: Value, partial: bool) -> list[Placement]:
+@cache
+def _alike(ports: int, rank: int, partial: bool) -> tuple[Row, ...]:
     kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
-    return [B, *map(Split, range(len(value.shape))), *kinds]
-
-
-def _alike(ports: int, placements: Iterable[Placement]) -> Iterator[Row]:
-    return (Row((), (placed,) * ports) for placed in placements)
+    return tuple(Row((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))
 
 
 def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
@@ -175,7 +175,7 @@ def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what
     """A node that passes one layout from the operands it reads to the values it defines."""
     read = [(o.inputs[i], (o.id, i)) for o, i in uses]
     ports = (*(Port(v, False, at) for v, at in read if isinstance(v, Value)), *(Port(v, True) for v in defines))
-    return _same(ports, Layout(), f"{what} of {op.name} at {op.source}", True, trips) if ports else None
+    return _same(ports, FREE, f"{what} of {op.name} at {op.source}", True, trips) if ports else None
 
 
 def _scan_links(op: Op, trips: int) -> Iterator[Node]:
@@ -205,10 +205,15 @@ def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node
     """A slice inside the loop and its stack outside: the same layout, one dim further on."""
     present = [port for port in (outer, inner) if port is not None]
     rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
+    rows = _stacks(rank, outer is not None, inner is not None)
+    return Node(tuple(present), rows, what=f"slices of {op.name} at {op.source}", trips=trips)
+
+
+@cache
+def _stacks(rank: int, outer: bool, inner: bool) -> tuple[Row, ...]:
     pairs: list[tuple[Placement, Placement]] = [(Split(i + 1), Split(i)) for i in range(rank)]
     pairs += [(placed, placed) for placed in (B, P, P("max"), P("min"))]
-    rows = tuple(Row((), tuple(o if port is outer else i for port in present)) for o, i in pairs)
-    return Node(tuple(present), rows, what=f"slices of {op.name} at {op.source}", trips=trips)
+    return tuple(Row((), (*[o] * outer, *[i] * inner)) for o, i in pairs)
 
 
 def _while_links(op: Op, trips: int) -> Iterator[Node]:
@@ -261,8 +266,9 @@ def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
 def _drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
     possible: dict[int, set[Placement]] = {v: set() for v in problem.defined}
-    mentions = {node.rows: _partial_mentions(node.rows) for node in problem.nodes}
-    concerned = [(node, mentions[node.rows]) for node in problem.nodes if mentions[node.rows]]
+    tables = {id(node.rows): node.rows for node in problem.nodes}
+    mentions = {table: _partial_mentions(rows) for table, rows in tables.items()}
+    concerned = [(node, mentions[id(node.rows)]) for node in problem.nodes if mentions[id(node.rows)]]
     changed = True
     while changed:
         changed = False
@@ -270,11 +276,14 @@ def _drop_unreachable_partials(problem: Problem) -> None:
             for ports in rows.values():
                 if _reachable(node, ports, possible):
                     changed |= _spread(node, ports, possible)
-    shared: dict[tuple[tuple[Row, ...], tuple[int, ...]], tuple[Row, ...]] = {}
+    shared: dict[tuple[int, tuple[int, ...]], tuple[Row, ...]] = {}
     for node, rows in concerned:
         lost = tuple(i for i, ports in rows.items() if not _reachable(node, ports, possible))
-        left = tuple(row for i, row in enumerate(node.rows) if i not in lost)
-        node.rows = shared.setdefault((node.rows, lost), left)
+        if lost:
+            key = id(node.rows), lost
+            if key not in shared:
+                shared[key] = tuple(row for i, row in enumerate(node.rows) if i not in lost)
+            node.rows = shared[key]
 
 
 _Mentions = tuple[tuple[int, Placement], ...]  # ports that are partial in a row, and how

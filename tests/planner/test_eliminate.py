@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdsl.planner.eliminate import Network, eliminate
-from meshdsl.planner.pairwise import Pairwise
+from meshdsl.planner import messages
+from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.network import Network
 
 
 @st.composite
@@ -28,17 +29,26 @@ def best_of(domains, unary, tables):
     return min(cost(state) for state in product(*map(range, domains))), cost
 
 
+def tables_of(unary, tables):
+    yield from (((v,), table) for v, table in enumerate(unary))
+    yield from (((a, b), t) if a < b else ((b, a), t.T) for (a, b), t in tables.items())
+
+
+def network_of(unary, tables):
+    network = Network()
+    for table in unary:
+        network.new(table)
+    for (a, b), table in tables.items():
+        network.add(a, b, table)
+    return network
+
+
 @given(networks())
 @settings(max_examples=150, deadline=None)
 def test_elimination_is_exact(problem):
     domains, unary, tables = problem
-    network = Network(list(domains))
-    for v, table in enumerate(unary):
-        network.add((v,), table)
-    for scope, table in tables.items():
-        network.add(scope, table)
     best, cost = best_of(domains, unary, tables)
-    answer = eliminate(network, np.zeros(len(domains), dtype=int))
+    answer = eliminate(domains, tables_of(unary, tables), [0] * len(domains), cap=10**6)
     assert answer.exact
     assert answer.cost == best == cost(tuple(answer.states))
 
@@ -47,13 +57,8 @@ def test_elimination_is_exact(problem):
 @settings(max_examples=100, deadline=None)
 def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
     domains, unary, tables = problem
-    network = Network(list(domains))
-    for v, table in enumerate(unary):
-        network.add((v,), table)
-    for scope, table in tables.items():
-        network.add(scope, table)
     best, cost = best_of(domains, unary, tables)
-    answer = eliminate(network, np.zeros(len(domains), dtype=int), cap=3)
+    answer = eliminate(domains, tables_of(unary, tables), [0] * len(domains), cap=3)
     assert answer.cost == cost(tuple(answer.states))
     assert best <= answer.cost <= cost((0,) * len(domains))
 
@@ -62,25 +67,39 @@ def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
 @settings(max_examples=150, deadline=None)
 def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
     domains, unary, tables = problem
-    network = Pairwise(unary)
-    for (a, b), table in tables.items():
-        network.add(a, b, table)
+    network = network_of(unary, tables)
     best, _ = best_of(domains, unary, tables)
-    before = network.bound()
+    before = messages.bound(network)
     network.reduce(10**largest)
-    network.pass_messages(5)
-    assert before - 1e-9 <= network.bound() <= best + 1e-9
-    network.fix(best)
+    messages.pass_messages(network, 5)
+    assert before - 1e-9 <= messages.bound(network) <= best + 1e-9
+    messages.fix(network, best)
     network.reduce(10**6)
-    assert network.bound() <= best + 1e-9
+    assert messages.bound(network) <= best + 1e-9
+
+
+@given(networks(), st.integers(0, 4))
+@settings(max_examples=100, deadline=None)
+def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem, largest):
+    domains, unary, tables = problem
+    best, cost = best_of(domains, unary, tables)
+    network = network_of(unary, tables)
+    network.reduce(10**largest)
+    messages.pass_messages(network, 2)
+    messages.fix(network, best)
+    chosen = messages.point(network)
+    states = tuple(chosen[v] for v in range(len(domains)))
+    assert cost(states) >= best
+    if not network.unary:
+        assert cost(states) == best
 
 
 def test_a_tree_is_solved_by_reduction_alone():
     rng = np.random.default_rng(0)
-    network = Pairwise([rng.random(4) for _ in range(5)])
+    unary = [rng.random(4) for _ in range(5)]
     tables = {(i, i + 1): rng.random((4, 4)) for i in range(4)}
-    best, _ = best_of([4] * 5, list(network.unary.values()), tables)
-    for (a, b), table in tables.items():
-        network.add(a, b, table)
+    best, _ = best_of([4] * 5, unary, tables)
+    network = network_of(unary, tables)
     network.reduce(1000)
-    assert network.bound() == pytest.approx(best)
+    assert not network.unary
+    assert messages.bound(network) == pytest.approx(best)

@@ -1,0 +1,184 @@
+"""The problem over the states of all mesh axes jointly, as a network of pairwise tables.
+
+Every node is a variable, whose states are its joint signatures. A value with one reader is a table
+between its two nodes. A value with more readers is moved along a tree (a tensor gathered for one
+reader is free for the next): its forks become variables, *hubs*, whose states are layouts. With
+two readers there is one fork, and that is exact. With more there are two networks:
+
+* ``plans``: the readers hang on a chain of hubs in program order. The chain is a tree of moves, so
+  its cost can be paid; trees of other shapes are found later, when a plan is evaluated.
+* ``bounds``: a weighted mean over pairs of readers, each with a hub: no tree for all readers is
+  cheaper than the tree for two of them. Where little is at stake, or the readers are very many, one
+  hub, the first fork, and a part of every reader's own moves from there, where the parts of any
+  m - 1 of the m readers add up to at most one (a fork has at least two branches, and each costs
+  at least any of its ends).
+
+Both begin as one network without those values, reduced as far as it goes.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from meshdsl.planner.closure import Costs, Ids
+from meshdsl.planner.extract import Choice
+from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.network import Derived, Network
+from meshdsl.planner.tree import tree
+
+LARGEST = 1 << 17  # entries that one step of reduction may touch
+_MANY = 6  # readers beyond which pairs are too many
+_STAKE = 1e-3  # part of a plan's cost above which a value is worth its pairs
+
+_End = tuple[int, int]  # node and port
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """Joint signatures of a node, as row numbers per mesh axis, and what each costs by itself."""
+
+    rows: Assignment
+    cost: Costs
+
+
+class Joint:
+    """Networks of a model at its present memory prices; variable n is node n, hubs come after."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.problem = model, model.problem
+        self._known: dict[Hashable, States] = {}
+        self._layouts: dict[Hashable, Ids] = {}
+        self._derived = Derived()
+        self.states = [self._states(n) for n in range(len(model.nodes))]
+        self._common = Network(self._derived)
+        for states in self.states:
+            self._common.new(states.cost, states.rows)
+        self._ends = {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
+        self._wide: list[int] = []
+        for value in self.problem.defined:
+            self._add(value)
+        self._common.reduce(LARGEST, frozenset(n for v in self._wide for n, _ in self._ends[v]))
+
+    def plans(self) -> Network:
+        """The network whose costs can be paid."""
+        network = self._common.copy()
+        for value in self._wide:
+            self._chain(network, value)
+        network.reduce(LARGEST)
+        return network
+
+    def bounds(self, best: Choice) -> Network:
+        """The network whose minimum no plan can undercut, tightest around the plan ``best``."""
+        network = self._common.copy()
+        for value in self._wide:
+            _, *readers = self._ends[value]
+            if len(readers) > _MANY or self._stake(value) < _STAKE * best.cost:
+                self._star(network, value, dict(zip(readers, self._parts(value, best.rows), strict=True)))
+            else:
+                pairs = self._tight(value, best.rows)
+                for pair in pairs:
+                    self._star(network, value, dict.fromkeys(pair, 1.0), 1 / len(pairs))
+        network.reduce(LARGEST)
+        return network
+
+    def rows(self, chosen: dict[int, int]) -> Assignment:
+        """The plan that a state of every variable stands for."""
+        return np.array([states.rows[chosen[n]] for n, states in enumerate(self.states)], dtype=np.intp)
+
+    def _states(self, n: int) -> States:
+        model, node = self.model, self.model.nodes[n]
+        key = (id(model.tables[n]), node.trips, node.pin, n if model.prices.own else -1)
+        if key not in self._known:
+            cost = model.cost(n)
+            rows = np.argwhere(np.isfinite(cost))
+            self._known[key] = States(rows, cost[tuple(rows.T)])
+        return self._known[key]
+
+    def _read(self, end: _End) -> Ids:
+        """Layout numbers of a node's port over the node's states."""
+        n, port = end
+        closure = self.model.closures[self.model.nodes[n].ports[port].value.id]
+        key = (id(self.states[n]), port, closure.number, self.model.orders[n])
+        if key not in self._layouts:
+            self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
+        return self._layouts[key]
+
+    def _moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
+        """Cost of moving ``value`` from each of some layouts to each of others, on all trips."""
+        closure, weight = self.model.closures[value], self.model.trips(value) * part
+        how = ("moves", closure.number, weight, inner)
+        made: Costs = self._derived.get(how, (sources, targets), lambda a, b: closure.between(a, b, inner) * weight)
+        return made
+
+    def _add(self, value: int) -> None:
+        """Add the tables of a value, unless it has many readers."""
+        source, *readers = self._ends[value]
+        hubs = self.model.closures[value].fitting
+        if len(hubs) == 1 or not readers:
+            return
+        self._add_prices(value)
+        if len(readers) == 1:
+            self._common.add(source[0], readers[0][0], self._moves(value, self._read(source), self._read(readers[0])))
+        elif len(readers) == 2:
+            self._star(self._common, value, dict.fromkeys(readers, 1.0))
+        else:
+            self._wide.append(value)
+
+    def _add_prices(self, value: int) -> None:
+        """What a copy for a reader costs where memory is short."""
+        source, *readers = self._ends[value]
+        for reader in readers:
+            price = self.model.read_price(value, *reader)
+            if price is not None:
+                own, read = self._read(source), self._read(reader)
+                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], 0.0, price[read][None]))
+
+    def _new_hub(self, network: Network, value: int, after: int) -> tuple[int, Ids]:
+        closure = self.model.closures[value]
+        return network.new(closure.nothing, closure.placed, after), closure.fitting
+
+    def _star(self, network: Network, value: int, parts: dict[_End, float], weight: float = 1.0) -> None:
+        """Some readers on one hub; a part of each one's own moves counts."""
+        source = self._ends[value][0]
+        hub, layouts = self._new_hub(network, value, source[0])
+        network.add(source[0], hub, self._moves(value, self._read(source), layouts, weight, True))
+        for reader, part in parts.items():
+            if part:
+                network.add(hub, reader[0], self._moves(value, layouts, self._read(reader), part * weight))
+
+    def _chain(self, network: Network, value: int) -> None:
+        """Each hub serves one reader and the next hub; the last one serves two readers."""
+        source, *readers = self._ends[value]
+        before, at = source[0], self._read(source)
+        for reader in readers[:-1]:
+            hub, layouts = self._new_hub(network, value, before)
+            network.add(before, hub, self._moves(value, at, layouts, 1.0, True))
+            network.add(hub, reader[0], self._moves(value, layouts, self._read(reader)))
+            before, at = hub, layouts
+        network.add(before, readers[-1][0], self._moves(value, at, self._read(readers[-1])))
+
+    def _stake(self, value: int) -> float:
+        """The most that one move of a value can cost."""
+        costs = self.model.closures[value].costs
+        return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)
+
+    def _tight(self, value: int, rows: Assignment) -> list[tuple[_End, ...]]:
+        """Pairs of readers whose tree costs as much as everyone's in the plan ``rows``; all if none does."""
+        closure, readers = self.model.closures[value], self._ends[value][1:]
+        own, *read = (int(self.model.layout_ids(n, p, rows[n])) for n, p in self._ends[value])
+        whole = tree(closure.costs, closure.inner, own, read)[0]
+        pairs = list(combinations(range(len(readers)), 2))
+        costs = (tree(closure.costs, closure.inner, own, [read[i], read[j]])[0] for i, j in pairs)
+        tight = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= whole]
+        return [(readers[i], readers[j]) for i, j in tight or pairs]
+
+    def _parts(self, value: int, rows: Assignment) -> tuple[float, ...]:
+        """The part of each reader's own moves that counts: more for those that move in the plan ``rows``."""
+        source, *readers = self._ends[value]
+        own, *read = (int(self.model.layout_ids(n, p, rows[n])) for n, p in (source, *readers))
+        moving = [layout != own for layout in read]
+        if 0 < sum(moving) < len(read):
+            return tuple(1 / sum(moving) if moves else 0.0 for moves in moving)
+        return (1 / (len(read) - 1),) * len(read)

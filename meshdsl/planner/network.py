@@ -1,0 +1,178 @@
+"""A sum of tables over discrete variables, two at most in each, that can be made smaller exactly.
+
+*Elimination* minimises away a variable with one or two neighbours: what is left over is a table
+over the neighbours. A training step is mostly chains, so a few hundred variables of ten thousand
+remain. Equal parts of a model have the same tables, as objects, and ask the same questions; each
+is answered once (``Derived``).
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.planner.closure import Costs
+
+Labels = NDArray[np.intp]
+
+
+class Derived:
+    """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
+
+    Results are known by the identity of the arrays they come from, which are kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+    def get(self, how: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
+        """``make(*sources)``, remembered under ``how`` and the sources."""
+        key = (how, *map(id, sources))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = (make(*sources), sources)
+        return found[0]
+
+    def plus(self, a: Costs, b: Costs) -> Costs:
+        """The sum of two arrays."""
+        return np.asarray(self.get("plus", (a, b), np.add))
+
+    def turned(self, table: Costs) -> Costs:
+        """The transpose; turned twice, the array itself."""
+        other: Costs = self.get("turned", (table,), np.transpose)
+        self._known["turned", id(other)] = (table, (other,))
+        return other
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """A variable that was eliminated: its states and tables at that time, by neighbour."""
+
+    variable: int
+    labels: Labels | None
+    unary: Costs
+    ends: tuple[tuple[int, Labels | None, Costs], ...]
+
+
+class Network:
+    """Variables with a table each, and a table per pair of neighbours.
+
+    ``near[v][w]`` is the table of v and w with v's states along the first dim. ``labels`` names
+    the states of variables that have lost some. ``marks`` is what the maker of a variable says
+    about its states, a row each; ``place`` orders the variables: neighbours should be near.
+    """
+
+    def __init__(self, derived: Derived | None = None) -> None:
+        self.derived = derived or Derived()
+        self.unary: dict[int, Costs] = {}
+        self.near: dict[int, dict[int, Costs]] = {}
+        self.labels: dict[int, Labels] = {}
+        self.marks: list[Labels | None] = []
+        self.place: list[float] = []
+        self.constant = 0.0
+        self.trail: list[_Gone] = []
+
+    def copy(self) -> "Network":
+        """A network of its own with the same tables."""
+        other = Network(self.derived)
+        other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
+        other.near = {v: dict(tables) for v, tables in self.near.items()}
+        other.constant, other.marks, other.place = self.constant, list(self.marks), list(self.place)
+        return other
+
+    def new(self, unary: Costs, marks: Labels | None = None, after: int | None = None) -> int:
+        """Add a variable, in order right after another one."""
+        v = len(self.marks)
+        self.place.append(float(v) if after is None else self.place[after] + 2.0**-10)
+        self.unary[v], self.near[v] = unary, {}
+        self.marks.append(marks)
+        return v
+
+    def add(self, a: int, b: int, table: Costs) -> None:
+        """Add a table over two variables, a's states along the first dim; a and b may be the same."""
+        if a == b:
+            self.unary[a] = self.derived.plus(self.unary[a], self.derived.get("own", (table,), np.diagonal))
+            return
+        known = self.near[a].get(b)
+        if known is not None:
+            table = self.derived.plus(known, table)
+        self.near[a][b], self.near[b][a] = table, self.derived.turned(table)
+
+    @property
+    def order(self) -> list[int]:
+        """The variables that are left, in order."""
+        return sorted(self.unary, key=lambda v: (self.place[v], v))
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables: what one pass of messages costs."""
+        return sum(table.size for v, tables in self.near.items() for w, table in tables.items() if v < w)
+
+    def reduce(self, largest: int, keep: frozenset[int] = frozenset()) -> None:
+        """Eliminate variables with at most two neighbours while no table passes ``largest`` entries."""
+        todo: Iterable[int] = self.unary
+        while todo:
+            touched: set[int] = set()
+            for v in sorted(todo):
+                if v in self.unary and v not in keep and self._small(v, largest):
+                    touched.update(self.near[v])
+                    self._eliminate(v)
+            todo = touched
+
+    def _small(self, v: int, largest: int) -> bool:
+        near = self.near[v]
+        if len(near) > 2:
+            return self.unary[v].size == 1
+        size = self.unary[v].size
+        for w in near:
+            size *= self.unary[w].size
+        return size <= largest
+
+    def _eliminate(self, v: int) -> None:
+        unary, near, derived = self.unary.pop(v), self.near.pop(v), self.derived
+        ends = tuple((w, self.labels.get(w), table) for w, table in near.items())
+        self.trail.append(_Gone(v, self.labels.get(v), unary, ends))
+        for w in near:
+            del self.near[w][v]
+        if unary.size == 1 or len(near) == 1:
+            for w, table in near.items():
+                part = table if unary.size == 1 else derived.get("one", (unary, table), _least)
+                self.unary[w] = derived.get("row", (self.unary[w], part), _plus_row)
+            self.constant += float(unary[0]) if unary.size == 1 else 0.0
+        elif near:
+            (a, left), (b, right) = near.items()
+            self.add(a, b, derived.get("two", (unary, left, right), _least_of_two))
+        else:
+            self.constant += float(unary.min())
+
+    def decode(self, chosen: dict[int, int]) -> dict[int, int]:
+        """The best states of all eliminated variables, given those of the others by label."""
+        for gone in reversed(self.trail):
+            cost = gone.unary
+            for w, labels, table in gone.ends:
+                at = chosen[w]
+                cost = cost + table[:, at if labels is None else int(np.searchsorted(labels, at))]
+            best = int(cost.argmin())
+            chosen[gone.variable] = best if gone.labels is None else int(gone.labels[best])
+        return chosen
+
+
+def _least(unary: Costs, table: Costs) -> Costs:
+    return np.asarray((unary[:, None] + table).min(axis=0)[None])
+
+
+def _plus_row(unary: Costs, row: Costs) -> Costs:
+    return np.asarray(unary + row[0])
+
+
+def _least_of_two(unary: Costs, left: Costs, right: Costs) -> Costs:
+    """The cheapest way from each state of one neighbour to each of the other's over the shared middle."""
+    left = left + unary[:, None]
+    if left.size * right.shape[1] <= 1 << 18:
+        return np.asarray((left[:, :, None] + right[:, None, :]).min(axis=0))
+    least: Costs = left[0][:, None] + right[0][None]
+    for from_left, from_right in zip(left[1:], right[1:], strict=True):
+        np.minimum(least, from_left[:, None] + from_right[None], out=least)
+    return least

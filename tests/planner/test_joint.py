@@ -1,0 +1,58 @@
+"""The two networks against the cost of plans: one can always be paid, the other is never above it."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.planner import joint as joint_module
+from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.joint import Joint
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import ONE, TWO, shape
+
+
+def many_readers(readers):
+    """A step whose first product is read by that many others, in different ways."""
+
+    def step(a, b):
+        c = a @ b
+        reads = [c @ b.T, c.T @ a, c.sum(0), c.sum(1), c * 2.0, c.T.reshape(-1), c + 1.0]
+        return reads[:readers]
+
+    program = trace(step, (shape(8, 8), shape(8, 8)))
+    pins = Pins((md.Layout(),) * 2, (md.Layout(),) * readers, (None,) * readers)
+    return lambda mesh: Model(make_problem(program, mesh, pins))
+
+
+def minimum(network, fixed):
+    """The least cost of a network with some variables' states given."""
+    for v, state in fixed.items():
+        network.unary[v] = network.unary[v][[state]]
+        for w, table in network.near[v].items():
+            network.near[v][w] = table[[state]]
+            network.near[w][v] = network.near[v][w].T
+    network.reduce(10**9)
+    assert not network.unary
+    return network.constant
+
+
+@pytest.mark.parametrize("mesh", [ONE, TWO], ids=str)
+@pytest.mark.parametrize("readers", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("stake", [0.0, 1e9], ids=["pairs", "first forks"])
+def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeypatch, mesh, readers, stake):
+    monkeypatch.setattr(joint_module, "_STAKE", stake)
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model = many_readers(readers)(mesh)
+    joint, evaluator = Joint(model), Evaluator(model)
+    rng = np.random.default_rng(readers)
+    reference = evaluator.evaluate(model.whole)
+    for _ in range(6):
+        chosen = {n: int(rng.integers(len(states.rows))) for n, states in enumerate(joint.states)}
+        cost = evaluator.evaluate(joint.rows(chosen)).cost
+        paid, bound = minimum(joint.plans(), chosen), minimum(joint.bounds(reference), chosen)
+        assert bound <= cost * (1 + 1e-9) <= paid * (1 + 2e-9)
+        if readers == 2:
+            assert bound == pytest.approx(cost) == paid
