@@ -12,7 +12,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench data clean
+.PHONY: help demo test test-all lint bench coverage data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -38,6 +38,9 @@ bench: $(VENV)/ready  ## measure the figures of the README
 	$(RUN) -m bench.planning
 	$(RUN) -m bench.single
 	$(RUN) -m bench.step
+
+coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'
+	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.coverage $(CASES)
 
 data: $(CACHE)/held_out.npy  ## fetch and tokenize the text
 

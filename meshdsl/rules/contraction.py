@@ -9,15 +9,23 @@ from math import gcd
 import jax.numpy as jnp
 
 from meshdsl.ir import Op
-from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.layouts.placement import B, P
+from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.registry import rule
+
+MAX = P("max")
 
 
 @rule("dot_general")
 def dot_general(op: Op) -> Rule:
     """Factors from the dimension numbers; the product is linear in both operands."""
     left, right, result, reduced = _product(op)
-    return Rule((left, right), (result,), reduced=reduced, linear=bilinear(op))
+    return Rule((left, right), (result,), reduced=reduced, linear=bilinear(op), extra=_of_bools(op))
+
+
+def _of_bools(op: Op) -> tuple[Row, ...]:
+    """A product of bools is an *or* of *ands*, which parts of an *or* pass through."""
+    return (Row((MAX, B), (MAX,)), Row((B, MAX), (MAX,))) if op.outputs[0].dtype == jnp.bool_ else ()
 
 
 @rule("scaled_dot")
@@ -43,7 +51,12 @@ def _product(op: Op) -> tuple[Dims, Dims, Dims, dict[str, str]]:
     labels = [_labels(ranks[i], {**shared[i], **summed[i]}, "mn"[i]) for i in (0, 1)]
     free = [tuple(labels[i][j] for j in range(ranks[i]) if j not in {**shared[i], **summed[i]}) for i in (0, 1)]
     result = (*((name,) for name in shared[0].values()), *free[0], *free[1])
-    return labels[0], labels[1], result, dict.fromkeys(summed[0].values(), "sum")
+    return (
+        labels[0],
+        labels[1],
+        result,
+        dict.fromkeys(summed[0].values(), "max" if op.outputs[0].dtype == jnp.bool_ else "sum"),
+    )
 
 
 def _names(letter: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from tests.prover import prove, sample
-from tests.rules.data import bits, complexes, floats, ints
+from tests.rules.data import bits, bools, complexes, floats, ints
 
 CASES = []
 WRAPS = {"B, P -> P": "the sum of the parts may have wrapped", "P, B -> P": "likewise"}
@@ -30,6 +30,7 @@ case(floats(12, 24, dtype=jnp.bfloat16), floats(24, 12, dtype=jnp.bfloat16), ((1
 case(ints(12, 24), ints(24, 12), ((1,), (0,)))
 narrow = [ints(12, 24, dtype="int8"), ints(24, 12, dtype="int8")]
 case(*narrow, ((1,), (0,)), excused=WRAPS, preferred_element_type="int32")
+case(bools(12, 24, share=0.2), bools(24, 12, share=0.2), ((1,), (0,)))
 wide = [bits(12, 24, dtype="int8"), bits(24, 12, dtype="int8")]
 case(*wide, ((1,), (0,)), preferred_element_type="float32")
 
