@@ -181,6 +181,7 @@ def _arc(
 ) -> Arc:
     held = state.held(axes)
     sent, fixed, per_byte = _price(kind, axes, source, state.mesh)
+    per_byte += _copied(kind, axes, (source, target), state.mesh)
     ends = (source, target, state.layout, after or state.to(axes, target))
     return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
 
@@ -198,6 +199,15 @@ def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> t
     share = _share(kind, source, k)
     steps = sorted(((links[name].bandwidth, mesh.axis(name)) for name in axes), reverse=kind != "all-to-all")
     return share * (k - 1) / k, latency, share * _hierarchical(steps)
+
+
+def _copied(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement], mesh: Mesh) -> float:
+    """Seconds per byte of ``n`` for copies: blocks of a dim that is not the first are not contiguous."""
+    if kind not in ("all-gather", "reduce-scatter", "all-to-all"):
+        return 0.0
+    k = prod(mesh.axis(name) for name in axes) if kind == "all-to-all" and isinstance(ends[0], Split) else 1
+    inner = sum(isinstance(end, Split) and end.dim != 0 for end in ends)
+    return 2 * inner / k / mesh.topology.memory_bandwidth
 
 
 def _share(kind: str, source: Placement, k: int) -> float:

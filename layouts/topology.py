@@ -40,6 +40,9 @@ class Topology:
       memory_bandwidth: bytes per second between a device and its memory.
       memory: bytes of memory per device.
       overhead: seconds that starting one unfused operation costs.
+      half_side: rows, columns or summed elements at which a matrix product reaches half its rate
+        (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
+        times as long as its FLOPs say, and so on for n and k.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
     """
 
@@ -51,6 +54,7 @@ class Topology:
     overhead: float
     links: tuple[Link, ...]
     axes: tuple[tuple[str, Link], ...] = ()
+    half_side: float = 0.0
     source: str = ""
 
     def flops(self, itemsize: int) -> float:

@@ -8,7 +8,8 @@ as "replicate everything". So each figure is measured as a step will meet it: in
 program over all devices at once, which matters where virtual devices share a few cores.
 
     collectives        seconds = latency + bytes sent / bandwidth, fitted per mesh axis
-    matrix products    FLOP/s of one device while all the others multiply too
+    matrix products    FLOP/s of one device while all the others multiply too, and how much
+                       slower thin ones are
     elementwise        bytes read and written per second, likewise
     overhead           seconds of an operation too small to matter otherwise
 
@@ -37,7 +38,7 @@ from meshdsl.lowering.boundary import device_mesh
 
 REPEATS = 7
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
-MATRIX = 512
+MATRIX, THIN = 512, 32
 VECTOR = 1 << 20  # elements
 BYTES_PER_PROGRAM = 1 << 23
 
@@ -53,10 +54,12 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
     overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
     axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
     slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, float("inf")))
+    half_side = _half_side(bench)
     return Topology(
         name="calibrated",
-        flops16=_flops(bench, jnp.bfloat16),
-        flops32=_flops(bench, jnp.float32),
+        flops16=_flops(bench, jnp.bfloat16, half_side),
+        flops32=_flops(bench, jnp.float32, half_side),
+        half_side=half_side,
         memory_bandwidth=2 * 4 * VECTOR / bench.seconds(lambda x: x * 0.5 + 1.0, (VECTOR,), loops=10),
         memory=_memory(bench.mesh),
         overhead=overhead,
@@ -88,9 +91,24 @@ def _timed(run: Body, array: jax.Array) -> float:
     return time.perf_counter() - start
 
 
-def _flops(bench: _Bench, dtype: DTypeLike) -> float:
-    """FLOP/s of one device."""
-    return 2 * MATRIX**3 / bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
+def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
+    """FLOP/s of one device in large matrix products."""
+    square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
+    return 2 * MATRIX**3 / square * (1 + half_side / MATRIX) ** 3
+
+
+def _half_side(bench: _Bench) -> float:
+    """Side at which a product runs at half its rate, from a square one and one with a thin side."""
+    square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2)
+    thin = bench.seconds(lambda x: jnp.tile(x @ x[:, :THIN], MATRIX // THIN), (MATRIX, MATRIX), loops=2)
+    copy = bench.seconds(lambda x: jnp.tile(x[:, :THIN] * 0.5, MATRIX // THIN), (MATRIX, MATRIX), loops=2)
+    return half_side_of(square, max(thin - copy, 0.0) * MATRIX / THIN)
+
+
+def half_side_of(square: float, thin: float) -> float:
+    """``h`` with ``thin / square = (1 + h / THIN) / (1 + h / MATRIX)``, for equal FLOPs; within [0, MATRIX]."""
+    ratio = thin / square
+    return max(0.0, min((ratio - 1) / max(1 / THIN - ratio / MATRIX, 1 / MATRIX), float(MATRIX)))
 
 
 def _link(bench: _Bench, axis: str, size: int) -> Link:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshdsl.calibrate import calibrate, fit_link
+from meshdsl.calibrate import MATRIX, THIN, calibrate, fit_link, half_side_of
 from meshdsl.errors import MeshDSLError
 from meshdsl.layouts import Link, Mesh, Topology, topology
 from meshdsl.layouts.topology import preset_names
@@ -58,3 +58,13 @@ def test_a_file_that_is_no_topology_is_named(tmp_path):
 def _strange() -> Topology:
     links = (Link(1e-6, math.inf, 8), Link(2e-6, 1e9))
     return Topology('a "b" \\', 1.0, 2.0, 3.0, 4.0, 5e-06, links, (("x y", Link(1e-5, 7.0)),), "line\nline")
+
+
+def test_the_half_side_of_products_that_follow_the_law():
+    for half in (0.0, 8.0, 50.0):
+        assert half_side_of(1 + half / MATRIX, 1 + half / THIN) == pytest.approx(half)
+
+
+def test_a_half_side_from_noise_is_sane():
+    assert half_side_of(2.0, 1.0) == 0.0
+    assert 0.0 < half_side_of(1.0, 1e6) <= MATRIX

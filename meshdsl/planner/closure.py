@@ -7,7 +7,7 @@ same plan on every machine.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -17,7 +17,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
-from meshdsl.layouts.space import makes_partial, space
+from meshdsl.layouts.space import Space, makes_partial, space
 
 Costs = NDArray[np.float64]
 Ids = NDArray[np.intp]
@@ -89,8 +89,7 @@ class Closure:
     @cached_property
     def placed(self) -> Ids:
         """Placement codes of the fitting layouts, one column per mesh axis."""
-        rank, names = len(self.shape), self.mesh.names
-        return np.array([[code(self.space.layouts[i].on(n), rank) for n in names] for i in self.fitting], dtype=np.intp)
+        return _codes(self.space)[self.fitting]
 
     @cached_property
     def nothing(self) -> Costs:
@@ -116,10 +115,17 @@ class Closure:
     def _number(self, order: tuple[str, ...]) -> Ids:
         rank = len(self.shape)
         ids = np.full((rank + 1 + len(REDUCTIONS),) * len(self.mesh.names), len(self.space.layouts))
-        for i, layout in enumerate(self.space.layouts):
-            if self.space.fits(i, self.shape) and _in_order(layout, rank, order):
-                ids[tuple(code(layout.on(name), rank) for name in self.mesh.names)] = i
+        for i in self.fitting:
+            if _in_order(self.space.layouts[i], rank, order):
+                ids[tuple(_codes(self.space)[i])] = i
         return ids
+
+
+@cache
+def _codes(within: Space) -> Ids:
+    """Placement codes of the layouts of a space, one column per mesh axis."""
+    names = within.mesh.names
+    return np.array([[code(layout.on(n), within.rank) for n in names] for layout in within.layouts], dtype=np.intp)
 
 
 def _in_order(layout: Layout, rank: int, order: tuple[str, ...]) -> bool:
@@ -127,21 +133,36 @@ def _in_order(layout: Layout, rank: int, order: tuple[str, ...]) -> bool:
     return all(list(axes) == sorted(axes, key=order.index) for axes in splits)
 
 
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """The moves of a space as arrays: from, to, the price's parts, ties, and whether they make partial."""
+
+    source: Ids
+    target: Ids
+    fixed: Costs
+    per_byte: Costs
+    tie: Costs
+    partial: NDArray[np.bool_]
+
+
+@cache
+def _arcs(within: Space) -> _Arcs:
+    found = [(i, to, arc) for i, arcs in enumerate(within.arcs) for arc, to in arcs]
+    parts = [(i, to, arc.fixed, arc.per_byte, _tie(arc.kind), makes_partial(arc)) for i, to, arc in found]
+    columns = zip(*parts, strict=True) if parts else [()] * 6
+    kinds = (np.intp, np.intp, np.float64, np.float64, np.float64, np.bool_)
+    return _Arcs(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]
+
+
 def _direct(closure: Closure, partial: bool) -> Costs:
     """Cost of single moves between layouts that fit: those that make a value partial, or the others."""
-    layouts = closure.space.layouts
-    costs = np.full((len(layouts), len(layouts)), np.inf)
+    arcs, size = _arcs(closure.space), len(closure.space.layouts)
+    costs = np.full((size, size), np.inf)
     np.fill_diagonal(costs, 0.0)
-    fit = [closure.space.fits(i, closure.shape) for i in range(len(layouts))]
-    entries = [
-        (i, to, arc.fixed + arc.per_byte * closure.bytes, _tie(arc.kind))
-        for i, found in enumerate(closure.space.arcs)
-        if fit[i]
-        for arc, to in found
-        if fit[to] and makes_partial(arc) == partial
-    ]
-    for i, to, seconds, tie in entries:
-        costs[i, to] = min(costs[i, to], np.rint(seconds / closure.scale.unit) * TIES + tie)
+    fit = np.isin(np.arange(size), closure.fitting)
+    usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target]
+    price = closure.scale.pack(arcs.fixed + arcs.per_byte * closure.bytes, arcs.tie)
+    np.minimum.at(costs, (arcs.source[usable], arcs.target[usable]), price[usable])
     return costs
 
 

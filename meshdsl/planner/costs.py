@@ -1,6 +1,7 @@
 """What an operation costs at local shapes: the compute and memory-traffic term of the objective.
 
-Seconds of an operation = max(FLOPs / rate, bytes / memory bandwidth) of what one device does.
+Seconds of an operation = max(FLOPs / rate, bytes / memory bandwidth) of what one device does;
+thin matrix products run below the rate (``Topology.half_side``).
 A compiler fuses elementwise chains, so charging every equation's bytes would over-count:
 only *materialised* values are read and written. A value is materialised if an operation that
 cannot be fused makes it or reads it whole, if it has several readers, or if it enters or
@@ -30,11 +31,22 @@ class Work:
       flops: multiply-adds counted twice.
       touched: per operand and result, whether its bytes are read or written.
       itemsize: bytes per element of the operands, which decides the FLOP rate.
+      sides: of a matrix product or convolution: rows, columns and what is summed.
     """
 
     flops: float
     touched: tuple[bool, ...]
     itemsize: int
+    sides: tuple["Side", ...] = ()
+
+
+@dataclass(frozen=True)
+class Side:
+    """A side of a matrix product: its length, and the dims of one operand or result that make it up."""
+
+    length: int
+    tensor: int
+    dims: tuple[int, ...]
 
 
 def is_heavy(op: Op) -> bool:
@@ -70,7 +82,27 @@ def work_of(op: Op, kept: set[int]) -> Work:
         reads[0] = False
     writes = [v.id in kept for v in op.outputs]
     itemsize = max((v.dtype.itemsize for v in op.inputs if hasattr(v.dtype, "itemsize")), default=4)
-    return Work(_flops(op), (*reads, *writes), itemsize)
+    return Work(_flops(op), (*reads, *writes), itemsize, _sides(op))
+
+
+def _sides(op: Op) -> tuple[Side, ...]:
+    if op.name == "dot_general":
+        contract, batch = op.params["dimension_numbers"]
+        free = [
+            tuple(d for d in range(len(v.shape)) if d not in (*summed, *both))
+            for v, summed, both in zip(op.inputs, contract, batch, strict=True)
+        ]
+        return (_side(op, 0, free[0]), _side(op, 1, free[1]), _side(op, 0, tuple(contract[0])))
+    if op.name == "conv_general_dilated":
+        numbers = op.params["dimension_numbers"]
+        kernel, out = numbers.rhs_spec, numbers.out_spec
+        return (_side(op, 2, (out[0], *out[2:])), _side(op, 1, kernel[:1]), _side(op, 1, kernel[1:]))
+    return ()
+
+
+def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> Side:
+    shape = tensors(op)[tensor].shape
+    return Side(prod(shape[d] for d in dims), tensor, tuple(dims))
 
 
 def _flops(op: Op) -> float:

@@ -206,6 +206,10 @@ def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], .
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
     compute = _per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize))
+    for side in work.sides:
+        dims = {Split(dim) for dim in side.dims}
+        split = np.array([row.outputs[side.tensor] in dims for row in rows])
+        compute *= 1 + topology.half_side / np.maximum(side.length * _per_axis(mesh, split), 1)
     traffic = np.zeros_like(compute)
     for i, touched in enumerate(work.touched):
         if touched:

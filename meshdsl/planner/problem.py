@@ -18,7 +18,7 @@ partial: then it is reduced once, after the loop.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from meshdsl.errors import PinError, faults
@@ -152,7 +152,9 @@ def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
     rows = _rows(op, tuple(real), known)
     work = work_of(op, kept)
     touched = tuple(work.touched[i] for i in real)
-    return Node(ports, rows, Work(work.flops, touched, work.itemsize), op, trips, what=f"{op.name} at {op.source}")
+    sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
+    work = replace(work, touched=touched, sides=sides)
+    return Node(ports, rows, work, op, trips, what=f"{op.name} at {op.source}")
 
 
 def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:
