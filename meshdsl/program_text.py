@@ -8,8 +8,8 @@
           ...
       out  0 %9
 
-The fingerprint is taken from this text. It leaves out source lines, and of arrays it holds
-shape and dtype only: neither changes which plans are valid.
+The fingerprint is taken from this text. It leaves out the program's name and source lines, and of
+arrays it holds shape and dtype only: none changes which plans are valid.
 """
 
 import re
@@ -38,8 +38,8 @@ def program_text(program: Program, sources: bool = False) -> str:
 
 
 def fingerprint(program: Program) -> str:
-    """SHA-256 of the program's text, in hex: equal for equal programs."""
-    return sha256(program_text(program).encode()).hexdigest()
+    """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
+    return sha256(program_text(program).partition("\n")[2].encode()).hexdigest()
 
 
 def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:

@@ -13,11 +13,11 @@ from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.space import complete, reshard
 from meshdsl.pins import make_pins
 from meshdsl.plan import Array, build_plan, load_plan
-from meshdsl.plan.fingerprint import fingerprint
 from meshdsl.plan.group import group_arrays
 from meshdsl.plan.match import check_match
 from meshdsl.plan.table import table
 from meshdsl.planner.solution import Solution
+from meshdsl.program_text import fingerprint
 from meshdsl.units import bytes_text, seconds_text
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
 

@@ -9,10 +9,10 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
-from meshdsl.plan.fingerprint import fingerprint
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
+from meshdsl.program_text import fingerprint
 from meshdsl.rules.registry import ONCE, RULES
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")

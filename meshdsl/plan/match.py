@@ -6,9 +6,9 @@ from meshdsl.errors import PlanFileError, faults
 from meshdsl.ir import Leaf, Program, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.plan.fingerprint import fingerprint
 from meshdsl.plan.value import Array, Plan
 from meshdsl.planner.solution import Pins
+from meshdsl.program_text import fingerprint
 
 _SHOWN = 8
 
