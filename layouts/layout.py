@@ -61,8 +61,10 @@ class Layout:
         return tuple(n // k for n, k in zip(shape, self.shards(len(shape), sizes), strict=True))
 
     def _orders(self) -> frozenset[tuple[str, ...]]:
-        dims = {p.dim for _, p in self.placements if isinstance(p, Split)}
-        return frozenset(self.splitting(d) for d in dims)
+        """Orders of axes that share a dim."""
+        splits = [p for _, p in self.placements if isinstance(p, Split)]
+        shared = {p.dim for i, p in enumerate(splits) if p in splits[:i]}
+        return frozenset(self.splitting(d) for d in shared)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and self._key == other._key

@@ -28,7 +28,7 @@ from math import prod
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import B, P, Partial, Placement, Split
+from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 LOCAL = ("slice", "pad", "keep-first")
@@ -91,9 +91,12 @@ def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
     return all(n % k == 0 for n, k in zip(shape, shards, strict=True))
 
 
-def arcs(layout: Layout, rank: int, mesh: Mesh) -> Iterator[Arc]:
-    """Every move that starts at ``layout``, for a tensor of ``rank`` dims, whether its dims divide or not."""
-    state = _State(layout, rank, mesh)
+def arcs(layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...] = REDUCTIONS) -> Iterator[Arc]:
+    """Every move that starts at ``layout``, for a tensor of ``rank`` dims, whether its dims divide or not.
+
+    Values become partial with one of ``reductions`` only.
+    """
+    state = _State(layout, rank, mesh, reductions)
     for group in _groups(state):
         yield from _leave(state, group)
     for dim in range(rank):
@@ -113,8 +116,8 @@ def arrange(mesh: Mesh, placements: dict[str, Placement], orders: Iterable[Seque
 class _State:
     """A layout with what its arcs need to know."""
 
-    def __init__(self, layout: Layout, rank: int, mesh: Mesh) -> None:
-        self.layout, self.rank, self.mesh = layout, rank, mesh
+    def __init__(self, layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...]) -> None:
+        self.layout, self.rank, self.mesh, self.reductions = layout, rank, mesh, reductions
         self.placed = {name: layout.on(name) for name in mesh.names if mesh.axis(name) > 1}
         self.orders = {dim: layout.splitting(dim) for dim in range(rank)}
 
@@ -151,11 +154,11 @@ def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[Arc]:
     if isinstance(source, Split):
         yield _arc(state, "all-gather", axes, source, B)
         if len(axes) == 1:
-            yield from (_arc(state, "pad", axes, source, P(kind)) for kind in ("sum", "max", "min"))
+            yield from (_arc(state, "pad", axes, source, P(kind)) for kind in state.reductions)
     elif isinstance(source, Partial):
         yield _arc(state, "all-reduce", axes, source, B)
     else:
-        yield from (_arc(state, "keep-first", axes, source, P(kind)) for kind in ("sum", "max", "min"))
+        yield from (_arc(state, "keep-first", axes, source, P(kind)) for kind in state.reductions)
     for dim in range(state.rank):
         if source is not Split(dim):
             yield _arc(state, _into_split(source), axes, source, Split(dim))

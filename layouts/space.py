@@ -47,7 +47,7 @@ class Space:
         return all(n % k == 0 for n, k in zip(shape, self.shards[i], strict=True))
 
     def _from(self, layout: Layout) -> list[tuple[Arc, int]]:
-        found = ((arc, self.index.get(arc.after)) for arc in arcs(layout, self.rank, self.mesh))
+        found = ((arc, self.index.get(arc.after)) for arc in arcs(layout, self.rank, self.mesh, self.reductions))
         return [(arc, to) for arc, to in found if to is not None]
 
     def _all(self) -> list[Layout]:

@@ -5,8 +5,9 @@ between its two nodes. A value with more readers is moved along a tree (a tensor
 reader is free for the next): its forks become variables, *hubs*, whose states are layouts. With
 two readers there is one fork, and that is exact. With more there are two networks:
 
-* ``plans``: the readers hang on a chain of hubs in program order. The chain is a tree of moves, so
-  its cost can be paid; trees of other shapes are found later, when a plan is evaluated.
+* ``plans``: the readers hang on a chain of hubs in program order, or on one hub where little is at
+  stake. That is a tree of moves, so its cost can be paid; trees of other shapes are found later,
+  when a plan is evaluated.
 * ``bounds``: a weighted mean over pairs of readers, each with a hub: no tree for all readers is
   cheaper than the tree for two of them. Where little is at stake, or the readers are very many, one
   hub, the first fork, and a part of every reader's own moves from there, where the parts of any
@@ -30,7 +31,7 @@ from meshdsl.planner.tree import tree
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
-_STAKE = 1e-3  # part of a plan's cost above which a value is worth its pairs
+_STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
 _End = tuple[int, int]  # node and port
 
@@ -64,8 +65,12 @@ class Joint:
     def plans(self) -> Network:
         """The network whose costs can be paid."""
         network = self._common.copy()
+        least = sum([float(states.cost.min()) for states in self.states])
         for value in self._wide:
-            self._chain(network, value)
+            if self._stake(value) < _STAKE * least:
+                self._star(network, value, dict.fromkeys(self._ends[value][1:], 1.0))
+            else:
+                self._chain(network, value)
         network.reduce(LARGEST)
         return network
 

@@ -46,12 +46,12 @@ def _sweep(network: Network, order: list[tuple[int, list[int]]], sent: _Messages
         if not ahead:
             continue
         near = network.near[v]
-        total = network.unary[v] + sum([sent[w, v] for w in near])
+        total = network.unary[v].copy()
+        for w in near:
+            total += sent[w, v]
         total /= max(len(ahead), len(near) - len(ahead))
         for w in ahead:
-            message = _LEAST((total - sent[w, v])[:, None] + near[w])
-            message -= _LEAST(message)
-            sent[v, w] = message
+            sent[v, w] = _LEAST((total - sent[w, v])[:, None] + near[w])
 
 
 def _settle(network: Network, sent: _Messages) -> None:

@@ -187,11 +187,10 @@ def _make_table(
     placements = [row.outputs for row in rows]
     codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
     seconds = _seconds(rows, shapes, work, mesh)
+    sizes = np.array([row.size for row in rows])
     for i, (shape, _) in enumerate(shapes):
-        for dim, length in enumerate(shape):
-            seconds[~_divides(rows, i, dim, length, mesh)] = np.inf
-    for i in range(len(shapes)):
-        seconds[_mixes_reductions(placements, i, mesh)] = np.inf
+        for dim in set(codes[i].tolist()) & set(range(len(shape))):
+            seconds[~_divides(codes[i] == dim, sizes, shape[dim], mesh)] = np.inf
     for axis, size in enumerate(mesh.sizes):
         if size == 1:  # an axis of one device does nothing: one state is enough
             split = np.array([any(at is not B for at in row.outputs) for row in rows])
@@ -199,6 +198,9 @@ def _make_table(
     kinds = tuple(
         frozenset(p.reduction for p in ports if isinstance(p, Partial)) for ports in zip(*placements, strict=True)
     )
+    for i, found in enumerate(kinds):
+        if len(found) > 1:
+            seconds[_mixes_reductions(placements, i, mesh)] = np.inf
     return Table(seconds, codes, kinds, _first(np.isfinite(seconds)))
 
 
@@ -238,12 +240,15 @@ def _mixes_reductions(placements: list[tuple[Placement, ...]], port: int, mesh: 
     return np.asarray(joint & (joint - 1) > 0)
 
 
-def _divides(rows: tuple[Row, ...], port: int, dim: int, length: int, mesh: Mesh) -> NDArray[np.bool_]:
-    """Joint states whose axes divide one dim of one port, and the factor that carries the split."""
-    here = np.array([row.outputs[port] is Split(dim) for row in rows])
+def _divides(here: NDArray[np.bool_], sizes: Ids, length: int, mesh: Mesh) -> NDArray[np.bool_]:
+    """Joint states whose axes divide a dim of this length, and the factor that carries the split.
+
+    Args:
+      here: rows that split the dim. sizes: per row, what else the axes have to divide (see ``Row``).
+    """
     shards = np.ones((), dtype=np.int64)
     limit = np.zeros((), dtype=np.int64)
     for size in mesh.sizes:
         shards = np.multiply.outer(shards, np.where(here, size, 1))
-        limit = np.gcd.outer(limit, np.where(here, [row.size for row in rows], 0))
+        limit = np.gcd.outer(limit, np.where(here, sizes, 0))
     return np.asarray((length % shards == 0) & (limit % shards == 0))

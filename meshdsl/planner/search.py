@@ -18,7 +18,7 @@ _ROUNDS = 3  # sweeps over all axes
 _WORK = 8_000_000  # table entries that the passes of messages of one stage may touch together
 _PASSES = 6, 16  # at most: to find a plan, to prove a bound
 _AT_A_TIME = 4
-_GAP = 2e-3
+_GAP = 1e-2
 _STALLED = 2e-4
 
 
