@@ -10,15 +10,17 @@ from meshdsl.layouts.topology import topology as preset
 
 
 class Mesh:
-    """Named axes with sizes, outermost (slowest links) first: ``Mesh(data=4, model=2)``.
+    """Named axes with sizes, outermost (slowest links) first: ``Mesh(data=4, model=2)``; ``names`` in that order.
 
     Args:
       topology: what the axes cost; a preset's name, a :class:`Topology`, or None for ``cpu``.
     """
 
-    __slots__ = ("sizes_by_name", "topology")
+    __slots__ = ("_hash", "names", "sizes_by_name", "topology")
     sizes_by_name: dict[str, int]
+    names: tuple[str, ...]
     topology: Topology
+    _hash: int
 
     def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
         bad = [f"{name}={size!r}: a size is a whole number >= 1" for name, size in sizes.items() if not _is_size(size)]
@@ -26,17 +28,14 @@ class Mesh:
             raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
         named = topology if isinstance(topology, Topology) else preset(topology or "cpu")
         object.__setattr__(self, "sizes_by_name", dict(sizes))
+        object.__setattr__(self, "names", tuple(sizes))
         object.__setattr__(self, "topology", named)
+        object.__setattr__(self, "_hash", hash((tuple(sizes.items()), named)))
 
     @classmethod
     def parse(cls, text: str, topology: Topology | str | None = None) -> "Mesh":
         """The mesh written as ``"data=4,model=2"`` (commas or spaces)."""
         return cls(topology=topology, **parse_mesh(text))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Axis names, outermost first."""
-        return tuple(self.sizes_by_name)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -58,10 +57,12 @@ class Mesh:
         return iter(self.sizes_by_name.items())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mesh) and (tuple(self), self.topology) == (tuple(other), other.topology)
+        return self is other or (
+            isinstance(other, Mesh) and (tuple(self), self.topology) == (tuple(other), other.topology)
+        )
 
     def __hash__(self) -> int:
-        return hash((tuple(self), self.topology))
+        return self._hash
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a mesh is a value; {name} cannot be set")

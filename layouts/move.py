@@ -23,6 +23,7 @@ with equal speeds that is the flat form. Local moves cost memory traffic.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, permutations
 from math import prod
 
@@ -189,6 +190,7 @@ def _arc(
     return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
 
 
+@cache
 def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> tuple[float, float, float]:
     """(bytes sent, fixed seconds, seconds per byte), the latter two per byte of ``n``."""
     k = prod(mesh.axis(name) for name in axes)
@@ -204,6 +206,7 @@ def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> t
     return share * (k - 1) / k, latency, share * _hierarchical(steps)
 
 
+@cache
 def _copied(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement], mesh: Mesh) -> float:
     """Seconds per byte of ``n`` for copies: blocks of a dim that is not the first are not contiguous."""
     if kind not in ("all-gather", "reduce-scatter", "all-to-all"):

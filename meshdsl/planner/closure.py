@@ -98,7 +98,7 @@ class Closure:
 
     def between(self, sources: Ids, targets: Ids, inner: bool = False) -> Costs:
         """Reshard costs from each of some layouts to each of others, to stay there or to go on from there."""
-        return np.asarray((self.inner if inner else self.costs)[np.ix_(sources, targets)])
+        return np.asarray((self.inner if inner else self.costs)[sources[:, None], targets])
 
     @cached_property
     def local_bytes(self) -> Costs:

@@ -16,8 +16,8 @@ from meshdsl.planner.sweep import Sweeper, sweep_order
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _WORK = 8_000_000  # table entries that the passes of messages of one stage may touch together
-_PASSES = 6, 16  # at most: to find a plan, to prove a bound
-_AT_A_TIME = 4
+_PASSES = 6, 24  # at most: to find a plan, to prove a bound
+_AT_A_TIME = 8
 _GAP = 1e-2
 _STALLED = 2e-4
 
@@ -26,9 +26,10 @@ def search(model: Model) -> Certificate:
     """The best plan found, memory aside, with its lower bound."""
     joint = Joint(model)
     certificate = Certificate(joint, min(plans(joint, Evaluator(model)), key=lambda choice: choice.cost))
-    for _ in range(max(1, _affordable(certificate.work, _PASSES[1]) // _AT_A_TIME)):
+    passes = _affordable(certificate.work, _PASSES[1])
+    for done in range(0, passes, _AT_A_TIME):
         before = certificate.gap
-        certificate.tighten(_AT_A_TIME)
+        certificate.tighten(min(_AT_A_TIME, passes - done))
         if certificate.gap < _GAP or before - certificate.gap < _STALLED:
             break
     return certificate

@@ -60,7 +60,7 @@ class Sweeper:
             for w, table in self.network.near[v].items():
                 if v < w:
                     sources = (table, domains[v], domains[w])
-                    yield (i, self._at[w]), cut("cut", sources, lambda table, a, b: table[np.ix_(a, b)])
+                    yield (i, self._at[w]), cut("cut", sources, lambda table, a, b: table[a[:, None], b])
 
     def _domain(self, v: int, axes: Axes, state: int) -> Labels:
         """The states that ``v`` may move to; equal questions get the same array."""
