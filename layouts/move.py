@@ -190,6 +190,14 @@ def _arc(
     return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
 
 
+def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> tuple[float, float, float]:
+    """(bytes sent, fixed seconds, seconds per byte), per byte of the block that one device gives a collective."""
+    reduces = kind in ("all-reduce", "reduce-scatter")
+    given = 1 if reduces else prod(mesh.axis(name) for name in axes)
+    sent, fixed, per_byte = _price(kind, axes, P if reduces else Split(0), mesh)
+    return sent * given, fixed, per_byte * given
+
+
 @cache
 def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> tuple[float, float, float]:
     """(bytes sent, fixed seconds, seconds per byte), the latter two per byte of ``n``."""

@@ -15,7 +15,8 @@ signature on one axis) is derived from both:
 
 A dim that holds several factors, ``(a b)``, is split through its major factor only, and only
 as finely as that factor is long. ``_`` is a dim that cannot be split. Rows that no property
-gives (a lookup in a split table, say) are listed as ``extra``.
+gives (a lookup in a split table, say) are listed as ``extra``, and so are those whose local
+programs contain collectives.
 
 N mesh axes need no rule of their own: each axis takes a row, and blocks nest.
 (The idea of factors is Shardy's; rules on one axis are PyTorch DTensor's and OneFlow's.)
@@ -25,6 +26,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, P, Partial, Placement, Split
 
 Dims = tuple[tuple[str, ...], ...]
@@ -40,11 +42,14 @@ class Row:
       outputs: a placement per result.
       size: what the product of all axes that split the row's dims has to divide, besides the
         dims themselves; 0 where the row splits nothing or the dims say it all.
+      collectives: what the local program exchanges on this axis. All axes whose rows list the
+        same run it together, over their product; rows that list different ones do not meet.
     """
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     size: int = 0
+    collectives: tuple[Exchange, ...] = ()
 
     def __str__(self) -> str:
         return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}"

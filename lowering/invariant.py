@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.ir import Graph, Literal, Value
+from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.lowering.walk import Arrays
 from meshdsl.planner.solution import Solution
@@ -33,7 +33,8 @@ def gathered_inside(body: Graph, change: Collection[int], solution: Solution) ->
         known = [f for f in found if f is not None]
         if len(known) == len(found):
             origins.update((value.id, frozenset().union(*known)) for value in op.outputs)
-    moved = [sources for id, sources in origins.items() if _communicates(id, solution)]
+    inside = {value.id for op in body.ops if _exchanges(op, solution) for value in op.outputs}
+    moved = [sources for id, sources in origins.items() if id in inside or _communicates(id, solution)]
     return sorted(frozenset().union(*moved))
 
 
@@ -50,6 +51,10 @@ def tie(arrays: Arrays, held: Collection[int], change: Collection[int]) -> Array
 def _origins(x: Value | Literal, origins: dict[int, frozenset[int]]) -> frozenset[int] | None:
     """The unchanging inputs that ``x`` is computed from; None if it changes."""
     return frozenset() if isinstance(x, Literal) else origins.get(x.id)
+
+
+def _exchanges(op: Op, solution: Solution) -> bool:
+    return any(row.collectives for row in solution.rows.get(op.id, ()))
 
 
 def _communicates(value: int, solution: Solution) -> bool:

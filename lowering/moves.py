@@ -18,7 +18,7 @@ the minor-most ones of the dim they leave and of the dim they enter, so blocks s
 Values without arithmetic (PRNG keys) travel as the integers they consist of.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -53,7 +53,12 @@ def apply_move(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
 
 def move_scope(move: Move, dtype: Any) -> str:
     """The name under which the compiled program shows the move: kind, axes and planned dtype."""
-    return f"{move.kind}({','.join(move.axes)}) {np.dtype(dtype).name if _is_plain(dtype) else dtype}"
+    return collective_scope(move.kind, move.axes, dtype)
+
+
+def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
+    """The name of any planned collective of values of ``dtype``."""
+    return f"{kind}({','.join(axes)}) {np.dtype(dtype).name if _is_plain(dtype) else dtype}"
 
 
 def _is_plain(dtype: Any) -> bool:

@@ -140,10 +140,10 @@ def _key(op: Op, trial: Trial) -> Trial:
 
 
 def two_axes(listed: tuple[Row, ...], rng: simulated.Random) -> list[Trial]:
-    """A few rows with themselves and random pairs, on two axes."""
+    """A few rows with themselves and random pairs, on two axes; rows that exchange differently never meet."""
     rows = listed[1:]
     chosen = [(row, row) for row in rows] + [(a, b) for a, b in rng.choice(rows, (4, 2)).tolist()] if rows else []
-    legal = [pair for pair in chosen if not _mixed(pair)]
+    legal = [pair for pair in chosen if not _mixed(pair) and len({row.collectives for row in pair} - {()}) < 2]
     rng.shuffle(legal)
     return [Trial(pair, ranks) for pair, ranks in zip(legal, ((2, 3), (2, 2)) * (PAIRS // 2), strict=False)]
 

@@ -7,7 +7,7 @@ blocks have the same shapes share one evaluation: compiling is what costs time h
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -103,6 +103,7 @@ def told(trial: Trial) -> Trial:
         Row(
             tuple(B if isinstance(placed, Partial) else placed for placed in row.inputs),
             tuple(B if isinstance(placed, Partial) and placed is not P else placed for placed in row.outputs),
+            collectives=row.collectives,
         )
         for row in trial.rows
     )
@@ -133,7 +134,7 @@ def _everything(op: Op, operands: tuple[int, ...], groups: list[list[Trial]], gi
     found = {}
     for i, (group, blocks) in enumerate(zip(groups, given, strict=True)):
         try:
-            run = _on_devices if op.name in PROGRAMS else _anywhere
+            run = _program(group[0]) if op.name in PROGRAMS else _anywhere
             found[i] = run(op, group, operands, blocks)
         except NO_PROGRAM:
             continue
@@ -143,6 +144,28 @@ def _everything(op: Op, operands: tuple[int, ...], groups: list[list[Trial]], gi
 def _anywhere(op: Op, group: list[Trial], operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
     """A local program that does not ask where it runs, on every block."""
     return jax.vmap(_device(op, group[0], operands))(None if blocks else np.zeros(1), *blocks)
+
+
+def _program(trial: Trial) -> Callable[..., tuple[jax.Array, ...]]:
+    """``vmap`` runs collectives over one named axis only; those over two need real devices."""
+    together = len(trial.ranks) > 1 and any(row.collectives for row in trial.rows)
+    return _on_mesh if together else _on_devices
+
+
+def _on_mesh(op: Op, group: list[Trial], operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:
+    """A local program on a mesh of virtual devices, for each trial and draw."""
+    ranks, count = group[0].ranks, len(group)
+    auto = (jax.sharding.AxisType.Auto,) * len(ranks)
+    mesh = jax.make_mesh(ranks, AXES, auto, devices=jax.devices()[: prod(ranks)])
+    run = jax.vmap(jax.vmap(partial(_device(op, told(group[0]), operands), None)))
+    spec = jax.sharding.PartitionSpec(*AXES)
+
+    def device(*held: Any) -> tuple[jax.Array, ...]:
+        return tuple(x[None, None] for x in run(*(x[0, 0] for x in held)))
+
+    stacks = [np.moveaxis(block.reshape(count, *ranks, -1, *block.shape[1:]), 0, 2) for block in blocks]
+    results = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(*stacks)
+    return tuple(_flat(jax.numpy.moveaxis(result, 2, 0), len(ranks) + 2) for result in results)
 
 
 def _on_devices(op: Op, group: list[Trial], operands: tuple[int, ...], blocks: list[Any]) -> tuple[jax.Array, ...]:

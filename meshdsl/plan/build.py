@@ -9,6 +9,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
+from meshdsl.plan.inside import collectives_inside
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
@@ -27,7 +28,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
-        collectives=tuple(_collectives(solution, reasons)),
+        collectives=(*_collectives(solution, reasons), *_inside(program, solution, reasons)),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
@@ -72,6 +73,25 @@ def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:
                     shape=tuple(value.shape),
                     dtype=str(value.dtype),
                 )
+
+
+def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[Collective]:
+    """Every collective of a local program, in program order."""
+    for c in collectives_inside(program.graph, solution):
+        yield Collective(
+            kind=c.kind,
+            axes=c.axes,
+            bytes=c.bytes,
+            trips=c.graph.trips,
+            estimated=c.graph.estimated,
+            seconds=c.seconds,
+            phase=c.op.phase,
+            source=str(c.op.source),
+            reason=f"inside {c.op.name}, on {reasons.name(c.value)}: {c.exchange}",
+            value=reasons.name(c.value),
+            shape=tuple(c.value.shape),
+            dtype=str(c.value.dtype),
+        )
 
 
 def _opaque(program: Program) -> list[str]:

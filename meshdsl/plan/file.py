@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshdsl.errors import NotationError, PlanFileError, faults
+from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
@@ -46,6 +47,7 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     size: int = 0
+    collectives: tuple[Exchange, ...] = ()
 
 
 class PlanFile(msgspec.Struct, frozen=True):
@@ -152,7 +154,7 @@ def _record(plan: Plan) -> PlanFile:
         outputs=plan.outputs,
         collectives=plan.collectives,
         layouts=list(layouts),
-        signatures=[Signature(_texts(r.inputs), _texts(r.outputs), r.size) for r in signatures],
+        signatures=[Signature(_texts(r.inputs), _texts(r.outputs), r.size, r.collectives) for r in signatures],
         ops=ops,
         values=values,
         uses=uses,
@@ -170,7 +172,7 @@ def _plan(f: PlanFile) -> Plan:
 
 
 def _solution(f: PlanFile) -> Solution:
-    rows = [Row(_placements(s.inputs), _placements(s.outputs), s.size) for s in f.signatures]
+    rows = [Row(_placements(s.inputs), _placements(s.outputs), s.size, s.collectives) for s in f.signatures]
     trees: dict[int, list[Move]] = {}
     for m in f.moves:
         ends = (parse_placement(m.source), parse_placement(m.target), f.layouts[m.before], f.layouts[m.after])

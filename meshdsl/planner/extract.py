@@ -1,14 +1,14 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshdsl.ir import Literal, Op, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.placement import B, Placement
+from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Row
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.model import Assignment, Model
@@ -68,15 +68,17 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:
     found = {}
     for n, node in enumerate(model.nodes):
         if node.op is not None:
-            found[node.op.id] = tuple(_full_row(node.op, node.rows[r].outputs, node.rows[r].size) for r in rows[n])
+            found[node.op.id] = tuple(_full_row(node.op, node.rows[r]) for r in rows[n])
     return found
 
 
-def _full_row(op: Op, placed: tuple[Placement, ...], size: int) -> Row:
+def _full_row(op: Op, row: Row) -> Row:
     """A row with the literals put back."""
-    at = iter(placed)
+    at = iter(row.outputs)
     inputs = tuple(B if isinstance(v, Literal) else next(at) for v in op.inputs)
-    return Row(inputs, tuple(next(at) for _ in op.outputs), size)
+    real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if not isinstance(v, Literal)]
+    inside = tuple(replace(e, port=real[e.port]) for e in row.collectives)
+    return Row(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
 
 
 def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[tuple[int, int], Layout]]:

@@ -18,6 +18,7 @@ from meshdsl.layouts.placement import REDUCTIONS, B, Partial, Placement, Split
 from meshdsl.layouts.rule import Row
 from meshdsl.planner.closure import Closure, Costs, Ids, Scale, codes_of
 from meshdsl.planner.costs import Work
+from meshdsl.planner.exchanges import exchange_seconds
 from meshdsl.planner.problem import Node, Problem
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
@@ -219,7 +220,7 @@ def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], .
             shape, itemsize = shapes[i]
             traffic += _per_axis(mesh, split) * (float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
     started = topology.overhead if any(work.touched) else 0.0
-    return np.maximum(compute, traffic) + started
+    return np.maximum(compute, traffic) + started + exchange_seconds(rows, shapes, mesh)
 
 
 def _per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:

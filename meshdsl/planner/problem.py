@@ -170,7 +170,8 @@ def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:
 
 def _only(row: Row, real: Sequence[int]) -> Row:
     placed = (*row.inputs, *row.outputs)
-    return Row((), tuple(placed[i] for i in real), row.size)
+    inside = tuple(replace(e, port=real.index(e.port)) for e in row.collectives)
+    return Row((), tuple(placed[i] for i in real), row.size, inside)
 
 
 def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what: str, trips: int) -> Node | None:

@@ -1,13 +1,15 @@
 """Rules of operations that work along one dim: scans, sorts, choices of the largest.
 
-The dim that is scanned or sorted stays whole; the others are independent of each other. Sums
-pass through a running sum, maxima through a running maximum.
+The dims beside it are independent of each other. A dim that is sorted stays whole; one that is
+scanned can be split, if the devices exchange the totals of their blocks. Sums pass through a
+running sum, maxima through a running maximum.
 """
 
 from typing import Any
 
 from meshdsl.ir import Op
-from meshdsl.layouts.placement import B, P, Placement
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.rule import Row, Rule
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept
@@ -17,9 +19,10 @@ _PASSING = {"cumsum": P, "cummax": P("max"), "cummin": P("min")}
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def cumulative(op: Op) -> Rule:
-    """A running reduction commutes with the reduction it runs."""
-    passing = _PASSING.get(op.name)
-    return along(op, op.params["axis"], extra=(Row((passing,), (passing,)),) if passing else ())
+    """A running reduction commutes with the reduction it runs; blocks are joined by the totals of those before."""
+    passing, dim = _PASSING.get(op.name), op.params["axis"]
+    blocks = Row((S(dim),), (S(dim),), collectives=(Exchange("gather", 1, dim, length=1),))
+    return along(op, dim, extra=(blocks, Row((passing,), (passing,))) if passing else (blocks,))
 
 
 @rule("sort")

@@ -1,0 +1,129 @@
+"""Exchange: a collective inside a local program, among the devices that split a dim.
+
+Some operations run on blocks of a dim only if the devices exchange a little: a running sum needs
+the sums of the blocks before its own, a convolution the edges of its neighbours. Their rows say
+what is exchanged, as data that prices, documents and lists it:
+
+    pattern   what a device has afterwards                                     one device sends
+    gather    the same ``length`` elements of dim (or the array) of everybody  (k-1) such pieces
+    window    its block with ``before`` elements in front and ``after`` behind,
+              filled up where the dim ends                                     the pieces others lack
+    cycle     the same, the last block being followed by the first             the pieces others lack
+    mirror    the whole block of the device at the mirrored place              its block
+
+k is the number of devices on the axes whose rows list the exchange; blocks are numbered over
+their product, so several axes that split one dim exchange together. ``after`` may be negative:
+a block moved by ``shift`` is ``before=shift, after=-shift``. A window becomes one
+collective-permute for every block it reaches into, each over the axes on which sender and
+receiver differ; pieces that two operations want of one tensor are sent once.
+
+    cumsum of S(0)          gather   1 element of dim 0 of the result
+    convolution, 3 wide     window   before=1 after=1
+    roll by half            cycle    before=n/2 after=-n/2, one whole block
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the devices of a split dim exchange; see the table above.
+
+    Args:
+      port: the operand or result it speaks of, operands first.
+      dim: its split dim; None for an array that is gathered or mirrored as it is.
+      length: for gather, how many elements of dim each device gives.
+      before: for window and cycle; after: likewise.
+    """
+
+    pattern: str
+    port: int
+    dim: int | None = None
+    length: int = 0
+    before: int = 0
+    after: int = 0
+
+    @property
+    def cyclic(self) -> bool:
+        """Whether the last block is followed by the first."""
+        return self.pattern == "cycle"
+
+    def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[Part, ...] | None":
+        """The collectives it is over axes of these sizes, major first, if a block of dim has ``extent`` elements.
+
+        None if the blocks are too small for it.
+        """
+        return _PARTS[self.pattern](self, extent, sizes)
+
+    def __str__(self) -> str:
+        return _TEXTS[self.pattern].format(self)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One collective of an exchange.
+
+    Args:
+      axes: those it runs over, by position among the exchange's axes.
+      distance: for permutes, how many blocks further on the sender is (cyclic: modulo their number).
+      start, stop: the elements of dim that are sent; (0, 0) for the whole block.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    distance: int = 0
+    start: int = 0
+    stop: int = 0
+
+
+def pieces(before: int, after: int, extent: int) -> Iterator[tuple[int, int, int]]:
+    """The blocks that a window reaches into, in order: (blocks further on, first element, last element + 1)."""
+    for distance in range(-before // extent, -((-extent - after) // extent)):
+        low, high = max(-before, distance * extent), min(extent + after, (distance + 1) * extent)
+        if low < high:
+            yield distance, low - distance * extent, high - distance * extent
+
+
+def steps(distance: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """The axes on which devices ``distance`` apart differ, and how far apart they are on those alone."""
+    left = len(sizes)
+    while left and distance % sizes[left - 1] == 0:
+        distance //= sizes[left - 1]
+        left -= 1
+    return tuple(range(left)), distance
+
+
+def _gather(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
+    if e.dim is None:
+        return (Part("all-gather", tuple(range(len(sizes)))),)
+    return (Part("all-gather", tuple(range(len(sizes))), stop=e.length),) if e.length <= extent else None
+
+
+def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+    blocks = prod(sizes)
+    found = []
+    for distance, start, stop in pieces(e.before, e.after, extent):
+        axes, _ = steps(distance % blocks if e.cyclic else distance, sizes)
+        if axes and (e.cyclic or abs(distance) < blocks):
+            found.append(Part("collective-permute", axes, distance % blocks if e.cyclic else distance, start, stop))
+    return tuple(found)
+
+
+def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+    return (Part("collective-permute", tuple(range(len(sizes)))),)
+
+
+_PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[Part, ...] | None]] = {
+    "gather": _gather,
+    "window": _window,
+    "cycle": _window,
+    "mirror": _mirror,
+}
+_TEXTS = {
+    "gather": "what each device found",
+    "window": "{0.before} elements before and {0.after} after each block of dim {0.dim}",
+    "cycle": "blocks of dim {0.dim} moved by {0.before}",
+    "mirror": "blocks in mirrored order",
+}

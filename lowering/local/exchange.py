@@ -1,0 +1,73 @@
+"""Exchanges between the devices of a split dim, inside a local program.
+
+These run what ``Exchange`` describes, each collective under its planned name. ``axes`` are those
+that split the dim, major first; over none of them an exchange leaves the block as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshdsl.layouts.exchange import pieces, steps
+from meshdsl.lowering.local.registry import Local
+from meshdsl.lowering.moves import collective_scope
+
+Axes = tuple[str, ...]
+
+
+def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """The blocks of all devices, one after the other along ``dim``."""
+    if not axes:
+        return x
+    with jax.named_scope(collective_scope("all-gather", axes, x.dtype)):
+        found: jax.Array = lax.all_gather(x, axes, axis=dim, tiled=True)
+    return found
+
+
+def window(
+    x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int, cyclic: bool = False
+) -> jax.Array:
+    """This block with ``before`` elements of ``dim`` in front of it and ``after`` behind; zeros beyond the ends."""
+    extent = x.shape[dim]
+    cuts = [(distance, lax.slice_in_dim(x, a, b, axis=dim)) for distance, a, b in pieces(before, after, extent)]
+    return lax.concatenate([_from(cut, where, axes, distance, cyclic) for distance, cut in cuts], dim)
+
+
+def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
+    """The block of the device at the mirrored place."""
+    blocks = prod(where.sizes[axis] for axis in axes)
+    return _permute(x, where, axes, lambda at: blocks - 1 - at)
+
+
+def _from(x: jax.Array, where: Local, axes: Axes, distance: int, cyclic: bool) -> jax.Array:
+    """What the device ``distance`` blocks further on has as ``x``."""
+    blocks = prod(where.sizes[axis] for axis in axes)
+    if not cyclic and abs(distance) >= blocks:
+        return jnp.zeros_like(x)
+    moving, apart = steps(distance % blocks if cyclic else distance, [where.sizes[axis] for axis in axes])
+    over = tuple(axes[i] for i in moving)
+    count = prod(where.sizes[axis] for axis in over)
+    return _permute(x, where, over, lambda at: (at - apart) % count if cyclic else at - apart)
+
+
+def _permute(x: jax.Array, where: Local, axes: Axes, target: Callable[[int], int]) -> jax.Array:
+    """Every device sends ``x`` to the one at ``target`` of its own place along ``axes``, if there is one."""
+    if not axes:
+        return x
+    order = tuple(axis for axis in where.sizes if axis in axes)  # a permute counts devices in mesh order
+    number = _numbers(axes, order, where.sizes)
+    pairs = [(number[at], number[to]) for at in range(len(number)) if 0 <= (to := target(at)) < len(number)]
+    with jax.named_scope(collective_scope("collective-permute", axes, x.dtype)):
+        moved: jax.Array = lax.ppermute(x, order, pairs)
+    return moved
+
+
+def _numbers(axes: Axes, order: Axes, sizes: dict[str, int]) -> Sequence[int]:
+    """Per place along ``axes``, major first, the device's number along ``order``."""
+    grid = np.arange(prod(sizes[axis] for axis in order)).reshape([sizes[axis] for axis in order])
+    numbers: list[int] = grid.transpose([order.index(axis) for axis in axes]).ravel().tolist()
+    return numbers

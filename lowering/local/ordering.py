@@ -1,0 +1,40 @@
+"""Local programs of operations along one dim that is split: a scan of the block, candidates of the block."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.ir import Op
+from meshdsl.lowering.local.exchange import gather
+from meshdsl.lowering.local.registry import Local, bind, local
+
+_JOIN: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "cumsum": lax.add,
+    "cumprod": lax.mul,
+    "cummax": lax.max,
+    "cummin": lax.min,
+    "cumlogsumexp": jnp.logaddexp,
+}
+
+
+@local(*_JOIN)
+def cumulative(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """A running reduction of the block, joined with that of the blocks before it."""
+    dim, reverse = op.params["axis"], op.params["reverse"]
+    axes = where.inputs[0].splitting(dim)
+    (scanned,) = bind(op, *arrays)
+    if not axes:
+        return (scanned,)
+    (totals,) = bind(op, gather(_last(scanned, dim, reverse), axes, dim))
+    mine, blocks = where.index(axes), totals.shape[dim]
+    before, first = (mine + 1, blocks - 1) if reverse else (mine - 1, 0)
+    prefix = lax.dynamic_slice_in_dim(totals, jnp.clip(before, 0, blocks - 1), 1, dim)
+    return (jnp.where(mine == first, scanned, _JOIN[op.name](prefix, scanned)),)
+
+
+def _last(x: jax.Array, dim: int, reverse: bool) -> jax.Array:
+    """The element of a running reduction that covers all."""
+    at = 0 if reverse else x.shape[dim] - 1
+    return lax.slice_in_dim(x, at, at + 1, axis=dim)

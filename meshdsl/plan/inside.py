@@ -1,0 +1,72 @@
+"""The collectives inside the local programs of a solution, as the plan lists them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.move import price
+from meshdsl.planner.solution import Solution
+
+
+@dataclass(frozen=True)
+class Inside:
+    """One collective of an operation: what it is of, and what one device sends.
+
+    Args:
+      value: the operand or result whose elements are exchanged.
+    """
+
+    op: Op
+    graph: Graph
+    exchange: Exchange
+    value: Value
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    seconds: float
+
+
+def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
+    """Every collective of a local program in the graph and its bodies, in program order.
+
+    A piece of a value that two operations fetch alike is listed once: the compiler drops the second.
+    """
+    seen: set[object] = set()
+    for inside, op in walk(graph):
+        for exchange in _exchanges(op, solution):
+            for piece, found in _collectives(op, inside, exchange, solution):
+                if piece not in seen:
+                    seen.add(piece)
+                    yield found
+
+
+def _exchanges(op: Op, solution: Solution) -> tuple[Exchange, ...]:
+    rows = solution.rows.get(op.id, ())
+    return next((row.collectives for row in rows if row.collectives), ())
+
+
+def _collectives(op: Op, graph: Graph, e: Exchange, solution: Solution) -> Iterator[tuple[object, Inside]]:
+    """The collectives of one exchange, each with what tells its piece from others."""
+    mesh = solution.mesh
+    axes = tuple(name for name, row in zip(mesh.names, solution.rows[op.id], strict=True) if row.collectives)
+    value, layout = _port(op, e.port, solution)
+    block = list(layout.local_shape(value.shape, mesh.sizes_by_name))
+    for part in e.parts(block[e.dim] if e.dim is not None else 1, [mesh.axis(name) for name in axes]) or ():
+        if e.dim is not None and part.stop:
+            block[e.dim] = part.stop - part.start
+        given, over = prod(block) * value.itemsize, tuple(axes[i] for i in part.axes)
+        sent, fixed, per_byte = price(part.kind, over, mesh)
+        found = Inside(op, graph, e, value, part.kind, over, round(sent * given), fixed + per_byte * given)
+        piece = (value.id, layout, axes, e.cyclic, part) if e.pattern in ("window", "cycle") else (op.id, e, part)
+        yield piece, found
+
+
+def _port(op: Op, port: int, solution: Solution) -> tuple[Value, Layout]:
+    """The operand or result, and how it lies there."""
+    value = (*op.inputs, *op.outputs)[port]
+    if isinstance(value, Literal):
+        raise TypeError(f"{op.name} exchanges the literal {value.value}")
+    return value, solution.uses[op.id, port] if port < len(op.inputs) else solution.layouts[value.id]

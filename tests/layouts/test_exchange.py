@@ -1,0 +1,58 @@
+"""Exchanges as data: which collectives they are, and what those cost."""
+
+import numpy as np
+import pytest
+
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts.exchange import Exchange, pieces, steps
+from meshdsl.layouts.move import COLLECTIVES, moves, price
+from meshdsl.layouts.placement import P, S
+
+
+@pytest.mark.parametrize("extent", [1, 2, 5])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (3, 0), (0, 7), (4, -4), (-2, 2), (7, -7)])
+def test_pieces_are_the_window(before, after, extent):
+    if extent + after + before <= 0:
+        return
+    found = [d * extent + i for d, a, b in pieces(before, after, extent) for i in range(a, b)]
+    assert found == list(range(-before, extent + after))
+    assert all(0 <= a < b <= extent for _, a, b in pieces(before, after, extent))
+
+
+@pytest.mark.parametrize("distance", [-3, -2, -1, 1, 2, 4, 6])
+def test_steps_leave_out_axes_on_which_nobody_moves(distance):
+    sizes = (3, 2, 2)
+    axes, apart = steps(distance, sizes)
+    places = np.stack(np.unravel_index(np.arange(12), sizes))
+    pairs = [(i, i + distance) for i in range(12) if 0 <= i + distance < 12]
+    assert axes == tuple(a for a in range(3) if any(places[a, i] != places[a, j] for i, j in pairs))
+    assert apart * int(np.prod(sizes[len(axes) :])) == distance
+
+
+def test_parts_of_an_exchange():
+    def parts(exchange, extent, *sizes):
+        found = exchange.parts(extent, sizes)
+        return found if found is None else [(p.kind, p.axes, p.distance, p.stop - p.start) for p in found]
+
+    halo = Exchange("window", 0, 0, before=1, after=2)
+    assert parts(halo, 4, 4) == [("collective-permute", (0,), -1, 1), ("collective-permute", (0,), 1, 2)]
+    assert [p[2] for p in parts(Exchange("window", 0, 0, before=5), 4, 2)] == [-1]  # nobody lies further on
+    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == [("collective-permute", (0,), 1, 4)]
+    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 1, 4, 2) == [("collective-permute", (0,), 4, 1)]
+    assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []
+    assert parts(Exchange("gather", 0, 1, length=3), 3, 4) == [("all-gather", (0,), 0, 3)]
+    assert parts(Exchange("gather", 0, 1, length=3), 2, 4) is None
+
+
+@pytest.mark.parametrize("axes", [("a",), ("b",), ("a", "b")])
+def test_prices_are_those_of_moves(axes):
+    mesh = Mesh(a=4, b=2, topology="dgx-h100")
+    whole, split = Layout(), Layout(**dict.fromkeys(axes, S(0)))
+    partial = Layout(**dict.fromkeys(axes, P))
+    shape, block = (16, 24), 16 * 24 * 4 // mesh.size * (mesh.size // int(np.prod([mesh.axis(a) for a in axes])))
+    for source in (whole, split, partial):
+        for move in moves(source, shape, 4, mesh):
+            if move.axes == axes and move.kind in COLLECTIVES:
+                given = 16 * 24 * 4 if move.source is P else block
+                sent, fixed, per_byte = price(move.kind, axes, mesh)
+                assert (round(sent * given), fixed + per_byte * given) == (move.bytes, pytest.approx(move.seconds))

@@ -1,0 +1,86 @@
+"""Collectives inside local programs: priced as listed, kept in their loops, never two different ones at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import B, S
+from meshdsl.layouts.rule import Row
+from meshdsl.plan.inside import collectives_inside
+from meshdsl.planner.exchanges import exchange_seconds
+from meshdsl.rules import rows_of
+from meshdsl.trace import trace
+
+MESH = md.Mesh(x=4, y=2)
+EDGES = (Exchange("window", 0, 0, before=1, after=1),)
+SUMS = (Exchange("gather", 0, 1, length=1),)
+ROWS = (
+    Row((), (B, B)),
+    Row((), (S(0), S(0)), collectives=EDGES),
+    Row((), (S(1), S(1)), collectives=SUMS),
+    Row((), (S(2), S(2))),
+)
+
+
+def test_rows_that_exchange_differently_do_not_meet():
+    seconds = exchange_seconds(ROWS, (((16, 16, 16), 4),) * 2, MESH)
+    assert np.isinf(seconds[1, 2])
+    assert np.isinf(seconds[2, 1])
+    assert np.isfinite(seconds).sum() == 14
+    assert seconds[0, 3] == seconds[3, 3] == 0
+
+
+def test_blocks_too_small_for_a_gather_do_not_exchange():
+    rows = (Row((), (B,)), Row((), (S(0),), collectives=(Exchange("gather", 0, 0, length=3),)))
+    seconds = exchange_seconds(rows, (((8,), 4),), MESH)
+    assert np.isfinite(seconds).tolist() == [[True, True], [False, False]]
+
+
+def test_no_exchange_costs_nothing():
+    assert exchange_seconds(ROWS[:1] + ROWS[3:], (((16, 16, 16), 4),) * 2, MESH) == 0.0
+
+
+STEPS = {
+    "cumsum": (lambda x: jnp.cumsum(x, 0), "x=S(0) y=S(0)"),
+    "other dim": (lambda x: jnp.cumsum(x, 1), "x=S(0) y=S(1)"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_listed_as_priced(name):
+    step, layout = STEPS[name]
+    x = jax.ShapeDtypeStruct((48, 16), jnp.bfloat16)
+    solution = md.parallelize(step, MESH, {"*": layout}, outputs={"**": layout}).plan(x).solution
+    graph = trace(step, (x,)).graph
+    (op,) = [op for op in graph.ops if op.name != "return"]
+    rows = rows_of(op)
+    shapes = tuple((v.shape, v.itemsize) for v in (*op.inputs, *op.outputs))
+    tables = exchange_seconds(
+        tuple(Row((), (*r.inputs, *r.outputs), r.size, r.collectives) for r in rows), shapes, MESH
+    )
+    state = tuple(rows.index(row) for row in solution.rows[op.id])
+    listed = list(collectives_inside(graph, solution))
+    assert listed
+    assert sum(c.seconds for c in listed) == pytest.approx(float(tables[state]))
+
+
+def test_a_gather_stays_in_the_loop_it_is_planned_in():
+    def step(w, xs):
+        return jax.lax.scan(lambda total, x: (total + x * jnp.cumsum(w, 0), None), jnp.zeros_like(w), xs)[0]
+
+    args = (jnp.sin(jnp.arange(4096.0 * 64)).reshape(4096, 64), jnp.ones((3, 4096, 64)))
+    sharded = md.parallelize(step, MESH, {"w": "x=S(0) y=B", "xs": "x=S(1) y=B"}, outputs={"**": "x=S(0)"})
+    assert [(c.kind, c.axes, c.trips) for c in sharded.plan(*args).collectives] == [("all-gather", ("x",), 3)]
+    sharded.check(*args)
+    sharded.verify(*args)
+
+
+def test_a_plan_file_keeps_them(tmp_path):
+    step, layout = STEPS["cumsum"]
+    plan = md.parallelize(step, MESH, {"*": layout}, outputs={"**": layout}).plan(jnp.ones((48, 16)))
+    plan.save(tmp_path / "p.json")
+    assert md.load_plan(tmp_path / "p.json") == plan
+    assert any(row.collectives for rows in plan.solution.rows.values() for row in rows)
