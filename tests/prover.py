@@ -69,7 +69,7 @@ class Proof:
 
     def wrong(self) -> list[str]:
         """Listed rows that do not hold."""
-        trials = [Trial((Row(row.inputs, row.outputs, row.size),), (ranks,)) for ranks in (2, 3) for row in self.listed]
+        trials = [Trial((row,), (ranks,)) for ranks in (2, 3) for row in self.listed]
         return [f"wrong {trial}" for trial in trials if divides(self.op, trial) and not self.holds(trial)]
 
     def missing(self) -> list[Row]:
@@ -155,9 +155,18 @@ def _mixed(rows: tuple[Row, ...]) -> bool:
 
 
 def divides(op: Op, trial: Trial) -> bool:
-    """Whether every dim that the rows split is divided by the axes that split it."""
+    """Whether every dim that the rows split is divided by the axes that split it, into blocks that can exchange."""
     ports = enumerate((*op.inputs, *op.outputs))
-    return all(_divides(port.shape, trial, i) for i, port in ports)
+    return all(_divides(port.shape, trial, i) for i, port in ports) and _exchanges(op, trial)
+
+
+def _exchanges(op: Op, trial: Trial) -> bool:
+    """Whether the blocks are large enough for what the rows exchange."""
+    joined = [k for row, k in zip(trial.rows, trial.ranks, strict=True) if row.collectives]
+    found = next((row.collectives for row in trial.rows if row.collectives), ())
+    shapes = [port.shape for port in (*op.inputs, *op.outputs)]
+    extents = [shapes[e.port][e.dim] // int(np.prod(joined)) if e.dim is not None else 1 for e in found]
+    return all(e.parts(extent, joined) is not None for e, extent in zip(found, extents, strict=True))
 
 
 def _divides(shape: tuple[int, ...], trial: Trial, port: int) -> bool:

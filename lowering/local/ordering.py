@@ -9,6 +9,7 @@ from jax import lax
 from meshdsl.ir import Op
 from meshdsl.lowering.local.exchange import gather
 from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.rules.ordering import top_k_dim
 
 _JOIN: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "cumsum": lax.add,
@@ -38,3 +39,31 @@ def _last(x: jax.Array, dim: int, reverse: bool) -> jax.Array:
     """The element of a running reduction that covers all."""
     at = 0 if reverse else x.shape[dim] - 1
     return lax.slice_in_dim(x, at, at + 1, axis=dim)
+
+
+@local("top_k")
+def top_k(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The largest of every block, and of those the largest; of equal ones the first is chosen in both."""
+    dim = top_k_dim(op)
+    axes = where.inputs[0].splitting(dim)
+    values, places = bind(op, *arrays)
+    if not axes:
+        return values, places
+    offset = where.offset(where.inputs[0], dim, op.inputs[0].shape[dim]).astype(places.dtype)
+    found, chosen = bind(op, gather(values, axes, dim))
+    return found, jnp.take_along_axis(gather(places + offset, axes, dim), chosen, dim)
+
+
+@local("argmax", "argmin")
+def position(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The extreme of every block, and of those the extreme; of equal ones the first."""
+    (x,), (dim,) = arrays, op.params["axes"]
+    axes = where.inputs[0].splitting(dim)
+    (place,) = bind(op, x)
+    if not axes:
+        return (place,)
+    offset = where.offset(where.inputs[0], dim, op.inputs[0].shape[dim]).astype(place.dtype)
+    at = jnp.expand_dims(place, dim)
+    values, places = gather(jnp.take_along_axis(x, at, dim), axes, dim), gather(at + offset, axes, dim)
+    (best,) = bind(op, values)
+    return (jnp.squeeze(jnp.take_along_axis(places, jnp.expand_dims(best, dim), dim), dim),)

@@ -4,6 +4,7 @@ import jax
 from jax import lax
 
 from meshdsl.ir import Op
+from meshdsl.lowering.local.exchange import mirror
 from meshdsl.lowering.local.registry import Local, bind, local
 
 
@@ -38,3 +39,10 @@ def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
     whole = [a == b for a, b in zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)]
     local_limits = [n if keep else end for n, keep, end in zip(arrays[0].shape, whole, limits, strict=True)]
     return (lax.slice(arrays[0], op.params["start_indices"], local_limits, op.params["strides"]),)
+
+
+@local("rev")
+def rev(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The block of the device at the mirrored place, reversed."""
+    turned = [where.inputs[0].splitting(d) for d in op.params["dimensions"]]
+    return bind(op, mirror(arrays[0], where, tuple(axis for axes in turned for axis in axes)))

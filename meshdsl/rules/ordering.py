@@ -1,8 +1,9 @@
 """Rules of operations that work along one dim: scans, sorts, choices of the largest.
 
-The dims beside it are independent of each other. A dim that is sorted stays whole; one that is
-scanned can be split, if the devices exchange the totals of their blocks. Sums pass through a
-running sum, maxima through a running maximum.
+The dims beside it are independent of each other. A dim that is sorted stays whole. One that is
+scanned can be split, if the devices exchange the totals of their blocks, and so can one in which
+the largest are chosen, if they exchange what each has found. Sums pass through a running sum,
+maxima through a running maximum.
 """
 
 from typing import Any
@@ -41,8 +42,16 @@ def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
 
 @rule("top_k")
 def top_k(op: Op) -> Rule:
-    """Values and positions; older versions of JAX always take the last dim."""
-    return along(op, op.params.get("axis", -1))
+    """Values and positions: those of the whole are among the candidates of the blocks."""
+    dim = top_k_dim(op)
+    inside = (Exchange("gather", 0, dim, length=op.params["k"]), Exchange("gather", 2))
+    return along(op, dim, extra=(Row((S(dim),), (B, B), collectives=inside),))
+
+
+def top_k_dim(op: Op) -> int:
+    """The dim in which a top_k chooses; older versions of JAX always take the last one."""
+    rank = len(op.inputs[0].shape)
+    return int(op.params.get("axis", -1)) % rank
 
 
 @rule("approx_top_k")

@@ -2,14 +2,15 @@
 
 Which parts depends on the reduction: sums leave ``P``, maxima ``P(max)``, minima ``P(min)``;
 on bools *or* is the max and *and* the min. A reduction also commutes with parts of its own
-kind. There is no placement for partial products or partial positions, so those keep to the
-other dims.
+kind. There is no placement for partial products, so those keep to the other dims; nor for partial
+positions, so there the devices compare what each has found at once.
 """
 
 import jax.numpy as jnp
 
 from meshdsl.ir import Op
-from meshdsl.layouts.placement import Partial
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import B, Partial, S
 from meshdsl.layouts.rule import Row, Rule
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept, named
@@ -18,7 +19,16 @@ REDUCES = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 REDUCES_BOOLS = {"reduce_or": "max", "reduce_and": "min"}
 
 
-@rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor", "argmax", "argmin")
+@rule("argmax", "argmin")
+def position(op: Op) -> Rule:
+    """Blocks of the dims that stay; of the one that goes, the devices exchange what each has found."""
+    (dim,), rank = op.params["axes"], len(op.inputs[0].shape)
+    left = named(*(f"d{i}" for i in range(rank) if i != dim))
+    inside = (Exchange("gather", 0, dim, length=1), Exchange("gather", 1))
+    return Rule((kept(rank, dim),), (left,), extra=(Row((S(dim),), (B,), collectives=inside),))
+
+
+@rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor")
 def reduction(op: Op) -> Rule:
     """Blocks of the dims that stay; parts from those that go, where parts have a name."""
     axes, rank = op.params["axes"], len(op.inputs[0].shape)

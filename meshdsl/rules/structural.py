@@ -1,13 +1,16 @@
 """Rules of operations that only move data: which dims stay whole blocks.
 
 Data movement commutes with any elementwise reduction, so sums, maxima and minima all pass
-through. Dims that are cut, padded, reversed or joined cannot be split; the others can.
+through. Dims that are cut, padded or joined cannot be split; the others can, a reversed one if its
+blocks change places.
 """
 
 from math import gcd
 
 from meshdsl.ir import Literal, Op
-from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import S
+from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import rule
 
@@ -57,9 +60,11 @@ def squeeze(op: Op) -> Rule:
 
 @rule("rev")
 def rev(op: Op) -> Rule:
-    """Dims that are not reversed."""
-    dims = kept(_rank(op), *op.params["dimensions"])
-    return Rule((dims,), (dims,), commuting=((0,),))
+    """Dims that are not reversed; blocks of a reversed one change places."""
+    turned = op.params["dimensions"]
+    dims, inside = kept(_rank(op), *turned), (Exchange("mirror", 0),)
+    extra = tuple(Row((S(d),), (S(d),), collectives=inside) for d in turned)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
 @rule("slice")

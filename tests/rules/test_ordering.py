@@ -10,7 +10,7 @@ from jax import lax
 
 from meshdsl.rules import rows_of
 from tests.prover import Sample, drawn, prove, sample
-from tests.rules.data import complexes, floats, ints, unit
+from tests.rules.data import complexes, floats, ints, strange, unit
 
 CASES = []
 
@@ -22,10 +22,14 @@ def case(*args, **options):
 for name in "cumsum cumprod cummax cummin cumlogsumexp".split():
     case(name, lambda x, name=name: getattr(lax, name)(x, axis=1), unit(6, 12))
 case("cumsum", lambda x: lax.cumsum(x, axis=0, reverse=True), ints(6, 6))
+case("cummax", lambda x: lax.cummax(x, axis=0, reverse=True), strange(12))
+case("cumlogsumexp", lambda x: lax.cumlogsumexp(x, axis=0), strange(12))
 case("sort", lambda x: lax.sort(x, dimension=0), floats(6, 12))
 case("sort", lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), floats(6, 6), ints(6, 6))
 case("sort", lambda x: jnp.argsort(x, axis=1), floats(6, 6))
 case("top_k", lambda x: lax.top_k(x, 2), np.arange(72.0, dtype="float32").reshape(6, 12) * 5 % 72)
+case("top_k", lambda x: lax.top_k(x, 3), ints(4, 12, low=0, high=4))
+case("top_k", lambda x: lax.top_k(x, 2), strange(72).reshape(12, 6))
 case("approx_top_k", lambda x: lax.approx_max_k(x, 6), np.arange(36.0, dtype="float32").reshape(6, 6) * 5 % 36)
 
 case("fft", lambda x: lax.fft(x, "FFT", (6,)), complexes(6, 6))
