@@ -15,7 +15,8 @@ k is the number of devices on the axes whose rows list the exchange; blocks are 
 their product, so several axes that split one dim exchange together. ``after`` may be negative:
 a block moved by ``shift`` is ``before=shift, after=-shift``. A window becomes one
 collective-permute for every block it reaches into, each over the axes on which sender and
-receiver differ; pieces that two operations want of one tensor are sent once.
+receiver differ. These are whole rings: what passes the ends is replaced by the filling. Pieces
+that two operations want of one tensor are sent once.
 
     cumsum of S(0)          gather   1 element of dim 0 of the result
     convolution, 3 wide     window   before=1 after=1
@@ -45,11 +46,6 @@ class Exchange:
     before: int = 0
     after: int = 0
 
-    @property
-    def cyclic(self) -> bool:
-        """Whether the last block is followed by the first."""
-        return self.pattern == "cycle"
-
     def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[Part, ...] | None":
         """The collectives it is over axes of these sizes, major first, if a block of dim has ``extent`` elements.
 
@@ -67,7 +63,7 @@ class Part:
 
     Args:
       axes: those it runs over, by position among the exchange's axes.
-      distance: for permutes, how many blocks further on the sender is (cyclic: modulo their number).
+      distance: for permutes, how many blocks further on the sender is, the last being followed by the first.
       start, stop: the elements of dim that are sent; (0, 0) for the whole block.
     """
 
@@ -105,9 +101,9 @@ def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
     blocks = prod(sizes)
     found = []
     for distance, start, stop in pieces(e.before, e.after, extent):
-        axes, _ = steps(distance % blocks if e.cyclic else distance, sizes)
-        if axes and (e.cyclic or abs(distance) < blocks):
-            found.append(Part("collective-permute", axes, distance % blocks if e.cyclic else distance, start, stop))
+        axes, _ = steps(distance % blocks, sizes)
+        if axes:
+            found.append(Part("collective-permute", axes, distance % blocks, start, stop))
     return tuple(found)
 
 

@@ -29,12 +29,18 @@ def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def window(
-    x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int, cyclic: bool = False
+    x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int, fill: jax.Array | float | None = 0
 ) -> jax.Array:
-    """This block with ``before`` elements of ``dim`` in front of it and ``after`` behind; zeros beyond the ends."""
-    extent = x.shape[dim]
-    cuts = [(distance, lax.slice_in_dim(x, a, b, axis=dim)) for distance, a, b in pieces(before, after, extent)]
-    return lax.concatenate([_from(cut, where, axes, distance, cyclic) for distance, cut in cuts], dim)
+    """This block with ``before`` elements of ``dim`` in front of it and ``after`` behind.
+
+    Args:
+      fill: what lies beyond the ends of the dim; None if the last block is followed by the first.
+    """
+    found = [
+        _fetched(lax.slice_in_dim(x, start, stop, axis=dim), where, axes, distance, fill)
+        for distance, start, stop in pieces(before, after, x.shape[dim])
+    ]
+    return lax.concatenate(found, dim)
 
 
 def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
@@ -43,24 +49,26 @@ def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
     return _permute(x, where, axes, lambda at: blocks - 1 - at)
 
 
-def _from(x: jax.Array, where: Local, axes: Axes, distance: int, cyclic: bool) -> jax.Array:
-    """What the device ``distance`` blocks further on has as ``x``."""
+def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int, fill: jax.Array | float | None) -> jax.Array:
+    """What the device ``distance`` blocks further on has as ``x``; every block is passed on, also past the ends."""
     blocks = prod(where.sizes[axis] for axis in axes)
-    if not cyclic and abs(distance) >= blocks:
-        return jnp.zeros_like(x)
-    moving, apart = steps(distance % blocks if cyclic else distance, [where.sizes[axis] for axis in axes])
+    moving, apart = steps(distance % blocks, [where.sizes[axis] for axis in axes])
     over = tuple(axes[i] for i in moving)
     count = prod(where.sizes[axis] for axis in over)
-    return _permute(x, where, over, lambda at: (at - apart) % count if cyclic else at - apart)
+    moved = _permute(x, where, over, lambda at: (at - apart) % count)
+    if fill is None or distance == 0:
+        return moved
+    source = where.index(axes) + distance
+    return jnp.where((source >= 0) & (source < blocks), moved, jnp.asarray(fill, x.dtype))
 
 
 def _permute(x: jax.Array, where: Local, axes: Axes, target: Callable[[int], int]) -> jax.Array:
-    """Every device sends ``x`` to the one at ``target`` of its own place along ``axes``, if there is one."""
+    """Every device sends ``x`` to the one at ``target`` of its own place along ``axes``."""
     if not axes:
         return x
     order = tuple(axis for axis in where.sizes if axis in axes)  # a permute counts devices in mesh order
     number = _numbers(axes, order, where.sizes)
-    pairs = [(number[at], number[to]) for at in range(len(number)) if 0 <= (to := target(at)) < len(number)]
+    pairs = [(number[at], number[target(at)]) for at in range(len(number))]
     with jax.named_scope(collective_scope("collective-permute", axes, x.dtype)):
         moved: jax.Array = lax.ppermute(x, order, pairs)
     return moved

@@ -60,7 +60,7 @@ def _collectives(op: Op, graph: Graph, e: Exchange, solution: Solution) -> Itera
         given, over = prod(block) * value.itemsize, tuple(axes[i] for i in part.axes)
         sent, fixed, per_byte = price(part.kind, over, mesh)
         found = Inside(op, graph, e, value, part.kind, over, round(sent * given), fixed + per_byte * given)
-        piece = (value.id, layout, axes, e.cyclic, part) if e.pattern in ("window", "cycle") else (op.id, e, part)
+        piece = (value.id, layout, axes, part) if part.distance else (op.id, e, part)
         yield piece, found
 
 

@@ -1,13 +1,21 @@
 """Rules of operations on windows: convolution and pooling.
 
-The reason why a spatial dim can rarely be split is the halo: windows overlap. Three cases have
-none, and then the dim is a product of factors, position ``p`` major and place ``w`` in the window minor:
+Windows overlap, so a block of a split dim needs the edges of its neighbours: its *halo*. Let a
+dim of n elements lie ``dilation`` apart, padded by ``low``; ``count`` windows start ``step``
+apart and reach ``reach`` from their first place to their last. Blocks of the dim and blocks of
+the windows go together if ``step * count == dilation * n``. Then every device lacks equally many
+elements on either side, none where windows lie side by side (pooling, patches, 1x1 kernels).
 
-    result p, window w:   operand (p w)   stride = window: pooling, patches, 1x1 convolution
-    result w, window p:   operand (p w)   window dilated by the result: the weight gradient of patches
-    result (p w)          operand p       operand dilated by the window: the data gradient of patches
+For convolution there are two ways to see this, because the sum over the places in a kernel and
+the result's places are alike, and each may be the one that is split:
 
-The features of a convolution are factors as well. ``g`` are groups of features, ``h`` groups of
+    result split    step = stride            reach = (kernel - 1) * kernel dilation
+    kernel split    step = kernel dilation   reach = (result - 1) * stride     sum over the kernel
+
+The second is the weight gradient, whose "kernel" are the result's cotangents. The data gradient is
+of the first kind; its operand is dilated by the stride.
+
+The features of a convolution are factors. ``g`` are groups of features, ``h`` groups of
 the batch; a group is a block of the result's features, so groups can be split, and a device
 runs its own number of groups:
 
@@ -17,59 +25,109 @@ The weight gradient of a depthwise convolution has the batch as ``i`` and the ch
 split over the batch it is a partial sum, split over the channels it stays split.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.ir import Op
-from meshdsl.layouts.placement import P
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.contraction import bilinear
 from meshdsl.rules.registry import rule
+from meshdsl.rules.structural import named
 
 Factors = tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Sliding:
+    """Windows over one dim; see above.
+
+    Args:
+      n: elements of the dim. count: windows.
+    """
+
+    n: int
+    count: int
+    step: int
+    reach: int
+    low: int
+    dilation: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether blocks of the dim go with blocks of the windows."""
+        return self.n > 1 and self.count > 1 and self.step * self.count == self.dilation * self.n
+
+    @property
+    def before(self) -> int:
+        """Elements that a block lacks in front."""
+        return max(0, self.low // self.dilation)
+
+    @property
+    def after(self) -> int:
+        """Elements that a block lacks behind."""
+        return max(0, (self.reach - self.step - self.low) // self.dilation + 1)
+
+    def padding(self, blocks: int) -> tuple[int, int]:
+        """Padding of a block with its halo, out of so many blocks; negative where it is longer than its windows."""
+        low = self.low - self.before * self.dilation
+        held = (self.before + self.n // blocks + self.after - 1) * self.dilation + 1
+        return low, self.step * (self.count // blocks - 1) + self.reach + 1 - low - held
+
+    def exchanges(self, port: int, dim: int) -> tuple[Exchange, ...]:
+        """What the devices exchange."""
+        halo = self.before or self.after
+        return (Exchange("window", port, dim, before=self.before, after=self.after),) if halo else ()
+
+
 @rule("conv_general_dilated")
 def conv(op: Op) -> Rule:
-    """Bilinear; batch, features, groups, and spatial dims without halo."""
+    """Bilinear; batch, features, groups, and spatial dims with their halo."""
     spec = op.params["dimension_numbers"]
     images, kernels = (x.shape for x in op.inputs)
     g, h = op.params["feature_group_count"], op.params["batch_group_count"]
     sizes = {"g": g, "h": h, "b": images[spec.lhs_spec[0]] // h, "i": kernels[spec.rhs_spec[1]]}
     sizes["o"] = kernels[spec.rhs_spec[0]] // (g * h)
-    spatial = [_spatial(op, k) for k in range(len(images) - 2)]
-    for _, more in spatial:
-        sizes |= more
-    left, right, result = zip(*(dims for dims, _ in spatial), strict=True) if spatial else ((), (), ())
     return Rule(
-        (_placed(spec.lhs_spec, ("h", "b"), ("g", "i"), left), _placed(spec.rhs_spec, ("h", "g", "o"), ("i",), right)),
-        (_placed(spec.out_spec, ("b",), ("h", "g", "o"), result),),
-        reduced={"i": "sum", **{f"p{k}": "sum" for k in range(len(spatial)) if (f"p{k}",) in right}},
+        (_placed(spec.lhs_spec, ("h", "b"), ("g", "i")), _placed(spec.rhs_spec, ("h", "g", "o"), ("i",))),
+        (_placed(spec.out_spec, ("b",), ("h", "g", "o")),),
+        reduced={"i": "sum"},
         linear=bilinear(op),
         sizes=sizes,
+        extra=tuple(_spatial(op)),
     )
 
 
-def _placed(spec: tuple[int, ...], first: Factors, second: Factors, spatial: tuple[Factors, ...]) -> Dims:
+def _placed(spec: tuple[int, ...], first: Factors, second: Factors) -> Dims:
     """Factors in the order of the array's dims; ``spec`` lists the dims as first, second, spatial."""
-    by_dim = dict(zip(spec, (first, second, *spatial), strict=True))
-    return tuple(by_dim[d] for d in range(len(spec)))
+    by_dim = dict(zip(spec, (first, second), strict=False))
+    return tuple(by_dim.get(d, ()) for d in range(len(spec)))
 
 
-def _spatial(op: Op, k: int) -> tuple[tuple[Factors, Factors, Factors], dict[str, int]]:
-    """Factors of the k-th spatial dim of images, kernels and result."""
+def _spatial(op: Op) -> Iterator[Row]:
     spec = op.params["dimension_numbers"]
-    n, window = op.inputs[0].shape[spec.lhs_spec[2 + k]], op.inputs[1].shape[spec.rhs_spec[2 + k]]
-    made = op.outputs[0].shape[spec.out_spec[2 + k]]
-    place, at = f"w{k}", f"p{k}"
-    case = (op.params["window_strides"][k], op.params["padding"][k], op.params["lhs_dilation"][k])
-    dilation = op.params["rhs_dilation"][k] if window > 1 else 1
-    if n == made * window and case == (window, (0, 0), 1) and dilation == 1:
-        return ((at, place), (place,), (at,)), {at: made, place: window}
-    if n == made * window and case == (1, (0, 0), 1) and dilation == made:
-        return ((at, place), (at,), (place,)), {at: window, place: made}
-    if made == n * window and case == (1, (window - 1, window - 1), window) and dilation == 1:
-        return ((at,), (place,), (at, place)), {at: n, place: window}
-    return ((), (), ()), {}
+    for k, dims in enumerate(zip(spec.lhs_spec[2:], spec.rhs_spec[2:], spec.out_spec[2:], strict=True)):
+        image, kernel, result = map(S, dims)
+        by_result, by_kernel = conv_windows(op, k)
+        if by_result.aligned:
+            yield Row((image, B), (result,), collectives=by_result.exchanges(0, dims[0]))
+        elif by_kernel.aligned:
+            yield Row((image, kernel), (P,), collectives=by_kernel.exchanges(0, dims[0]))
+
+
+def conv_windows(op: Op, k: int) -> tuple[Sliding, Sliding]:
+    """The k-th spatial dim, with the windows of the result and with those of the kernel."""
+    spec, params = op.params["dimension_numbers"], op.params
+    n, kernel = op.inputs[0].shape[spec.lhs_spec[2 + k]], op.inputs[1].shape[spec.rhs_spec[2 + k]]
+    result = op.outputs[0].shape[spec.out_spec[2 + k]]
+    stride, spread = params["window_strides"][k], params["rhs_dilation"][k]
+    low, dilation = params["padding"][k][0], params["lhs_dilation"][k]
+    return (
+        Sliding(n, result, stride, (kernel - 1) * spread, low, dilation),
+        Sliding(n, kernel, spread, (result - 1) * stride, low, dilation),
+    )
 
 
 @rule("reduce_window_sum")
@@ -82,7 +140,7 @@ def reduce_window_sum(op: Op) -> Rule:
 def reduce_window_extreme(op: Op) -> Rule:
     """A maximum of maxima."""
     own = P(op.name.removeprefix("reduce_window_"))
-    return _pooled(op, extra=(Row((own,), (own,)),))
+    return _pooled(op, Row((own,), (own,)))
 
 
 @rule("reduce_window")
@@ -91,29 +149,47 @@ def reduce_window(op: Op) -> Rule:
     return _pooled(op)
 
 
+def _pooled(op: Op, *rows: Row, **properties: Any) -> Rule:
+    halos = [(d, pool_windows(op, d)) for d in range(len(op.inputs[0].shape))]
+    split = (_pooled_dim(op, d, sliding) for d, sliding in halos if sliding.aligned and sliding.low <= sliding.reach)
+    whole: Dims = ((),) * len(halos)
+    inputs = tuple(whole if x.shape else () for x in op.inputs)
+    return Rule(inputs, (whole,) * len(op.outputs), extra=(*split, *rows), **properties)
+
+
+def _pooled_dim(op: Op, d: int, sliding: Sliding) -> Row:
+    arrays = [i for i, x in enumerate(op.inputs) if x.shape]
+    inside = tuple(e for i in arrays for e in sliding.exchanges(i, d))
+    return Row(tuple(S(d) if i in arrays else B for i in range(len(op.inputs))), (S(d),) * len(op.outputs), 0, inside)
+
+
+def pool_windows(op: Op, d: int) -> Sliding:
+    """The windows over dim d of a pooling."""
+    params = op.params
+    spread, dilation = (params[name][d] for name in ("window_dilation", "base_dilation"))
+    reach = (params["window_dimensions"][d] - 1) * spread
+    n, count = op.inputs[0].shape[d], op.outputs[0].shape[d]
+    return Sliding(n, count, params["window_strides"][d], reach, params["padding"][d][0], dilation)
+
+
 @rule("select_and_gather_add")
 def select_and_gather_add(op: Op) -> Rule:
     """The element of the first operand at the place where the second has its maximum: data movement in the first."""
-    return _pooled(op, commuting=((0,),))
+    windows, operand, sizes = _side_by_side(op, op.inputs[0].shape)
+    return Rule((operand,) * 2, (windows,), sizes=sizes, commuting=((0,),))
 
 
 @rule("select_and_scatter_add")
 def select_and_scatter_add(op: Op) -> Rule:
     """The gradient of max pooling: from windows (first operand) back to the places of their maxima."""
-    windows, operand, sizes = _windows(op, op.inputs[1].shape)
+    windows, operand, sizes = _side_by_side(op, op.inputs[1].shape)
     return Rule((windows, operand), (operand,), linear=((0,),), sizes=sizes)
 
 
-def _pooled(op: Op, **properties: Any) -> Rule:
-    windows, operand, sizes = _windows(op, op.inputs[0].shape)
-    inputs = tuple(operand if x.shape else () for x in op.inputs)
-    return Rule(inputs, (windows,) * len(op.outputs), sizes=sizes, **properties)
-
-
-def _windows(op: Op, shape: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
-    """Factors of the windows, of what they cover, and the sizes of those."""
+def _side_by_side(op: Op, shape: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
+    """Factors of windows that do not overlap, of what they cover, and the sizes of those."""
     covered = [_whole_windows(op, d, n) for d, n in enumerate(shape)]
-    places: Dims = tuple((f"p{d}",) if window else () for d, window in enumerate(covered))
+    places = named(*(f"p{d}" if window else None for d, window in enumerate(covered)))
     operand: Dims = tuple((f"p{d}", f"w{d}") if window else () for d, window in enumerate(covered))
     sizes = {f"p{d}": shape[d] // window for d, window in enumerate(covered) if window}
     return places, operand, sizes | {f"w{d}": window for d, window in enumerate(covered)}

@@ -35,8 +35,8 @@ def test_parts_of_an_exchange():
         return found if found is None else [(p.kind, p.axes, p.distance, p.stop - p.start) for p in found]
 
     halo = Exchange("window", 0, 0, before=1, after=2)
-    assert parts(halo, 4, 4) == [("collective-permute", (0,), -1, 1), ("collective-permute", (0,), 1, 2)]
-    assert [p[2] for p in parts(Exchange("window", 0, 0, before=5), 4, 2)] == [-1]  # nobody lies further on
+    assert parts(halo, 4, 4) == [("collective-permute", (0,), 3, 1), ("collective-permute", (0,), 1, 2)]
+    assert parts(Exchange("window", 0, 0, before=5), 4, 2) == [("collective-permute", (0,), 1, 4)]
     assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == [("collective-permute", (0,), 1, 4)]
     assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 1, 4, 2) == [("collective-permute", (0,), 4, 1)]
     assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []

@@ -34,10 +34,11 @@ def cotangent(argument, shape, **options):
 
 
 CASES_OF = {
-    "plain": ((6, 5, 6), (3, 6, 6), {"padding": "SAME"}),
+    "plain": ((6, 6, 6), (3, 6, 6), {"padding": "SAME"}),
     "pointwise": ((6, 6, 6), (1, 6, 6), {}),
     "patches": ((2, 12, 3), (2, 3, 6), {"stride": 2}),
     "strided": ((2, 12, 2), (3, 2, 2), {"stride": 2, "padding": "SAME"}),
+    "wide": ((2, 6, 2), (4, 2, 2), {"padding": "SAME", "rhs_dilation": (2,)}),
     "depthwise": ((6, 4, 6), (3, 1, 6), {"padding": "SAME", "feature_group_count": 6}),
     "grouped": ((2, 4, 12), (3, 2, 12), {"padding": "SAME", "feature_group_count": 6}),
     "batch groups": ((12, 4, 6), (3, 6, 12), {"padding": "SAME", "batch_group_count": 6}),
@@ -62,7 +63,7 @@ case("conv_general_dilated", partial(conv, preferred_element_type="float32"), *W
 DISTINCT = (np.arange(72.0, dtype="float32").reshape(6, 12) * 5 % 72) - 30
 for kind, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf), (lax.mul, 1.0)):
     name = {lax.add: "_sum", lax.max: "_max", lax.min: "_min", lax.mul: ""}[kind]
-    for window, stride, padding in ((2, 2, "VALID"), (3, 1, "SAME"), (2, 1, "VALID")):
+    for window, stride, padding in ((2, 2, "VALID"), (3, 2, "SAME"), (2, 1, "VALID")):
         case(
             f"reduce_window{name}",
             lambda x, args=(start, kind, (1, window), (1, stride), padding): lax.reduce_window(x, *args),
