@@ -4,7 +4,7 @@ import jax
 from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import mirror
+from meshdsl.lowering.local.exchange import mirror, window
 from meshdsl.lowering.local.registry import Local, bind, local
 
 
@@ -46,3 +46,10 @@ def rev(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array,
     """The block of the device at the mirrored place, reversed."""
     turned = [where.inputs[0].splitting(d) for d in op.params["dimensions"]]
     return bind(op, mirror(arrays[0], where, tuple(axis for axes in turned for axis in axes)))
+
+
+@local("roll")
+def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The elements that lie as far before the block as it is rolled."""
+    dim, shift = op.params["axis"], op.params["shift"]
+    return (window(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift, fill=None),)

@@ -21,7 +21,7 @@ _PASSING = {"cumsum": P, "cummax": P("max"), "cummin": P("min")}
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def cumulative(op: Op) -> Rule:
     """A running reduction commutes with the reduction it runs; blocks are joined by the totals of those before."""
-    passing, dim = _PASSING.get(op.name), op.params["axis"]
+    passing, dim = _PASSING.get(op.name), int(op.params["axis"])
     blocks = Row((S(dim),), (S(dim),), collectives=(Exchange("gather", 1, dim, length=1),))
     return along(op, dim, extra=(blocks, Row((passing,), (passing,))) if passing else (blocks,))
 

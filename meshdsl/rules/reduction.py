@@ -22,7 +22,7 @@ REDUCES_BOOLS = {"reduce_or": "max", "reduce_and": "min"}
 @rule("argmax", "argmin")
 def position(op: Op) -> Rule:
     """Blocks of the dims that stay; of the one that goes, the devices exchange what each has found."""
-    (dim,), rank = op.params["axes"], len(op.inputs[0].shape)
+    (dim,), rank = map(int, op.params["axes"]), len(op.inputs[0].shape)
     left = named(*(f"d{i}" for i in range(rank) if i != dim))
     inside = (Exchange("gather", 0, dim, length=1), Exchange("gather", 1))
     return Rule((kept(rank, dim),), (left,), extra=(Row((S(dim),), (B,), collectives=inside),))

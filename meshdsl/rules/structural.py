@@ -67,6 +67,15 @@ def rev(op: Op) -> Rule:
     return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
+@rule("roll")
+def roll(op: Op) -> Rule:
+    """Dims that are not rolled; blocks of a rolled one are handed on."""
+    dim, shift = op.params["axis"], op.params["shift"]
+    inside = (Exchange("cycle", 0, dim, before=shift, after=-shift),)
+    dims = kept(_rank(op), dim)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=(Row((S(dim),), (S(dim),), collectives=inside),))
+
+
 @rule("slice")
 def slice_(op: Op) -> Rule:
     """Dims that are kept whole."""

@@ -123,7 +123,7 @@ def conv_windows(op: Op, k: int) -> tuple[Sliding, Sliding]:
     n, kernel = op.inputs[0].shape[spec.lhs_spec[2 + k]], op.inputs[1].shape[spec.rhs_spec[2 + k]]
     result = op.outputs[0].shape[spec.out_spec[2 + k]]
     stride, spread = params["window_strides"][k], params["rhs_dilation"][k]
-    low, dilation = params["padding"][k][0], params["lhs_dilation"][k]
+    low, dilation = int(params["padding"][k][0]), params["lhs_dilation"][k]
     return (
         Sliding(n, result, stride, (kernel - 1) * spread, low, dilation),
         Sliding(n, kernel, spread, (result - 1) * stride, low, dilation),
@@ -169,7 +169,7 @@ def pool_windows(op: Op, d: int) -> Sliding:
     spread, dilation = (params[name][d] for name in ("window_dilation", "base_dilation"))
     reach = (params["window_dimensions"][d] - 1) * spread
     n, count = op.inputs[0].shape[d], op.outputs[0].shape[d]
-    return Sliding(n, count, params["window_strides"][d], reach, params["padding"][d][0], dilation)
+    return Sliding(n, count, params["window_strides"][d], reach, int(params["padding"][d][0]), dilation)
 
 
 @rule("select_and_gather_add")

@@ -31,6 +31,7 @@ from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.opaque import check_opaque
 from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
+from meshdsl.trace.rolls import find_rolls
 from meshdsl.trace.trips import count_trips
 
 __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
@@ -38,8 +39,16 @@ __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
-# Identities first: they hide equal expressions. Clones last: merging would undo them.
-CLEANUPS: tuple[Pass, ...] = (drop_identities, drop_invariants, drop_dead, merge_common, clone_constants)
+# Identities first: they hide patterns and equal expressions. Rolls next: they leave slices that nobody reads.
+# Clones last: merging would undo them.
+CLEANUPS: tuple[Pass, ...] = (
+    drop_identities,
+    find_rolls,
+    drop_invariants,
+    drop_dead,
+    merge_common,
+    clone_constants,
+)
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 

@@ -6,6 +6,7 @@ from jax import lax
 
 from meshdsl.layouts.placement import B, S
 from meshdsl.rules import rows_of
+from meshdsl.trace.rolls import roll_p
 from tests.prover import drawn, prove, sample
 from tests.rules.data import bools, floats, ints
 
@@ -39,6 +40,9 @@ case("reshape", lambda x: lax.reshape(x, (24, 12), (1, 0)), floats(12, 24))
 case("squeeze", lambda x: lax.squeeze(x, (1,)), floats(12, 1, 24))
 case("transpose", lambda x: lax.transpose(x, (2, 0, 1)), floats(12, 24, 36))
 case("rev", lambda x: lax.rev(x, (1,)), floats(12, 24))
+case("roll", lambda x: roll_p.bind(x, axis=1, shift=4), floats(6, 12))
+case("roll", lambda x: roll_p.bind(x, axis=0, shift=12), ints(24))
+case("roll", lambda x: roll_p.bind(x, axis=0, shift=5), bools(6))
 case("rev", lambda x: lax.rev(x, (0, 1)), bools(12, 6))
 case("slice", lambda x: lax.slice(x, (0, 3), (12, 15)), floats(12, 24))
 case("slice", lambda x: lax.slice(x, (0, 0), (12, 12)), floats(12, 24))
