@@ -56,6 +56,11 @@ def depthwise(w, x):
     return jax.grad(loss)(w)
 
 
+def rotate_half(x):
+    a, b = jnp.split(x, 2, axis=1)
+    return jnp.concatenate([-b, a], axis=1)
+
+
 LAYERS = (array(0, 6, 256, 256), array(1, 4, 64, 256))
 CUBES = tuple(array(i, 16, 16, 16) for i in range(3))
 IDS = jnp.arange(256, dtype=jnp.int32) * 3 % 1024
@@ -82,6 +87,19 @@ CASES = {
         (array(0, 1024, 64), IDS),
         {"t": "x=S(0)", "ids": "x=S(0)"},
         {"t": "y=B", "ids": "y=B"},
+    ),
+    "T10": (rotate_half, (array(0, 256, 256),), {"x": "y=S(1)"}, {"x": "x=B", "outputs": {"**": "x=B y=S(1)"}}),
+    "T11": (
+        lambda x: jnp.cumsum(x, 0),
+        (array(0, 4096, 256),),
+        {"x": "x=S(0)"},
+        {"x": "y=B", "outputs": {"**": "x=S(0) y=B"}},
+    ),
+    "T12": (
+        lambda x: jax.lax.top_k(x, 2),
+        (array(0, 512, 4096),),
+        {"x": "x=S(0) y=S(1)"},
+        {"outputs": {"**": "x=S(0) y=B"}},
     ),
     "T15": (accumulate_layers, LAYERS, {"xs": "x=S(1)", "ws": "x=S(1) y=S(2)"}, {"xs": "y=B"}),
     "T16": (
@@ -181,6 +199,33 @@ def test_a_scan_over_merged_rows():
 
     sharded = md.parallelize(step, MESH, {"x": "x=S(0)"})
     args = (array(0, 8, 64),)
+    sharded.check(*args)
+    sharded.verify(*args)
+
+
+# name -> kind, axes and bytes of what a person would write
+BY_HAND = {
+    "T10": [("collective-permute", ("y",), 256 * 128 * 4)],  # the other half
+    "T11": [("all-gather", ("x",), 3 * 256 * 4)],  # a row of each other device
+    "T12": [("all-gather", ("y",), 128 * 2 * 4)] * 2,  # values and positions of two candidates per row
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_local_program_exchanges_no_more_than_it_needs(name):
+    sharded, args = planned(name, by_hand=True)
+    assert [(c.kind, c.axes, c.bytes) for c in sharded.plan(*args).collectives] == BY_HAND[name]
+    sharded.check(*args)
+    sharded.verify(*args)
+
+
+def test_the_gradient_of_rotated_halves_is_one_permute():
+    def step(x, y):
+        return jax.grad(lambda x: jnp.sum(rotate_half(x) * y))(x)
+
+    sharded = md.parallelize(step, MESH, {"*": "x=S(0) y=S(1)"}, outputs={"**": "x=S(0) y=S(1)"})
+    args = (array(0, 1024, 512), array(1, 1024, 512))
+    assert [(c.kind, c.axes) for c in sharded.plan(*args).collectives] == [("collective-permute", ("y",))]
     sharded.check(*args)
     sharded.verify(*args)
 
