@@ -1,11 +1,14 @@
 """Local programs of operations whose parameters speak of shapes or positions."""
 
+from math import prod
+
 import jax
 from jax import lax
 
 from meshdsl.ir import Op
 from meshdsl.lowering.local.exchange import mirror, window
 from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.rules.structural import pad_windows
 
 
 @local("broadcast_in_dim")
@@ -53,3 +56,16 @@ def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
     """The elements that lie as far before the block as it is rolled."""
     dim, shift = op.params["axis"], op.params["shift"]
     return (window(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift, fill=None),)
+
+
+@local("pad")
+def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """What the block's places of the result show, among it the ends of other blocks."""
+    (x, fill), config = arrays, list(op.params["padding_config"])
+    for d, (*_, between) in enumerate(config):
+        axes = where.inputs[0].splitting(d)
+        if axes and config[d] != (0, 0, 0):
+            windows = pad_windows(op, d)
+            x = window(x, where, axes, d, windows.before, windows.after, fill)
+            config[d] = (*windows.padding(prod(where.sizes[axis] for axis in axes)), between)
+    return bind(op, x, fill, padding_config=tuple(config))

@@ -1,18 +1,19 @@
 """Rules of operations that only move data: which dims stay whole blocks.
 
 Data movement commutes with any elementwise reduction, so sums, maxima and minima all pass
-through. Dims that are cut, padded or joined cannot be split; the others can, a reversed one if its
-blocks change places.
+through. Dims that are cut, padded or joined cannot be split; the others can, and so can dims that
+are reversed, rolled or moved by their padding, if blocks change places or hand on their ends.
 """
 
 from math import gcd
 
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.exchange import Exchange
-from meshdsl.layouts.placement import S
+from meshdsl.layouts.placement import B, S
 from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import rule
+from meshdsl.rules.sliding import Sliding
 
 
 def named(*labels: str | None) -> Dims:
@@ -86,14 +87,24 @@ def slice_(op: Op) -> Rule:
 
 @rule("pad")
 def pad(op: Op) -> Rule:
-    """Dims without padding. The padding is part of the value: a partial operand needs a partial or zero padding."""
+    """Dims without padding, or moved by it: what a block loses behind, the next one gets in front.
+
+    The padding is part of the value: a partial operand needs a partial or zero padding.
+    """
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
+    moved = [(d, pad_windows(op, d)) for d in padded]
+    extra = tuple(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.aligned)
     dims, fill = kept(_rank(op), *padded), op.inputs[1]
     literal = isinstance(fill, Literal)
     zero = literal and is_zero(fill)
-    return Rule(
-        (dims, ()), (dims,), commuting=((0, 1),), linear=((0,),) if zero else (), increasing=(0,) if literal else ()
-    )
+    linear, increasing = ((0,),) if zero else (), (0,) if literal else ()
+    return Rule((dims, ()), (dims,), commuting=((0, 1),), linear=linear, increasing=increasing, extra=extra)
+
+
+def pad_windows(op: Op, d: int) -> Sliding:
+    """The places of the result along dim d, as windows of one place each."""
+    low, _, between = map(int, op.params["padding_config"][d])
+    return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], 1, 0, low, between + 1)
 
 
 @rule("bitcast_convert_type")
