@@ -29,6 +29,7 @@ from meshdsl.trace.graphs import number
 from meshdsl.trace.invariant import drop_invariants
 from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.opaque import check_opaque
+from meshdsl.trace.pads import fold_pads
 from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.rolls import find_rolls
@@ -39,11 +40,12 @@ __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
-# Identities first: they hide patterns and equal expressions. Rolls next: they leave slices that nobody reads.
+# Identities first: they hide patterns and equal expressions. Rolls and pads next: they leave slices that nobody reads.
 # Clones last: merging would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
     find_rolls,
+    fold_pads,
     drop_invariants,
     drop_dead,
     merge_common,
