@@ -118,8 +118,8 @@ _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[Part, ...] | No
     "mirror": _mirror,
 }
 _TEXTS = {
-    "gather": "what each device found",
-    "window": "{0.before} elements before and {0.after} after each block of dim {0.dim}",
+    "gather": "what each block found",
+    "window": "{0.before} of dim {0.dim} in front of each block, {0.after} behind it",
     "cycle": "blocks of dim {0.dim} moved by {0.before}",
     "mirror": "blocks in mirrored order",
 }
