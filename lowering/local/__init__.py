@@ -1,6 +1,18 @@
 """What one device runs for each operation."""
 
-from meshdsl.lowering.local import effects, indexing, ordering, random, structural, windows
+from meshdsl.lowering.local import effects, indexing, ordering, random, structural, windows, words
 from meshdsl.lowering.local.registry import Local, bind, local, run_local
 
-__all__ = ["Local", "bind", "effects", "indexing", "local", "ordering", "random", "run_local", "structural", "windows"]
+__all__ = [
+    "Local",
+    "bind",
+    "effects",
+    "indexing",
+    "local",
+    "ordering",
+    "random",
+    "run_local",
+    "structural",
+    "windows",
+    "words",
+]

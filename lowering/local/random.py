@@ -12,6 +12,7 @@ from jax.extend.random import threefry2x32_p
 
 from meshdsl.ir import Op
 from meshdsl.lowering.local.registry import Local, bind, local
+from meshdsl.lowering.local.words import high_word
 from meshdsl.rules.random import counted
 
 _WORD = jnp.uint32
@@ -56,15 +57,7 @@ def _positions(starts: list[jax.Array], block: tuple[int, ...], whole: tuple[int
 
 def _times_plus(high: jax.Array, low: jax.Array, factor: int, term: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``(high, low) * factor + term`` in 64 bits made of two words; factor is below 2**32."""
-    carry, product = _multiply(low, factor)
+    by = _WORD(factor)
+    product = low * by
     total = product + term
-    return high * _WORD(factor) + carry + (total < term).astype(_WORD), total
-
-
-def _multiply(word: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
-    """High and low word of ``word * factor``, from products of half words."""
-    half, mask = _WORD(16), _WORD(0xFFFF)
-    a, b = word >> half, word & mask
-    c, d = _WORD(factor >> 16), _WORD(factor & 0xFFFF)
-    middle = (b * d >> half) + (a * d & mask) + (b * c & mask)
-    return a * c + (a * d >> half) + (b * c >> half) + (middle >> half), word * _WORD(factor)
+    return high * by + high_word(low, by) + (total < term).astype(_WORD), total
