@@ -1,6 +1,6 @@
 """What one device runs for each operation."""
 
-from meshdsl.lowering.local import effects, indexing, ordering, random, structural, windows, words
+from meshdsl.lowering.local import effects, indexing, ordering, random, slicing, structural, windows, words
 from meshdsl.lowering.local.registry import Local, bind, local, run_local
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "ordering",
     "random",
     "run_local",
+    "slicing",
     "structural",
     "windows",
     "words",

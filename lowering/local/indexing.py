@@ -20,7 +20,7 @@ from meshdsl.ir import Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import P
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims, window
+from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
 
 FILL = GatherScatterMode.FILL_OR_DROP
 CLIP = GatherScatterMode.CLIP
@@ -96,39 +96,3 @@ def shift(at: jax.Array, dims: Lookup, split: tuple[int, ...], shape: tuple[int,
 def where_whole(sizes: tuple[int, ...], whole: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
     """Slice sizes on a block: dims that are taken whole are taken whole there too."""
     return tuple(b if size == n else size for size, n, b in zip(sizes, whole, block, strict=True))
-
-
-@local("dynamic_slice")
-def dynamic_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Cut this device's block; one element of a split dim is zero where another device holds it."""
-    operand, *starts = arrays
-    whole, sizes = op.inputs[0].shape, op.params["slice_sizes"]
-    _, picked = window(whole, sizes)
-    mine, held = _within(starts, whole, picked, where)
-    (found,) = bind(op, operand, *mine, slice_sizes=where_whole(sizes, whole, operand.shape))
-    return (found if held is None else jnp.where(held, found, jnp.zeros_like(found)),)
-
-
-@local("dynamic_update_slice")
-def dynamic_update_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Write this device's block; what another device holds, it writes."""
-    operand, update, *starts = arrays
-    _, picked = window(op.inputs[0].shape, op.inputs[1].shape)
-    mine, held = _within(starts, op.inputs[0].shape, picked, where)
-    (written,) = bind(op, operand, update, *mine)
-    return (written if held is None else jnp.where(held, written, operand),)
-
-
-def _within(
-    starts: list[jax.Array], whole: tuple[int, ...], picked: tuple[int, ...], where: Local
-) -> tuple[list[jax.Array], jax.Array | None]:
-    """Starts counted from this device's block, and whether they lie in it; None where nothing is split."""
-    layout, mine, held = where.inputs[0], list(starts), None
-    for d in picked:
-        if layout.splitting(d):
-            block = where.local_shape(layout, whole)[d]
-            at = jnp.clip(signed(starts[d]), 0, whole[d] - 1) - where.offset(layout, d, whole[d])
-            inside = (at >= 0) & (at < block)
-            held = inside if held is None else held & inside
-            mine[d] = jnp.clip(at, 0, block - 1).astype(starts[d].dtype)
-    return mine, held

@@ -177,24 +177,25 @@ def _apart(op: Op) -> bool:
 
 @rule("dynamic_slice")
 def dynamic_slice(op: Op) -> Rule:
-    """Dims kept whole; from a dim cut to one element, the device that holds it answers."""
+    """Dims kept whole; from a dim that is cut, each device gives what it holds of the window."""
     operand, sizes = op.inputs[0], op.params["slice_sizes"]
-    dims, picked = window(operand.shape, sizes)
+    dims, cut = window(operand.shape, sizes)
     starts = (B,) * (len(op.inputs) - 1)
-    extra = tuple(Row((S(d), *starts), (masked(operand.dtype),)) for d in picked)
+    extra = tuple(Row((S(d), *starts), (masked(operand.dtype),)) for d in cut)
     return Rule((dims, *((),) * len(starts)), (dims,), commuting=((0,),), extra=extra)
 
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(op: Op) -> Rule:
-    """Dims updated whole; in a dim where one element is updated, the device that holds it writes."""
+    """Dims updated whole; in a dim where a window is updated, each device writes what it holds of it."""
     operand, update, *starts = op.inputs
-    dims, picked = window(operand.shape, update.shape)
-    extra = tuple(Row((S(d), B, *[B] * len(starts)), (S(d),)) for d in picked)
+    dims, cut = window(operand.shape, update.shape)
+    blank = carries(masked(operand.dtype), operand.dtype)  # keys have no zeros to put around a window
+    extra = tuple(Row((S(d), B, *[B] * len(starts)), (S(d),)) for d in cut if blank)
     return Rule((dims, dims, *[()] * len(starts)), (dims,), commuting=((0, 1),), extra=extra)
 
 
 def window(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Dims, tuple[int, ...]]:
-    """Dims of which all is taken, and dims of which one element is."""
+    """Dims of which all is taken, and dims of which a window is."""
     cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
-    return kept(len(shape), *cut), tuple(d for d in cut if sizes[d] == 1)
+    return kept(len(shape), *cut), tuple(d for d in cut if sizes[d])

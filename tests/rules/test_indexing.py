@@ -100,6 +100,8 @@ case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (4, 6)), TABLE, 
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), TABLE, jnp.int32(7))
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), bools(12, 6), jnp.int32(2))
 case("dynamic_slice", lambda x, i: lax.dynamic_index_in_dim(x, i), floats(300, 12), jnp.uint8(200))
+case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, i), (5, 5)), floats(12, 12), jnp.uint8(3))
+case("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, 0), (5, 6)), bools(12, 6), jnp.int32(4))
 case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(4, 6), jnp.int32(5))
 case("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), TABLE, floats(1, 6), jnp.int32(5))
 
@@ -113,6 +115,15 @@ def test_starts_out_of_bounds(starts):
     ):
         name = "dynamic_slice" if len(args) == 1 else "dynamic_update_slice"
         assert wrong(name, function, *args, *map(jnp.int32, starts)) == []
+
+
+@pytest.mark.parametrize("start", [-3, 5, 99])
+@pytest.mark.parametrize("size", [2, 11])
+def test_windows_over_several_blocks(start, size):
+    """Blocks that hold all of the window, a part or nothing; listed rows only, as above."""
+    assert wrong("dynamic_slice", cut(size, 6), TABLE, jnp.int32(start), jnp.int32(0)) == []
+    both = (floats(12, 12), floats(size, size), *map(jnp.int32, (start, 12 - start)))
+    assert wrong("dynamic_update_slice", lambda x, u, *at: lax.dynamic_update_slice(x, u, at), *both) == []
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
