@@ -7,12 +7,13 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do $$p -c '$(SUITABLE)
 VENV ?= .venv
 LOCK := requirements/py$(shell $(PYTHON) -c 'import sys; print(311 if sys.version_info < (3, 12) else 312)').txt
 RUN := $(VENV)/bin/python
+ZOO := .venv/zoo
 CACHE := .cache/meshdsl
 TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage data clean
+.PHONY: help demo test test-all lint bench coverage zoo data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -42,6 +43,9 @@ bench: $(VENV)/ready  ## measure the figures of the README
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.coverage $(CASES)
 
+zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
+	$(ZOO)/bin/python -m bench.zoo.run
+
 data: $(CACHE)/held_out.npy  ## fetch and tokenize the text
 
 clean:  ## remove what the targets made
@@ -55,4 +59,9 @@ $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -r $(LOCK)
 	$(RUN) -m pip install --quiet --no-deps -e .
+	@touch $@
+
+$(ZOO)/ready: bench/zoo/requirements.txt
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO)/bin/python -m pip install --quiet --no-deps -r $<
 	@touch $@

@@ -7,7 +7,7 @@ import argparse
 
 import jax
 
-from bench.programs import load_example
+from bench.programs import load_example, random_batch
 from bench.report import interleave, machine, ratio, table
 from bench.step import stepper
 from meshdsl.api import parallelize
@@ -22,7 +22,8 @@ def main() -> None:
     sharded = parallelize(program.step, Mesh(data=1, model=1), program.layouts, donate_argnums=(0, 1))
     plan = sharded.plan(*program.args)
     plain = jax.jit(program.step, donate_argnums=(0, 1))
-    seconds = interleave({"meshdsl": stepper(sharded, program), "jax.jit": stepper(plain, program)}, options.rounds)
+    args = (*program.init(), random_batch(program))
+    seconds = interleave({"meshdsl": stepper(sharded, args), "jax.jit": stepper(plain, args)}, options.rounds)
     measured = ratio(seconds["meshdsl"], seconds["jax.jit"])
     rows = [(len(plan.collectives), str(measured))]
     print(table(("collectives", "meshdsl / jax.jit (95%)"), rows), f"\n{options.rounds} interleaved steps; {machine()}")

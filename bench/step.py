@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bench.peers import SCHEMES, by_hand, partitioned
 from bench.programs import load_example, random_batch
 from bench.report import interleave, machine, ratio, table
-from meshdsl.api import Program, parallelize
+from meshdsl.api import parallelize
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
@@ -37,26 +38,27 @@ def main() -> None:
     peers |= {name: by_hand(devices, name) for name in SCHEMES}
     compiled = {OURS: sharded.lower(*program.args).compile()}
     compiled |= {name: jitted.lower(*program.args).compile() for name, (jitted, _) in peers.items()}
-    sent = {name: _bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
-    steps = {OURS: stepper(sharded, program)}
-    steps |= {name: stepper(compiled[name], program, shardings) for name, (_, shardings) in peers.items()}
+    sent = {name: sent_bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
+    args = (*program.init(), random_batch(program))
+    steps = {OURS: stepper(sharded, args)}
+    steps |= {name: stepper(compiled[name], args, shardings) for name, (_, shardings) in peers.items()}
     print(_report(interleave(steps, options.rounds), sent), f"\n{options.rounds} interleaved steps; {machine()}")
 
 
-def _bytes(text: str, mesh: Mesh) -> float:
+def sent_bytes(text: str, mesh: Mesh) -> float:
     """Bytes that one device sends in one step of a compiled program, loops counted."""
     return float(sum(c.bytes * c.trips for c in compiled_collectives(text, mesh)))
 
 
-def stepper(step: Callable[..., Any], program: Program, shardings: Any = None) -> Callable[[], Any]:
-    """A function that takes one more step of its own training run."""
-    args = (*program.init(), random_batch(program))
-    args = args if shardings is None else jax.device_put(args, shardings)
-    run = {"state": args[:-1]}
+def stepper(step: Callable[..., Any], args: tuple[Any, ...], shardings: Any = None) -> Callable[[], Any]:
+    """A function that takes one more step of its own run; the step returns the next state, then its results."""
+    own = jax.tree.map(lambda x: jnp.array(x, copy=True), args)
+    own = own if shardings is None else jax.device_put(own, shardings)
+    run = {"state": own[:-1]}
 
     def advance() -> Any:
-        *run["state"], loss = step(*run["state"], args[-1])
-        return loss
+        *run["state"], results = step(*run["state"], own[-1])
+        return results
 
     return advance
 

@@ -2,13 +2,18 @@
 
 Layouts are the planner's business, so placing an array on devices, or constraining its
 sharding the jax way, is an identity here too.
+
+The compiler takes identities out as well. Left in the plan they would hide that two moves are of
+one value, and the compiled program would communicate less than planned.
 """
 
-from meshdsl.ir import Graph, Op, Value
+from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.trace.graphs import Table, in_bodies, substitute, with_ops
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
 _ALWAYS = PLACING | {"copy", "copy_p", "stop_gradient", "name", "pvary", "pcast"}
+_CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+_NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
 # Identities whenever shape and dtype stay the same.
 _BY_SHAPE = frozenset({"convert_element_type", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"})
 
@@ -28,7 +33,7 @@ def drop_identities(graph: Graph) -> Graph:
 
 def _is_identity(op: Op) -> bool:
     same = all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(op.inputs, op.outputs, strict=False))
-    if not op.inputs or not same or op.effects:
+    if not op.inputs or not op.outputs or not same or op.effects:
         return False
     if op.name in _ALWAYS:
         return len(op.inputs) == len(op.outputs)
@@ -37,10 +42,25 @@ def _is_identity(op: Op) -> bool:
 
 def _keeps_dims(op: Op) -> bool:
     """A transpose, reshape or reduction that does nothing, a concatenation of one."""
+    shape, params = op.outputs[0].shape, op.params
     if op.name == "reshape":  # it may read its operand's dims in another order
-        return op.params["dimensions"] is None
+        return params["dimensions"] is None
     if op.name == "transpose":
-        return tuple(op.params["permutation"]) == tuple(range(len(op.outputs[0].shape)))
+        longer = [d for d in params["permutation"] if shape[d] != 1]
+        return longer == sorted(longer)
+    if op.name == "rev":
+        return all(shape[d] == 1 for d in params["dimensions"])
+    if op.name in _CUMULATIVE:
+        return bool(shape[params["axis"]] == 1)
+    if op.name == "pad":
+        return not any(map(any, params["padding_config"]))
     if op.name == "concatenate":
         return len(op.inputs) == 1 and isinstance(op.inputs[0], Value)
-    return op.name.startswith("reduce_") and op.params.get("axes") == ()
+    return _is_neutral(op) or (op.name.startswith("reduce_") and params.get("axes") == ())
+
+
+def _is_neutral(op: Op) -> bool:
+    """Times one, divided by one, minus zero."""
+    if op.name not in _NEUTRAL or not isinstance(op.inputs[1], Literal):
+        return False
+    return bool(op.inputs[1].value == _NEUTRAL[op.name])

@@ -42,12 +42,30 @@ def names(graph):
         lambda x: jax.device_put(x, jax.devices()[0]),
         lambda x: checkpoint_name(x, "kept"),
         lambda x: jax.lax.reduce_sum_p.bind(x, axes=(), out_sharding=None),
+        lambda x: jax.lax.pad(x, 2.0, ((0, 0, 0), (0, 0, 0))),
+        lambda x: x * 1.0,
+        lambda x: x / 1,
+        lambda x: x - 0.0,
     ],
 )
 def test_identities_go(identity):
     graph = cleaned(lambda x: jnp.sin(identity(x)), X, by=drop_identities)
     assert names(graph) == ["sin", "return"]
     assert graph.ops[0].inputs == graph.inputs
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        lambda x: jax.lax.rev(x, (1, 3)),
+        lambda x: jax.lax.transpose(x, (0, 3, 2, 1)),
+        lambda x: jax.lax.transpose(x, (0, 1, 2, 3)),
+        lambda x: jax.lax.cumsum(x, 1),
+    ],
+)
+def test_identities_on_dims_of_one_go(identity):
+    thin = jax.ShapeDtypeStruct((4, 1, 3, 1), jnp.float32)
+    assert names(cleaned(lambda x: jnp.sin(identity(x)), thin, by=drop_identities)) == ["sin", "return"]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +78,12 @@ def test_identities_go(identity):
         lambda x: jax.lax.reduce_precision(x, 5, 10),
         lambda x: jax.lax.optimization_barrier(x),
         lambda x: x[::-1],
+        lambda x: x * 2.0,
+        lambda x: 0.0 - x,
+        lambda x: 1 / x,
+        lambda x: jax.lax.cumsum(x, 0),
+        lambda x: jax.lax.pad(x, 2.0, ((1, -1, 0), (0, 0, 0))),
+        lambda x: jax.lax.pad(x, 2.0, ((-1, 1, 0), (1, -1, 0))),
     ],
 )
 def test_what_changes_something_stays(change):
