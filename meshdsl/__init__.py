@@ -15,6 +15,7 @@ _NAMES = {
     "meshdsl.layouts": ("B", "Layout", "Mesh", "P", "S", "Topology", "topology"),
     "meshdsl.errors": ("CheckError", "MeshDSLError", "VerifyError"),
     "meshdsl.constraint": ("constrain",),
+    "meshdsl.custom": ("rule",),
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
     "meshdsl.plan": ("Plan", "load_plan"),
 }

@@ -34,6 +34,10 @@ class TraceError(MeshDSLError):
     """A step that cannot be traced or planned as it is called."""
 
 
+class RuleError(MeshDSLError):
+    """A rule that is none, that does not fit its operands, or that does not hold."""
+
+
 class MemoryLimitError(MeshDSLError):
     """No plan was found that fits the memory limit."""
 

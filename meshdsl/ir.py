@@ -92,6 +92,11 @@ class Op:
     bodies: tuple["Graph", ...] = ()
     effects: bool = False
 
+    @property
+    def called(self) -> str:
+        """What its reader knows it by: a function with a rule by its own name."""
+        return str(getattr(self.params.get("ruled"), "name", self.name))
+
 
 @dataclass(eq=False, slots=True)
 class Graph:

@@ -18,13 +18,13 @@ from itertools import product
 
 import numpy as np
 
+from meshdsl import simulated
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
 from meshdsl.layouts.rule import Row
 from meshdsl.lowering.local.registry import PROGRAMS
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast, carries
-from tests import simulated
 from tests.samples import SAMPLES, Sample, drawn, sample
 from tests.trials import Results, Trial, run_trials
 

@@ -9,9 +9,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     ("meshdsl.errors", "meshdsl.globs", "meshdsl.units"),
     ("meshdsl.layouts",),
+    ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),
     ("meshdsl.constraint",),
-    ("meshdsl.trace", "meshdsl.rules"),
+    ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan"),
     ("meshdsl.lowering",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.executable", "meshdsl.api"),

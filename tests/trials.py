@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshdsl import simulated
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Partial, Placement
 from meshdsl.layouts.rule import Row
 from meshdsl.lowering.local import Local, run_local
 from meshdsl.lowering.local.registry import PROGRAMS
-from tests import simulated
 
 jax.config.update("jax_traceback_filtering", "off")  # most trials fail to trace, and filtering costs 1 ms each
 

@@ -38,7 +38,7 @@ class Reasons:
         """Path of the input that the value is, or what made it."""
         if value.id in self.names:
             return self.names[value.id]
-        return self.makers[value.id].name if value.id in self.makers else "a loop's carry"
+        return self.makers[value.id].called if value.id in self.makers else "a loop's carry"
 
     def named(self, value: int) -> str:
         """The name of the value with this id, and the line that made it."""
@@ -90,7 +90,7 @@ class Reasons:
 
 
 def _called(op: Op) -> str:
-    return f"the {op.name}" if op.bodies else op.name
+    return f"the {op.name}" if op.bodies else op.called
 
 
 def _change(move: Move) -> str:

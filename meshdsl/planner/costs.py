@@ -11,14 +11,18 @@ leaves a graph.
 from dataclasses import dataclass
 from math import prod
 
+import jax
+
 from meshdsl.ir import LOOPS, Graph, Literal, Op, Value, walk
 from meshdsl.rules import RULES
+from meshdsl.trace.read import read_jaxpr
+from meshdsl.trace.trips import count_trips
 
 HEAVY = frozenset(
     "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
     "cholesky triangular_solve qr svd eigh lu "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
-    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier".split()
+    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier ruled".split()
 )
 READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add".split())
 
@@ -114,7 +118,14 @@ def _flops(op: Op) -> float:
         kernel = op.inputs[1].shape
         per_output = prod(kernel) / kernel[numbers.rhs_spec[0]]
         return 2.0 * float(prod(op.outputs[0].shape) * per_output)
-    return 0.0
+    return _flops_inside(op) if op.name == "ruled" else 0.0
+
+
+def _flops_inside(op: Op) -> float:
+    """Of a user's function with a rule: the sum over its operations."""
+    graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].function)(*op.inputs))
+    count_trips(graph)
+    return sum(_flops(inner) * body.trips for body, inner in walk(graph))
 
 
 def is_structured(op: Op) -> bool:

@@ -154,7 +154,7 @@ def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
     touched = tuple(work.touched[i] for i in real)
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
     work = replace(work, touched=touched, sides=sides)
-    return Node(ports, rows, work, op, trips, what=f"{op.name} at {op.source}")
+    return Node(ports, rows, work, op, trips, what=f"{op.called} at {op.source}")
 
 
 def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:

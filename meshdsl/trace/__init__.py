@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from meshdsl.custom.prove import check_rules
 from meshdsl.ir import Graph, Program, check_graph
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities
@@ -89,7 +90,15 @@ def trace(
     outputs = tuple(typed_leaf(path, x) for path, x in path_leaves(result))
     inputs = tuple(map(typed_leaf, call.paths, closed.in_avals))
     tree = jax.tree_util.tree_structure(result)
-    return Program(graph, inputs, outputs, call.tree, tree, call.name, [*lost, *note_constraints(traced, graph)])
+    return Program(
+        graph,
+        inputs,
+        outputs,
+        call.tree,
+        tree,
+        call.name,
+        [*lost, *check_rules(graph), *note_constraints(traced, graph)],
+    )
 
 
 def clean(graph: Graph) -> Graph:

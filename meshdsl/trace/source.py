@@ -14,6 +14,7 @@ _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
+_SERVING = (_OWN, _OWN / "custom")  # what users call inside a step
 
 
 _NOWHERE = Source()
@@ -66,7 +67,7 @@ def _source(traceback: Any, code: Any, position: int) -> Source:
 def _kind(file: str) -> str:
     if file.startswith(_TRACE):
         return "trace"
-    if Path(file).parent == _OWN or file.startswith("<"):
+    if Path(file).parent in _SERVING or file.startswith("<"):
         return "internal"
     if file.startswith(f"{_OWN}/"):
         return "user"  # models and training code of this package are programs like any other

@@ -66,7 +66,8 @@ def _same(whole: list[Array], placed: Placement) -> Array | None:
 def _reduced(whole: list[Array], placed: Placement) -> Array | None:
     functions = {"sum": np.add, "max": np.maximum, "min": np.minimum}
     with np.errstate(all="ignore"):
-        return functions[placed.reduction].reduce(whole, dtype=whole[0].dtype)  # type: ignore[attr-defined]
+        found: Array = functions[placed.reduction].reduce(whole, dtype=whole[0].dtype)  # type: ignore[attr-defined]
+    return found
 
 
 JOIN: dict[type, Callable[[list[Array], Placement], Array | None]] = {
@@ -100,7 +101,7 @@ def _beyond(value: Array, below: bool, rng: Random) -> Array:
     """Random values that do not pass ``value``."""
     if value.dtype == bool:
         other = rng.integers(0, 2, value.shape).astype(bool)
-        return value & other if below else value | other
+        return np.asarray(value & other if below else value | other)
     step = rng.integers(0, 9, value.shape) * (-1 if below else 1)
     identity = rng.integers(0, 4, value.shape) == 0
     if _inexact(value):
