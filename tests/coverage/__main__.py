@@ -41,7 +41,7 @@ def sweep(todo: list[Case], file: Path) -> None:
     """Judge the cases one by one, and add each verdict to the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        file.write_text(json.dumps(f"{versions()}, numpy {np.__version__}") + "\n")
+        file.write_text(json.dumps(f"{versions()}, numpy {np.__version__}: {len(cases())} cases in JAX") + "\n")
     count: Counter[str] = Counter()
     start = time.time()
     for i, case in enumerate(todo, 1):

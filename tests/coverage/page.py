@@ -17,6 +17,8 @@ dim that can be split pinned, and compares the numbers with the unsharded functi
 * **fallback**: likewise, but an operation has no rule for blocks of this shape; its operand was gathered
 * **fail**: anything else
 * **skipped**: JAX does not run it on CPU, or no dim can be split
+
+A sweep can be limited to some cases of each primitive; the rows count the cases that were judged.
 """
 
 
