@@ -60,12 +60,12 @@ def leaf(x):
     return str(x.dtype), x.shape, weak, None if x.dtype == F0 else np.asarray(x).astype(complex)
 
 
-def same(got, want):
+def same(got, want, atol=1e-6):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(map(leaf, jax.tree.leaves(got)), map(leaf, jax.tree.leaves(want)), strict=True):
         assert a[:3] == b[:3]
         if a[3] is not None:
-            np.testing.assert_allclose(a[3], b[3], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(a[3], b[3], rtol=1e-5, atol=atol)
 
 
 def as_jit(step, *args, named=None, options=None, **kwargs):

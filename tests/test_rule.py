@@ -17,6 +17,7 @@ from meshdsl.trace import trace
 from tests.test_like_jit import same
 
 MESH = md.Mesh(data=4, model=2)
+ROUNDING = 1e-5  # second derivatives add in another order
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.normal(size=shape).astype(np.float32) for shape in ((8, 4, 2, 3), (8, 6, 2, 3), (8, 6, 2, 4)))
 X, W = RNG.normal(size=(8, 12)).astype(np.float32), RNG.normal(size=(12, 4)).astype(np.float32)
@@ -78,9 +79,9 @@ TRANSFORMED = {
 def test_it_stays_the_plain_function(name):
     make = TRANSFORMED[name]
     want = jax.jit(make(softmax_attention))(Q, K, V)
-    same(jax.jit(make(attention))(Q, K, V), want)
+    same(jax.jit(make(attention))(Q, K, V), want, ROUNDING)
     if name in ("grad of vmap", "jvp of grad", "grad of scan"):
-        same(md.parallelize(make(attention), MESH, {"q": "data=S(0)"})(Q, K, V), want)
+        same(md.parallelize(make(attention), MESH, {"q": "data=S(0)"})(Q, K, V), want, ROUNDING)
 
 
 def test_it_is_one_operation_of_the_plan():
