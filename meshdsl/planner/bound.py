@@ -2,11 +2,12 @@
 
 The bound speaks of all mesh axes at once. It is the lower bound of the network ``Joint.bounds``,
 which no plan can undercut, raised by message passing; states that cannot be in a better plan go,
-and what has become small is eliminated. If what is left is narrow enough, elimination finishes the
-proof and the bound is the optimum.
+and what has become small is eliminated. At last the rest is eliminated as well, as exactly as its
+width allows: if it is narrow, the bound is the optimum.
 """
 
-from meshdsl.planner.closure import TIES
+from meshdsl.planner.closure import TIES, Costs
+from meshdsl.planner.eliminate import lower_bound
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.messages import bound, cap, fix, pass_messages
@@ -53,3 +54,12 @@ class Certificate:
         fix(self._network, self.best.cost)
         self._network.reduce(_SMALL)
         self.bound = max(self.bound, bound(self._network))
+
+    def finish(self, largest: int) -> None:
+        """Eliminate what is left, in groups where a table would pass ``largest`` entries: often the end of the proof."""
+        network = self._network
+        at = {v: i for i, v in enumerate(network.order)}
+        tables: list[tuple[tuple[int, ...], Costs]] = [((i,), network.unary[v]) for v, i in at.items()]
+        tables += [((i, at[w]), t) for v, i in at.items() for w, t in network.near[v].items() if i < at[w]]
+        rest = lower_bound([network.unary[v].size for v in at], tables, largest)
+        self.bound = max(self.bound, network.constant + rest)

@@ -6,14 +6,16 @@ neighbours. The largest table decides the cost; the variable whose table would b
 first. Training steps are narrow: a table of one mesh axis has a few thousand entries, whatever
 the depth of the model.
 
-Where a table would pass ``cap`` entries, the variable with the largest domain in it is held at
-its incumbent value instead. The result is then still at least as good as the incumbent, but
-no longer proved optimal; ``Answer.exact`` says so.
+Where a table would pass ``cap`` entries, ``eliminate`` holds the variable with the largest domain in
+it at its incumbent value: the result is then still at least as good as the incumbent, but no
+longer proved optimal; ``Answer.exact`` says so. ``lower_bound`` minimises the tables that mention
+the variable in groups instead, each group by itself (mini-buckets; Dechter and Rish 2003).
 """
 
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +50,25 @@ def eliminate(
       incumbent: a state per variable.
       cap: entries of the largest table that is made.
     """
-    work = _Elimination(domains, incumbent, cap, derived or Derived())
-    for scope, table in tables:
-        work.add(scope, table)
-    return work.run()
+    return _Elimination(domains, tables, incumbent, cap, derived or Derived()).run()
+
+
+def lower_bound(domains: Sequence[int], tables: Iterable[tuple[Scope, Costs]], cap: int) -> float:
+    """What no states of the variables undercut; the minimum itself where no table passes ``cap`` entries."""
+    return _Elimination(domains, tables, None, cap, Derived()).run().cost
 
 
 class _Elimination:
-    def __init__(self, domains: Sequence[int], incumbent: Sequence[int], cap: int, derived: Derived) -> None:
+    """Without an incumbent, wide variables are split: the cost is a bound and the states mean nothing."""
+
+    def __init__(
+        self,
+        domains: Sequence[int],
+        tables: Iterable[tuple[Scope, Costs]],
+        incumbent: Sequence[int] | None,
+        cap: int,
+        derived: Derived,
+    ) -> None:
         self.domains, self.incumbent, self.limit = domains, incumbent, float(np.log2(cap))
         self.sizes = [float(np.log2(d)) for d in domains]
         self.total = 0.0
@@ -64,8 +77,10 @@ class _Elimination:
         self.trail: list[tuple[int, Scope, Costs]] = []
         self.held: dict[int, int] = {}
         self.derived = derived
+        for scope, table in tables:
+            self._add(scope, table)
 
-    def add(self, scope: Scope, table: Costs) -> None:
+    def _add(self, scope: Scope, table: Costs) -> None:
         """Add a table; variables of a single state are sliced away."""
         single = tuple(self.domains[v] == 1 for v in scope)
         if any(single):
@@ -83,16 +98,19 @@ class _Elimination:
             weight, v = heapq.heappop(queue)
             if v not in alive or weight != weights[v]:
                 continue
-            if weight > self.limit:
-                v = max((v, *self.near[v]), key=lambda w: (self.domains[w], w))
-                touched = self._hold(v)
-            else:
+            if weight <= self.limit:
                 touched = self._eliminate(v)
+            elif self.incumbent is None:
+                touched = self._split(v)
+            else:
+                v = max((v, *self.near[v]), key=lambda w: (self.domains[w], w))
+                touched = self._hold(v, int(self.incumbent[v]))
             alive.discard(v)
             for w in touched:
                 weights[w] = self._weight(w)
                 heapq.heappush(queue, (weights[w], w))
-        return Answer(self.total, self._read_back(), not self.held)
+        states = [] if self.incumbent is None else self._read_back()
+        return Answer(self.total, np.array(states, dtype=np.intp), not self.held)
 
     def _weight(self, v: int) -> float:
         return round(self.sizes[v] + sum([self.sizes[w] for w in self.near[v]]), 6)
@@ -143,22 +161,41 @@ class _Elimination:
         least: tuple[Costs, Costs] = self.derived.get(how, tuple(tables[part] for _, part in parts), make)
         return least
 
-    def _hold(self, v: int) -> set[int]:
-        """Fix ``v`` at its incumbent state."""
-        state = int(self.incumbent[v])
+    def _split(self, v: int) -> set[int]:
+        """Minimise ``v`` away in groups of tables that are small enough together."""
+        near, tables = self.near[v], self._take(v)
+        groups: list[dict[Scope, Costs]] = []
+        for scope in sorted(tables, key=lambda scope: (-tables[scope].size, scope)):
+            fitting = (group for group in groups if self._entries({*scope, *chain(*group)}) <= self.limit)
+            group = next(fitting, None)
+            if group is None:
+                groups.append(group := {})
+            group[scope] = tables[scope]
+        for group in groups:
+            scope = tuple(sorted({*chain(*group)}))
+            axis = scope.index(v)
+            _, least = self._minimise(scope, axis, group)
+            self._put(scope[:axis] + scope[axis + 1 :], least)
+        return near
+
+    def _entries(self, scope: Iterable[int]) -> float:
+        return sum(self.sizes[v] for v in scope)
+
+    def _hold(self, v: int, state: int) -> set[int]:
+        """Fix ``v`` at a state."""
         self.held[v] = state
         for scope, table in self._take(v).items():
             self._put(tuple(w for w in scope if w != v), np.take(table, state, axis=scope.index(v)))
         return self.near[v]
 
-    def _read_back(self) -> NDArray[np.intp]:
+    def _read_back(self) -> list[int]:
         states = [0] * len(self.domains)
         for v, state in self.held.items():
             states[v] = state
         for v, scope, total in reversed(self.trail):
             at = tuple([slice(None) if w == v else states[w] for w in scope])
             states[v] = int(total[at].argmin())
-        return np.array(states, dtype=np.intp)
+        return states
 
 
 def _sum(dims: int, sizes: list[int], places: list[Scope], tables: Sequence[Costs]) -> Costs:

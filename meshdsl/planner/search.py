@@ -19,6 +19,7 @@ _WORK = 8_000_000  # table entries that the passes of messages of one stage may 
 _PASSES = 6, 24  # at most: to find a plan, to prove a bound
 _AT_A_TIME = 8
 _GAP = 1e-2
+_SMALL, _NARROW, _WIDE = 50_000, 1 << 20, 1 << 14  # networks of fewer entries are finished with larger tables
 _STALLED = 2e-4
 
 
@@ -32,6 +33,8 @@ def search(model: Model) -> Certificate:
         certificate.tighten(min(_AT_A_TIME, passes - done))
         if certificate.gap < _GAP or before - certificate.gap < _STALLED:
             break
+    if certificate.gap >= _GAP:
+        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE)
     return certificate
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshdsl.planner import messages
-from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.network import Network
 
 
@@ -61,6 +61,15 @@ def test_with_a_small_cap_it_is_never_worse_than_the_incumbent(problem):
     answer = eliminate(domains, tables_of(unary, tables), [0] * len(domains), cap=3)
     assert answer.cost == cost(tuple(answer.states))
     assert best <= answer.cost <= cost((0,) * len(domains))
+
+
+@given(networks(), st.integers(1, 30))
+@settings(max_examples=150, deadline=None)
+def test_elimination_in_groups_bounds_the_minimum(problem, cap):
+    domains, unary, tables = problem
+    best, _ = best_of(domains, unary, tables)
+    assert lower_bound(domains, tables_of(unary, tables), cap) <= best
+    assert lower_bound(domains, tables_of(unary, tables), 10**6) == best
 
 
 @given(networks(), st.integers(0, 3))
