@@ -5,7 +5,23 @@ import io
 import re
 from pathlib import Path
 
+import numpy as np
+
+import meshdsl as md
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_rule_holds():
+    code = re.search(r"## Rules of your own.*?```python\n(.*?)```", README, re.DOTALL).group(1)
+    names = {}
+    exec(code, names)
+    q, k, v = (np.random.default_rng(0).normal(size=(6, 6, 2, n)).astype(np.float32) for n in (3, 3, 4))
+    assert len(names["attention"].prove(q, k, v)) == 4
+    sharded = md.parallelize(
+        lambda q, k, v: names["attention"](q, k, v), "data=2,model=2", {"q": "data=S(1) model=S(2)"}
+    )
+    np.testing.assert_allclose(sharded(q, k, v), names["attention"](q, k, v), rtol=1e-5, atol=1e-6)
 
 
 def test_the_first_screen_is_ten_lines_and_their_plan(tmp_path):
