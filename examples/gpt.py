@@ -8,7 +8,7 @@ from flax import nnx
 import meshdsl as md
 from meshdsl.training import batches, data
 
-VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 6, 64, 32, 300
+VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 6, 64, 32, 400
 
 
 class Block(nnx.Module):

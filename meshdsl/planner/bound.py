@@ -56,7 +56,7 @@ class Certificate:
         self.bound = max(self.bound, bound(self._network))
 
     def finish(self, largest: int) -> None:
-        """Eliminate what is left, in groups where a table would pass ``largest`` entries: often the end of the proof."""
+        """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof."""
         network = self._network
         at = {v: i for i, v in enumerate(network.order)}
         tables: list[tuple[tuple[int, ...], Costs]] = [((i,), network.unary[v]) for v, i in at.items()]
