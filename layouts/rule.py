@@ -30,6 +30,7 @@ from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, P, Partial, Placement, Split
 
 Dims = tuple[tuple[str, ...], ...]
+Placements = tuple[tuple[Placement, ...], tuple[Placement, ...]]  # of a row's operands and results
 _DIM = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
@@ -70,6 +71,7 @@ class Rule:
       decreasing: likewise decreasing.
       sizes: length of each factor that shares a dim with others.
       extra: rows that no property gives.
+      without: rows that do not hold, by their placements.
     """
 
     inputs: tuple[Dims, ...]
@@ -81,6 +83,7 @@ class Rule:
     decreasing: tuple[int, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     extra: tuple[Row, ...] = ()
+    without: frozenset[Placements] = frozenset()
 
     @classmethod
     def parse(cls, text: str, **properties: object) -> "Rule":
@@ -91,7 +94,7 @@ class Rule:
     def rows(self) -> tuple[Row, ...]:
         """The table for one axis, every row once, all-``B`` first."""
         found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
-        return tuple(dict.fromkeys(found))
+        return tuple(row for row in dict.fromkeys(found) if (row.inputs, row.outputs) not in self.without)
 
     def _factors(self) -> tuple[str, ...]:
         names = (name for dims in (*self.inputs, *self.outputs) for dim in dims for name in dim)

@@ -5,13 +5,14 @@
 
 Inside ``parallelize`` a call is then one operation of the plan: its rows follow from the text, and
 what a device runs is the function itself on its blocks. Everywhere else it is the plain function.
-The rule is tried when a step is first planned; ``attention.prove(q, k, v)`` tries it on any operands.
+The rule is tried when a step is first planned; rows that do not hold are left out, and the plan
+says so. ``attention.prove(q, k, v)`` tries it on any operands and raises if any row does not hold.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import update_wrapper
 from typing import Any
 
@@ -190,4 +191,4 @@ def _key(key: Any) -> str:
 @register("ruled")
 def _rule_of(op: Op) -> Rule:
     ruled: Ruled = op.params["ruled"]
-    return ruled.signature.rule([tuple(x.shape) for x in (*op.inputs, *op.outputs)])
+    return replace(ruled.signature.rule([tuple(x.shape) for x in (*op.inputs, *op.outputs)]), without=ruled.false)

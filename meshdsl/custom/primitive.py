@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching, mlir
 
 from meshdsl.custom.signature import Signature
 from meshdsl.errors import RuleError
+from meshdsl.layouts.rule import Placements
 
 Arrays = Sequence[Any]
 
@@ -28,11 +29,15 @@ ruled_p.multiple_results = True
 
 @dataclass(frozen=True)
 class Ruled:
-    """A function of flat arrays with its signature; equal ones are one operation to the planner."""
+    """A function of flat arrays with its signature; equal ones are one operation to the planner.
+
+    ``false`` are rows of the signature that were tried and do not hold.
+    """
 
     name: str
     function: Callable[..., Arrays]
     signature: Signature
+    false: frozenset[Placements] = frozenset()
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.signature}]"

@@ -45,6 +45,15 @@ class Case:
 
     def check(self) -> tuple[Row, ...]:
         """The rows that were tried and hold; RuleError lists those that do not, Untried says what kept from trying."""
+        found = self.results()
+        faults_found = [f"{row} on {k} devices: {why}" for row, k, why in found if why]
+        if faults_found:
+            title = f"the rule of {self.ruled.name} does not hold, {self.ruled.signature}:"
+            raise RuleError(faults(title, faults_found, "a dim that cannot be split is written _"))
+        return tuple(dict.fromkeys(row for row, _, _ in found))
+
+    def results(self) -> list[tuple[Row, int, str]]:
+        """Every row that was tried, on how many devices, and what is wrong with it, if anything."""
         shapes = self._result_shapes()
         tried = [(row, k) for row in self.rows for k in self.devices if _divides(row, k, self.operands, shapes)]
         blocks = [self._blocks(row, k) for row, k in tried]
@@ -52,11 +61,7 @@ class Case:
         if isinstance(expected, str):
             raise Untried(f"it does not run here ({expected})")
         pairs = zip(tried, found, strict=True)
-        rows = [f"{row} on {k} devices: {why}" for (row, k), got in pairs if (why := _fault(row, got, expected[0]))]
-        if rows:
-            title = f"the rule of {self.ruled.name} does not hold, {self.ruled.signature}:"
-            raise RuleError(faults(title, rows, "a dim that cannot be split is written _"))
-        return tuple(dict.fromkeys(row for row, _ in tried))
+        return [(row, k, _fault(row, got, expected[0])) for (row, k), got in pairs]
 
     def _result_shapes(self) -> list[tuple[int, ...]]:
         try:
@@ -72,32 +77,50 @@ class Case:
         return [tuple(np.asarray(stack[rank, 0]) for stack in stacks) for rank in range(devices)]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What trying a rule showed: rows that do not hold, with the reason, or why it could not be tried."""
+
+    false: tuple[tuple[Row, str], ...] = ()
+    untried: str = ""
+
+    def note(self, name: str) -> str:
+        """A line for the plan; empty if there is nothing to say."""
+        if self.untried:
+            return (
+                f"the rule of {name} is taken at its word: {self.untried}; try {name}.prove(...) with smaller operands"
+            )
+        rows = "; ".join(f"{row} ({why})" for row, why in self.false)
+        return (
+            f"the rule of {name} does not hold in full; left out: {rows}; write _ for a dim that cannot be split"
+            if rows
+            else ""
+        )
+
+
 def check_rules(graph: Graph) -> list[str]:
-    """Try every rule of the user's in a graph, once in a process; a note for each that could not be tried."""
-    found = {}
+    """Try every rule of the user's in a graph, once in a process, and drop the rows that do not hold; notes on both."""
+    notes = []
     for _, op in walk(graph):
         if op.name == "ruled":
-            found[op.params["ruled"].name] = _first_use(op)
-    return [
-        f"the rule of {name} is taken at its word: {why}; try {name}.prove(...) with smaller operands"
-        for name, why in found.items()
-        if why
-    ]
+            ruled, verdict = op.params["ruled"], _first_use(op)
+            notes.append(verdict.note(ruled.name))
+            false = frozenset((row.inputs, row.outputs) for row, _ in verdict.false)
+            op.params = {**op.params, "ruled": replace(ruled, false=false)}
+    return [note for note in dict.fromkeys(notes) if note]
 
 
-_tried: dict[Any, str] = {}
+_tried: dict[Any, Verdict] = {}
 
 
-def _first_use(op: Op) -> str:
-    """What kept an operation's rule from being tried; nothing if it was."""
+def _first_use(op: Op) -> Verdict:
     ports = tuple((x.shape, str(x.dtype), isinstance(x, Literal)) for x in (*op.inputs, *op.outputs))
     key = op.params["ruled"], ports
     if key not in _tried:
         try:
-            _case(op).check()
-            _tried[key] = ""
+            _tried[key] = Verdict(tuple((row, why) for row, _, why in _case(op).results() if why))
         except Untried as why:
-            _tried[key] = str(why)
+            _tried[key] = Verdict(untried=str(why))
     return _tried[key]
 
 
