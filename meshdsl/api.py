@@ -7,7 +7,7 @@
 A call goes through these stages, each kept for the next call with the same tree, shapes,
 dtypes, static arguments and settings of jax:
 
-    arguments --trace--> program --solve--> solution --> plan --lower--> executable --> results
+    arguments --trace--> program --pad, solve--> solution --> plan --lower--> executable --> results
 """
 
 import logging
@@ -26,11 +26,11 @@ from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.options import Options, check_arguments, donated_leaves, memory_bytes, settings, several
+from meshdsl.pad import pad_program, plan_program
 from meshdsl.pins import make_pins
-from meshdsl.plan.build import build_plan
 from meshdsl.plan.match import check_match
 from meshdsl.plan.value import Plan
-from meshdsl.planner.solve import solve
+from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
 from meshdsl.trace import Call, flatten_call, trace
 
@@ -156,18 +156,21 @@ class Sharded:
         if key not in self._planned:
             program = self._trace(call)
             self._log_again(program)
-            self._planned[key] = program, self._make(program)
+            self._planned[key] = self._make(program)
         return self._planned[key]
 
-    def _make(self, program: Traced) -> Plan:
-        """The plan of a program: the given one if it fits, else a new one."""
+    def _make(self, program: Traced) -> tuple[Traced, Plan]:
+        """The program to run and its plan: the given one if it fits, else a new one."""
         mesh, given = self.options.mesh, self.options.plan
-        donated = donated_leaves(self.step, program.inputs, self.options)
-        pins = make_pins(program, mesh, self.options.layouts, self.options.outputs, donated)
         if given is None:
-            return build_plan(program, solve(program, mesh, pins, self.options.memory), pins)
-        check_match(given, program, mesh, pins)
-        return given
+            return plan_program(program, mesh, self._pins, self.options.memory)
+        padded = pad_program(program, dict(given.padded))
+        check_match(given, padded, mesh, self._pins(padded))
+        return padded, given
+
+    def _pins(self, program: Traced) -> Pins:
+        donated = donated_leaves(self.step, program.inputs, self.options)
+        return make_pins(program, self.options.mesh, self.options.layouts, self.options.outputs, donated)
 
     def _trace(self, call: Call) -> Traced:
         static = self.options.static_argnums, self.options.static_argnames

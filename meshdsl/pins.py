@@ -27,6 +27,7 @@ from meshdsl.planner.solution import Pins
 
 Table = Mapping[str, Layout | str]
 _SHOWN = 3
+LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
 
 
 def make_pins(
@@ -138,7 +139,8 @@ def _dim_fault(what: str, rank: int, axis: str, placed: Split) -> list[str]:
 
 def _near(size: int, blocks: int) -> str:
     below = size // blocks * blocks
-    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n)
+    free = "; left free, it is padded inside the step where that pays" if size >= LONG * blocks else ""
+    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n) + free
 
 
 def _sized(axes: Sequence[str], mesh: Mesh) -> str:

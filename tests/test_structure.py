@@ -13,7 +13,7 @@ LAYERS = [
     ("meshdsl.ir", "meshdsl.program_text"),
     ("meshdsl.constraint",),
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
-    ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan"),
+    ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.executable", "meshdsl.api"),
     ("meshdsl.report", "meshdsl.cli"),

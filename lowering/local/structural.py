@@ -3,12 +3,13 @@
 from math import prod
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Op
 from meshdsl.lowering.local.exchange import mirror, window
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.rules.structural import pad_windows
+from meshdsl.rules.structural import grows_at_end, pad_windows
 
 
 @local("broadcast_in_dim")
@@ -62,10 +63,32 @@ def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """What the block's places of the result show, among it the ends of other blocks."""
     (x, fill), config = arrays, list(op.params["padding_config"])
+    cuts: list[tuple[int, jax.Array, int]] = []
     for d, (*_, between) in enumerate(config):
         axes = where.inputs[0].splitting(d)
         if axes and config[d] != (0, 0, 0):
             windows = pad_windows(op, d)
             x = window(x, where, axes, d, windows.before, windows.after, fill)
             config[d] = (*windows.padding(prod(where.sizes[axis] for axis in axes)), between)
-    return bind(op, x, fill, padding_config=tuple(config))
+        elif grows_at_end(op, d) and _blocks(op, where, d) > 1:
+            x, start, block = _own_places(op, x, where, d)
+            config[d] = (0, block, 0)
+            cuts.append((d, start, block))
+    (padded,) = bind(op, x, fill, padding_config=tuple(config))
+    for d, start, block in cuts:
+        padded = lax.dynamic_slice_in_dim(padded, start, block, d)
+    return (padded,)
+
+
+def _blocks(op: Op, where: Local, d: int) -> int:
+    """Into how many blocks dim d of the result is split."""
+    return prod(where.sizes[axis] for axis in where.outputs[0].splitting(d))
+
+
+def _own_places(op: Op, x: jax.Array, where: Local, d: int) -> tuple[jax.Array, jax.Array, int]:
+    """Of a whole dim that grows at its end: a piece as long as a block, where the block starts in it, and how long."""
+    n, grown = op.inputs[0].shape[d], op.outputs[0].shape[d]
+    block = grown // _blocks(op, where, d)
+    start = where.offset(where.outputs[0], d, grown)
+    first = jnp.minimum(start, n - block)
+    return lax.dynamic_slice_in_dim(x, first, block, d), start - first, block

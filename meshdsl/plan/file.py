@@ -77,6 +77,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     values: list[tuple[int, int]]
     uses: list[tuple[int, int, int]]
     moves: list[Moved]
+    padded: tuple[tuple[int, int], ...] = ()
 
 
 class _Head(msgspec.Struct):
@@ -159,6 +160,7 @@ def _record(plan: Plan) -> PlanFile:
         values=values,
         uses=uses,
         moves=moves,
+        padded=plan.padded,
     )
 
 
@@ -168,7 +170,8 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 
 
 def _plan(f: PlanFile) -> Plan:
-    return Plan(f.name, f.fingerprint, f.operations, f.inputs, f.outputs, f.collectives, f.held, f.notes, _solution(f))
+    arrays = f.inputs, f.outputs, f.collectives, f.held
+    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), f.padded)
 
 
 def _solution(f: PlanFile) -> Solution:

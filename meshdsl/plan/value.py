@@ -88,6 +88,7 @@ class Plan:
       operations: how many operations of each name the program has.
       held: what fills the memory at its fullest point, as (name, bytes), largest first.
       notes: what the reader should know, such as operations without a rule.
+      padded: lengths of dims that are padded inside the step, each with what it is padded to.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Plan:
     held: tuple[tuple[str, int], ...]
     notes: tuple[str, ...]
     solution: Solution
+    padded: tuple[tuple[int, int], ...] = ()
 
     @property
     def mesh(self) -> Mesh:

@@ -24,7 +24,7 @@ HEAVY = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier ruled".split()
 )
-READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add".split())
+READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add pad".split())
 
 
 @dataclass(frozen=True)

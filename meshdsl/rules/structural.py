@@ -89,11 +89,15 @@ def slice_(op: Op) -> Rule:
 def pad(op: Op) -> Rule:
     """Dims without padding, or moved by it: what a block loses behind, the next one gets in front.
 
+    Of a dim that only grows at its end a device can make its own block, given the whole operand.
     The padding is part of the value: a partial operand needs a partial or zero padding.
     """
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
     moved = [(d, pad_windows(op, d)) for d in padded]
-    extra = tuple(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.aligned)
+    extra = (
+        *(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.aligned),
+        *(Row((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
+    )
     dims, fill = kept(_rank(op), *padded), op.inputs[1]
     literal = isinstance(fill, Literal)
     zero = literal and is_zero(fill)
@@ -105,6 +109,12 @@ def pad_windows(op: Op, d: int) -> Sliding:
     """The places of the result along dim d, as windows of one place each."""
     low, _, between = map(int, op.params["padding_config"][d])
     return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], 1, 0, low, between + 1)
+
+
+def grows_at_end(op: Op, d: int) -> bool:
+    """Whether a pad adds to the end of dim ``d`` only, and so little that a block is no longer than the operand."""
+    low, high, inner = op.params["padding_config"][d]
+    return bool(low == inner == 0 < high <= op.inputs[0].shape[d])
 
 
 @rule("bitcast_convert_type")

@@ -1,0 +1,164 @@
+"""Whether padding pays: the planner is asked.
+
+A length is a candidate if it does not divide over the mesh but is long enough that the padding
+is small, and if a matrix product or lookup works on it. The step is planned as it is written,
+then with one candidate after the other padded, longest first; what does not make the plan
+faster is undone. A split that the user stated inside the step cannot be had without padding, so
+that comes first. The plan's notes say what was padded, what was not, and why.
+"""
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import ceil, prod
+
+from meshdsl.errors import MemoryLimitError
+from meshdsl.ir import Graph, Program, Value, walk
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.pad.cut import padded_strands
+from meshdsl.pad.rewrite import pad_program
+from meshdsl.pad.strands import Strand
+from meshdsl.pins import LONG
+from meshdsl.plan.build import build_plan
+from meshdsl.plan.value import Plan
+from meshdsl.planner.solution import Pins, Solution
+from meshdsl.planner.solve import solve
+from meshdsl.trace.graphs import values
+from meshdsl.units import seconds_text
+
+_SHOWN = 2
+Sizes = Mapping[int, int]
+
+
+def plan_program(
+    program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
+) -> tuple[Program, Plan]:
+    """The program to run, padded where that pays, and its plan.
+
+    Args:
+      pins_of: reads and checks the pins of a program.
+      memory: limit in bytes per device; None takes the topology's.
+
+    Raises PinError and MemoryLimitError as ``solve`` does.
+    """
+    candidates = padded_sizes(program, mesh)
+    stated = {n: m for n, m in candidates.items() if n in set(_stated(program.graph, mesh))}
+    best = _attempt(program, stated, mesh, pins_of, memory)
+    notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
+    for n in (n for n in candidates if n not in stated):
+        trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory)
+        notes.append(_note(best, trial, n))
+        best = trial if trial.seconds < best.seconds else best
+    if isinstance(best.outcome, MemoryLimitError):
+        raise best.outcome
+    chosen = replace(best.program, notes=[*program.notes, *notes])
+    return chosen, replace(build_plan(chosen, best.outcome, best.pins), padded=tuple(best.sizes.items()))
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One program, planned or found not to fit."""
+
+    sizes: Sizes
+    program: Program
+    pins: Pins
+    outcome: Solution | MemoryLimitError
+
+    @property
+    def seconds(self) -> float:
+        """Of the plan; without end if there is none."""
+        return self.outcome.seconds if isinstance(self.outcome, Solution) else float("inf")
+
+    def __str__(self) -> str:
+        return seconds_text(self.seconds) if isinstance(self.outcome, Solution) else "does not fit the memory"
+
+
+def _attempt(
+    program: Program, sizes: Sizes, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None
+) -> _Attempt:
+    made = pad_program(program, sizes)
+    pins = pins_of(made)
+    try:
+        return _Attempt(sizes, made, pins, solve(made, mesh, pins, memory))
+    except MemoryLimitError as error:
+        return _Attempt(sizes, made, pins, error)
+
+
+def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
+    """The candidates, longest first: lengths that could be padded, and to what."""
+    graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
+    lengths = {n for graph in graphs for v in _values(graph) for n in v.shape}
+    uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
+    found = {strand.size for graph in graphs for strand in _strands(graph, uneven)}
+    return {n: uneven[n] for n in sorted(found, reverse=True)}
+
+
+def padded_length(n: int, mesh: Mesh) -> int:
+    """``n``, rounded up to a multiple of as many devices as may split it."""
+    products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
+    blocks = max((k for k in products if n >= LONG * k), default=1)
+    return ceil(n / blocks) * blocks
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for op in graph.ops:
+        yield from op.outputs
+
+
+def _strands(graph: Graph, sizes: Sizes) -> Iterator[Strand]:
+    for strands in padded_strands(graph, sizes).values():
+        yield from strands
+
+
+def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:
+    """Lengths that the user said are split although they do not divide."""
+    for _, op in walk(graph):
+        for d, n in enumerate(op.outputs[0].shape) if op.name == "constrain" else ():
+            axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]
+            if n % prod(mesh.axis(axis) for axis in axes):
+                yield n
+
+
+def _stated_note(made: _Attempt, n: int) -> str:
+    return f"{_named(made, n)} is padded to {made.sizes[n]} inside the step, as a split of it is stated"
+
+
+def _note(before: _Attempt, after: _Attempt, n: int) -> str:
+    what, m = _named(after, n), after.sizes[n]
+    if after.seconds < before.seconds:
+        return f"{what} is padded to {m} inside the step: {after}; without, {before}"
+    return f"{what} does not divide over the mesh and stays so: padded to {m}, {after}; without, {before}"
+
+
+def _left(program: Program, mesh: Mesh, candidates: Sizes) -> Iterator[str]:
+    """A line per length of inputs that does not divide and is read by nothing that would gain from it."""
+    for n in dict.fromkeys(n for leaf in program.inputs for n in leaf.shape):
+        if n not in candidates and padded_length(n, mesh) > n:
+            what = _several(_dims(program, n))
+            yield f"{what} ({n}) does not divide over the mesh and stays so: no matrix product or lookup works on it"
+
+
+def _named(made: _Attempt, n: int) -> str:
+    """The inputs that are padded from ``n``, else those of that length, else the first operation on the longer dim."""
+    graph, m = made.program.graph, made.sizes[n]
+    read = {x.id for op in graph.ops if op.name == "pad" and m in op.outputs[0].shape for x in values(op.inputs)}
+    longer = (f"{op.name} at {op.source}" for _, op in walk(graph) if any(m in v.shape for v in op.outputs))
+    found = _dims(made.program, n, read) or _dims(made.program, n) or [next(longer)]
+    return f"{_several(found)} ({n})"
+
+
+def _dims(program: Program, n: int, among: Container[int] | None = None) -> list[str]:
+    """The dims of length ``n`` of the inputs, or of those with these ids."""
+    leaves = zip(program.inputs, program.graph.inputs, strict=True)
+    return [
+        f"dim {d} of {leaf.path}"
+        for leaf, value in leaves
+        for d, size in enumerate(leaf.shape)
+        if size == n and (among is None or value.id in among)
+    ]
+
+
+def _several(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

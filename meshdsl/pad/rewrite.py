@@ -1,0 +1,171 @@
+"""The padded program: the same graph with some strands longer.
+
+A value is kept in every form in which somebody reads it, a form being the set of its dims that
+are padded. What is read in another form is sliced or padded on first use. Padding starts as
+zeros; ``zeros`` knows in which dims of which values it certainly still is, so that only the
+others are masked.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from meshdsl.ir import Graph, Literal, Op, Program, Value, check_graph
+from meshdsl.pad.cut import padded_strands
+from meshdsl.pad.strands import Strand, padded_params
+from meshdsl.pad.zeros import zero_dims
+from meshdsl.trace.graphs import Atom, number
+from meshdsl.trace.read import Frame, inline
+from meshdsl.trace.source import Place
+
+Form = frozenset[int]
+_FILLED, _CLIPPED = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
+
+
+def pad_program(program: Program, sizes: Mapping[int, int]) -> Program:
+    """The program with dims padded inside, from each length in ``sizes`` to what it says; inputs and outputs stay.
+
+    ``padded_strands`` says which dims. The program itself if there are none.
+    """
+    if not any(_padded_somewhere(program.graph, sizes)):
+        return program
+    graph = _Padder(program.graph, sizes, Frame(count(), body=False)).graph()
+    number(graph)
+    check_graph(graph)
+    return replace(program, graph=graph)
+
+
+def _padded_somewhere(graph: Graph, sizes: Mapping[int, int]) -> Iterable[bool]:
+    yield bool(padded_strands(graph, sizes))
+    for op in graph.ops:
+        for body in op.bodies:
+            yield from _padded_somewhere(body, sizes)
+
+
+class _Padder:
+    """Rewrites one graph; operations go to ``frame``."""
+
+    def __init__(self, graph: Graph, sizes: Mapping[int, int], frame: Frame) -> None:
+        self.source, self.sizes, self.frame = graph, sizes, frame
+        self.strands = padded_strands(graph, sizes)
+        self.forms: dict[int, dict[Form, Value]] = {}
+        self.zeros: set[tuple[int, int]] = set()
+        self.masks: dict[Any, Value] = {}
+
+    def graph(self) -> Graph:
+        """The rewritten graph."""
+        inputs = tuple(self._define(v, Form()) for v in self.source.inputs)
+        for at, op in enumerate(self.source.ops):
+            self._rewrite(op, self.strands.get(at, ()))
+        return replace(self.source, inputs=inputs, ops=tuple(self.frame.ops))
+
+    def _rewrite(self, op: Op, strands: Sequence[Strand]) -> None:
+        start = len(self.frame.ops)
+        inputs = [self._read(x, _form(strands, i)) for i, x in enumerate(op.inputs)]
+        zero = zero_dims(op, strands, lambda port: self._is_zero(inputs[port[0]], port[1]))
+        for strand in strands:
+            self._prepare(op, strand, inputs)
+        forms = [_form(strands, len(op.inputs) + i) for i in range(len(op.outputs))]
+        outputs = tuple(map(self._define, op.outputs, forms))
+        self.zeros |= {(outputs[i - len(op.inputs)].id, d) for i, d in zero}
+        for new in self.frame.ops[start:]:
+            new.source, new.scope, new.phase = op.source, op.scope, op.phase
+        params = padded_params(op, inputs, outputs) if strands else op.params
+        bodies = tuple(_Padder(body, self.sizes, Frame(self.frame.ids, body=False)).graph() for body in op.bodies)
+        self.frame.ops.append(replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies))
+
+    def _define(self, value: Value, form: Form) -> Value:
+        shape = tuple(self.sizes[n] if d in form else n for d, n in enumerate(value.shape))
+        made = Value(next(self.frame.ids), shape, value.dtype)
+        self.forms[value.id] = {form: made}
+        return made
+
+    def _read(self, x: Atom, form: Form) -> Atom:
+        """The value in this form, made of the one in which it was defined."""
+        if isinstance(x, Literal):
+            return x
+        forms = self.forms[x.id]
+        made, value = next(iter(forms.items()))
+        if made - form:
+            value = forms.get(made & form) or forms.setdefault(made & form, self._slice(value, x.shape, made - form))
+        if form - made:
+            value = forms.get(form) or forms.setdefault(form, self._pad(value, form - made))
+        return value
+
+    def _slice(self, x: Value, shape: Sequence[int], dims: Form) -> Value:
+        limits = [shape[d] if d in dims else n for d, n in enumerate(x.shape)]
+        sliced = self._emit(lambda y: lax.slice(y, [0] * len(limits), limits), x)
+        self.zeros |= {(sliced.id, d) for d in range(len(limits)) if (x.id, d) in self.zeros}
+        return sliced
+
+    def _pad(self, x: Value, dims: Form) -> Value:
+        amounts = [(0, self.sizes[n] - n if d in dims else 0, 0) for d, n in enumerate(x.shape)]
+        padded = self._emit(lambda y: lax.pad(y, np.zeros((), y.dtype), amounts), x)
+        self.zeros |= {(padded.id, d) for d in range(len(amounts)) if d in dims or (x.id, d) in self.zeros}
+        return padded
+
+    def _is_zero(self, x: Atom, d: int) -> bool:
+        return isinstance(x, Value) and (x.id, d) in self.zeros
+
+    def _prepare(self, op: Op, strand: Strand, inputs: list[Atom]) -> None:
+        """Make the operands such that this strand's padding changes nothing."""
+        if strand.column is not None:
+            inputs[1] = self._in_bounds(op, strand, inputs[1])
+        if strand.fill is not None:
+            for i, d in strand.ports:
+                if i < len(inputs):
+                    inputs[i] = self._masked(inputs[i], d, strand)
+
+    def _masked(self, x: Atom, d: int, strand: Strand) -> Atom:
+        """``x`` with the strand's fill in the padding of dim ``d``."""
+        assert isinstance(x, Value)
+        fill, zero = np.asarray(strand.fill), not np.any(strand.fill)
+        if zero and (x.id, d) in self.zeros:
+            return x
+        key = x.id, d, fill.tobytes()
+        if key not in self.masks:
+            fill = fill.astype(x.dtype)
+            self.masks[key] = self._emit(lambda y: _mask(y, d, strand.size, fill), x)
+            self.zeros |= {(self.masks[key].id, e) for e in range(len(x.shape)) if zero and (x.id, e) in self.zeros}
+            self.zeros |= {(self.masks[key].id, d)} if zero else set()
+        return self.masks[key]
+
+    def _in_bounds(self, op: Op, strand: Strand, indices: Atom) -> Atom:
+        """Positions that fall into the padding, treated as those beyond the end of the dim are."""
+        n, column, mode = strand.size, strand.column, op.params["mode"]
+        if not isinstance(indices, Value) or column is None or (op.name != "gather" and mode != _CLIPPED):
+            return indices  # what a scatter writes into the padding is never read
+        beyond = self.sizes[n] if mode == _FILLED else n - 1
+        return self._emit(lambda at: _redirected(at, column, n, beyond), indices)
+
+    def _emit(self, function: Callable[[jax.Array], jax.Array], x: Value) -> Value:
+        """The result of ``function``, traced, read and appended."""
+        closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(x.shape, x.dtype))
+        (result,) = inline(closed, (x,), self.frame, Place())
+        assert isinstance(result, Value)
+        return result
+
+
+def _form(strands: Iterable[Strand], port: int) -> Form:
+    return Form(d for strand in strands for i, d in strand.ports if i == port)
+
+
+def _mask(x: jax.Array, d: int, size: int, fill: Any) -> jax.Array:
+    """``x`` with ``fill`` from position ``size`` of dim ``d``."""
+    kept = lax.broadcasted_iota(jnp.int32, x.shape, d) < size
+    return lax.select(kept, x, lax.full(x.shape, fill, x.dtype))
+
+
+def _redirected(at: jax.Array, column: int, size: int, beyond: int) -> jax.Array:
+    """Indices with ``beyond`` for what is ``size`` or more in a column."""
+    outside = at >= np.asarray(size, at.dtype)
+    if at.shape[-1] > 1:
+        outside &= lax.broadcasted_iota(jnp.int32, at.shape, at.ndim - 1) == column
+    return lax.select(outside, lax.full(at.shape, beyond, at.dtype), at)

@@ -1,0 +1,188 @@
+"""Strands: the dims of one operation that are padded together.
+
+The factors of a rule say which dims of operands and results are one and the same. Where an
+operation treats every position of a factor alike, the factor is a strand and the operation runs
+on the longer dims unchanged but for parameters that spell out shapes. Where it takes positions
+together, the strand says what the padding of its operands has to hold. Operations and dims that
+are not listed here have no strand: they are read and made at the size that was written.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meshdsl.ir import Literal, Op, Value
+from meshdsl.layouts.rule import Rule
+from meshdsl.rules import RULES
+from meshdsl.rules.elementwise import elementwise
+from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
+
+Port = tuple[int, int]  # an operand, or beyond them a result, and its dim
+
+
+@dataclass(frozen=True)
+class Strand:
+    """Dims of one operation that are padded together.
+
+    Args:
+      size: their length.
+      ports: where they are.
+      fill: what the padding of the operands has to hold; None if that does not matter.
+      column: of the indices of a gather or scatter, the one whose positions lie in this dim.
+    """
+
+    size: int
+    ports: tuple[Port, ...]
+    fill: Any = None
+    column: int | None = None
+
+
+# Every position of a dim that the rule lets be split is treated alike.
+ELEMENTWISE = frozenset(name for name, make in RULES.items() if make is elementwise)
+MOVING = frozenset(
+    "broadcast_in_dim iota transpose reshape squeeze rev slice dynamic_slice dynamic_update_slice pad concatenate "
+    "split stack unstack tile cumsum cumprod cummax cummin cumlogsumexp sort top_k".split()
+)
+LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+
+
+def strands(op: Op) -> list[Strand]:
+    """The strands of an operation; none if it has effects, bodies or keys, or if it is not known here."""
+    atoms = (*op.inputs, *op.outputs)
+    if op.effects or any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in atoms):
+        return []
+    return [s for s in _strands(op) if all(atoms[i].shape[d] == s.size for i, d in s.ports)]
+
+
+def _strands(op: Op) -> Iterator[Strand]:
+    if op.name == "constrain":
+        yield from (Strand(n, ((0, d), (1, d))) for d, n in enumerate(op.inputs[0].shape))
+    elif op.name in ELEMENTWISE or op.name in MOVING:
+        yield from _kept(op)
+    elif op.name == "dot_general":
+        yield from _kept(op)
+        yield from _contracted(op)
+    elif op.name in REDUCED:
+        yield from _kept(op)
+        yield from _reduced(op)
+    elif op.name in LOOKUPS:
+        yield from _kept(op)
+        yield from _looked_up(op)
+
+
+def _kept(op: Op) -> Iterator[Strand]:
+    """Factors of the rule that the results have."""
+    rule = RULES[op.name](op)
+    first = len(rule.inputs)
+    for name, ports in _factors(rule).items():
+        if any(i >= first for i, _ in ports) and name not in rule.reduced and not _is_promised(op, ports):
+            yield _strand(op, ports)
+
+
+def _is_promised(op: Op, ports: Sequence[Port]) -> bool:
+    """Whether indices are said to be sorted or unique, which padding would break."""
+    promises = op.params.get("indices_are_sorted") or op.params.get("unique_indices")
+    return op.name in LOOKUPS and bool(promises) and any(i == 1 for i, _ in ports)
+
+
+def _contracted(op: Op) -> Iterator[Strand]:
+    rule = RULES[op.name](op)
+    zero = np.zeros((), op.outputs[0].dtype)
+    yield from (_strand(op, ports, zero) for name, ports in _factors(rule).items() if name in rule.reduced)
+
+
+def _reduced(op: Op) -> Iterator[Strand]:
+    fill = REDUCED[op.name](op.inputs[0].dtype)
+    if fill is not None:
+        yield from (_strand(op, ((0, d),), fill) for d in op.params["axes"])
+
+
+def _looked_up(op: Op) -> Iterator[Strand]:
+    """Dims that are addressed by a column of the indices, if those can name a position beyond the padding."""
+    dims = lookup_dims(op)
+    most = np.iinfo(op.inputs[1].dtype).max
+    both = (0,) if op.name == "gather" else (0, 3)
+    for d in dims.looked_up:
+        n = op.inputs[0].shape[d]
+        if 2 * n <= most:
+            yield Strand(n, tuple((i, d) for i in both), column=dims.columns.index(d))
+
+
+def lookup_dims(op: Op) -> Lookup:
+    """What the dims of a gather or scatter mean."""
+    return gather_dims(op) if op.name == "gather" else scatter_dims(op)
+
+
+def _strand(op: Op, ports: Sequence[Port], fill: Any = None) -> Strand:
+    i, d = ports[0]
+    return Strand((*op.inputs, *op.outputs)[i].shape[d], tuple(ports), fill)
+
+
+def _factors(rule: Rule) -> dict[str, list[Port]]:
+    """Where each factor is, without those that share a dim with another."""
+    found: dict[str, list[Port]] = {}
+    shared: set[str] = set()
+    for i, dims in enumerate((*rule.inputs, *rule.outputs)):
+        for d, names in enumerate(dims):
+            shared |= set(names) if len(names) > 1 else set()
+            for name in names:
+                found.setdefault(name, []).append((i, d))
+    return {name: ports for name, ports in found.items() if name not in shared}
+
+
+def _ones(dtype: Any) -> Any:
+    return np.ones((), dtype)
+
+
+def _zero(dtype: Any) -> Any:
+    return np.zeros((), dtype)
+
+
+def _all_bits(dtype: Any) -> Any:
+    return np.invert(np.zeros((), dtype))
+
+
+def lowest(dtype: Any) -> Any:
+    """What no maximum is changed by; None for floats that may have no infinity."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.array(-np.inf, dtype) if dtype.itemsize > 1 else None
+    return np.zeros((), dtype) if dtype == jnp.bool_ else np.array(jnp.iinfo(dtype).min, dtype)  # type: ignore[no-untyped-call]
+
+
+def highest(dtype: Any) -> Any:
+    """What no minimum is changed by; None for floats that may have no infinity."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.array(np.inf, dtype) if dtype.itemsize > 1 else None
+    return np.ones((), dtype) if dtype == jnp.bool_ else np.array(jnp.iinfo(dtype).max, dtype)  # type: ignore[no-untyped-call]
+
+
+# What the padding holds where a dim is reduced away. Of equal elements argmax takes the first, and padding comes last.
+REDUCED: dict[str, Callable[[Any], Any]] = {
+    "reduce_sum": _zero,
+    "reduce_prod": _ones,
+    "reduce_max": lowest,
+    "reduce_min": highest,
+    "reduce_or": _zero,
+    "reduce_and": _all_bits,
+    "reduce_xor": _zero,
+    "argmax": lowest,
+    "argmin": highest,
+}
+
+_SHAPES = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
+_KEPT_WHOLE = {"slice": "limit_indices", "gather": "slice_sizes", "dynamic_slice": "slice_sizes"}
+
+
+def padded_params(op: Op, before: Sequence[Value | Literal], after: Sequence[Value]) -> dict[str, Any]:
+    """The parameters for operands ``before`` and results ``after``, some dims of which are padded."""
+    params = dict(op.params)
+    if op.name in _SHAPES:
+        params[_SHAPES[op.name]] = after[0].shape
+    if op.name in _KEPT_WHOLE:
+        name, old, new = _KEPT_WHOLE[op.name], op.inputs[0].shape, before[0].shape
+        params[name] = tuple(m if s == n else s for s, n, m in zip(params[name], old, new, strict=True))
+    return params
