@@ -11,6 +11,7 @@ An axis that is not named is ``B``. (In a *pin* it is free instead; a pin is a l
 
 from collections.abc import Sequence
 
+from meshdsl.errors import NotationError
 from meshdsl.layouts.notation import parse_layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 
@@ -23,6 +24,9 @@ class Layout:
     _key: tuple[frozenset[tuple[str, Placement]], frozenset[tuple[str, ...]]]
 
     def __init__(self, **placements: Placement) -> None:
+        for name, placed in placements.items():
+            if not isinstance(placed, Placement):
+                raise NotationError(f"{name}={placed!r} is no placement; write S(dim), B, P, P('max') or P('min')")
         object.__setattr__(self, "placements", tuple(placements.items()))
         object.__setattr__(self, "_key", (frozenset(placements.items()), self._orders()))
 
@@ -35,6 +39,13 @@ class Layout:
     def axes(self) -> tuple[str, ...]:
         """The axes that are named, as written."""
         return tuple(name for name, _ in self.placements)
+
+    @classmethod
+    def of(cls, stated: "Layout | str") -> "Layout":
+        """A layout, or the one that a text writes; NotationError for anything else."""
+        if not isinstance(stated, Layout | str):
+            raise NotationError(f"{stated!r} is no layout; write text such as 'data=S(0) model=B', or a Layout")
+        return stated if isinstance(stated, Layout) else cls.parse(stated)
 
     def on(self, axis: str) -> Placement:
         """The placement on one axis; ``B`` if it is not named."""

@@ -38,6 +38,9 @@ class Split(Placement):
     def __new__(cls, dim: int | str) -> "Split":
         """The one placement that splits ``dim``."""
         if dim not in cls._known:
+            if not isinstance(dim, str) and not (hasattr(dim, "__index__") and dim >= 0):
+                raise NotationError(f"S({dim!r}): a dim is a whole number from 0 on, or a name")
+            dim = dim if isinstance(dim, str) else int(dim)
             made = object.__new__(cls)
             object.__setattr__(made, "dim", dim)
             cls._known[dim] = made

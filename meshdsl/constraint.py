@@ -36,7 +36,7 @@ def constrain(x: T, layout: Layout | str) -> T:
       NotationError: text that is no layout.
       LayoutError: the layout splits dims that an array does not have.
     """
-    stated = Layout.parse(layout) if isinstance(layout, str) else layout
+    stated = Layout.of(layout)
     found, tree = jax.tree_util.tree_flatten_with_path(x)
     rows = [row for keys, leaf in found for row in _faults(_label(keys), jax.numpy.shape(leaf), stated)]
     if rows:

@@ -47,13 +47,14 @@ def settings() -> tuple[Any, ...]:
 
 
 def memory_bytes(memory: str | float | None) -> float | None:
-    """Bytes of ``"60GiB"``, ``"2.5 GB"`` or a number; MeshDSLError for anything else."""
-    if memory is None or isinstance(memory, int | float):
-        return memory
-    match = _MEMORY.fullmatch(memory)
-    if match is None:
+    """Bytes of ``"60GiB"``, ``"2.5 GB"`` or a positive number; MeshDSLError for anything else."""
+    if memory is None:
+        return None
+    match = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
+    size = float(match.group(1)) * _UNITS[match.group(2)] if match else memory
+    if not isinstance(size, int | float) or not size > 0:
         raise MeshDSLError(f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'")
-    return float(match.group(1)) * _UNITS[match.group(2)]
+    return size
 
 
 def several(x: int | str | Iterable[Any]) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ class _Side:
 
     def _parse(self, glob: str, text: Layout | str) -> Layout | None:
         try:
-            return text if isinstance(text, Layout) else Layout.parse(text)
+            return Layout.of(text)
         except NotationError as error:
             self.rows.append(f"{self._label(glob)}: " + str(error).replace("\n", "\n  "))
             return None

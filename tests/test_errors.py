@@ -158,3 +158,25 @@ def test_nearest():
     assert nearest("modle", ["data", "model"]) == "; did you mean 'model'?"
     assert nearest("zzz", ["data", "model"]) == "; known: data, model"
     assert nearest("zzz", []) == ""
+
+
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan"), "0GiB", "60 gb", [1]])
+def test_a_memory_limit_that_is_no_size(memory):
+    text = message(md.MeshDSLError, lambda: md.parallelize(step, MESH, memory=memory))
+    assert text == f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'"
+
+
+@pytest.mark.parametrize("layout", [None, 3])
+def test_what_is_no_layout(layout):
+    said = f"{layout!r} is no layout; write text such as 'data=S(0) model=B', or a Layout"
+    assert pinned({"w": layout}) == [f"  layouts['w']: {said}"]
+    assert message(NotationError, lambda: md.constrain(ARGS[0], layout)) == said
+
+
+def test_what_is_no_placement():
+    for dim in (-1, 1.5, None):
+        said = f"S({dim!r}): a dim is a whole number from 0 on, or a name"
+        assert message(NotationError, lambda dim=dim: md.S(dim)) == said
+    assert md.S(np.int64(17)) is md.S(17)
+    said = "data='S(0)' is no placement; write S(dim), B, P, P('max') or P('min')"
+    assert message(NotationError, lambda: md.Layout(data="S(0)")) == said

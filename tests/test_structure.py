@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -68,3 +69,9 @@ def test_layouts_do_not_import_jax():
 def test_no_relative_imports():
     for _, file in modules():
         assert not any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(file.read_text()))), file
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = {module for module, file in modules() if file.name == "__init__.py"}
+    assert packages == set(listed)

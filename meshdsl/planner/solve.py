@@ -20,7 +20,7 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     """
     model = Model(make_problem(program, mesh, pins))
     found = search(model)
-    choice, peak = Fitter(model, pins.donated).fit(found.best, memory or mesh.topology.memory)
+    choice, peak = Fitter(model, pins.donated).fit(found.best, mesh.topology.memory if memory is None else memory)
     own, uses = layouts_of(model, choice.rows)
     return Solution(
         mesh=mesh,
