@@ -92,6 +92,11 @@ class Closure:
         return _codes(self.space)[self.fitting]
 
     @cached_property
+    def partial(self) -> NDArray[np.bool_]:
+        """Which of the fitting layouts are partial."""
+        return np.asarray((self.placed > len(self.shape)).any(axis=1))
+
+    @cached_property
     def nothing(self) -> Costs:
         """No cost for any fitting layout."""
         return np.zeros(len(self.fitting))

@@ -5,6 +5,9 @@ between its two nodes. A value with more readers is moved along a tree (a tensor
 reader is free for the next): its forks become variables, *hubs*, whose states are layouts. With
 two readers there is one fork, and that is exact. With more there are two networks:
 
+Readers may also all take one copy that was made partial, from which no move goes on; a hub has
+states for that as well.
+
 * ``plans``: the readers hang on a chain of hubs in program order, or on one hub where little is at
   stake. That is a tree of moves, so its cost can be paid; trees of other shapes are found later,
   when a plan is evaluated.
@@ -20,8 +23,10 @@ Both begin as one network without those values, reduced as far as it goes.
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshdsl.planner.closure import Costs, Ids
 from meshdsl.planner.extract import Choice
@@ -147,11 +152,47 @@ class Joint:
     def _star(self, network: Network, value: int, parts: dict[_End, float], weight: float = 1.0) -> None:
         """Some readers on one hub; a part of each one's own moves counts."""
         source = self._ends[value][0]
-        hub, layouts = self._new_hub(network, value, source[0])
-        network.add(source[0], hub, self._moves(value, self._read(source), layouts, weight, True))
+        hub = self._new_star(network, value, source[0])
+        network.add(source[0], hub, self._to_star(value, self._read(source), weight))
         for reader, part in parts.items():
             if part:
-                network.add(hub, reader[0], self._moves(value, layouts, self._read(reader), part * weight))
+                network.add(hub, reader[0], self._from_star(value, self._read(reader), part * weight))
+
+    def _new_star(self, network: Network, value: int, after: int) -> int:
+        """A hub that is a fork in any layout, or the one copy, made partial, that all readers take."""
+        closure = self.model.closures[value]
+
+        def with_copies(states: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([states, states[closure.partial]])
+
+        return network.new(
+            self._derived.get("star", (closure.nothing,), with_copies),
+            self._derived.get("star", (closure.placed,), with_copies),
+            after,
+        )
+
+    def _to_star(self, value: int, sources: Ids, weight: float) -> Costs:
+        closure, copies = self.model.closures[value], self._copies(value)
+
+        def make(at: Ids, forks: Ids) -> Costs:
+            return np.hstack([closure.between(at, forks, True), closure.between(at, copies)]) * weight
+
+        weight *= self.model.trips(value)
+        made: Costs = self._derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
+        return made
+
+    def _from_star(self, value: int, targets: Ids, weight: float) -> Costs:
+        copies, moves = self._copies(value), self._moves(value, self.model.closures[value].fitting, targets, weight)
+
+        def make(onward: Costs, read: Ids) -> Costs:
+            return np.vstack([onward, np.where(copies[:, None] == read[None], 0.0, np.inf)])
+
+        made: Costs = self._derived.get("from star", (moves, targets), make)
+        return made
+
+    def _copies(self, value: int) -> Ids:
+        closure = self.model.closures[value]
+        return np.asarray(closure.fitting[closure.partial])
 
     def _chain(self, network: Network, value: int) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
