@@ -53,7 +53,8 @@ LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "sc
 def strands(op: Op) -> list[Strand]:
     """The strands of an operation; none if it has effects, bodies or keys, or if it is not known here."""
     atoms = (*op.inputs, *op.outputs)
-    if op.effects or any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in atoms):
+    unknown = op.name not in RULES and op.name != "constrain"
+    if unknown or op.effects or any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in atoms):
         return []
     return [s for s in _strands(op) if all(atoms[i].shape[d] == s.size for i, d in s.ports)]
 

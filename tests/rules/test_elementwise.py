@@ -1,6 +1,7 @@
 """Every elementwise primitive, proved."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -111,8 +112,8 @@ case("select_n", lax.select_n, bools(12, 24), floats(12, 24), floats(12, 24))
 case("select_n", lax.select_n, bools(), floats(12, 24), floats(12, 24))
 case("select_n", lax.select_n, ints(24, low=0, high=3), floats(24), floats(24), floats(24))
 case("select_n", lax.select_n, bools(24), bools(24), bools(24))
-case("select_n", lambda p, x: lax.select_n(p, x, 0.0), bools(), floats())
-case("select_n", lambda p, x: lax.select_n(p, 1.0, x), bools(), floats())
+case("select_n", lambda p, x: lax.select_n(p, x, 0.0), np.array(False), np.float32(1.25))
+case("select_n", lambda p, x: lax.select_n(p, 1.0, x), np.array(True), np.float32(1.25))
 
 
 def cast(value, dtype, **excused):
