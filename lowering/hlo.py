@@ -42,6 +42,7 @@ KINDS = (
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
 _SENT_FLOATS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+_PERMUTED = re.compile(r"collective-permute\(([\w,]*)\)")
 _SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
 
 
@@ -115,7 +116,8 @@ def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = _kind(line.opcode)
     if kind == "collective-permute":
-        axes: tuple[str, ...] | None = axes_of_pairs(source_target_pairs(line.rest), sizes)
+        moved = axes_of_pairs(source_target_pairs(line.rest), sizes)
+        axes: tuple[str, ...] | None = _planned_axes(_scope(line), moved, mesh)
         group = mesh.size if axes else 1
     else:
         groups = replica_groups(line.rest, mesh.size)
@@ -150,6 +152,13 @@ def _result(line: Instruction) -> str:
 def _scope(line: Instruction) -> str:
     match = _OP_NAME.search(line.rest)
     return match.group(1) if match else ""
+
+
+def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    """The axes that the name of a permutation states, if these are all it moves along: one of three may stay."""
+    named = _PERMUTED.findall(scope)
+    stated = tuple(name for name in mesh.names if name in named[-1].split(",")) if named else ()
+    return stated if moved and set(moved) < set(stated) else moved
 
 
 def _width(scope: str, type: str) -> Fraction:

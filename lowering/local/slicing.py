@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshdsl.ir import Op
@@ -48,7 +49,8 @@ def dynamic_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[
     operand, *starts = arrays
     sizes = where_whole(op.params["slice_sizes"], op.inputs[0].shape, operand.shape)
     parts = _parts(op, sizes, starts, operand.shape, where)
-    (found,) = bind(op, operand, *_from(starts, parts), slice_sizes=_lengths(sizes, parts))
+    lengths = _lengths(sizes, parts)
+    (found,) = bind(op, operand, *_within(operand.shape, lengths, _from(starts, parts)), slice_sizes=lengths)
     for part in parts:
         found = _shifted(found, part.dim, part.ahead - part.near, part.size)
     return (found,)
@@ -87,6 +89,12 @@ def _from(starts: list[jax.Array], parts: list[Near]) -> list[jax.Array]:
     """The starts, those of split dims in the block."""
     near = {part.dim: part.near for part in parts}
     return [near[d].astype(start.dtype) if d in near else start for d, start in enumerate(starts)]
+
+
+def _within(shape: tuple[int, ...], lengths: tuple[int, ...], starts: list[jax.Array]) -> list[jax.Array]:
+    """The starts in bounds; left to the compiler, some merge the slice with one of its result and forget it."""
+    bounds = zip(starts, shape, lengths, strict=True)
+    return [jnp.clip(start, 0, min(n - k, int(np.iinfo(start.dtype).max))) for start, n, k in bounds]
 
 
 def _lengths(sizes: tuple[int, ...], parts: list[Near]) -> tuple[int, ...]:
