@@ -66,15 +66,15 @@ def _computed(op: Op, operands: tuple[int, ...], work: list[Work]) -> list[Work]
     try:
         run = jax.jit(lambda given: _everything(op, operands, [group for group, _ in work], given))
         given = [blocks for _, blocks in work]
-        found = run.lower(given).compile(compiler_options=_options())(given)
-    except Exception:  # of many kinds: a primitive bound to shapes that it does not check
+        found = jax.block_until_ready(run.lower(given).compile(compiler_options=fast_options())(given))
+    except Exception:  # of many kinds: a primitive bound to shapes that it does not check, a library that fails on them
         half = len(work) // 2
         return _computed(op, operands, work[:half]) + _computed(op, operands, work[half:]) if half else []
     return [(work[i][0], results) for i, results in found.items()]
 
 
 @cache
-def _options() -> dict[str, bool | int]:
+def fast_options() -> dict[str, bool | int]:
     """Compiler options that compile fast; XLA drops such options now and then."""
     try:
         jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=CHEAPER)
