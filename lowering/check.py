@@ -48,7 +48,8 @@ class LeafError:
 
     def __str__(self) -> str:
         noise = f" (nudging the arguments moves it by {self.noise:.0e})" if self.noise else ""
-        return f"{self.path}: {self.fault or f'relative error {self.error:.2e}, allowed {self.tolerance:.0e}'}{noise}"
+        name = self.path or "the result"
+        return f"{name}: {self.fault or f'relative error {self.error:.2e}, allowed {self.tolerance:.0e}'}{noise}"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from meshdsl.asked import read_options
 from meshdsl.errors import TraceError
 from meshdsl.executable import Executable
 from meshdsl.ir import Leaf
@@ -25,7 +26,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
-from meshdsl.options import Options, check_arguments, donated_leaves, memory_bytes, settings, several
+from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
 from meshdsl.pins import make_pins
 from meshdsl.plan.match import check_match
@@ -56,7 +57,7 @@ def parallelize(
 
     Args:
       step: a function of pytrees of arrays, as ``jax.jit`` takes it.
-      mesh: a mesh, or its text ``"data=4,model=2"``.
+      mesh: a mesh, or its text ``"data=4,model=2"``; the topology is then that of ``plan``, or ``cpu``.
       layouts: pins by globs over argument names and tree paths; axes not named are free.
       outputs: pins by globs over the results' paths; others follow the inputs they replace.
       memory: limit per device, bytes or text such as ``"60GiB"``; default is the topology's.
@@ -64,22 +65,24 @@ def parallelize(
       donate_argnames: the same by name.
       static_argnums: arguments that are no arrays, as in ``jax.jit``.
       static_argnames: the same by name.
-      plan: run this plan, a loaded one say, instead of planning.
+      plan: run this plan, a loaded one say, instead of planning; mesh, topology, memory and pins have to agree with it.
       devices: the devices of the mesh, outermost axis first; default is the first of all.
+
+    Raises ArgumentError, listing all arguments that are not of these kinds.
     """
-    options = Options(
-        mesh=Mesh.parse(mesh) if isinstance(mesh, str) else mesh,
-        layouts=dict(layouts or {}),
-        outputs=dict(outputs or {}),
-        memory=memory_bytes(memory),
-        donate_argnums=several(donate_argnums),
-        donate_argnames=several(donate_argnames),
-        static_argnums=several(static_argnums),
-        static_argnames=several(static_argnames),
+    options = read_options(
+        step,
+        mesh=mesh,
+        layouts=layouts,
+        outputs=outputs,
+        memory=memory,
+        donate_argnums=donate_argnums,
+        donate_argnames=donate_argnames,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
         plan=plan,
-        devices=None if devices is None else tuple(devices),
+        devices=devices,
     )
-    check_arguments(step, options)
     return Sharded(step, options)
 
 
@@ -165,7 +168,7 @@ class Sharded:
         if given is None:
             return plan_program(program, mesh, self._pins, self.options.memory)
         padded = pad_program(program, dict(given.padded))
-        check_match(given, padded, mesh, self._pins(padded))
+        check_match(given, padded, mesh, self._pins(padded), self.options.memory)
         return padded, given
 
     def _pins(self, program: Traced) -> Pins:

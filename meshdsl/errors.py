@@ -30,6 +30,10 @@ class PinError(MeshDSLError):
     """Pins that match nothing, contradict each other or cannot be met."""
 
 
+class ArgumentError(MeshDSLError):
+    """Arguments of a function of meshdsl that are not what it takes."""
+
+
 class TraceError(MeshDSLError):
     """A step that cannot be traced or planned as it is called."""
 

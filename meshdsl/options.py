@@ -4,11 +4,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import jax
 
-from meshdsl.errors import MeshDSLError, TraceError, faults, nearest
+from meshdsl.errors import MeshDSLError, nearest
 from meshdsl.globs import quote, split_path
 from meshdsl.ir import Leaf
 from meshdsl.layouts.layout import Layout
@@ -52,23 +53,15 @@ def memory_bytes(memory: str | float | None) -> float | None:
         return None
     match = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
     size = float(match.group(1)) * _UNITS[match.group(2)] if match else memory
-    if not isinstance(size, int | float) or not size > 0:
+    if not isinstance(size, Real) or isinstance(memory, bool) or not size > 0:
         raise MeshDSLError(f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'")
-    return size
+    return float(size)
 
 
-def several(x: int | str | Iterable[Any]) -> tuple[Any, ...]:
-    """One number or name, or several of them, as a tuple."""
-    return (x,) if isinstance(x, int | str) else tuple(x)
-
-
-def check_arguments(step: Callable[..., Any], options: Options) -> None:
-    """TraceError for static or donated arguments that the step does not have, or that are both."""
+def argument_faults(step: Callable[..., Any], options: Options) -> list[str]:
+    """A row for every static or donated argument that the step does not have, or that is both."""
     parameters = _parameters(step)
-    rows = [*_absent_numbers(parameters, options), *_absent_names(parameters, options), *_both(parameters, options)]
-    if rows:
-        name = getattr(step, "__name__", type(step).__name__)
-        raise TraceError(faults(f"arguments of {name} that cannot be static or donated:", rows))
+    return [*_absent_numbers(parameters, options), *_absent_names(parameters, options), *_both(parameters, options)]
 
 
 def _parameters(step: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:

@@ -1,13 +1,25 @@
 """Bad input, end to end: each a clear error of our own type, before anything is compiled."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.errors import DeviceError, MemoryLimitError, NotationError, PinError, PlanFileError, TraceError, nearest
+from meshdsl.errors import (
+    ArgumentError,
+    DeviceError,
+    MemoryLimitError,
+    NotationError,
+    PinError,
+    PlanFileError,
+    TraceError,
+    nearest,
+)
 from meshdsl.layouts import Mesh
+from meshdsl.lowering.check import LeafError
 
 MESH = Mesh(data=4, model=2)
 
@@ -144,14 +156,99 @@ def test_plan_files(tmp_path):
     assert "operations:" in message(PlanFileError, lambda: md.parallelize(lambda w, batch: w, MESH, plan=plan)(*ARGS))
 
 
+def loaded(plan, mesh=MESH, **options):
+    text = message(PlanFileError, lambda: md.parallelize(step, mesh, plan=plan, **options).plan(*ARGS))
+    return [line.strip() for line in text.splitlines()[1:-1]]
+
+
+def test_a_loaded_plan_above_the_memory_limit():
+    plan = md.parallelize(step, MESH).plan(*ARGS)
+    assert loaded(plan, memory=10) == [f"memory: {plan.memory} B per device in the plan, memory= allows 10 B here"]
+    small = replace(MESH.topology, memory=20.0)
+    small_mesh = Mesh(topology=small, data=4, model=2)
+    assert loaded(plan, small_mesh)[-1] == f"memory: {plan.memory} B per device in the plan, topology cpu has 20 B here"
+    assert md.parallelize(step, MESH, plan=plan, memory=plan.memory).plan(*ARGS) is plan
+
+
+def test_a_loaded_plan_of_another_topology():
+    slow = replace(MESH.topology, overhead=1.0)
+    plan = md.parallelize(step, Mesh(topology=slow, data=4, model=2)).plan(*ARGS)
+    keep = "parallelize over plan.mesh to keep the plan's"
+    assert loaded(plan) == [f"topology cpu: overhead is 1.0 in the plan, {MESH.topology.overhead} here; {keep}"]
+    assert loaded(plan, Mesh(topology="dgx-h100", data=4, model=2)) == [
+        f"topology: cpu in the plan, dgx-h100 here; {keep}"
+    ]
+    for mesh in (plan.mesh, "data=4,model=2"):
+        assert md.parallelize(step, mesh, plan=plan).plan(*ARGS) is plan
+
+
+def test_a_check_names_the_only_result():
+    assert str(LeafError("", 0.5, 1e-4)) == "the result: relative error 5.00e-01, allowed 1e-04"
+
+
 def test_an_argument_that_is_no_array():
     assert "batch/x" in message(TraceError, lambda: md.parallelize(step, MESH)(ARGS[0], {"x": "text"}))
 
 
+def asked(*args, **options):
+    lines = message(ArgumentError, lambda: md.parallelize(*args, **options)).splitlines()
+    assert lines[0] == "arguments of parallelize(step, ...) that do not fit:"
+    return [line.removeprefix("  ") for line in lines[1:]]
+
+
 def test_a_mesh_that_cannot_be_read():
-    assert message(NotationError, lambda: md.parallelize(step, "data=4,model")) == (
-        "'=' was expected after axis 'model', as in 'data=4,model=2'\n  data=4,model\n              ^"
-    )
+    assert asked(step, "data=4,model") == [
+        "mesh: '=' was expected after axis 'model', as in 'data=4,model=2'",
+        "  data=4,model",
+        "              ^",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mesh": {"data": 4}}, "mesh: {'data': 4} is a dict, not a mesh; md.Mesh(**{'data': 4}) makes one"),
+        ({"mesh": 8}, "mesh: 8 is an int, not a mesh; write 'data=4,model=2' or md.Mesh(data=4, model=2)"),
+        ({"plan": "p.json"}, "plan: 'p.json' is a str, not a plan; md.load_plan('p.json') reads a file"),
+        ({"plan": 3}, "plan: 3 is an int, not a plan; sharded.plan(*args) and md.load_plan(file) give one"),
+        (
+            {"layouts": "data=S(0)"},
+            "layouts: 'data=S(0)' is a str, not a dict of layouts by globs; write {'batch/*': 'data=S(0)'}",
+        ),
+        (
+            {"outputs": ["data=B"]},
+            "outputs: ['data=B'] is a list, not a dict of layouts by globs; write {'batch/*': 'data=S(0)'}",
+        ),
+        ({"layouts": {None: "data=B"}}, "layouts: None is a NoneType, not a glob; write text such as 'batch/*'"),
+        ({"donate_argnums": "0"}, "donate_argnums: '0' is a str, not the number of an argument"),
+        ({"donate_argnums": True}, "donate_argnums: True is a bool, not the number of an argument"),
+        ({"static_argnames": ("w", 1)}, "static_argnames: 1 is an int, not the name of an argument"),
+        ({"static_argnums": 5}, "static_argnums=5: the step takes 2 positional arguments"),
+        ({"devices": 8}, "devices: 8 is an int, not a list of devices; jax.devices() is one"),
+        ({"devices": ["cpu"]}, "devices[0]: 'cpu' is a str, not a device; jax.devices() lists them"),
+    ],
+)
+def test_what_is_no_argument_of_parallelize(options, said):
+    assert asked(step, **{"mesh": MESH, **options}) == [said]
+
+
+def test_all_faults_of_a_call_at_once():
+    first, second = jax.devices()[:2]
+    said = asked(step, "dta", {3: None}, memory="many", donate_argnames="bach", devices=[first, second, first])
+    assert said == [
+        "mesh: '=' was expected after axis 'dta', as in 'data=4,model=2'",
+        "  dta",
+        "     ^",
+        "layouts: 3 is an int, not a glob; write text such as 'batch/*'",
+        "memory='many' is no size; write bytes, or text like '60GiB' or '500MB'",
+        f"devices[2]: {first} is devices[0] as well; every device serves once",
+        "donate_argnames='bach': the step has no such argument; did you mean 'batch'?",
+    ]
+
+
+def test_a_step_that_is_no_function():
+    text = message(ArgumentError, lambda: md.parallelize(MESH, step))
+    assert text == "step: Mesh(data=4, model=2) is a Mesh, not a function; parallelize(step, mesh) takes the step first"
 
 
 def test_nearest():
@@ -160,10 +257,11 @@ def test_nearest():
     assert nearest("zzz", []) == ""
 
 
-@pytest.mark.parametrize("memory", [0, -1.0, float("nan"), "0GiB", "60 gb", [1]])
+@pytest.mark.parametrize("memory", [0, -1.0, float("nan"), "0GiB", "60 gb", [1], True])
 def test_a_memory_limit_that_is_no_size(memory):
-    text = message(md.MeshDSLError, lambda: md.parallelize(step, MESH, memory=memory))
-    assert text == f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'"
+    assert asked(step, MESH, memory=memory) == [
+        f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'"
+    ]
 
 
 @pytest.mark.parametrize("layout", [None, 3])

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.errors import TraceError
+from meshdsl.errors import ArgumentError, TraceError
 
 MESH = md.Mesh(data=4, model=2)
 X = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -251,7 +251,7 @@ def test_a_donation_that_is_of_no_use():
 
 
 def test_what_cannot_be_static_or_donated():
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(ArgumentError) as caught:
         md.parallelize(
             lambda x, mode: x,
             MESH,
@@ -260,7 +260,7 @@ def test_what_cannot_be_static_or_donated():
             donate_argnums=(1, -3),
         )
     assert str(caught.value) == (
-        "arguments of <lambda> that cannot be static or donated:\n"
+        "arguments of parallelize(<lambda>, ...) that do not fit:\n"
         "  static_argnums=5: the step takes 2 positional arguments\n"
         "  donate_argnums=-3: the step takes 2 positional arguments\n"
         "  static_argnames='mod': the step has no such argument; did you mean 'mode'?\n"

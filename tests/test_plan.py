@@ -286,7 +286,7 @@ def test_a_plan_matches_its_own_program():
 def test_other_shapes_and_another_mesh():
     program = small_program()
     program.inputs = (program.inputs[0], leaf("batch/z", 64, 8))
-    assert mismatch(program, Mesh(data=8)) == [
+    assert mismatch(program, Mesh(topology=TOPOLOGY, data=8)) == [
         "mesh: data=4,model=2 in the plan, data=8 here",
         "input batch/x: float32[32,8] in the plan, absent here",
         "input batch/z: absent in the plan, float32[64,8] here",

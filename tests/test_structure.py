@@ -16,7 +16,7 @@ LAYERS = [
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),
-    ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.executable", "meshdsl.api"),
+    ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.asked", "meshdsl.executable", "meshdsl.api"),
     ("meshdsl.report", "meshdsl.cli"),
     ("meshdsl.training",),
     ("meshdsl.models", "examples"),

@@ -1,0 +1,127 @@
+"""What was asked of ``parallelize``, read into :class:`Options`; every argument that is none is named, all at once.
+
+Each reader below takes one argument as the user wrote it, gives the value that the rest of
+meshdsl works with, and adds a row to the faults where it cannot.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from os import PathLike
+from typing import Any
+
+import jax
+
+from meshdsl.errors import ArgumentError, MeshDSLError, faults
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology
+from meshdsl.options import Options, argument_faults, memory_bytes
+from meshdsl.plan.value import Plan
+
+
+def read_options(step: Callable[..., Any], **asked: Any) -> Options:
+    """The options of ``parallelize(step, **asked)``; ArgumentError lists all that does not fit."""
+    if not callable(step):
+        raise ArgumentError(f"step: {_is(step)}, not a function; parallelize(step, mesh) takes the step first")
+    rows: list[str] = []
+    plan = _plan(asked["plan"], rows)
+    made = Options(
+        mesh=_mesh(asked["mesh"], plan.topology if plan else None, rows),
+        layouts=_table("layouts", asked["layouts"], rows),
+        outputs=_table("outputs", asked["outputs"], rows),
+        memory=_memory(asked["memory"], rows),
+        donate_argnums=_several("donate_argnums", asked["donate_argnums"], Integral, rows),
+        donate_argnames=_several("donate_argnames", asked["donate_argnames"], str, rows),
+        static_argnums=_several("static_argnums", asked["static_argnums"], Integral, rows),
+        static_argnames=_several("static_argnames", asked["static_argnames"], str, rows),
+        plan=plan,
+        devices=_devices(asked["devices"], rows),
+    )
+    rows += argument_faults(step, made)
+    if rows:
+        name = getattr(step, "__name__", type(step).__name__)
+        raise ArgumentError(faults(f"arguments of parallelize({name}, ...) that do not fit:", rows))
+    return made
+
+
+_NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised
+
+
+def _mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
+    """A mesh; a text states no topology, so that of the plan to run holds."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, str):
+        try:
+            return Mesh.parse(mesh, topology)
+        except MeshDSLError as error:
+            rows.append("mesh: " + str(error).replace("\n", "\n  "))
+            return _NO_MESH
+    made = (
+        f"md.Mesh(**{mesh!r}) makes one"
+        if isinstance(mesh, dict)
+        else "write 'data=4,model=2' or md.Mesh(data=4, model=2)"
+    )
+    rows.append(f"mesh: {_is(mesh)}, not a mesh; {made}")
+    return _NO_MESH
+
+
+def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]:
+    """Layouts by globs; what they say is read with the arguments at hand."""
+    if table is None:
+        return {}
+    if not isinstance(table, Mapping):
+        rows.append(f"{name}: {_is(table)}, not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}")
+        return {}
+    bad = [glob for glob in table if not isinstance(glob, str)]
+    rows += [f"{name}: {_is(glob)}, not a glob; write text such as 'batch/*'" for glob in bad]
+    return {glob: layout for glob, layout in table.items() if glob not in bad}
+
+
+def _memory(memory: Any, rows: list[str]) -> float | None:
+    try:
+        return memory_bytes(memory)
+    except MeshDSLError as error:
+        rows.append(str(error))
+        return None
+
+
+def _several(name: str, given: Any, kind: type, rows: list[str]) -> tuple[Any, ...]:
+    """One number or name, or several of them, as a tuple."""
+    items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    what = "the number of an argument" if kind is Integral else "the name of an argument"
+    bad = [x for x in items if not isinstance(x, kind) or isinstance(x, bool)]
+    rows += [f"{name}: {_is(x)}, not {what}" for x in bad]
+    return tuple(x for x in items if x not in bad)
+
+
+def _plan(plan: object, rows: list[str]) -> Plan | None:
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    file = isinstance(plan, str | PathLike)
+    made = (
+        f"md.load_plan({str(plan)!r}) reads a file" if file else "sharded.plan(*args) and md.load_plan(file) give one"
+    )
+    rows.append(f"plan: {_is(plan)}, not a plan; {made}")
+    return None
+
+
+def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
+    """The devices, each once."""
+    if devices is None:
+        return None
+    if not isinstance(devices, Sequence) or isinstance(devices, str):
+        rows.append(f"devices: {_is(devices)}, not a list of devices; jax.devices() is one")
+        return None
+    for i, device in enumerate(devices):
+        if not isinstance(device, jax.Device):
+            rows.append(f"devices[{i}]: {_is(device)}, not a device; jax.devices() lists them")
+        elif device in devices[:i]:
+            rows.append(f"devices[{i}]: {device} is devices[{devices.index(device)}] as well; every device serves once")
+    return tuple(devices)
+
+
+def _is(x: object) -> str:
+    """``'p.json' is a str``."""
+    name = type(x).__name__
+    return f"{repr(x).partition(chr(10))[0][:60]} is {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
