@@ -108,10 +108,16 @@ def arrange(mesh: Mesh, placements: dict[str, Placement], orders: Iterable[Seque
     """The layout with these placements, in mesh order but for the given orders of axes of one dim."""
     names = [name for name in mesh.names if name in placements]
     for order in orders:
-        at = sorted(names.index(axis) for axis in order)
-        for i, axis in zip(at, order, strict=True):
-            names[i] = axis
-    return Layout(**{name: placements[name] for name in names})
+        if len(order) > 1:
+            at = sorted(map(names.index, order))
+            for i, axis in zip(at, order, strict=True):
+                names[i] = axis
+    return _layout(tuple((name, placements[name]) for name in names))
+
+
+@cache
+def _layout(placements: tuple[tuple[str, Placement], ...]) -> Layout:
+    return Layout(**dict(placements))
 
 
 class _State:
@@ -119,7 +125,8 @@ class _State:
 
     def __init__(self, layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...]) -> None:
         self.layout, self.rank, self.mesh, self.reductions = layout, rank, mesh, reductions
-        self.placed = {name: layout.on(name) for name in mesh.names if mesh.axis(name) > 1}
+        self.every = {name: layout.on(name) for name in mesh.names}
+        self.placed = {name: placed for name, placed in self.every.items() if mesh.axis(name) > 1}
         self.orders = {dim: layout.splitting(dim) for dim in range(rank)}
 
     def held(self, axes: Sequence[str]) -> float:
@@ -129,10 +136,10 @@ class _State:
 
     def to(self, axes: Sequence[str], target: Placement) -> Layout:
         """The layout after ``axes`` moved to ``target``, as the new minor-most of its dim."""
-        placed = {**{n: self.layout.on(n) for n in self.mesh.names}, **dict.fromkeys(axes, target)}
-        orders = {dim: [a for a in order if a not in axes] for dim, order in self.orders.items()}
+        placed = {**self.every, **dict.fromkeys(axes, target)}
+        orders = {dim: [a for a in order if a not in axes] for dim, order in self.orders.items() if order}
         if isinstance(target, Split) and isinstance(target.dim, int):
-            orders[target.dim] += axes
+            orders[target.dim] = [*orders.get(target.dim, ()), *axes]
         return arrange(self.mesh, placed, orders.values())
 
 
@@ -176,7 +183,7 @@ def _swaps(state: _State, dim: int) -> Iterator[Arc]:
     for other in permutations(order):
         if other != order:
             orders = {**state.orders, dim: other}
-            after = arrange(state.mesh, {n: state.layout.on(n) for n in state.mesh.names}, orders.values())
+            after = arrange(state.mesh, state.every, orders.values())
             yield _arc(state, "collective-permute", order, Split(dim), Split(dim), after)
 
 
