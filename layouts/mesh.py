@@ -24,6 +24,7 @@ class Mesh:
 
     def __init__(self, *, topology: Topology | str | None = None, **sizes: int) -> None:
         bad = [f"{name}={size!r}: a size is a whole number >= 1" for name, size in sizes.items() if not _is_size(size)]
+        bad += [f"{name!r} is no axis name; write letters, digits and _" for name in sizes if not name.isidentifier()]
         if bad or not sizes:
             raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
         named = topology if isinstance(topology, Topology) else preset(topology or "cpu")
@@ -35,7 +36,10 @@ class Mesh:
     @classmethod
     def parse(cls, text: str, topology: Topology | str | None = None) -> "Mesh":
         """The mesh written as ``"data=4,model=2"`` (commas or spaces)."""
-        return cls(topology=topology, **parse_mesh(text))
+        sizes = parse_mesh(text)
+        if "topology" in sizes:
+            raise NotationError(f"an axis cannot be called 'topology', as in {text!r}; Mesh(topology=...) is its costs")
+        return cls(topology=topology, **sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ A fault is reported before anything is compiled, all faults at once, as
 so a reader sees both values side by side and the nearest valid name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -73,6 +73,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def shortened(rows: Sequence[str], most: int = 8) -> list[str]:
+    """The first rows, and how many more there are."""
+    more = len(rows) - most
+    return [*rows[:most], f"... and {more} more"] if more > 0 else list(rows)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, without the text and caret below."""
+    return str(error).partition("\n")[0]
 
 
 def faults(title: str, rows: Iterable[str], remedy: str = "") -> str:

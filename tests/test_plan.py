@@ -162,12 +162,17 @@ def test_files_keep_everything(tmp_path):
 
 
 def test_files_keep_the_order_of_axes(tmp_path):
-    mesh = Mesh(x=2, y=2)
-    swapped = complete(Layout.parse("y=S(1) x=S(1)"), mesh)
-    plan = small_plan()
-    arrays = (replace(plan.inputs[0], layout=swapped), plan.inputs[1])
-    replace(plan, inputs=arrays).save(tmp_path / "p.json")
-    assert load_plan(tmp_path / "p.json").layout("w").splitting(1) == ("y", "x")
+    program, solution = small_program(), small_solution()
+    swapped, whole = complete(Layout.parse("model=S(1) data=S(1)"), MESH), complete(Layout(), MESH)
+    trees = {
+        **solution.trees,
+        0: reshard(swapped, whole, (8, 16), 4, MESH),
+        4: reshard(whole, swapped, (8, 16), 4, MESH),
+    }
+    layouts, uses = {**solution.layouts, 0: swapped}, {**solution.uses, (3, 0): swapped}
+    plan = build_plan(program, replace(solution, layouts=layouts, uses=uses, trees=trees), make_pins(program, MESH))
+    plan.save(tmp_path / "p.json")
+    assert load_plan(tmp_path / "p.json").layout("w").splitting(1) == ("model", "data")
 
 
 def test_files_have_no_absolute_paths(tmp_path):
@@ -184,7 +189,7 @@ def test_files_have_no_absolute_paths(tmp_path):
         ('{"format": "x", "version": 1}', "'FILE' is no plan file: its format is 'x'"),
         (
             '{"format": "meshdsl plan", "version": 1}',
-            "'FILE' is a damaged plan file: Object missing required field `name`",
+            "'FILE' is a damaged plan file:\n  Object missing required field `name`",
         ),
     ],
 )

@@ -1,90 +1,30 @@
 """Plan files: JSON with everything needed to read a plan again and to run it.
 
-Layouts and rows of rules are written once, in tables; operations, values and uses refer to
-them by position. Every entry stands on a line of its own, so that ``git diff`` shows what
-changed. Nothing in it depends on the time, the machine or the folder.
+Every entry stands on a line of its own, so that ``git diff`` shows what changed. Nothing in it
+depends on the time, the machine or the folder. A file is read whole or not at all: one that
+was cut off, merged or edited is an error that names the entries.
 """
 
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from meshdsl.errors import NotationError, PlanFileError, faults
-from meshdsl.layouts.exchange import Exchange
+from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, shortened
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.rule import Row
-from meshdsl.layouts.topology import Topology
-from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.plan.damage import damage, mesh_of
+from meshdsl.plan.record import FORMAT, VERSION, Head, Moved, PlanFile, Signature, as_json, broken_seals, seals_of
+from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Solution
 
-VERSION = 1
-FORMAT = "meshdsl plan"
+_REMEDY = "take the file as it was saved, or plan again and save that"
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MeshDSLError)
 T = TypeVar("T")
-
-
-class Moved(msgspec.Struct, array_like=True, frozen=True):
-    """A move of one value; layouts by position."""
-
-    value: int
-    kind: str
-    axes: tuple[str, ...]
-    source: str
-    target: str
-    before: int
-    after: int
-    bytes: int
-    seconds: float
-
-
-class Signature(msgspec.Struct, array_like=True, frozen=True):
-    """A row of a rule."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    size: int = 0
-    collectives: tuple[Exchange, ...] = ()
-
-
-class PlanFile(msgspec.Struct, frozen=True):
-    """The file, field by field."""
-
-    format: str
-    version: int
-    name: str
-    fingerprint: str
-    mesh: dict[str, int]
-    topology: Topology
-    seconds: float
-    lower_bound: float
-    peak: int
-    peak_op: int
-    held: tuple[tuple[str, int], ...]
-    held_values: tuple[tuple[int, int], ...]
-    notes: tuple[str, ...]
-    solver_notes: tuple[str, ...]
-    operations: dict[str, int]
-    inputs: tuple[Array, ...]
-    outputs: tuple[Array, ...]
-    collectives: tuple[Collective, ...]
-    layouts: list[Layout]
-    signatures: list[Signature]
-    ops: list[tuple[int, tuple[int, ...]]]
-    values: list[tuple[int, int]]
-    uses: list[tuple[int, int, int]]
-    moves: list[Moved]
-    padded: tuple[tuple[int, int], ...] = ()
-
-
-class _Head(msgspec.Struct):
-    """What every version of the file begins with."""
-
-    format: str
-    version: int
 
 
 class _Table(dict[T, int]):
@@ -97,28 +37,48 @@ class _Table(dict[T, int]):
 
 def plan_bytes(plan: Plan) -> bytes:
     """The file of a plan."""
-    record = _record(plan)
-    fields = (f'"{name}":{_lines(getattr(record, name))}' for name in record.__struct_fields__)
-    return ("{" + ",\n".join(fields) + "}\n").encode()
+    fields = msgspec.structs.asdict(_record(plan))
+    lines = (f'"{name}":{_lines(value)}' for name, value in {**fields, "seals": seals_of(fields)}.items())
+    return ("{" + ",\n".join(lines) + "}\n").encode()
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan to a file; PlanFileError if that cannot be."""
+    file = _path(path)
+    try:
+        file.write_bytes(plan_bytes(plan))
+    except OSError as error:
+        raise PlanFileError(f"cannot write the plan file {str(file)!r}: {error.strerror}") from error
 
 
 def load_plan(path: str | Path) -> Plan:
-    """The plan in a file; PlanFileError if there is none, or one of another version."""
+    """The plan in a file; PlanFileError if there is none, one of another version, or one that was damaged."""
+    file = _path(path)
     try:
-        data = Path(path).read_bytes()
+        data = file.read_bytes()
     except OSError as error:
-        raise PlanFileError(f"cannot read the plan file {str(path)!r}: {error.strerror}") from error
-    _check_head(str(path), data)
+        raise PlanFileError(f"cannot read the plan file {str(file)!r}: {error.strerror}") from error
+    _check_head(str(file), data)
     try:
-        return _plan(msgspec.json.decode(data, type=PlanFile, dec_hook=_decode))
-    except (msgspec.DecodeError, NotationError, IndexError) as error:
-        raise PlanFileError(f"{str(path)!r} is a damaged plan file: {error}") from error
+        record = msgspec.json.decode(data, type=PlanFile, dec_hook=_decode)
+        rows = [*broken_seals(msgspec.json.decode(data)), *damage(record)]
+    except _UNREADABLE as error:
+        rows = [str(error)]
+    if rows:
+        raise PlanFileError(faults(f"{str(file)!r} is a damaged plan file:", shortened(rows), _REMEDY))
+    return _plan(record)
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, str | PathLike):
+        raise PlanFileError(f"{path!r} is a {type(path).__name__}, not the path of a plan file")
+    return Path(path)
 
 
 def _check_head(path: str, data: bytes) -> None:
     try:
-        head = msgspec.json.decode(data, type=_Head)
-    except msgspec.DecodeError as error:
+        head = msgspec.json.decode(data, type=Head)
+    except _UNREADABLE as error:
         raise PlanFileError(f"{path!r} is no plan file: {error}\nplan.save(path) writes one") from error
     if head.format != FORMAT:
         raise PlanFileError(f"{path!r} is no plan file: its format is {head.format!r}\nplan.save(path) writes one")
@@ -128,6 +88,7 @@ def _check_head(path: str, data: bytes) -> None:
 
 
 def _record(plan: Plan) -> PlanFile:
+    """What the file says, before it is sealed."""
     s = plan.solution
     layouts: _Table[Layout] = _Table()
     signatures: _Table[Row] = _Table()
@@ -161,6 +122,7 @@ def _record(plan: Plan) -> PlanFile:
         uses=uses,
         moves=moves,
         padded=plan.padded,
+        seals=(),
     )
 
 
@@ -181,7 +143,7 @@ def _solution(f: PlanFile) -> Solution:
         ends = (parse_placement(m.source), parse_placement(m.target), f.layouts[m.before], f.layouts[m.after])
         trees.setdefault(m.value, []).append(Move(m.kind, m.axes, *ends, m.bytes, m.seconds))
     return Solution(
-        mesh=Mesh(topology=f.topology, **f.mesh),
+        mesh=mesh_of(f),
         rows={op: tuple(rows[i] for i in picked) for op, picked in f.ops},
         layouts={value: f.layouts[i] for value, i in f.values},
         uses={(op, i): f.layouts[at] for op, i, at in f.uses},
@@ -203,11 +165,14 @@ def _lines(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    return as_json(value).decode()
 
 
 def _decode(kind: type, value: Any) -> Any:
-    return Layout.parse(value)
+    try:
+        return Layout.of(value)
+    except NotationError as error:  # msgspec adds the place to a ValueError
+        raise ValueError(first_line(error)) from error
 
 
 def _texts(placements: tuple[Placement, ...]) -> tuple[str, ...]:

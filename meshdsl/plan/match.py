@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
-from meshdsl.errors import PlanFileError, faults
+from meshdsl.errors import PlanFileError, faults, shortened
 from meshdsl.ir import Leaf, Program, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -12,8 +12,6 @@ from meshdsl.plan.value import Array, Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.program_text import fingerprint
 from meshdsl.units import bytes_text
-
-_SHOWN = 8
 
 
 def check_match(plan: Plan, program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> None:
@@ -24,9 +22,8 @@ def check_match(plan: Plan, program: Program, mesh: Mesh, pins: Pins, memory: fl
     """
     rows = [*_differences(plan, program, mesh, pins), *_memory(plan, mesh, memory)]
     if rows:
-        more = [f"... and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
         title = f"the plan of {plan.name} was made for something else than this call of {program.name}:"
-        raise PlanFileError(faults(title, [*rows[:_SHOWN], *more], "plan again without plan=, and save that"))
+        raise PlanFileError(faults(title, shortened(rows), "plan again without plan=, and save that"))
 
 
 def _differences(plan: Plan, program: Program, mesh: Mesh, pins: Pins) -> Iterator[str]:

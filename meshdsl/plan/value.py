@@ -147,9 +147,9 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file; the same plan gives the same bytes."""
-        from meshdsl.plan.file import plan_bytes
+        from meshdsl.plan.file import save_plan
 
-        Path(path).write_bytes(plan_bytes(self))
+        save_plan(self, path)
 
     def diff(self, other: "Plan") -> "PlanDiff":
         """What ``other`` does differently; empty (false) if nothing."""
