@@ -30,6 +30,7 @@ from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
 from meshdsl.pins import make_pins
 from meshdsl.plan.match import check_match
+from meshdsl.plan.sound import check_sound
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
@@ -168,7 +169,9 @@ class Sharded:
         if given is None:
             return plan_program(program, mesh, self._pins, self.options.memory)
         padded = pad_program(program, dict(given.padded))
-        check_match(given, padded, mesh, self._pins(padded), self.options.memory)
+        pins, memory = self._pins(padded), self.options.memory
+        check_match(given, padded, mesh, pins, memory)
+        check_sound(given, padded, pins.donated, memory)
         return padded, given
 
     def _pins(self, program: Traced) -> Pins:
