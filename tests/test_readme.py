@@ -12,16 +12,28 @@ import meshdsl as md
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_rule_holds():
-    code = re.search(r"## Rules of your own.*?```python\n(.*?)```", README, re.DOTALL).group(1)
+def run(section):
+    """The names that the first program of a section defines."""
     names = {}
-    exec(code, names)
+    exec(re.search(rf"## {section}.*?```python\n(.*?)```", README, re.DOTALL).group(1), names)
+    return names
+
+
+def test_the_rule_holds():
+    names = run("Rules of your own")
     q, k, v = (np.random.default_rng(0).normal(size=(6, 6, 2, n)).astype(np.float32) for n in (3, 3, 4))
     assert len(names["attention"].prove(q, k, v)) == 4
     sharded = md.parallelize(
         lambda q, k, v: names["attention"](q, k, v), "data=2,model=2", {"q": "data=S(1) model=S(2)"}
     )
     np.testing.assert_allclose(sharded(q, k, v), names["attention"](q, k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_a_grouped_convolution_is_right():
+    names = run("Where `jax.jit` alone is wrong")
+    right = np.asarray(names["right"])
+    np.testing.assert_allclose(names["planned"], right, rtol=0, atol=1e-6 * np.abs(right).max())
+    assert names["plain"].shape == right.shape  # what it holds is the partitioner's affair
 
 
 def test_the_first_screen_is_ten_lines_and_their_plan(tmp_path):

@@ -38,11 +38,10 @@ def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("slice")
 def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Dims that are kept whole end where the block ends."""
+    """Split dims end where the block ends."""
     limits = op.params["limit_indices"]
-    whole = [a == b for a, b in zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)]
-    local_limits = [n if keep else end for n, keep, end in zip(arrays[0].shape, whole, limits, strict=True)]
-    return (lax.slice(arrays[0], op.params["start_indices"], local_limits, op.params["strides"]),)
+    ends = [n if where.inputs[0].splitting(d) else limits[d] for d, n in enumerate(arrays[0].shape)]
+    return (lax.slice(arrays[0], op.params["start_indices"], ends, op.params["strides"]),)
 
 
 @local("rev")

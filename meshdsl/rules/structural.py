@@ -79,10 +79,12 @@ def roll(op: Op) -> Rule:
 
 @rule("slice")
 def slice_(op: Op) -> Rule:
-    """Dims that are kept whole."""
+    """Dims that are kept whole, and those of which every k-th element is kept."""
     cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
-    dims = kept(_rank(op), *cut)
-    return Rule((dims,), (dims,), commuting=((0,),))
+    dims, strides = kept(_rank(op), *cut), op.params["strides"] or (1,) * _rank(op)
+    lengths = [(d, op.inputs[0].shape[d], op.outputs[0].shape[d]) for d in cut]
+    extra = tuple(Row((S(d),), (S(d),)) for d, n, count in lengths if n == strides[d] * count)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
 @rule("pad")
