@@ -121,14 +121,24 @@ def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:
 
 
 def _stated_note(made: _Attempt, n: int) -> str:
-    return f"{_named(made, n)} is padded to {made.sizes[n]} inside the step, as a split of it is stated"
+    said = f"{_named(made, n)} is padded to {made.sizes[n]} inside the step, as a split of it is stated"
+    return said + _each_trip(made, n)
 
 
 def _note(before: _Attempt, after: _Attempt, n: int) -> str:
     what, m = _named(after, n), after.sizes[n]
     if after.seconds < before.seconds:
-        return f"{what} is padded to {m} inside the step: {after}; without, {before}"
-    return f"{what} does not divide over the mesh and stays so: padded to {m}, {after}; without, {before}"
+        return f"{what} is padded to {m} inside the step: {after}; without, {before}{_each_trip(after, n)}"
+    said = f"{what} does not divide over the mesh and stays so: padded to {m}, {after}; without, {before}"
+    return said + _each_trip(after, n)
+
+
+def _each_trip(made: _Attempt, n: int) -> str:
+    """Padding that a loop does not pass on: what it takes and returns keeps its size."""
+    m, graph = made.sizes[n], made.program.graph
+    loops = (op for _, op in walk(graph) if op.bodies and any(n in x.shape for x in op.inputs))
+    inside = (f"{op.name} at {op.source}" for op in loops if any(m in v.shape for b in op.bodies for v in _values(b)))
+    return next((f"; the {which} hands it on unpadded, and pads it on every trip" for which in inside), "")
 
 
 def _left(program: Program, mesh: Mesh, candidates: Sizes) -> Iterator[str]:

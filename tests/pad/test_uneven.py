@@ -123,6 +123,37 @@ def test_a_step_that_fits_only_padded():
         md.parallelize(lambda x, w: jnp.square(x @ w).sum(), "model=8", memory="1MB").plan(*args)
 
 
+@pytest.mark.parametrize("carried", [False, True], ids=["const", "carry"])
+@pytest.mark.parametrize("mesh", ["model=8", "data=4,model=2"])
+def test_a_loop_hands_a_vocabulary_on_unpadded(carried, mesh):
+    """As a const of the loop with its gradient in the carry, and as the carry itself."""
+    params, _, *batch = arguments()
+    ids, labels = (x.reshape(2, -1) for x in batch)
+
+    def objective(params, batch):
+        logits = md.constrain(params["embed"][batch[0]] @ params["embed"].T + params["bias"], "model=S(1)")
+        return integer_labels(logits, batch[1])
+
+    def descend(params, g):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, g)
+
+    def step(params, ids, labels):
+        def trip(carry, batch):
+            g = jax.grad(objective)(carry if carried else params, batch)
+            return (descend(carry, g) if carried else jax.tree.map(jnp.add, carry, g)), None
+
+        start = params if carried else jax.tree.map(jnp.zeros_like, params)
+        result, _ = jax.lax.scan(trip, start, (ids, labels))
+        return result if carried else descend(params, result)
+
+    sharded = md.parallelize(step, mesh)
+    plan = sharded.plan(params, ids, labels)
+    assert plan.padded == ((103, 104),)
+    assert any("hands it on unpadded, and pads it on every trip" in note for note in plan.notes)
+    sharded.check(params, ids, labels)
+    sharded.verify(params, ids, labels)
+
+
 def test_lengths():
     mesh = md.Mesh(data=4, model=2)
     assert [padded_length(n, mesh) for n in (50257, 103, 64, 63, 33, 31, 17, 7)] == [50264, 104, 64, 64, 36, 32, 18, 7]
