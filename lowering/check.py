@@ -12,8 +12,9 @@ same infinity, or a NaN for a NaN.
 
 Some leaves are made of digits that no order of summation agrees on: Adam divides a gradient
 that is zero but for rounding by its own size. So before a leaf is called wrong, the unsharded
-step runs a few times more with its arguments *nudged* by their rounding; what that does to the
-leaf, times ``MARGIN``, is allowed as well. A tolerance that was asked for is kept as it is.
+step runs a few times more with its arguments *nudged* by the rounding of the coarsest floats it
+computes in (a loss in float32 may come from products in bfloat16); what that does to the leaf,
+times ``MARGIN``, is allowed as well. A tolerance that was asked for is kept as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.errors import CheckError, faults
+from meshdsl.ir import Program, walk
 
 FLOOR = 1e-3
 MARGIN, NUDGES = 4.0, 3
@@ -99,13 +101,19 @@ def check_numbers(
     return report
 
 
-def nudge(leaf: Any, seed: int) -> Any:
-    """A float array with every element up or down by a rounding error or two; anything else as it is."""
+def rounding(program: Program) -> float:
+    """The relative rounding error of the coarsest floats that a program computes in."""
+    dtypes = {value.dtype for _, op in walk(program.graph) for value in op.outputs}
+    return max((float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)), default=0.0)
+
+
+def nudge(leaf: Any, seed: int, least: float = 0.0) -> Any:
+    """A float array, every element up or down by a rounding error or two, of ``least`` or more; all else as it is."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         return leaf
     steps = np.random.default_rng(seed).integers(-2, 3, leaf.shape)
-    return leaf * np.asarray(1 + steps * float(jnp.finfo(dtype).eps), dtype)
+    return leaf * np.asarray(1 + steps * max(float(jnp.finfo(dtype).eps), least), dtype)
 
 
 def _compare_all(

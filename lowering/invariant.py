@@ -38,8 +38,14 @@ def gathered_inside(body: Graph, change: Collection[int], solution: Solution) ->
     return sorted(frozenset().union(*moved))
 
 
+def read_by(body: Graph, inputs: Collection[int]) -> list[int]:
+    """Those of the inputs that the body reads; the compiler drops a tie to any other."""
+    read = {x.id for op in body.ops for x in op.inputs if isinstance(x, Value)}
+    return [i for i in inputs if body.inputs[i].id in read]
+
+
 def tie(arrays: Arrays, held: Collection[int], change: Collection[int]) -> Arrays:
-    """The arrays, with those at ``held`` made to depend on the smallest of those that ``change``."""
+    """The arrays, with those at ``held`` made to depend on the smallest of those in ``change``."""
     plain = [i for i in change if not jnp.issubdtype(arrays[i].dtype, jax.dtypes.extended)]
     if not held or not plain:
         return arrays

@@ -20,7 +20,7 @@ from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.lowering.boundary import input_layouts, output_layouts, partition_spec
-from meshdsl.lowering.invariant import gathered_inside, tie, varying
+from meshdsl.lowering.invariant import gathered_inside, read_by, tie, varying
 from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.moves import apply_move, move_scope
 from meshdsl.lowering.walk import Arrays, Target, run_graph
@@ -46,7 +46,7 @@ class LocalTarget(Target):
     def enter(self, body: Graph, consts: int, carries: int, arrays: Arrays) -> Arrays:
         """The body's inputs, with those tied to the trip whose collectives are planned inside the loop."""
         change = varying(body, consts, carries)
-        return tie(arrays, gathered_inside(body, change, self.solution), change)
+        return tie(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
 
     def define(self, value: Value, array: jax.Array) -> None:
         """Keep the block in the layout in which the value is made."""
@@ -69,6 +69,8 @@ class LocalTarget(Target):
         return self.blocks[key]
 
     def _moved(self, value: Value, layout: Layout) -> jax.Array:
+        if _empty(value):  # XLA has no collectives of nothing
+            return jnp.zeros(layout.local_shape(value.shape, self.sizes), value.dtype)
         move = next(move for move in self.solution.trees[value.id] if move.after == layout)
         source = self._block(value, move.before)
         with jax.named_scope(move_scope(move, value.dtype)):

@@ -24,7 +24,7 @@ from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge
+from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge, rounding
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
@@ -133,7 +133,8 @@ class Sharded:
             return jax.tree.leaves(jitted(*executable.copies(leaves, one_device=True)))
 
         def nudged() -> Iterator[list[Any]]:
-            return (alone([nudge(x, seed) for x in call.leaves]) for seed in range(NUDGES))
+            least = rounding(executable.program)
+            return (alone([nudge(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
 
         expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
         return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance, nudged)

@@ -41,7 +41,7 @@ def _is_identity(op: Op) -> bool:
 
 
 def _keeps_dims(op: Op) -> bool:
-    """A transpose, reshape or reduction that does nothing, a concatenation of one."""
+    """A transpose, reshape or reduction that does nothing, a concatenation of one with nothing."""
     shape, params = op.outputs[0].shape, op.params
     if op.name == "reshape":  # it may read its operand's dims in another order
         return params["dimensions"] is None
@@ -55,7 +55,7 @@ def _keeps_dims(op: Op) -> bool:
     if op.name == "pad":
         return not any(map(any, params["padding_config"]))
     if op.name == "concatenate":
-        return len(op.inputs) == 1 and isinstance(op.inputs[0], Value)
+        return isinstance(op.inputs[0], Value) and all(0 in x.shape for x in op.inputs[1:])
     return _is_neutral(op) or (op.name.startswith("reduce_") and params.get("axes") == ())
 
 

@@ -66,6 +66,8 @@ def test_nudging_moves_floats_by_their_rounding():
         moved = np.abs(nudge(x, 0).astype(np.float64) - 1)
         assert nudge(x, 0).dtype == x.dtype and 0 < moved.max() <= 2 * float(jnp.finfo(dtype).eps)
     ids = np.arange(3)
+    coarse = np.abs(nudge(np.ones(50, np.float32), 0, least=2**-7) - 1)
+    assert 2**-7 <= coarse.max() <= 2**-6
     assert nudge(ids, 0) is ids and nudge(1.5, 0) == 1.5
 
 
