@@ -13,7 +13,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -45,6 +45,9 @@ coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write do
 
 zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 	$(ZOO)/bin/python -m bench.zoo.run
+
+fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
+	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
 
 data: $(CACHE)/held_out.npy  ## fetch and tokenize the text
 

@@ -1,0 +1,48 @@
+"""Many random cases; each failure is printed as the smallest program that fails likewise.
+
+JAX_NUM_CPU_DEVICES=8 python -m tests.fuzz --cases 1000 --seed 7
+"""
+
+import argparse
+import secrets
+import sys
+import time
+
+from tests.fuzz.run import run
+from tests.fuzz.tally import Tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=10_000, help="when to stop; a run is always finished")
+    parser.add_argument("--seed", type=int, help="of the first run; drawn and printed by default")
+    asked = parser.parse_args()
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    failed = _fuzz(asked.cases, seed)
+    sys.exit(len(failed) > 0)
+
+
+def _fuzz(cases: int, seed: int) -> list[int]:
+    """Judges so many cases, in runs of consecutive seeds; returns the seeds that failed."""
+    tally, failed, start = Tally(), [], time.time()
+    while tally.cases < cases:
+        known = len(tally.above)
+        try:
+            run(seed, tally)
+        except Exception as error:
+            failed.append(seed)
+            print(f"seed {seed} fails: {error}\n", flush=True)
+        for text in tally.above[known:]:
+            print(f"seed {seed}, not the cheapest plan: {text}\n", flush=True)
+        print(f"seed {seed}: {tally}, {len(failed)} runs failed, {time.time() - start:.0f} s", flush=True)
+        seed += 1
+    print(f"\n{tally.table()}\n{tally}, {len(failed)} runs failed", *map(_again, failed), sep="\n")
+    return failed
+
+
+def _again(seed: int) -> str:
+    return f"make fuzz SEED={seed} FUZZ=1  # runs it again"
+
+
+if __name__ == "__main__":
+    main()

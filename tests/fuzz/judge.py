@@ -1,0 +1,162 @@
+"""The judgement of a batch: its plans hold together, its numbers and its collectives are right.
+
+The cases of a batch are planned one by one and compiled into one program, because compiling is
+what takes time. That program communicates what all the plans say together; each case's results
+are compared with those of its own step.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from meshdsl.executable import Executable
+from meshdsl.ir import Program
+from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.check import NUDGES, check_numbers, nudge, rounding
+from meshdsl.lowering.hlo import compiled_collectives
+from meshdsl.lowering.verify import compare
+from meshdsl.pad import pad_program, plan_program
+from meshdsl.pad.choose import padded_sizes
+from meshdsl.pins import make_pins
+from meshdsl.plan.build import build_plan
+from meshdsl.plan.value import Collective, Plan
+from meshdsl.planner.closure import TIES
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.fuzz.generator import Batch, Case
+from tests.fuzz.optimum import cheapest
+from tests.fuzz.tally import Tally, kinds
+from tests.fuzz.wander import wander
+from tests.trials import fast_options
+
+VISITS = 2000
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case with its plan."""
+
+    case: Case
+    program: Program
+    pins: Pins
+    plan: Plan
+
+
+def judge(batch: Batch) -> Tally:
+    """Raises what is wrong with the first case that is wrong, with its text."""
+    try:
+        return _judge(batch)
+    except Exception:
+        for case in batch.cases:
+            alone = Batch(batch.mesh, (case,), batch.seed)
+            try:
+                _judge(alone)
+            except Exception as error:
+                raise AssertionError(f"{type(error).__name__}: {error}\n\n{alone}") from error
+        raise
+
+
+def _judge(batch: Batch) -> Tally:
+    planned = [_plan(case, batch) for case in batch.cases]
+    for one in planned:
+        _check_plan(one.plan)
+    tally = Tally(len(planned), kinds=kinds(batch))
+    if batch.seed is None:
+        for one in planned:
+            _check_cost(one, batch.mesh, tally)
+    _run(planned, batch)
+    return tally
+
+
+def _plan(case: Case, batch: Batch) -> Planned:
+    program = trace(case.step, case.args())
+
+    def pins_of(program: Program) -> Pins:
+        return make_pins(program, batch.mesh, case.pins)
+
+    if batch.seed is None:
+        program, plan = plan_program(program, batch.mesh, pins_of)
+        return Planned(case, program, pins_of(program), plan)
+    program = pad_program(program, padded_sizes(program, batch.mesh))
+    pins = pins_of(program)
+    solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
+    return Planned(case, program, pins, build_plan(program, solution, pins))
+
+
+def _check_plan(plan: Plan) -> None:
+    assert str(plan)
+    assert plan.lower_bound <= plan.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        plan.save(file)
+        assert md.load_plan(file) == plan
+
+
+def _check_cost(one: Planned, mesh: md.Mesh, tally: Tally) -> None:
+    """No plan is below the bound, and none is cheaper, where all can be looked at."""
+    model = Model(make_problem(one.program, mesh, one.pins))
+    least = cheapest(model, (one.plan.seconds / model.scale.unit + 2) * TIES, VISITS)
+    if least is None:
+        return
+    assert least < np.inf, "the plan costs more than its seconds say"
+    best = model.scale.seconds(least)
+    assert one.plan.lower_bound <= best * (1 + 1e-9), f"bound {one.plan.lower_bound}, cheapest {best}"
+    tally.compared += 1
+    if one.plan.seconds > best * (1 + 1e-9):
+        tally.above.append(f"{one.plan.seconds}, where {best} is possible\n\n{Batch(mesh, (one.case,), None)}")
+
+
+def _run(planned: Sequence[Planned], batch: Batch) -> None:
+    """All cases in one compiled program, and each alone on one device."""
+    devices = device_mesh(batch.mesh)
+    ready = [Executable(one.program, one.plan, devices) for one in planned]
+    args = [one.case.args() for one in planned]
+    at = [list(one.shardings) for one in ready]
+
+    def together(args: Sequence[Sequence[Any]]) -> list[Any]:
+        return [one.function(*given) for one, given in zip(ready, args, strict=True)]
+
+    jitted = jax.jit(together, in_shardings=(at,), out_shardings=[tuple(one.results) for one in ready])
+    compiled = jitted.lower(args).compile(compiler_options=fast_options())
+    collectives = [c for one in planned for c in one.plan.collectives]
+    _check_collectives(collectives, compiled.as_text() or "", batch)
+    _check_results(planned, args, compiled(jax.device_put(args, at)))
+
+
+def _check_collectives(planned: Sequence[Collective], text: str, batch: Batch) -> None:
+    """What is planned is sent; random plans also plan what cannot matter, which the compiler drops."""
+    lines = compare(planned, compiled_collectives(text, batch.mesh), batch.mesh).lines
+    more = [line for line in lines if line.compiled > line.planned + line.slack]
+    assert not more, f"more is sent than planned: {more}"
+    assert batch.seed is not None or all(line.equal for line in lines), f"less is sent than planned: {lines}"
+
+
+def _check_results(planned: Sequence[Planned], args: Sequence[Any], got: Sequence[Any]) -> None:
+    """Each case's results are its own step's."""
+    steps = [one.case.step for one in planned]
+    together = jax.jit(lambda args: [jax.tree.leaves(step(*given)) for step, given in zip(steps, args, strict=True)])
+    alone = together.lower(args).compile(compiler_options=fast_options())
+    least = [rounding(one.program) for one in planned]
+
+    @cache
+    def nudged(seed: int) -> list[Any]:
+        return alone([[nudge(x, seed, eps) for x in given] for given, eps in zip(args, least, strict=True)])
+
+    expected = alone(args)
+    for i, one in enumerate(planned):
+        noise = partial(_each, nudged, i)
+        check_numbers(expected[i], got[i], [leaf.path for leaf in one.program.outputs], None, noise)
+
+
+def _each(nudged: Callable[[int], Any], i: int) -> Iterator[Any]:
+    """The results of case ``i`` for nudged arguments."""
+    return (nudged(seed)[i] for seed in range(NUDGES))

@@ -1,0 +1,69 @@
+"""What random programs have found, each as small as it gets."""
+
+import jax.numpy as jnp
+from jax import lax
+
+import meshdsl as md
+from tests.fuzz.generator import SLOW_DEVICES
+
+
+def test_a_dynamic_slice_that_is_split_starts_in_bounds():
+    """XLA (jax 0.10) reads a slice of a dynamic slice from where the latter would start without bounds."""
+
+    def step(x, i):
+        return lax.dynamic_slice_in_dim(x, i, 8)
+
+    sharded = md.parallelize(step, md.Mesh(x=4), {"x": "x=B"}, outputs={"**": "x=S(0)"})
+    assert sharded.check(jnp.arange(16.0), jnp.int32(12)).ok
+
+
+def test_axes_may_swap_past_one_that_stays():
+    """The pairs of the compiled permutation differ in two axes only; the plan names all three that split the dim."""
+    mesh = md.Mesh(x=2, y=2, z=2)
+    sharded = md.parallelize(
+        lambda a: a * 2, mesh, {"a": "x=S(0) y=S(0) z=S(0)"}, outputs={"**": "y=S(0) x=S(0) z=S(0)"}
+    )
+    (line,) = sharded.verify(jnp.arange(16.0)).lines
+    assert (line.kind, line.axes) == ("collective-permute", "x,y,z")
+
+
+def test_what_has_no_elements_is_not_sent():
+    """Derivatives of running reductions cut arrays into parts, some of them empty."""
+
+    def step(x):
+        y = md.constrain(md.constrain(x[:0], "x=S(0)"), "x=B")
+        return jnp.concatenate([x, y])
+
+    assert md.parallelize(step, md.Mesh(x=4), {"x": "x=S(0)"}).check(jnp.arange(8.0)).ok
+
+
+def test_collectives_stay_in_a_loop_that_overwrites_its_smallest_carry():
+    """What ties them to the trip has to be read in the body, or the compiler drops the tie."""
+
+    def step(x, w, total, last):
+        def trip(carry, _):
+            product = x @ w
+            return (carry[0] + jnp.tanh(product), product[0, 0]), None
+
+        return lax.scan(trip, (total, last), length=5)[0]
+
+    sharded = md.parallelize(step, md.Mesh(x=4, topology=SLOW_DEVICES), {"x": "x=S(1)", "w": "x=S(0)"})
+    square = jnp.ones((16, 16))
+    args = square, square, square, jnp.float32(0)
+    assert any(c.trips == 5 for c in sharded.plan(*args).collectives)
+    assert sharded.verify(*args).equal
+
+
+def test_a_roll_by_nothing_sends_nothing():
+    sharded = md.parallelize(lambda x: jnp.roll(x, 8, axis=0) * 2, md.Mesh(x=4), {"x": "x=S(0)"})
+    assert not sharded.plan(jnp.ones((8, 8))).collectives
+
+
+def test_a_float32_result_may_be_as_rough_as_the_bfloat16_it_comes_from():
+    def step(x):
+        half = x.astype(jnp.bfloat16)
+        return md.constrain(half.T @ half, "x=P").astype(jnp.float32)
+
+    x = jnp.sin(jnp.arange(64 * 32.0)).reshape(64, 32)
+    (leaf,) = md.parallelize(step, md.Mesh(x=8), {"x": "x=S(0)"}).check(x).leaves
+    assert 1e-3 < leaf.error < leaf.tolerance < 0.1

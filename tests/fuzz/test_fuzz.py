@@ -1,0 +1,16 @@
+"""Random programs under random pins and plans, the same ones every time; ``make fuzz`` runs others."""
+
+import pytest
+
+from tests.fuzz.run import run
+from tests.fuzz.tally import Tally
+
+SEEDS = range(7)  # a little more than 300 cases
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_programs(seed):
+    tally = Tally()
+    run(seed, tally)
+    assert tally.cases > 0
+    assert not tally.above, "\n\n".join(tally.above)

@@ -1,0 +1,20 @@
+"""A plan at random: any state of the planning problem is a plan, and each has to compute the same."""
+
+import numpy as np
+
+from meshdsl.ir import Program
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.extract import Evaluator, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins, Solution
+
+
+def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
+    """A solution in which every operation runs in one of its signatures, whatever that costs."""
+    model = Model(make_problem(program, mesh, pins))
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    choice = Evaluator(model).evaluate(np.array([found[rng.integers(len(found))] for found in states]))
+    own, uses = layouts_of(model, choice.rows)
+    rows, trees = rows_by_op(model, choice.rows), trees_of(model, choice)
+    return Solution(mesh, rows, own, uses, trees, model.scale.seconds(choice.cost), 0.0, 0, -1)
