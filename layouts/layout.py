@@ -25,6 +25,8 @@ class Layout:
 
     def __init__(self, **placements: Placement) -> None:
         for name, placed in placements.items():
+            if not name.isidentifier():
+                raise NotationError(f"{name!r} is no axis name; write letters, digits and _")
             if not isinstance(placed, Placement):
                 raise NotationError(f"{name}={placed!r} is no placement; write S(dim), B, P, P('max') or P('min')")
         object.__setattr__(self, "placements", tuple(placements.items()))

@@ -27,7 +27,7 @@ class Mesh:
         bad += [f"{name!r} is no axis name; write letters, digits and _" for name in sizes if not name.isidentifier()]
         if bad or not sizes:
             raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
-        named = topology if isinstance(topology, Topology) else preset(topology or "cpu")
+        named = topology if isinstance(topology, Topology) else preset("cpu" if topology is None else topology)
         object.__setattr__(self, "sizes_by_name", dict(sizes))
         object.__setattr__(self, "names", tuple(sizes))
         object.__setattr__(self, "topology", named)

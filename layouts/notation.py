@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from meshdsl.errors import NotationError, nearest
+from meshdsl.errors import NotationError, is_a, nearest
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
 
 T = TypeVar("T")
 _ITEM = re.compile(r"[\s,]*([^\s,=]*)\s*(=?)\s*([A-Za-z0-9_]*\s*(?:\([^)]*\)?)?)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -34,6 +35,8 @@ def parse_placement(text: str) -> Placement:
 
 
 def _pairs(text: str, what: str, example: str, read: Callable[[str, str, int], T]) -> dict[str, T]:
+    if not isinstance(text, str):
+        raise NotationError(f"{is_a(text)}, not the text of a {what}, such as {example!r}")
     found: dict[str, T] = {}
     for match in _items(text):
         name, equals, value = match.group(1), match.group(2), match.group(3).strip()
@@ -59,7 +62,7 @@ def _items(text: str) -> Iterator[re.Match[str]]:
 
 
 def _size(value: str, text: str, at: int) -> int:
-    if not value.isdigit() or int(value) < 1:
+    if not _NUMBER.fullmatch(value) or int(value) < 1:
         raise _error(text, at, "a size is a whole number >= 1")
     return int(value)
 
@@ -73,7 +76,7 @@ def _placement(value: str, text: str, at: int) -> Placement:
         return B
     if kind == "P":
         return _partial(inner, text, at) if "(" in value else P
-    if kind == "S" and inner.isdigit():
+    if kind == "S" and _NUMBER.fullmatch(inner):
         return Split(int(inner))
     if kind == "S" and _NAME.fullmatch(inner):
         return Split(inner)

@@ -9,7 +9,8 @@ Placements are interned values: equal placements are the same object, so compari
 hashing cost nothing. A dim is a number, or a name in tensors with named dims.
 """
 
-from typing import ClassVar
+from collections.abc import Hashable
+from typing import Any, ClassVar
 
 from meshdsl.errors import NotationError, nearest
 
@@ -37,8 +38,8 @@ class Split(Placement):
 
     def __new__(cls, dim: int | str) -> "Split":
         """The one placement that splits ``dim``."""
-        if dim not in cls._known:
-            if not isinstance(dim, str) and not (hasattr(dim, "__index__") and dim >= 0):
+        if type(dim) is bool or not isinstance(dim, Hashable) or dim not in cls._known:
+            if not _is_dim(dim):
                 raise NotationError(f"S({dim!r}): a dim is a whole number from 0 on, or a name")
             dim = dim if isinstance(dim, str) else int(dim)
             made = object.__new__(cls)
@@ -57,6 +58,12 @@ class Split(Placement):
 
     def __reduce__(self) -> tuple[type, tuple[int | str]]:
         return Split, (self.dim,)
+
+
+def _is_dim(dim: Any) -> bool:
+    if isinstance(dim, str):
+        return dim.isidentifier()
+    return hasattr(dim, "__index__") and not isinstance(dim, bool) and dim >= 0
 
 
 class Broadcast(Placement):

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from meshdsl.errors import MeshDSLError, nearest
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, nearest
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Link:
     latency: float
     bandwidth: float
     devices: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no cost."""
+        check_costs("a link", self, ("bandwidth",), ("latency", "devices"))
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,13 @@ class Topology:
     half_side: float = 0.0
     source: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what are no costs."""
+        above = ("flops16", "flops32", "memory_bandwidth", "memory")
+        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side"))
+        if not self.links:
+            raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
+
     def flops(self, itemsize: int) -> float:
         """Matrix FLOP/s for operands of ``itemsize`` bytes."""
         return self.flops16 if itemsize <= 2 else self.flops32
@@ -74,12 +85,28 @@ class Topology:
         return next((link for link in self.links if link.devices >= devices), self.links[-1])
 
 
-@cache
 def topology(name: str) -> Topology:
     """The preset of this name; MeshDSLError with the nearest name when there is none."""
     known = preset_names()
     if name not in known:
         raise MeshDSLError(f"no topology {name!r}{nearest(name, known)}")
+    return _preset(name)
+
+
+def check_costs(what: str, costs: object, above: Iterable[str], from_zero: Iterable[str]) -> None:
+    """ArgumentError unless these fields are finite numbers, above 0 or from 0 on."""
+    rows = [f"{name}={n!r} is no number above 0" for name in above if not _is_cost(n := getattr(costs, name)) or n == 0]
+    rows += [f"{name}={n!r} is no number from 0 on" for name in from_zero if not _is_cost(n := getattr(costs, name))]
+    if rows:
+        raise ArgumentError(faults(f"what {what} costs has to be finite numbers:", rows))
+
+
+def _is_cost(n: object) -> bool:
+    return isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n < float("inf")
+
+
+@cache
+def _preset(name: str) -> Topology:
     file = resources.files("meshdsl.layouts") / "topologies" / f"{name}.toml"
     return read_topology(tomllib.loads(file.read_text()))
 

@@ -25,13 +25,18 @@ def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.
     """
     found = list(jax.devices() if devices is None else devices)
     if len(found) < mesh.size:
-        raise DeviceError(
-            f"mesh {mesh} needs {mesh.size} devices, and there are {len(found)} ({found[0].platform})\n"
-            "To try it on one CPU, set this before anything runs: "
-            f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
-        )
+        kind = f" ({found[0].platform})" if found else ""
+        there = f"there are {len(found)}{kind}" if devices is None else f"devices= has {len(found)}{kind}"
+        raise DeviceError(f"mesh {mesh} needs {mesh.size} devices, and {there}\n{_remedy(mesh, devices)}")
     types = (AxisType.Auto,) * len(mesh.names)
     return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found[: mesh.size])
+
+
+def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
+    if devices is not None:
+        return "give more of jax.devices(), or a smaller mesh"
+    setting = f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
+    return f"To try it on one CPU, set this before anything runs: {setting}"
 
 
 def partition_spec(layout: Layout, rank: int) -> PartitionSpec:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.errors import CheckError, faults
+from meshdsl.errors import ArgumentError, CheckError, faults, is_a
 from meshdsl.ir import Program, walk
 
 FLOOR = 1e-3
@@ -105,6 +105,13 @@ def rounding(program: Program) -> float:
     """The relative rounding error of the coarsest floats that a program computes in."""
     dtypes = {value.dtype for _, op in walk(program.graph) for value in op.outputs}
     return max((float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)), default=0.0)
+
+
+def check_tolerance(tolerance: object) -> None:
+    """ArgumentError unless it is a relative error, or None for the defaults."""
+    number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance >= 0
+    if tolerance is not None and not number:
+        raise ArgumentError(f"tolerance: {is_a(tolerance)}, not a relative error from 0 on")
 
 
 def nudge(leaf: Any, seed: int, least: float = 0.0) -> Any:

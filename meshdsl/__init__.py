@@ -26,7 +26,9 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"meshdsl has no {name!r}; it has {', '.join(__all__)}")
+        from meshdsl.errors import nearest
+
+        raise AttributeError(f"meshdsl has no {name!r}{nearest(name, __all__)}")
     return getattr(import_module(_HOME[name]), name)
 
 

@@ -24,7 +24,7 @@ from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, nudge, rounding
+from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
@@ -34,7 +34,7 @@ from meshdsl.plan.sound import check_sound
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
-from meshdsl.trace import Call, flatten_call, trace
+from meshdsl.trace import Call, check_values, flatten_call, trace
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
 
@@ -125,7 +125,9 @@ class Sharded:
 
     def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
+        check_tolerance(tolerance)
         call = self._call(args, kwargs)
+        check_values(call)
         executable = self._executable(call)
         jitted = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
 
@@ -140,6 +142,7 @@ class Sharded:
         return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance, nudged)
 
     def _run(self, call: Call, tree: Any = None) -> Any:
+        check_values(call)
         executable = self._executable(call)
         if any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             return executable.inline(call.leaves)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import ArgumentError, MeshDSLError, faults
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
@@ -22,7 +22,7 @@ from meshdsl.plan.value import Plan
 def read_options(step: Callable[..., Any], **asked: Any) -> Options:
     """The options of ``parallelize(step, **asked)``; ArgumentError lists all that does not fit."""
     if not callable(step):
-        raise ArgumentError(f"step: {_is(step)}, not a function; parallelize(step, mesh) takes the step first")
+        raise ArgumentError(f"step: {is_a(step)}, not a function; parallelize(step, mesh) takes the step first")
     rows: list[str] = []
     plan = _plan(asked["plan"], rows)
     made = Options(
@@ -57,13 +57,15 @@ def _mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
         except MeshDSLError as error:
             rows.append("mesh: " + str(error).replace("\n", "\n  "))
             return _NO_MESH
-    made = (
-        f"md.Mesh(**{mesh!r}) makes one"
-        if isinstance(mesh, dict)
-        else "write 'data=4,model=2' or md.Mesh(data=4, model=2)"
-    )
-    rows.append(f"mesh: {_is(mesh)}, not a mesh; {made}")
+    rows.append(f"mesh: {is_a(mesh)}, not a mesh; {_remedy(mesh)}")
     return _NO_MESH
+
+
+def _remedy(mesh: object) -> str:
+    sizes = dict(mesh.shape) if isinstance(mesh, jax.sharding.Mesh) else mesh
+    if isinstance(sizes, dict):
+        return f"md.Mesh(**{sizes!r}) makes one"
+    return "write 'data=4,model=2' or md.Mesh(data=4, model=2)"
 
 
 def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]:
@@ -71,10 +73,10 @@ def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]
     if table is None:
         return {}
     if not isinstance(table, Mapping):
-        rows.append(f"{name}: {_is(table)}, not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}")
+        rows.append(f"{name}: {is_a(table)}, not a dict of layouts by globs; write {{'batch/*': 'data=S(0)'}}")
         return {}
     bad = [glob for glob in table if not isinstance(glob, str)]
-    rows += [f"{name}: {_is(glob)}, not a glob; write text such as 'batch/*'" for glob in bad]
+    rows += [f"{name}: {is_a(glob)}, not a glob; write text such as 'batch/*'" for glob in bad]
     return {glob: layout for glob, layout in table.items() if glob not in bad}
 
 
@@ -91,7 +93,7 @@ def _several(name: str, given: Any, kind: type, rows: list[str]) -> tuple[Any, .
     items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     what = "the number of an argument" if kind is Integral else "the name of an argument"
     bad = [x for x in items if not isinstance(x, kind) or isinstance(x, bool)]
-    rows += [f"{name}: {_is(x)}, not {what}" for x in bad]
+    rows += [f"{name}: {is_a(x)}, not {what}" for x in bad]
     return tuple(x for x in items if x not in bad)
 
 
@@ -102,7 +104,7 @@ def _plan(plan: object, rows: list[str]) -> Plan | None:
     made = (
         f"md.load_plan({str(plan)!r}) reads a file" if file else "sharded.plan(*args) and md.load_plan(file) give one"
     )
-    rows.append(f"plan: {_is(plan)}, not a plan; {made}")
+    rows.append(f"plan: {is_a(plan)}, not a plan; {made}")
     return None
 
 
@@ -111,17 +113,11 @@ def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
     if devices is None:
         return None
     if not isinstance(devices, Sequence) or isinstance(devices, str):
-        rows.append(f"devices: {_is(devices)}, not a list of devices; jax.devices() is one")
+        rows.append(f"devices: {is_a(devices)}, not a list of devices; jax.devices() is one")
         return None
     for i, device in enumerate(devices):
         if not isinstance(device, jax.Device):
-            rows.append(f"devices[{i}]: {_is(device)}, not a device; jax.devices() lists them")
+            rows.append(f"devices[{i}]: {is_a(device)}, not a device; jax.devices() lists them")
         elif device in devices[:i]:
             rows.append(f"devices[{i}]: {device} is devices[{devices.index(device)}] as well; every device serves once")
     return tuple(devices)
-
-
-def _is(x: object) -> str:
-    """``'p.json' is a str``."""
-    name = type(x).__name__
-    return f"{repr(x).partition(chr(10))[0][:60]} is {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -52,15 +52,16 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
     """
     bench = _Bench(device_mesh(mesh, devices))
     overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
+    memory = 2 * 4 * VECTOR / bench.seconds(lambda x: x * 0.5 + 1.0, (VECTOR,), loops=10)
     axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
-    slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, float("inf")))
+    slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
     half_side = _half_side(bench)
     return Topology(
         name="calibrated",
         flops16=_flops(bench, jnp.bfloat16, half_side),
         flops32=_flops(bench, jnp.float32, half_side),
         half_side=half_side,
-        memory_bandwidth=2 * 4 * VECTOR / bench.seconds(lambda x: x * 0.5 + 1.0, (VECTOR,), loops=10),
+        memory_bandwidth=memory,
         memory=_memory(bench.mesh),
         overhead=overhead,
         links=(slowest,),

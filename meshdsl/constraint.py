@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from meshdsl.errors import LayoutError, faults
+from meshdsl.errors import ArgumentError, LayoutError, faults, is_a
 from meshdsl.globs import join_path
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Placement, Split
@@ -34,15 +34,23 @@ def constrain(x: T, layout: Layout | str) -> T:
 
     Raises:
       NotationError: text that is no layout.
+      ArgumentError: leaves that are no arrays.
       LayoutError: the layout splits dims that an array does not have.
     """
     stated = Layout.of(layout)
     found, tree = jax.tree_util.tree_flatten_with_path(x)
+    alien = [f"{_label(keys)}: {is_a(leaf)}, not an array" for keys, leaf in found if not _is_array(leaf)]
+    if alien:
+        raise ArgumentError(faults("constrain takes arrays:", alien))
     rows = [row for keys, leaf in found for row in _faults(_label(keys), jax.numpy.shape(leaf), stated)]
     if rows:
         raise LayoutError(faults(f"constrain to {str(stated)!r} does not fit:", rows, "dims are counted from 0"))
     made: T = jax.tree_util.tree_unflatten(tree, [constrain_p.bind(leaf, layout=stated) for _, leaf in found])
     return made
+
+
+def _is_array(x: Any) -> bool:
+    return (hasattr(x, "shape") and hasattr(x, "dtype")) or isinstance(x, bool | int | float | complex)
 
 
 def _label(keys: Sequence[Any]) -> str:

@@ -66,10 +66,18 @@ class BudgetError(MeshDSLError, AssertionError):
     """A plan that communicates more than a test allows."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def is_a(x: object) -> str:
+    """What was given instead: ``'p.json' is a str``; classes of other packages with the package's name."""
+    package = type(x).__module__.partition(".")[0]
+    name = type(x).__name__ if package in ("builtins", "meshdsl", "__main__") else f"{package}.{type(x).__name__}"
+    shown = repr(x).partition("\n")[0][:60]
+    return f"{shown} is {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest of the known names, else all of them."""
     known = list(known)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(str(name), known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known)}" if known else ""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.layouts.layout import Layout
 
 
@@ -30,3 +31,18 @@ class Program:
     init: Callable[..., Any] | None = None
     batches: Callable[..., Iterable[Any]] | None = None
     evaluate: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no program."""
+        callables = [name for name in ("step", "init", "batches", "evaluate") if self._is_no_function(name)]
+        rows = [f"{name}: {is_a(getattr(self, name))}, not a function" for name in callables]
+        if not isinstance(self.args, tuple):
+            rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
+        if self.layouts is not None and not isinstance(self.layouts, Mapping):
+            rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
+        if rows:
+            raise ArgumentError(faults("arguments of Program that do not fit:", rows))
+
+    def _is_no_function(self, name: str) -> bool:
+        value = getattr(self, name)
+        return not callable(value) and (value is not None or name == "step")

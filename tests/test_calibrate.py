@@ -56,7 +56,7 @@ def test_a_file_that_is_no_topology_is_named(tmp_path):
 
 
 def _strange() -> Topology:
-    links = (Link(1e-6, math.inf, 8), Link(2e-6, 1e9))
+    links = (Link(1e-6, 1e300, 8), Link(2e-6, 1e9))
     return Topology('a "b" \\', 1.0, 2.0, 3.0, 4.0, 5e-06, links, (("x y", Link(1e-5, 7.0)),), "line\nline")
 
 

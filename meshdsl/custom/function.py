@@ -23,7 +23,7 @@ import numpy as np
 from meshdsl.custom.primitive import Cotangent, Ruled, results_of, ruled_p
 from meshdsl.custom.prove import Case, Untried, legal_rows
 from meshdsl.custom.signature import Groups, Signature, check_fit, parse
-from meshdsl.errors import RuleError
+from meshdsl.errors import RuleError, is_a
 from meshdsl.globs import join_path
 from meshdsl.ir import Op
 from meshdsl.layouts.rule import Row, Rule
@@ -61,6 +61,9 @@ def rule(
     Raises:
       RuleError: a text that is no rule, a primitive that has one.
     """
+    for name, x in (("text", text), ("primitive", primitive)):
+        if not isinstance(x, str):
+            raise RuleError(f"{name}: {is_a(x)}, not text")
     groups = {"linear": linear, "commuting": commuting, "increasing": increasing, "decreasing": decreasing}
     stated = RuleText(parse(text, reduced, sizes, **groups))  # type: ignore[arg-type]
     if primitive:
@@ -76,6 +79,8 @@ class RuleText:
 
     def __call__(self, function: Callable[..., Any]) -> "RuledFunction":
         """The function, ruled."""
+        if not callable(function):
+            raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) rules a primitive")
         return RuledFunction(function, self.signature)
 
     def register(self, primitive: str) -> None:

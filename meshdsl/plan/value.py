@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshdsl.errors import BudgetError, LayoutError, faults
+from meshdsl.errors import ArgumentError, BudgetError, LayoutError, faults, is_a, nearest
 from meshdsl.globs import suggest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.layouts.topology import Topology
 from meshdsl.planner.solution import Solution
 
@@ -152,9 +153,11 @@ class Plan:
         save_plan(self, path)
 
     def diff(self, other: "Plan") -> "PlanDiff":
-        """What ``other`` does differently; empty (false) if nothing."""
+        """What ``other`` does differently; empty (false) if nothing. ArgumentError if it is no plan."""
         from meshdsl.plan.diff import diff_plans
 
+        if not isinstance(other, Plan):
+            raise ArgumentError(f"diff: {is_a(other)}, not a plan; md.load_plan(file) reads one")
         return diff_plans(self, other)
 
     def assert_at_most(
@@ -165,7 +168,12 @@ class Plan:
         Args:
           bytes: per device and step.
           kinds: how often each kind may run in a step, or which kinds may; no others may.
+
+        ArgumentError for what is no budget.
         """
+        wrong = [*_no_bytes(bytes), *_no_kinds(kinds)]
+        if wrong:
+            raise ArgumentError(faults("assert_at_most cannot compare a plan with this:", wrong))
         rows = [*_over_bytes(self, bytes), *_over_kinds(self, kinds)]
         if rows:
             raise BudgetError(faults(f"the plan of {self.name} on {self.mesh} exceeds its budget:", rows))
@@ -182,8 +190,24 @@ class Plan:
 def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:
     found = next((array for array in arrays if array.path == path), None)
     if found is None:
-        raise LayoutError(f"no {noun} {path!r} in the plan{suggest(path, [array.path for array in arrays])}")
+        raise LayoutError(f"no {noun} {path!r} in the plan{suggest(str(path), [array.path for array in arrays])}")
     return found
+
+
+def _no_bytes(most: object) -> list[str]:
+    fine = most is None or (isinstance(most, int | float) and not isinstance(most, bool) and most >= 0)
+    return [] if fine else [f"bytes: {is_a(most)}, not a number of bytes"]
+
+
+def _no_kinds(kinds: object) -> list[str]:
+    """Faults of a budget by kinds: other kinds than there are, and numbers that are none."""
+    if kinds is None:
+        return []
+    if not isinstance(kinds, Collection) or isinstance(kinds, str):
+        return [f"kinds: {is_a(kinds)}, not a list of kinds or a dict of kinds to runs"]
+    rows = [f"kinds: no collective {kind!r}{nearest(kind, COLLECTIVES)}" for kind in kinds if kind not in COLLECTIVES]
+    counts = kinds.items() if isinstance(kinds, Mapping) else ()
+    return rows + [f"kinds[{kind!r}]: {is_a(n)}, not a number of runs" for kind, n in counts if not isinstance(n, int)]
 
 
 def _over_bytes(plan: Plan, most: int | None) -> list[str]:

@@ -22,7 +22,7 @@ from meshdsl.custom.prove import check_rules
 from meshdsl.ir import Graph, Program, check_graph
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities
-from meshdsl.trace.arguments import Call, check_results, flatten_call, path_leaves, typed_leaf
+from meshdsl.trace.arguments import Call, check_results, check_values, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
@@ -36,7 +36,7 @@ from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.rolls import find_rolls
 from meshdsl.trace.trips import count_trips
 
-__all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
+__all__ = ["CLEANUPS", "Call", "check_values", "flatten_call", "trace"]
 
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]

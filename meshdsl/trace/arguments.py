@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import TraceError, faults
+from meshdsl.errors import TraceError, faults, nearest
 from meshdsl.globs import join_path
 from meshdsl.ir import Leaf
 
@@ -58,7 +58,9 @@ def flatten_call(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Call:
-    """Take a call apart; TraceError names every argument that is neither an array nor static."""
+    """Take a call apart; TraceError if the step takes other arguments, or some are neither arrays nor static."""
+    title = getattr(step, "__name__", type(step).__name__)
+    _check_signature(title, step, args, kwargs)
     names = _argument_names(step, len(args))
     fixed = _static_keys(names, len(args), kwargs, static_argnums, static_argnames)
     dynamic = tuple(x for i, x in enumerate(args) if i not in fixed)
@@ -66,7 +68,6 @@ def flatten_call(
     labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
     found = [(path, x) for label, value in zip(labels, dynamic, strict=True) for path, x in path_leaves(value, label)]
     found += [(path, x) for key in sorted(keywords) for path, x in path_leaves(keywords[key], (key,))]
-    title = getattr(step, "__name__", type(step).__name__)
     _check_arguments(title, found)
     return Call(
         title if title.isidentifier() else "step",
@@ -135,6 +136,29 @@ def _check_arguments(step: str, found: Sequence[tuple[str, Any]]) -> None:
     module = any(kind.__module__.startswith("flax.nnx") for _, x in found for kind in type(x).__mro__)
     split = "; a module that is no pytree through nnx.split before the step and nnx.merge inside" if module else ""
     _check_arrays(f"{step} cannot be traced:", found, "what is no array goes through static_argnames" + split)
+
+
+def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """TraceError unless the step can be called with so many arguments of these names."""
+    try:
+        taken = inspect.signature(step)
+    except ValueError:  # some builtins have no signature
+        return
+    try:
+        taken.bind(*args, **kwargs)
+    except TypeError as error:
+        known = list(taken.parameters)
+        rows = [f"{key}: no such argument{nearest(key, known)}" for key in kwargs if key not in known]
+        raise TraceError(faults(f"{name} cannot be called so:", [str(error), *rows], f"it takes {taken}")) from error
+
+
+def check_values(call: Call) -> None:
+    """TraceError names every argument that is a shape without values."""
+    found = zip(call.paths, call.leaves, strict=True)
+    shapes = [(path, x) for path, x in found if isinstance(x, jax.ShapeDtypeStruct)]
+    if shapes:
+        rows = [f"{path}: {x.dtype}{list(x.shape)} without values" for path, x in shapes]
+        raise TraceError(faults(f"{call.name} cannot run on shapes:", rows, "plan, lower and verify take shapes"))
 
 
 def check_results(step: str, result: Any) -> None:
