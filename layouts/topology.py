@@ -8,12 +8,12 @@ Presets are TOML files beside this module, with the source of every figure.
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from meshdsl.errors import ArgumentError, MeshDSLError, faults, nearest
+from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,24 @@ def preset_names() -> tuple[str, ...]:
 
 
 def read_topology(data: dict[str, Any]) -> Topology:
-    """A topology from the tables of a preset or plan file."""
-    links = tuple(Link(**link) for link in data["links"])
-    axes = tuple((name, Link(**link)) for name, link in dict(data.get("axes", {})).items())
+    """A topology from the tables of a file; ArgumentError lists names that are missing, or that are none."""
+    links, axes = data.get("links", []), data.get("axes", {})
+    tables = {f"links[{i}]": link for i, link in enumerate(links if isinstance(links, list) else [links])}
+    tables |= {f"axes.{name}": link for name, link in (axes.items() if isinstance(axes, dict) else [("", axes)])}
+    rows = [f"{where}: {row}" for where, link in tables.items() for row in _misnamed(Link, link)]
+    rows = [*_misnamed(Topology, {k: v for k, v in data.items() if k != "sources"}), *rows]
+    if rows:
+        raise ArgumentError("\n".join(f"  {row}" for row in rows))
     rest = {k: v for k, v in data.items() if k not in ("links", "axes", "sources")}
-    return Topology(links=links, axes=axes, **rest)
+    by_axis = tuple((name, Link(**link)) for name, link in axes.items())
+    return Topology(links=tuple(Link(**link) for link in links), axes=by_axis, **rest)
+
+
+def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
+    """What a table has that is no field, and what it lacks."""
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    if not isinstance(table, dict):
+        return [f"{is_a(table)}, not a table of {', '.join(known)}"]
+    missing = [name for name, needed in known.items() if needed and name not in table]
+    rows = [f"{name}: no such name{nearest(name, known)}" for name in table if name not in known]
+    return [*rows, f"{', '.join(missing)}: missing"] if missing else rows

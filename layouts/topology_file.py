@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.layouts.topology import Link, Topology, read_topology
 
 
@@ -18,8 +18,12 @@ def load_topology(file: str | Path) -> Topology:
     """The topology in ``file``; MeshDSLError if there is none that can be read."""
     try:
         return read_topology(tomllib.loads(Path(file).read_text()))
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-        raise MeshDSLError(f"{file} is no topology: {error!r}") from error
+    except OSError as error:
+        raise MeshDSLError(f"cannot read the topology {str(file)!r}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MeshDSLError(f"{str(file)!r} is no topology: {error}") from error
+    except ArgumentError as error:
+        raise MeshDSLError(f"{str(file)!r} is no topology:\n{error}") from error
 
 
 def topology_text(topology: Topology) -> str:
