@@ -169,10 +169,11 @@ def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[Arc]:
         yield from (_arc(state, "keep-first", axes, source, P(kind)) for kind in state.reductions)
     for dim in range(state.rank):
         if source is not Split(dim):
-            yield _arc(state, _into_split(source), axes, source, Split(dim))
+            yield _arc(state, into_split(source), axes, source, Split(dim))
 
 
-def _into_split(source: Placement) -> str:
+def into_split(source: Placement) -> str:
+    """The kind of move that takes a placement to a split."""
     if source is B:
         return "slice"
     return "reduce-scatter" if source is P else "all-to-all"
@@ -191,10 +192,17 @@ def _arc(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
 ) -> Arc:
     held = state.held(axes)
-    sent, fixed, per_byte = _price(kind, axes, source, state.mesh)
-    per_byte += _copied(kind, axes, (source, target), state.mesh)
+    sent, fixed, per_byte = rate(kind, axes, source, target, state.mesh)
     ends = (source, target, state.layout, after or state.to(axes, target))
     return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
+
+
+def rate(
+    kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh
+) -> tuple[float, float, float]:
+    """(bytes sent, fixed seconds, seconds per byte) of a move, per byte that one device would hold without ``axes``."""
+    sent, fixed, per_byte = _price(kind, axes, source, mesh)
+    return sent, fixed, per_byte + _copied(kind, axes, (source, target), mesh)
 
 
 def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> tuple[float, float, float]:

@@ -31,11 +31,13 @@ class Space:
         self.placements: tuple[Placement, ...] = (*map(Split, range(rank)), B, *map(Partial, reductions))
         self.layouts = tuple(dict.fromkeys(self._all()))
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
+        self._arcs: dict[int, tuple[tuple[Arc, int], ...]] = {}
 
-    @cached_property
-    def arcs(self) -> tuple[tuple[tuple[Arc, int], ...], ...]:
-        """Per layout, its moves with the index of the layout they lead to."""
-        return tuple(tuple(self._from(layout)) for layout in self.layouts)
+    def arcs(self, i: int) -> tuple[tuple[Arc, int], ...]:
+        """The moves of layout ``i`` with the index of the layout they lead to."""
+        if i not in self._arcs:
+            self._arcs[i] = tuple(self._from(self.layouts[i]))
+        return self._arcs[i]
 
     @cached_property
     def shards(self) -> tuple[tuple[int, ...], ...]:
@@ -104,7 +106,7 @@ def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsiz
             return _unwind(came, stop, size)
         if (seconds, steps) > best[stop]:
             continue
-        for arc, to in within.arcs[stop[0]]:
+        for arc, to in within.arcs(stop[0]):
             onward, reached = (to, makes_partial(arc)), (seconds + arc.fixed + arc.per_byte * size, steps + 1)
             if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not within.fits(to, shape):
                 continue

@@ -26,7 +26,8 @@ from meshdsl.layouts.rule import Row
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.planner.memory import Liveness
-from meshdsl.planner.problem import Node, Port, Problem, make_problem
+from meshdsl.planner.node import Node, Port, Problem
+from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.units import bytes_text
 

@@ -6,8 +6,8 @@ and what has become small is eliminated. At last the rest is eliminated as well,
 width allows: if it is narrow, the bound is the optimum.
 """
 
-from meshdsl.planner.closure import TIES, Costs
 from meshdsl.planner.eliminate import lower_bound
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.messages import bound, cap, fix, pass_messages
@@ -31,16 +31,9 @@ class Certificate:
         self.bound: float = max(known, bound(self._network))
 
     @property
-    def seconds(self) -> float:
-        """Seconds that no plan of the problem can undercut; at most those of the best plan."""
-        safe = self.bound - TIES - 1e-9 * abs(self.bound)  # sums of floats round
-        return max(0.0, self.model.scale.seconds(min(safe, self.best.cost)))
-
-    @property
     def gap(self) -> float:
-        """How far the best plan can be from the optimum at most, as a part of its seconds."""
-        seconds = self.model.scale.seconds(self.best.cost)
-        return (seconds - self.seconds) / seconds if seconds else 0.0
+        """How far the best plan can be from the bound, as a part of its cost."""
+        return 1 - self.bound / self.best.cost if self.best.cost else 0.0
 
     @property
     def work(self) -> int:

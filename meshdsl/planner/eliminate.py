@@ -20,7 +20,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.closure import Costs
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Derived
 
 Scope = tuple[int, ...]

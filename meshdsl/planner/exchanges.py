@@ -13,7 +13,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import price
 from meshdsl.layouts.placement import Split
 from meshdsl.layouts.rule import Row
-from meshdsl.planner.closure import Costs
+from meshdsl.planner.exact import Costs
 
 Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
 

@@ -1,5 +1,6 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
+from collections import defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -11,13 +12,14 @@ from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Row
 from meshdsl.planner.closure import Closure
+from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of, tree
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A state with its cost, as exact integers (see ``Scale``)."""
+    """A state with its cost, as exact integers (see ``Scale``), and per value its moves between numbered layouts."""
 
     rows: Assignment
     cost: float
@@ -44,6 +46,26 @@ class Evaluator:
                 edges[value] = found
         return Choice(rows, total, edges)
 
+    def objective(self, choice: Choice) -> float:
+        """The cost of a choice, the model's present prices of memory included."""
+        states = list(map(tuple, choice.rows.tolist()))
+        return choice.cost + sum(self.model.memory_price(n, state) for n, state in enumerate(states))
+
+    def exact(self, choice: Choice) -> Choice:
+        """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
+        model, sources = self.model, defaultdict[Distances, set[int]](set)
+        for value, edges in choice.edges.items():
+            sources[model.distances[value]].update(a for a, _ in edges)
+        rows = {}
+        for distances, found in sources.items():
+            start = np.array(sorted(found))
+            rows[distances] = dict(zip(start.tolist(), distances.rows(start, distances.fitting)[1], strict=True))
+        total = sum([float(model.unit(n)[tuple(state)]) for n, state in enumerate(choice.rows.tolist())])
+        for value, edges in choice.edges.items():
+            costs = rows[model.distances[value]]
+            total += sum(float(costs[a][b]) for a, b in edges) * model.trips(value)
+        return Choice(choice.rows, total, choice.edges)
+
     def _tree(self, value: int, states: list[tuple[int, ...]]) -> tuple[float, Edges]:
         problem, closure = self.model.problem, self.model.closures[value]
         own = self._layout(closure, *problem.defined[value], states)
@@ -52,7 +74,8 @@ class Evaluator:
             return 0.0, ()
         key = (closure.number, own, tuple(sorted(wanted)))
         if key not in self._known:
-            self._known[key] = tree(closure.costs, closure.inner, own, wanted)
+            cost, edges = tree(closure.costs, closure.inner, own, wanted)
+            self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]
 
     def _layout(self, closure: Closure, n: int, port: int, states: list[tuple[int, ...]]) -> int:
@@ -87,7 +110,7 @@ def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[
     uses: dict[tuple[int, int], Layout] = {}
     for n, node in enumerate(model.nodes):
         for p, port in enumerate(node.ports):
-            layout = model.closures[port.value.id].space.layouts[int(model.layout_ids(n, p, rows[n]))]
+            layout = model.layout(n, p, rows[n])
             if port.defines:
                 own[port.value.id] = layout
             elif port.reader is not None:
@@ -102,6 +125,6 @@ def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
         values.update((v.id, v) for v in op.outputs)
         values.update((v.id, v) for body in op.bodies for v in body.inputs)
     return {
-        v: moves_of(model.closures[v], values[v].shape, values[v].itemsize, edges)
+        v: moves_of(model.distances[v].space, values[v].shape, values[v].itemsize, edges)
         for v, edges in sorted(choice.edges.items())
     }

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from meshdsl.errors import MemoryLimitError, faults
 from meshdsl.ir import Graph, walk
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
-from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
 from meshdsl.planner.search import plans
@@ -54,9 +53,9 @@ class Fitter:
     def _priced(self, points: Iterable[Peak], price: float, limit: float) -> Choice:
         """The cheapest plan that fits, or the smallest."""
         self.model.prices = self._prices(points, price)
-        found = plans(Joint(self.model), self.evaluator)
+        found, _ = plans(self.model, self.evaluator)
         self.model.prices = Prices()
-        return min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost))
+        return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 
     def _prices(self, points: Iterable[Peak], price: float) -> Prices:
         own: dict[int, float] = {}

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.closure import Costs, Ids
+from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Derived, Network
@@ -98,12 +98,11 @@ class Joint:
         return np.array([states.rows[chosen[n]] for n, states in enumerate(self.states)], dtype=np.intp)
 
     def _states(self, n: int) -> States:
-        model, node = self.model, self.model.nodes[n]
-        key = (id(model.tables[n]), node.trips, node.pin, n if model.prices.own else -1)
+        model = self.model
+        key = (id(model.states[n]), id(model.unit(n)), n if model.prices.own else -1)
         if key not in self._known:
-            cost = model.cost(n)
-            rows = np.argwhere(np.isfinite(cost))
-            self._known[key] = States(rows, cost[tuple(rows.T)])
+            rows = model.states[n]
+            self._known[key] = States(rows, model.cost(n)[tuple(rows.T)])
         return self._known[key]
 
     def _read(self, end: _End) -> Ids:

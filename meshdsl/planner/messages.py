@@ -8,7 +8,7 @@ better one and goes.
 
 import numpy as np
 
-from meshdsl.planner.closure import Costs
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Network
 
 _LEAST = np.minimum.reduce

@@ -2,11 +2,16 @@
 
 A state of a node is one row per mesh axis. Nodes with equal rows, shapes and work share their
 arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
+
+With three mesh axes or more the joint states are too many to look at together. ``focus`` leaves
+those near a plan in question: the search then moves from neighbourhood to neighbourhood.
 """
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,32 +19,16 @@ from numpy.typing import NDArray
 from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, B, Partial, Placement, Split
-from meshdsl.layouts.rule import Row
-from meshdsl.planner.closure import Closure, Costs, Ids, Scale, codes_of
-from meshdsl.planner.costs import Work
-from meshdsl.planner.exchanges import exchange_seconds
-from meshdsl.planner.problem import Node, Problem
+from meshdsl.layouts.placement import REDUCTIONS, Split
+from meshdsl.planner.closure import Closure
+from meshdsl.planner.distances import Distances
+from meshdsl.planner.exact import Costs, Ids, Scale
+from meshdsl.planner.near import Axes, Groups, between, near
+from meshdsl.planner.node import Node, Problem
+from meshdsl.planner.tables import Table, first_state, make_table, per_axis
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
-Axes = tuple[int, ...]  # mesh axes by number
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of a node as arrays, shared between equal nodes.
-
-    Args:
-      seconds: one array dim per mesh axis, over rows; infinite where dims do not divide.
-      codes: per port, the placement code of every row.
-      kinds: per port, the reductions in which it may be partial.
-      first: the first state whose dims divide.
-    """
-
-    seconds: Costs
-    codes: tuple[Ids, ...]
-    kinds: tuple[frozenset[str], ...]
-    first: tuple[int, ...]
+State = tuple[int, ...]  # a row per mesh axis
 
 
 @dataclass(frozen=True)
@@ -57,17 +46,64 @@ class Model:
         self.problem, self.mesh = problem, problem.mesh
         self.nodes = problem.nodes
         self.axes = problem.mesh.names
-        self.prices = Prices()
         self._tables: dict[Hashable, Table] = {}
-        self._closures: dict[Hashable, Closure] = {}
+        self._distances: dict[Hashable, Distances] = {}
         self.tables = [self._table(node) for node in self.nodes]
         self.allowed = [_allowed(node, self.mesh) for node in self.nodes]
         self.orders = [_order(node.pin, self.mesh) for node in self.nodes]
         self._require_states()
         self.whole = self._all_broadcast()
         self.scale = Scale.of(self._total_seconds(self.whole))
+        self.distances = {v: self._distances_of(v) for v in problem.defined}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.prices = Prices()
         self._units: dict[Hashable, Costs] = {}
-        self.closures = {v: self._closure(v) for v in problem.defined}
+        self._states: dict[Hashable, Assignment] = {}
+        self._finite: dict[int, Assignment] = {}
+        self._made = count()
+        self.focus()
+
+    def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
+        """Leave some states and layouts in question: all, or those near a plan.
+
+        Args:
+          groups: mesh axes that take a row together; the others stay as they are.
+          around: a plan, which stays in question itself.
+        """
+        held = [None] * len(self.nodes) if around is None else list(map(tuple, around.tolist()))
+        self.states = [self._left(n, groups, state) for n, state in enumerate(held)]
+        every = {d: d.fitting for d in self._distances.values()}
+        closures = {
+            d: Closure(d, layouts, layouts if groups is None else between(d, layouts, groups), next(self._made))
+            for d, layouts in (every if groups is None else self._read_layouts()).items()
+        }
+        self.closures = {v: closures[d] for v, d in self.distances.items()}
+
+    def _left(self, n: int, groups: Groups | None, around: State | None) -> Assignment:
+        """The states of node ``n`` near a state; equal questions get the same array."""
+        unit = self.unit(n)
+        if id(unit) not in self._finite:
+            self._finite[id(unit)] = np.argwhere(np.isfinite(unit))
+        every = self._finite[id(unit)]
+        if groups is None or around is None:
+            return every
+        key = (id(every), groups, around)
+        if key not in self._states:
+            self._states[key] = every[near(every, groups, np.array(around))]
+        return self._states[key]
+
+    def _read_layouts(self) -> dict[Distances, Ids]:
+        """The layouts that the states in question make or read."""
+        found: dict[Distances, dict[Hashable, Ids]] = {d: {} for d in self._distances.values()}
+        for n, node in enumerate(self.nodes):
+            for p, port in enumerate(node.ports):
+                known = found[self.distances[port.value.id]]
+                key = (id(self.tables[n]), p, self.orders[n], id(self.states[n]))
+                if key not in known:
+                    known[key] = np.unique(self._numbers(n, p, self.states[n].T))
+        return {d: np.unique(np.concatenate(list(layouts.values()))) for d, layouts in found.items()}
 
     def _require_states(self) -> None:
         """Every node has a joint state that its pin allows, or the pins are at fault."""
@@ -93,13 +129,23 @@ class Model:
             cost = cost + self.scale.pack(price * share)
         return cost
 
+    def memory_price(self, n: int, state: State) -> float:
+        """What memory is short of, priced, in one state of node ``n`` with the copies it reads."""
+        total = sum(float(self.scale.pack(price * share[state])) for price, share in self._priced_ports(n))
+        for p, port in enumerate(self.nodes[n].ports):
+            price = self.prices.read.get((n, p), 0.0)
+            if price:
+                held = self.layout(n, p, np.array(state)).local_shape(port.value.shape, self.mesh.sizes_by_name)
+                total += float(self.scale.pack(np.asarray(price * prod(held) * port.value.itemsize)))
+        return total
+
     def _priced_ports(self, n: int) -> Iterator[tuple[float, Costs]]:
         """Price per byte, and bytes per joint state, of what node ``n`` defines and memory is short of."""
         for p, port in enumerate(self.nodes[n].ports):
             price = self.prices.own.get(port.value.id, 0.0) if port.defines else 0.0
             if price:
                 split = self.tables[n].codes[p] < len(port.value.shape)
-                yield price, _per_axis(self.mesh, split) * port.value.bytes
+                yield price, per_axis(self.mesh, split) * port.value.bytes
 
     def read_price(self, value: int, n: int, port: int) -> Costs | None:
         """Price of a copy of ``value`` for one reader, by the copy's layout; None where memory is not short."""
@@ -107,9 +153,20 @@ class Model:
         return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
-        """Layout number of a port in a joint state, or in several ([mesh axes, states])."""
-        ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
+        """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
         codes = self.tables[n].codes[port]
+        ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
+        return np.asarray(ids[tuple(codes[r] for r in rows)])
+
+    def layout(self, n: int, port: int, state: NDArray[np.intp]) -> Layout:
+        """The layout of a port in a joint state."""
+        space = self.distances[self.nodes[n].ports[port].value.id].space
+        return space.layouts[int(self._numbers(n, port, state))]
+
+    def _numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+        """As ``layout_ids``, as numbers among all layouts."""
+        codes = self.tables[n].codes[port]
+        ids = self.distances[self.nodes[n].ports[port].value.id].ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def trips(self, value: int) -> int:
@@ -120,18 +177,16 @@ class Model:
         shapes = tuple((p.value.shape, p.value.itemsize) for p in node.ports)
         key = (id(node.rows), shapes, node.work)
         if key not in self._tables:
-            self._tables[key] = _make_table(node.rows, shapes, node.work, self.mesh)
+            self._tables[key] = make_table(node.rows, shapes, node.work, self.mesh)
         return self._tables[key]
 
-    def _closure(self, value: int) -> Closure:
+    def _distances_of(self, value: int) -> Distances:
         n, p = self.problem.defined[value]
-        tensor = self.nodes[n].ports[p].value
-        kinds = self._kinds(value)
+        tensor, kinds = self.nodes[n].ports[p].value, self._kinds(value)
         key = (tensor.shape, tensor.itemsize, kinds)
-        if key not in self._closures:
-            self._closures[key] = Closure(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale)
-            self._closures[key].number = len(self._closures)
-        return self._closures[key]
+        if key not in self._distances:
+            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale)
+        return self._distances[key]
 
     def _kinds(self, value: int) -> tuple[str, ...]:
         ports = [self.problem.defined[value], *self.problem.used.get(value, ())]
@@ -146,17 +201,18 @@ class Model:
         return sum(float(t.seconds[tuple(r)]) * n.trips for t, r, n in zip(self.tables, rows, self.nodes, strict=True))
 
     @cached_property
+    def wide(self) -> Axes:
+        """The mesh axes that have more than one device."""
+        return tuple(axis for axis, size in enumerate(self.mesh.sizes) if size > 1)
+
+    @cached_property
     def width(self) -> int:
         """Number of mesh axes."""
         return len(self.axes)
 
 
 def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
-    return table.first if allowed is None else _first(np.isfinite(table.seconds) & allowed)
-
-
-def _first(fine: NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argwhere(fine)[0]) if fine.any() else (0,) * fine.ndim
+    return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
 
 
 def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
@@ -180,76 +236,3 @@ def _order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
     stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
     at = iter(stated)
     return tuple(next(at) if name in stated else name for name in mesh.names)
-
-
-def _make_table(
-    rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
-) -> Table:
-    placements = [row.outputs for row in rows]
-    codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
-    seconds = _seconds(rows, shapes, work, mesh)
-    sizes = np.array([row.size for row in rows])
-    for i, (shape, _) in enumerate(shapes):
-        for dim in set(codes[i].tolist()) & set(range(len(shape))):
-            seconds[~_divides(codes[i] == dim, sizes, shape[dim], mesh)] = np.inf
-    for axis, size in enumerate(mesh.sizes):
-        if size == 1:  # an axis of one device does nothing: one state is enough
-            split = np.array([any(at is not B for at in row.outputs) for row in rows])
-            seconds[(slice(None),) * axis + (split,)] = np.inf
-    kinds = tuple(
-        frozenset(p.reduction for p in ports if isinstance(p, Partial)) for ports in zip(*placements, strict=True)
-    )
-    for i, found in enumerate(kinds):
-        if len(found) > 1:
-            seconds[_mixes_reductions(placements, i, mesh)] = np.inf
-    return Table(seconds, codes, kinds, _first(np.isfinite(seconds)))
-
-
-def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh) -> Costs:
-    topology = mesh.topology
-    parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
-    compute = _per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize))
-    for side in work.sides:
-        dims = {Split(dim) for dim in side.dims}
-        split = np.array([row.outputs[side.tensor] in dims for row in rows])
-        compute *= 1 + topology.half_side / np.maximum(side.length * _per_axis(mesh, split), 1)
-    traffic = np.zeros_like(compute)
-    for i, touched in enumerate(work.touched):
-        if touched:
-            split = np.array([isinstance(row.outputs[i], Split) for row in rows])
-            shape, itemsize = shapes[i]
-            traffic += _per_axis(mesh, split) * (float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
-    started = topology.overhead if any(work.touched) else 0.0
-    return np.maximum(compute, traffic) + started + exchange_seconds(rows, shapes, mesh)
-
-
-def _per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
-    """Share of the whole that one device has, in every joint state."""
-    share = np.ones(())
-    for size in mesh.sizes:
-        share = np.multiply.outer(share, np.where(split, 1.0 / size, 1.0))
-    return share
-
-
-def _mixes_reductions(placements: list[tuple[Placement, ...]], port: int, mesh: Mesh) -> NDArray[np.bool_]:
-    """Joint states in which one port is partial in two ways: a sum over maxima is no maximum over sums."""
-    kinds = (Partial("sum"), Partial("max"), Partial("min"))
-    bits = np.array([1 << kinds.index(p[port]) if p[port] in kinds else 0 for p in placements])
-    joint = np.zeros((), dtype=np.int64)
-    for _ in mesh.sizes:
-        joint = np.bitwise_or.outer(joint, bits)
-    return np.asarray(joint & (joint - 1) > 0)
-
-
-def _divides(here: NDArray[np.bool_], sizes: Ids, length: int, mesh: Mesh) -> NDArray[np.bool_]:
-    """Joint states whose axes divide a dim of this length, and the factor that carries the split.
-
-    Args:
-      here: rows that split the dim. sizes: per row, what else the axes have to divide (see ``Row``).
-    """
-    shards = np.ones((), dtype=np.int64)
-    limit = np.zeros((), dtype=np.int64)
-    for size in mesh.sizes:
-        shards = np.multiply.outer(shards, np.where(here, size, 1))
-        limit = np.gcd.outer(limit, np.where(here, sizes, 0))
-    return np.asarray((length % shards == 0) & (limit % shards == 0))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.closure import Costs
+from meshdsl.planner.exact import Costs
 
 Labels = NDArray[np.intp]
 

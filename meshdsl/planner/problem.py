@@ -17,77 +17,21 @@ result, and defines the body's input and the loop's result, all in one layout, w
 partial: then it is reduced once, after the loop.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Op, Program, Value
-from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import B, P, Partial, Placement, Split
 from meshdsl.layouts.rule import Row
-from meshdsl.planner.costs import Work, materialised, work_of
+from meshdsl.planner.costs import materialised, work_of
+from meshdsl.planner.links import LINKS
+from meshdsl.planner.node import Node, Port, Problem, same_layout
+from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
 from meshdsl.rules import rows_of
 
-NO_WORK, FREE = Work(0.0, (), 4), Layout()
 _Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
-
-
-@dataclass(frozen=True)
-class Port:
-    """One tensor of a node: its value, whether the node defines it, and who reads it (op id, operand)."""
-
-    value: Value
-    defines: bool
-    reader: tuple[int, int] | None = None
-
-
-@dataclass(eq=False)
-class Node:
-    """A variable of the problem.
-
-    Args:
-      ports: its tensors; a row lists one placement per port.
-      rows: its table on one axis.
-      op: the operation it stands for, if any.
-      trips: how often it runs.
-      pin: the layout that was stated for it; axes it does not name are free.
-    """
-
-    ports: tuple[Port, ...]
-    rows: tuple[Row, ...]
-    work: Work = NO_WORK
-    op: Op | None = None
-    trips: int = 1
-    pin: Layout = FREE
-    what: str = ""
-
-    def placements(self, row: int) -> tuple[Placement, ...]:
-        """Placement of every port in one row."""
-        return (*self.rows[row].inputs, *self.rows[row].outputs)
-
-
-@dataclass(eq=False)
-class Problem:
-    """Nodes, and per value id the (node, port) that defines it and those that use it."""
-
-    program: Program
-    mesh: Mesh
-    nodes: list[Node]
-    defined: dict[int, tuple[int, int]] = field(default_factory=dict)
-    used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    trips: dict[int, int] = field(default_factory=dict)
-
-    def index(self) -> None:
-        """Fill the tables by value id."""
-        for n, node in enumerate(self.nodes):
-            for p, port in enumerate(node.ports):
-                if port.defines:
-                    self.defined[port.value.id] = (n, p)
-                else:
-                    self.used.setdefault(port.value.id, []).append((n, p))
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
@@ -95,7 +39,7 @@ def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     problem = Problem(program, mesh, list(_nodes(program, pins)))
     problem.index()
     _count_trips(program.graph, problem.trips)
-    _drop_unreachable_partials(problem)
+    drop_unreachable_partials(problem)
     _require_rows(problem)
     return problem
 
@@ -114,33 +58,22 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
         j = replaced.get(i)
         output = None if j is None else last.inputs[j]
         uses = (Port(output, False, (last.id, j)),) if isinstance(output, Value) else ()  # type: ignore[arg-type]
-        yield _same((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
+        yield same_layout((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
     for j, value_out in enumerate(last.inputs):
         if isinstance(value_out, Value) and pins.follows[j] is None:
             port = Port(value_out, False, (last.id, j))
-            yield _same((port,), pins.outputs[j], f"output {program.outputs[j].path}")
-
-
-def _same(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool = False, trips: int = 1) -> Node:
-    """A node all of whose ports have one layout."""
-    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, what=what, trips=trips)
-
-
-@cache
-def _alike(ports: int, rank: int, partial: bool) -> tuple[Row, ...]:
-    kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
-    return tuple(Row((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))
+            yield same_layout((port,), pins.outputs[j], f"output {program.outputs[j].path}")
 
 
 def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
     for op in graph.ops:
         if op.bodies:
-            yield from _LINKS[op.name](op, graph.trips)
+            yield from LINKS[op.name](op, graph.trips)
             for body in op.bodies:
                 yield from _graph_nodes(body, kept, known)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
-            yield _same(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+            yield same_layout(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.name != "return":
             yield _op_node(op, graph.trips, kept, known)
 
@@ -174,88 +107,6 @@ def _only(row: Row, real: Sequence[int]) -> Row:
     return Row((), tuple(placed[i] for i in real), row.size, inside)
 
 
-def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what: str, trips: int) -> Node | None:
-    """A node that passes one layout from the operands it reads to the values it defines."""
-    read = [(o.inputs[i], (o.id, i)) for o, i in uses]
-    ports = (*(Port(v, False, at) for v, at in read if isinstance(v, Value)), *(Port(v, True) for v in defines))
-    return _same(ports, FREE, f"{what} of {op.name} at {op.source}", True, trips) if ports else None
-
-
-def _scan_links(op: Op, trips: int) -> Iterator[Node]:
-    (body,) = op.bodies
-    consts, carry = op.params["num_consts"], op.params["num_carry"]
-    last = body.ops[-1]
-    for i, inner in enumerate(body.inputs):
-        if i < consts:
-            yield from _some(_link(op, [(op, i)], [inner], "const", trips))
-        elif i < consts + carry:
-            j = i - consts
-            yield from _some(_link(op, [(op, i), (last, j)], [inner, op.outputs[j]], "carry", trips))
-        else:
-            yield _stacked(op, Port(inner, True), _outer_port(op, i), trips)
-    for j in range(carry, len(op.outputs)):
-        returned = last.inputs[j]
-        inner_port = Port(returned, False, (last.id, j)) if isinstance(returned, Value) else None
-        yield _stacked(op, inner_port, Port(op.outputs[j], True), trips)
-
-
-def _outer_port(op: Op, i: int) -> Port | None:
-    value = op.inputs[i]
-    return Port(value, False, (op.id, i)) if isinstance(value, Value) else None
-
-
-def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node:
-    """A slice inside the loop and its stack outside: the same layout, one dim further on."""
-    present = [port for port in (outer, inner) if port is not None]
-    rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
-    rows = _stacks(rank, outer is not None, inner is not None)
-    return Node(tuple(present), rows, what=f"slices of {op.name} at {op.source}", trips=trips)
-
-
-@cache
-def _stacks(rank: int, outer: bool, inner: bool) -> tuple[Row, ...]:
-    pairs: list[tuple[Placement, Placement]] = [(Split(i + 1), Split(i)) for i in range(rank)]
-    pairs += [(placed, placed) for placed in (B, P, P("max"), P("min"))]
-    return tuple(Row((), (*[o] * outer, *[i] * inner)) for o, i in pairs)
-
-
-def _while_links(op: Op, trips: int) -> Iterator[Node]:
-    cond, body = op.bodies
-    nc, nb = op.params["cond_nconsts"], op.params["body_nconsts"]
-    last = body.ops[-1]
-    for i in range(nc):
-        yield from _some(_link(op, [(op, i)], [cond.inputs[i]], "const", trips))
-    for i in range(nb):
-        yield from _some(_link(op, [(op, nc + i)], [body.inputs[i]], "const", trips))
-    for j, outer in enumerate(op.outputs):
-        uses = [(op, nc + nb + j), (last, j)]
-        yield from _some(_link(op, uses, [cond.inputs[nc + j], body.inputs[nb + j], outer], "carry", trips))
-    yield from _predicate(cond.ops[-1], trips)
-
-
-def _cond_links(op: Op, trips: int) -> Iterator[Node]:
-    yield from _predicate(op, trips)
-    for i in range(1, len(op.inputs)):
-        yield from _some(_link(op, [(op, i)], [body.inputs[i - 1] for body in op.bodies], "operand", trips))
-    for j, outer in enumerate(op.outputs):
-        yield from _some(_link(op, [(body.ops[-1], j) for body in op.bodies], [outer], "result", trips))
-
-
-def _predicate(op: Op, trips: int) -> Iterator[Node]:
-    """What decides a branch is the same everywhere."""
-    value = op.inputs[0]
-    if isinstance(value, Value):
-        yield Node((Port(value, False, (op.id, 0)),), (Row((), (B,)),), what="predicate", trips=trips)
-
-
-def _some(node: Node | None) -> Iterator[Node]:
-    if node is not None:
-        yield node
-
-
-_LINKS = {"scan": _scan_links, "while": _while_links, "cond": _cond_links}
-
-
 def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
     for value in graph.inputs:
         trips[value.id] = graph.trips
@@ -264,54 +115,6 @@ def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
             trips[value.id] = graph.trips
         for body in op.bodies:
             _count_trips(body, trips)
-
-
-def _drop_unreachable_partials(problem: Problem) -> None:
-    """Keep a partial placement only where a partial value can come from upstream."""
-    possible: dict[int, set[Placement]] = {v: set() for v in problem.defined}
-    tables = {id(node.rows): node.rows for node in problem.nodes}
-    mentions = {table: _partial_mentions(rows) for table, rows in tables.items()}
-    concerned = [(node, mentions[id(node.rows)]) for node in problem.nodes if mentions[id(node.rows)]]
-    changed = True
-    while changed:
-        changed = False
-        for node, rows in concerned:
-            for ports in rows.values():
-                if _reachable(node, ports, possible):
-                    changed |= _spread(node, ports, possible)
-    shared: dict[tuple[int, tuple[int, ...]], tuple[Row, ...]] = {}
-    for node, rows in concerned:
-        lost = tuple(i for i, ports in rows.items() if not _reachable(node, ports, possible))
-        if lost:
-            key = id(node.rows), lost
-            if key not in shared:
-                shared[key] = tuple(row for i, row in enumerate(node.rows) if i not in lost)
-            node.rows = shared[key]
-
-
-_Mentions = tuple[tuple[int, Placement], ...]  # ports that are partial in a row, and how
-
-
-def _partial_mentions(rows: tuple[Row, ...]) -> dict[int, _Mentions]:
-    found = (
-        (i, tuple((p, at) for p, at in enumerate(row.outputs) if isinstance(at, Partial))) for i, row in enumerate(rows)
-    )
-    return {i: ports for i, ports in found if ports}
-
-
-def _reachable(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> bool:
-    """Whether some operand that the row wants partial can be; stated layouts are taken at their word."""
-    needs = [(node.ports[p].value.id, at) for p, at in partial if not node.ports[p].defines]
-    stated = any(isinstance(placed, Partial) for _, placed in node.pin.placements)
-    return stated or not needs or any(at in possible[v] for v, at in needs)
-
-
-def _spread(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> bool:
-    made = {(node.ports[p].value.id, at) for p, at in partial if node.ports[p].defines}
-    new = [(v, at) for v, at in made if at not in possible[v]]
-    for v, at in new:
-        possible[v].add(at)
-    return bool(new)
 
 
 def _require_rows(problem: Problem) -> None:

@@ -19,8 +19,8 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
     model = Model(make_problem(program, mesh, pins))
-    found = search(model)
-    choice, peak = Fitter(model, pins.donated).fit(found.best, mesh.topology.memory if memory is None else memory)
+    best, bound = search(model)
+    choice, peak = Fitter(model, pins.donated).fit(best, mesh.topology.memory if memory is None else memory)
     own, uses = layouts_of(model, choice.rows)
     return Solution(
         mesh=mesh,
@@ -29,7 +29,7 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
         uses=uses,
         trees=trees_of(model, choice),
         seconds=model.scale.seconds(choice.cost),
-        lower_bound=found.seconds,
+        lower_bound=bound,
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
         held=peak.held(),

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.closure import Costs
 from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Labels, Network
 
 Axes = tuple[int, ...]  # mesh axes by number
@@ -82,6 +82,6 @@ def _movable(marks: Labels, state: int, axes: Axes, others: list[int]) -> NDArra
     return movable
 
 
-def sweep_order(width: int) -> list[Axes]:
-    """All mesh axes together, then one by one."""
-    return [*([tuple(range(width))] if width > 1 else []), *((axis,) for axis in range(width))]
+def sweep_order(groups: Sequence[Axes]) -> list[Axes]:
+    """All groups of mesh axes together, then one by one."""
+    return [*([tuple(axis for axes in groups for axis in axes)] if len(groups) > 1 else []), *groups]

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.space import reshard
-from meshdsl.planner.closure import Closure, Costs
+from meshdsl.layouts.space import Space, reshard
+from meshdsl.planner.exact import Costs
 
 Edges = tuple[tuple[int, int], ...]
 _EXACT = 6
@@ -82,13 +82,13 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
     return total, tuple(edges)
 
 
-def moves_of(closure: Closure, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
-    """The moves along the edges, each layout made once."""
-    layouts = closure.space.layouts
+def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
+    """The moves along the edges, given as numbers of layouts; each layout is made once."""
+    layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[Move] = []
     for source, target in edges:
-        for move in reshard(layouts[source], layouts[target], shape, itemsize, closure.mesh):
+        for move in reshard(layouts[source], layouts[target], shape, itemsize, within.mesh):
             if move.after not in made:
                 found.append(move)
                 made.add(move.after)

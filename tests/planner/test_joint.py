@@ -9,6 +9,7 @@ from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.projection import projections
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, shape
@@ -61,3 +62,21 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
         assert bound <= cost * (1 + 1e-9) <= paid * (1 + 2e-9)
         if readers == 2:
             assert bound == pytest.approx(cost) == paid
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(monkeypatch, readers):
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model = many_readers(readers)(md.Mesh(x=2, y=2, z=2))
+    evaluator, rng = Evaluator(model), np.random.default_rng(readers)
+    whole = Joint(model)
+    for _ in range(20):
+        chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(whole.states)}
+        choice = evaluator.evaluate(whole.rows(chosen))
+        bound = 0.0
+        for part in projections(model):
+            joint, rows = Joint(part), part.seen(choice).rows
+            at = {n: int((states.rows == rows[n]).all(axis=1).argmax()) for n, states in enumerate(joint.states)}
+            assert all((joint.states[n].rows[i] == rows[n]).all() for n, i in at.items())
+            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))), at)
+        assert 0.0 < bound <= choice.cost

@@ -1,0 +1,118 @@
+"""The price of every reshard of a tensor, worked out from the layouts that are asked for.
+
+All moves of a layout space are arrays (``arcs``); a tensor's bytes scale the prices. From a layout
+to all others is a few passes over the arrays (Bellman and Ford).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import REDUCTIONS, Placement
+from meshdsl.layouts.space import space
+from meshdsl.planner.arcs import arrays, code
+from meshdsl.planner.exact import Costs, Ids, Scale
+
+_Moves = tuple[Ids, Ids, Costs]  # from, to and price
+
+
+class Distances:
+    """Reshard costs between the layouts of tensors of one shape; layouts go by their number in ``space``."""
+
+    def __init__(self, mesh: Mesh, shape: tuple[int, ...], itemsize: int, kinds: tuple[str, ...], scale: Scale) -> None:
+        self.scale, self.bytes = scale, prod(shape) * itemsize
+        self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
+        self._arrays = arrays(self.space)
+        self.codes = self._arrays.codes
+        self.fitting = np.flatnonzero((np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1))
+        self._ids: dict[tuple[str, ...], Ids] = {}
+        self._usable: dict[bool, _Moves] = {}
+
+    def rows(self, sources: Ids, through: Ids) -> tuple[Costs, Costs]:
+        """Costs from some layouts to all others: of paths that make nothing partial, and of all paths.
+
+        A value becomes partial only at the end of a path; moves do not go on from there.
+
+        Args:
+          through: the layouts that paths may lead through; the others cannot be reached.
+        """
+        inside = np.zeros(len(self.codes), dtype=np.bool_)
+        inside[through] = True
+        costs = np.full((len(self.codes), sources.size), np.inf)
+        costs[sources, np.arange(sources.size)] = 0.0
+        inner = _Graph.of(*self.usable(False), inside).relaxed(costs)
+        return inner.T, _Graph.of(*self.usable(True), inside).relaxed(inner).T
+
+    def usable(self, partial: bool) -> _Moves:
+        """Single moves between layouts that fit: those that make the tensor partial, or the others."""
+        if partial not in self._usable:
+            self._usable[partial] = self._moves(partial)
+        return self._usable[partial]
+
+    def _moves(self, partial: bool) -> _Moves:
+        arcs = self._arrays.arcs
+        fit = np.zeros(len(self.codes), dtype=np.bool_)
+        fit[self.fitting] = True
+        usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target]
+        price = self.scale.pack(arcs.fixed + arcs.per_byte * self.bytes, arcs.tie)
+        return arcs.source[usable], arcs.target[usable], price[usable]
+
+    @cached_property
+    def in_mesh_order(self) -> NDArray[np.bool_]:
+        """Which layouts have the axes of every dim in the order of the mesh."""
+        return self._arrays.ordered(self.space.mesh.names)
+
+    @cached_property
+    def shares(self) -> Costs:
+        """Part of the tensor's bytes that one device holds, by layout."""
+        return np.asarray(1 / self._arrays.shards.prod(axis=1))
+
+    def ids(self, order: tuple[str, ...]) -> Ids:
+        """Layout numbers by placement codes, axes of one dim in ``order``; one past the last where there is none."""
+        if order not in self._ids:
+            ids = np.full((self.rank + 1 + len(REDUCTIONS),) * len(order), len(self.codes))
+            here = self.fitting[self._arrays.ordered(order)[self.fitting]]
+            ids[tuple(self.codes[here].T)] = here
+            self._ids[order] = ids
+        return self._ids[order]
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """Moves between layouts as arrays sorted by where they lead: ``ends`` has runs that begin at ``starts``."""
+
+    source: Ids
+    starts: Ids
+    ends: Ids
+    price: Costs
+
+    @classmethod
+    def of(cls, source: Ids, target: Ids, price: Costs, inside: NDArray[np.bool_]) -> "_Graph":
+        """The moves between layouts that are inside; of parallel ones, the cheapest."""
+        here = inside[source] & inside[target]
+        source, target, price = source[here], target[here], price[here]
+        order = np.lexsort((price, source, target))
+        source, target, price = source[order], target[order], price[order]
+        first = np.append(True, (np.diff(source) != 0) | (np.diff(target) != 0))[: source.size]
+        ends, starts = np.unique(target[first], return_index=True)
+        return cls(source[first], starts, ends, price[first])
+
+    def relaxed(self, costs: Costs) -> Costs:
+        """Costs [layouts, rows] after any number of moves."""
+        best = costs.copy()
+        while self.ends.size:
+            reached = np.minimum.reduceat(best[self.source] + self.price[:, None], self.starts, axis=0)
+            if not (reached < best[self.ends]).any():
+                break
+            best[self.ends] = np.minimum(best[self.ends], reached)
+        return best
+
+
+def codes_of(placements: Iterable[Placement], rank: int) -> Ids:
+    """Codes of several placements of one tensor."""
+    return np.array([code(placed, rank) for placed in placements], dtype=np.intp)

@@ -1,0 +1,79 @@
+"""What a planning problem is made of: nodes, their tensors, and who makes and reads every value."""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from meshdsl.ir import Op, Program, Value
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, P, Placement, Split
+from meshdsl.layouts.rule import Row
+from meshdsl.planner.costs import Work
+
+NO_WORK, FREE = Work(0.0, (), 4), Layout()
+
+
+@dataclass(frozen=True)
+class Port:
+    """One tensor of a node: its value, whether the node defines it, and who reads it (op id, operand)."""
+
+    value: Value
+    defines: bool
+    reader: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class Node:
+    """A variable of the problem.
+
+    Args:
+      ports: its tensors; a row lists one placement per port.
+      rows: its table on one axis.
+      op: the operation it stands for, if any.
+      trips: how often it runs.
+      pin: the layout that was stated for it; axes it does not name are free.
+    """
+
+    ports: tuple[Port, ...]
+    rows: tuple[Row, ...]
+    work: Work = NO_WORK
+    op: Op | None = None
+    trips: int = 1
+    pin: Layout = FREE
+    what: str = ""
+
+    def placements(self, row: int) -> tuple[Placement, ...]:
+        """Placement of every port in one row."""
+        return (*self.rows[row].inputs, *self.rows[row].outputs)
+
+
+@dataclass(eq=False)
+class Problem:
+    """Nodes, and per value id the (node, port) that defines it and those that use it."""
+
+    program: Program
+    mesh: Mesh
+    nodes: list[Node]
+    defined: dict[int, tuple[int, int]] = field(default_factory=dict)
+    used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    trips: dict[int, int] = field(default_factory=dict)
+
+    def index(self) -> None:
+        """Fill the tables by value id."""
+        for n, node in enumerate(self.nodes):
+            for p, port in enumerate(node.ports):
+                if port.defines:
+                    self.defined[port.value.id] = (n, p)
+                else:
+                    self.used.setdefault(port.value.id, []).append((n, p))
+
+
+def same_layout(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool = False, trips: int = 1) -> Node:
+    """A node all of whose ports have one layout."""
+    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, what=what, trips=trips)
+
+
+@cache
+def _alike(ports: int, rank: int, partial: bool) -> tuple[Row, ...]:
+    kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
+    return tuple(Row((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))

@@ -1,0 +1,47 @@
+"""Moves made in bulk against moves made layout by layout."""
+
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.space import Space, makes_partial
+from meshdsl.planner.arcs import arrays
+
+MESHES = [
+    md.Mesh(x=4),
+    md.Mesh(x=4, y=2),
+    md.Mesh(x=8, y=1, z=16, topology="dgx-h100"),
+    md.Mesh(x=2, y=3, z=2),
+    md.Mesh(w=2, x=2, y=2, z=2),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("reductions", [(), ("sum",), ("sum", "max")], ids=str)
+def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
+    if len(mesh.names) == 4 and (rank > 2 or len(reductions) > 1):
+        pytest.skip("too many to go through one by one")
+    within = Space(mesh, rank, reductions)
+    found = arrays(within).arcs
+    bulk = sorted(
+        zip(found.source.tolist(), found.target.tolist(), found.fixed, found.per_byte, found.partial, strict=True)
+    )
+    single = sorted(
+        (i, to, arc.fixed, arc.per_byte, makes_partial(arc))
+        for i in range(len(within.layouts))
+        for arc, to in within.arcs(i)
+    )
+    assert len(bulk) == len(single)
+    for ours, theirs in zip(bulk, single, strict=True):
+        assert ours[:2] == theirs[:2] and ours[4] == theirs[4]
+        assert ours[2:4] == pytest.approx(theirs[2:4], rel=1e-12)
+
+
+@pytest.mark.parametrize("mesh", MESHES[:4], ids=str)
+def test_orders_in_bulk(mesh):
+    within = Space(mesh, 2, ())
+    for order in (mesh.names, mesh.names[::-1]):
+        found = arrays(within).ordered(order)
+        for layout, fine in zip(within.layouts, found.tolist(), strict=True):
+            splits = [layout.splitting(dim) for dim in range(2)]
+            assert fine == all(list(axes) == sorted(axes, key=order.index) for axes in splits)
