@@ -116,7 +116,7 @@ class Model:
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
-        key = (id(self.tables[n]), self.nodes[n].trips, self.nodes[n].pin)
+        key = (id(self.tables[n]), self.nodes[n].trips, self.nodes[n].pin, self.nodes[n].split)
         if key not in self._units:
             cost, allowed = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips), self.allowed[n]
             self._units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
@@ -216,8 +216,8 @@ def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[i
 
 
 def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
-    """Joint states that agree with the node's pin; None if it pins nothing."""
-    if not any(name in mesh.names and mesh.axis(name) > 1 for name in node.pin.axes):
+    """Joint states that agree with what is stated for the node; None if nothing is."""
+    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *node.split)):
         return None
     masks = [_axis_mask(node, name, mesh) for name in mesh.names]
     found = masks[0]
@@ -228,7 +228,9 @@ def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
 
 def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     free = axis not in node.pin.axes or mesh.axis(axis) == 1
-    return np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+    stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+    split = np.array([axis not in node.split or isinstance(row.outputs[0], Split) for row in node.rows])
+    return np.asarray(stated & split)
 
 
 def _order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class Node:
       op: the operation it stands for, if any.
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
+      split: axes that split its first port, along whichever dim.
     """
 
     ports: tuple[Port, ...]
@@ -41,6 +42,7 @@ class Node:
     trips: int = 1
     pin: Layout = FREE
     what: str = ""
+    split: tuple[str, ...] = ()
 
     def placements(self, row: int) -> tuple[Placement, ...]:
         """Placement of every port in one row."""

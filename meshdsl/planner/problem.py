@@ -17,7 +17,7 @@ result, and defines the body's input and the loop's result, all in one layout, w
 partial: then it is reduced once, after the loop.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PinError, faults
@@ -29,6 +29,7 @@ from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.stacks import Stack, split_stacks
 from meshdsl.rules import rows_of
 
 _Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
@@ -37,11 +38,19 @@ _Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
     problem = Problem(program, mesh, list(_nodes(program, pins)))
+    _keep_split(problem, split_stacks(program, pins, mesh))
     problem.index()
     _count_trips(program.graph, problem.trips)
     drop_unreachable_partials(problem)
     _require_rows(problem)
     return problem
+
+
+def _keep_split(problem: Problem, stacks: Iterable[Stack]) -> None:
+    axes = {(stack.op.id, stack.index): stack.axes for stack in stacks}
+    for node in problem.nodes:
+        reader = node.ports[0].reader
+        node.split = axes.get(reader, ()) if reader else ()
 
 
 def _nodes(program: Program, pins: Pins) -> Iterator[Node]:

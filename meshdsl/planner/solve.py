@@ -8,6 +8,7 @@ from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import search
 from meshdsl.planner.solution import Pins, Solution
+from meshdsl.planner.stacks import split_stacks
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
@@ -33,4 +34,5 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
         held=peak.held(),
+        notes=tuple(dict.fromkeys(map(str, split_stacks(program, pins, mesh)))),
     )
