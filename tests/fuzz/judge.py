@@ -27,7 +27,7 @@ from meshdsl.pad.choose import padded_sizes
 from meshdsl.pins import make_pins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Collective, Plan
-from meshdsl.planner.closure import TIES
+from meshdsl.planner.exact import TIES
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins
