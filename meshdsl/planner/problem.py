@@ -49,7 +49,7 @@ def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
 def _keep_split(problem: Problem, stacks: Iterable[Stack]) -> None:
     axes = {(stack.op.id, stack.index): stack.axes for stack in stacks}
     for node in problem.nodes:
-        reader = node.ports[0].reader
+        reader = node.ports[0].reader if node.ports else None
         node.split = axes.get(reader, ()) if reader else ()
 
 
