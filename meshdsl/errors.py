@@ -34,6 +34,10 @@ class ArgumentError(MeshDSLError):
     """Arguments of a function of meshdsl that are not what it takes."""
 
 
+class DimError(MeshDSLError):
+    """Named dims that a tensor lacks, has twice or has in another size."""
+
+
 class TraceError(MeshDSLError):
     """A step that cannot be traced or planned as it is called."""
 

@@ -12,7 +12,7 @@ LAYERS = [
     ("meshdsl.layouts",),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),
-    ("meshdsl.constraint",),
+    ("meshdsl.constraint", "meshdsl.dsl"),
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),

@@ -14,7 +14,7 @@ _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
-_SERVING = (_OWN, _OWN / "custom")  # what users call inside a step
+_SERVING = (_OWN, _OWN / "custom", _OWN / "dsl")  # what users call inside a step
 
 
 _NOWHERE = Source()

@@ -1,0 +1,155 @@
+"""Dims: names of a tensor's dims, in order, each with its size where that is stated.
+
+    dims ::= [ dim { (" " | ",") dim } ]
+    dim  ::= name [ "=" size ]
+
+One value serves all: ``"batch seq embed"`` names what an array has, ``"embed=512 hidden=2048"``
+says what to make, and a model's sizes are read from where they stand once:
+
+    sizes = md.dims("embed=512 heads=8 head=64")
+    md.normal(key, sizes("embed heads head"))        # the sizes of these three
+    sizes["embed"]                                   # 512
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import NoReturn, TypeAlias, Union
+
+from meshdsl.errors import DimError, NotationError, is_a, nearest
+
+_ITEM = re.compile(r"[\s,]*([^\s,=]+)(?:(=)([^\s,=]*))?")
+DimsLike: TypeAlias = Union[str, "Dims", Iterable[str]]
+
+
+class Dims:
+    """Names in order, with sizes: iterating gives the names, ``dims["embed"]`` a size, ``dims("a b")`` some of them.
+
+    Args:
+      sizes: by name; None where the size is not stated.
+    """
+
+    __slots__ = ("_sizes",)
+    _sizes: dict[str, int | None]
+
+    def __init__(self, sizes: Mapping[str, int | None]) -> None:
+        object.__setattr__(self, "_sizes", dict(sizes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in order."""
+        return tuple(self._sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes, in order; DimError where one is not stated."""
+        return tuple(self[name] for name in self._sizes)
+
+    @property
+    def size(self) -> int:
+        """Elements in all; DimError where a size is not stated."""
+        return prod(self.sizes)
+
+    def stated(self, name: str) -> int | None:
+        """The size of one dim if it is stated."""
+        return self._sizes.get(name)
+
+    def __getitem__(self, name: str) -> int:
+        if name not in self._sizes:
+            raise DimError(f"no dim {name!r} in [{self}]{nearest(name, self.names)}")
+        size = self._sizes[name]
+        if size is None:
+            raise DimError(f"dim {name!r} of [{self}] has no size here; write {name}=128, say")
+        return size
+
+    def __call__(self, names: DimsLike) -> "Dims":
+        """The dims of these names, with the sizes that stand here."""
+        wanted = read_dims(names)
+        missing = [f"no dim {name!r} in [{self}]{nearest(name, self.names)}" for name in wanted if name not in self]
+        if missing:
+            raise DimError("; ".join(missing))
+        return Dims({name: self._sizes[name] for name in wanted})
+
+    def __add__(self, other: DimsLike) -> "Dims":
+        more = read_dims(other)
+        twice = [name for name in more if name in self]
+        if twice:
+            raise DimError(f"dim {twice[0]!r} would be there twice in [{self} {more}]")
+        return Dims({**self._sizes, **more._sizes})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dims) and list(self._sizes.items()) == list(other._sizes.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._sizes.items()))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"dims are a value; {name} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"dims({str(self)!r})"
+
+    def __str__(self) -> str:
+        return " ".join(name if size is None else f"{name}={size}" for name, size in self._sizes.items())
+
+
+def dims(text: DimsLike) -> Dims:
+    """The dims of ``"batch seq embed"`` or ``"embed=512 hidden=2048"``; NotationError with a caret otherwise."""
+    return read_dims(text)
+
+
+def read_dims(given: DimsLike) -> Dims:
+    """What a user wrote for dims, text or names, as the one value."""
+    if isinstance(given, Dims):
+        return given
+    if isinstance(given, str):
+        return _parse(given)
+    if not isinstance(given, Iterable):
+        raise NotationError(f"{is_a(given)}, not dims; write text such as 'batch seq embed'")
+    return _parse(" ".join(map(str, given)))
+
+
+def read_names(given: DimsLike) -> tuple[str, ...]:
+    """The names of what a user wrote for dims."""
+    return read_dims(given).names
+
+
+def _parse(text: str) -> Dims:
+    found: dict[str, int | None] = {}
+    at = 0
+    while text[at:].strip(" \t\n,"):
+        match = _ITEM.match(text, at)
+        if match is None:
+            raise _error(text, at + len(text[at:]) - len(text[at:].lstrip(" \t\n,")), "a dim's name was expected")
+        _add(found, match, text)
+        at = match.end()
+    return Dims(found)
+
+
+def _add(found: dict[str, int | None], match: re.Match[str], text: str) -> None:
+    name, equals, size = match.groups()
+    if not name.isidentifier():
+        raise _error(text, match.start(1), f"{name!r} is no name of a dim; write letters, digits and _")
+    if name in found:
+        raise _error(text, match.start(1), f"dim {name!r} is named twice")
+    if equals and not (size.isdecimal() and int(size) >= 1):
+        raise _error(text, match.start(3), "a size is a whole number >= 1, as in embed=512")
+    found[name] = int(size) if equals else None
+
+
+def _error(text: str, at: int, why: str) -> NotationError:
+    return NotationError(f"{why}\n  {text}\n  {' ' * at}^")
+
+
+def shown(names: Sequence[str], sizes: Sequence[object]) -> str:
+    """``batch=32 seq=128`` of names and sizes side by side."""
+    return " ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))

@@ -1,0 +1,73 @@
+"""Random tensors by dims with sizes, and dropout; keys are those of ``jax.random``."""
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.dsl.array import Tensor, wrap
+from meshdsl.dsl.blame import fail
+from meshdsl.dsl.dims import DimsLike, read_dims
+from meshdsl.dsl.operands import axes, axis, named_operand
+
+
+def normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
+    """Normal with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``."""
+    made = read_dims(dims)
+    return wrap(_scaled(jax.random.normal(key, made.sizes, dtype), std), made.names)
+
+
+def truncated_normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
+    """Normal, cut at two deviations on either side, before ``std`` is multiplied on."""
+    made = read_dims(dims)
+    return wrap(_scaled(jax.random.truncated_normal(key, -2.0, 2.0, made.sizes, dtype), std), made.names)
+
+
+def uniform(key: Any, dims: DimsLike, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
+    """Uniform from ``low`` up to ``high``."""
+    made = read_dims(dims)
+    return wrap(jax.random.uniform(key, made.sizes, dtype, low, high), made.names)
+
+
+def fan_in(key: Any, dims: DimsLike, over: DimsLike, dtype: Any = jnp.float32) -> Tensor:
+    """Normal with variance 1/n, n the elements of the dims that :func:`dot` will sum over (LeCun's initialisation)."""
+    made = read_dims(dims)
+    return normal(key, made, prod(made(over).sizes) ** -0.5, dtype)
+
+
+def bernoulli(key: Any, probability: float, dims: DimsLike) -> Tensor:
+    """True with this probability, bool."""
+    made = read_dims(dims)
+    return wrap(jax.random.bernoulli(key, probability, made.sizes), made.names)
+
+
+def categorical(key: Any, logits: Any, over: DimsLike) -> Tensor:
+    """A position along one dim, drawn with the probabilities of the softmax over it; int32."""
+    x = named_operand(logits)
+    at = axis(x, over)
+    return wrap(jax.random.categorical(key, x.array, axis=at), x.dims[:at] + x.dims[at + 1 :])
+
+
+def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tensor:
+    """``x`` with elements set to zero, the others divided by ``1 - rate``.
+
+    Args:
+      key: a random key.
+      x: a named tensor.
+      rate: the probability of zero, at least 0 and less than 1.
+      over: the dims along which elements are drawn one by one; along the others they go together. Default: all.
+    """
+    x = named_operand(x)
+    if not 0 <= rate < 1:
+        raise fail(f"rate={rate} of dropout is not at least 0 and less than 1")
+    if rate == 0:
+        return x
+    alone = axes(x, over)
+    shape = [size if i in alone else 1 for i, size in enumerate(x.array.shape)]
+    kept = jax.random.bernoulli(key, 1 - rate, shape)
+    return wrap(jnp.where(kept, x.array / (1 - rate), jnp.zeros((), x.dtype)), x.dims)
+
+
+def _scaled(array: Any, std: float) -> Any:
+    return array if std == 1.0 else array * jnp.asarray(std, array.dtype)

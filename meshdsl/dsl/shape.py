@@ -1,0 +1,160 @@
+"""Dims renamed, ordered, split and merged; tensors joined."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+
+from meshdsl.dsl.array import NamedArray, Tensor, read, sizes_of, wrap
+from meshdsl.dsl.blame import absent, described, fail, labels
+from meshdsl.dsl.dims import DimsLike, read_dims, read_names
+from meshdsl.dsl.operands import axes, axis, named_operand
+from meshdsl.dsl.order import aligned, permuted
+
+
+def rename(x: Any, **new: str) -> Tensor:
+    """``x`` with other names: ``md.rename(x, seq="key")``; the array is the same."""
+    x = named_operand(x)
+    axes(x, tuple(new))
+    names = tuple(new.get(name, name) for name in x.dims)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise fail(f"dim {twice[0]!r} would be twice in {labels(1)[0]}{described(x)}")
+    return wrap(x.array, read_names(names))
+
+
+def order(x: Any, dims: DimsLike) -> Tensor:
+    """``x`` with its dims in this order, all of them named."""
+    x = named_operand(x)
+    names = read_names(dims)
+    axes(x, names)
+    left = [name for name in x.dims if name not in names]
+    if left:
+        raise fail(f"order names all dims; {' '.join(left)} of {labels(1)[0]}{described(x)} is missing")
+    return wrap(permuted(x.array, x.dims, names), names)
+
+
+def split(x: Any, **parts: DimsLike) -> Tensor:
+    """Dims split in place, major part first: ``md.split(x, embed="heads=8 head")``; one size may be left out."""
+    x = named_operand(x)
+    axes(x, tuple(parts))
+    read_in = {name: _completed(x, name, text) for name, text in parts.items()}
+    pieces = [read_in.get(name, ((name, size),)) for name, size in zip(x.dims, x.array.shape, strict=True)]
+    return _reshaped(x, [pair for piece in pieces for pair in piece])
+
+
+def merge(x: Any, **parts: DimsLike) -> Tensor:
+    """Dims merged into one, major first, where the first of them stands: ``md.merge(x, embed="heads head")``.
+
+    Dims that do not stand side by side in this order are transposed first.
+    """
+    x = named_operand(x)
+    for new, text in parts.items():
+        names = read_names(text)
+        axes(x, names)
+        x = _merged(x, new, names)
+    return x
+
+
+def broadcast(x: Any, dims: DimsLike) -> Tensor:
+    """``x`` repeated along the dims that it lacks: ``md.broadcast(x, "batch=32 embed")``; all dims are named."""
+    x, wanted = read(x), read_dims(dims)
+    known = sizes_of([x])
+    absent_here = [name for name in known if name not in wanted]
+    if absent_here:
+        raise fail(f"[{wanted}] lacks dim {absent_here[0]!r} of {labels(1)[0]}{described(x)}")
+    off = [name for name in known if wanted.stated(name) not in (None, known[name])]
+    if off:
+        raise fail(f"{off[0]}={wanted[off[0]]} is asked of {labels(1)[0]}{described(x)}")
+    shape = tuple(known[name] if name in known else wanted[name] for name in wanted)
+    array = aligned(x.array, x.dims, wanted.names) if isinstance(x, NamedArray) else x
+    return wrap(jnp.broadcast_to(array, shape), wanted.names)
+
+
+def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
+    """The tensors one after the other along one dim; the order of dims is the first's."""
+    read_in = [named_operand(x) for x in tensors]
+    (name,) = read_names(over)
+    rows = [absent(name, label, x) for label, x in _labelled(read_in) if name not in x.dims]
+    rows = rows or _unlike(read_in)
+    if rows:
+        raise fail(rows)
+    sizes_of(read_in, free=(name,))
+    lead = read_in[0]
+    arrays = [permuted(x.array, x.dims, lead.dims) for x in read_in]
+    return wrap(jnp.concatenate(arrays, axis=lead.dims.index(name)), lead.dims)
+
+
+def pack(tensors: Sequence[Any], over: str) -> Tensor:
+    """The tensors, all of the same dims, along a new leading dim: ``md.pack([x, y], over="layers")``."""
+    read_in = [read(x) for x in tensors]
+    dims = read_in[0].dims if isinstance(read_in[0], NamedArray) else ()
+    rows = _unlike([x for x in read_in if isinstance(x, NamedArray)])
+    if rows or any(isinstance(x, NamedArray) != bool(dims) for x in read_in):
+        raise fail(rows or ["some of the tensors have dims, others have none"])
+    if over in dims:
+        raise fail(f"dim {over!r} is there already; md.concat joins along it")
+    sizes_of(read_in)
+    arrays: list[Any] = [permuted(x.array, x.dims, dims) if dims else x for x in read_in]
+    return wrap(jnp.stack(arrays), (*read_names(over), *dims))
+
+
+def pad(x: Any, value: float = 0, **widths: tuple[int, int]) -> Tensor:
+    """``x`` longer along some dims, by elements before and after: ``md.pad(x, seq=(1, 0))``."""
+    x = named_operand(x)
+    axes(x, tuple(widths))
+    return wrap(jnp.pad(x.array, [widths.get(name, (0, 0)) for name in x.dims], constant_values=value), x.dims)
+
+
+def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
+    """``x`` moved on by ``shift`` positions along one dim, the last ones to the front."""
+    x = named_operand(x)
+    return wrap(jnp.roll(x.array, shift, axis(x, over)), x.dims)
+
+
+def flip(x: Any, over: DimsLike) -> Tensor:
+    """``x`` from the last to the first along these dims."""
+    x = named_operand(x)
+    return wrap(jnp.flip(x.array, axes(x, over)), x.dims)
+
+
+def _completed(x: NamedArray, name: str, text: DimsLike) -> tuple[tuple[str, int], ...]:
+    """The parts of one dim with their sizes, the one left out among them."""
+    parts, whole = read_dims(text), x.shape[name]
+    stated = [size for part in parts if (size := parts.stated(part)) is not None]
+    missing = len(parts) - len(stated)
+    if missing > 1 or whole % prod(stated) or (not missing and prod(stated) != whole):
+        remedy = "the sizes of all parts but one have to be stated, and to multiply to it"
+        raise fail(f"{name}={whole} of {labels(1)[0]}{described(x)} does not split into [{parts}]; {remedy}")
+    return tuple((part, parts.stated(part) or whole // prod(stated)) for part in parts)
+
+
+def _merged(x: NamedArray, new: str, names: Sequence[str]) -> NamedArray:
+    first = min(x.dims.index(name) for name in names)
+    rest = [name for name in x.dims if name not in names]
+    at = len([name for name in x.dims[:first] if name in rest])
+    wanted = (*rest[:at], *names, *rest[at:])
+    moved = NamedArray(permuted(x.array, x.dims, wanted), wanted)
+    size = prod(moved.shape[name] for name in names)
+    pairs = [(name, moved.shape[name]) for name in rest]
+    return _reshaped(moved, [*pairs[:at], (new, size), *pairs[at:]])
+
+
+def _reshaped(x: NamedArray, pairs: Sequence[tuple[str, int]]) -> NamedArray:
+    names = [name for name, _ in pairs]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise fail(f"dim {twice[0]!r} would be twice: {labels(1)[0]}{described(x)} becomes [{' '.join(names)}]")
+    return NamedArray(jnp.reshape(x.array, [size for _, size in pairs]), read_names(names))
+
+
+def _labelled(tensors: Sequence[NamedArray]) -> list[tuple[str, NamedArray]]:
+    return list(zip(labels(len(tensors)), tensors, strict=True))
+
+
+def _unlike(tensors: Sequence[NamedArray]) -> list[str]:
+    """A fault if the tensors have not all the same dims."""
+    shown = [f"{label}{described(x)}" for label, x in _labelled(tensors)]
+    same = all(set(x.dims) == set(tensors[0].dims) for x in tensors)
+    return [] if same else [f"tensors that are joined have the same dims, not {', '.join(shown)}"]
