@@ -17,7 +17,6 @@ from typing import Any
 import jax
 
 from meshdsl.asked import read_options
-from meshdsl.errors import TraceError
 from meshdsl.executable import Executable
 from meshdsl.ir import Leaf
 from meshdsl.ir import Program as Traced
@@ -34,7 +33,8 @@ from meshdsl.plan.sound import check_sound
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
-from meshdsl.trace import Call, check_values, flatten_call, trace
+from meshdsl.trace import Call, flatten_call, trace
+from meshdsl.trace.values import check_values
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
 
@@ -127,12 +127,12 @@ class Sharded:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
         check_tolerance(tolerance)
         call = self._call(args, kwargs)
-        check_values(call)
+        check_values(call.name, call.paths, call.leaves)
         executable = self._executable(call)
         jitted = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
 
         def alone(leaves: Sequence[Any]) -> list[Any]:
-            return jax.tree.leaves(jitted(*executable.copies(leaves, one_device=True)))
+            return jax.tree.leaves(jitted(*executable.copies(leaves, whole=True)))
 
         def nudged() -> Iterator[list[Any]]:
             least = rounding(executable.program)
@@ -142,9 +142,9 @@ class Sharded:
         return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance, nudged)
 
     def _run(self, call: Call, tree: Any = None) -> Any:
-        check_values(call)
+        check_values(call.name, call.paths, call.leaves)
         executable = self._executable(call)
-        if any(isinstance(x, jax.core.Tracer) for x in call.leaves):
+        if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             return executable.inline(call.leaves)
         if tree is not None:
             self._recent[tree, settings()] = executable
@@ -202,13 +202,8 @@ class Sharded:
 
 
 def _key(call: Call) -> Any:
-    """What of a call a plan depends on; TraceError if a static argument cannot be compared."""
-    key = call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves)), settings()
-    try:
-        hash(key)
-    except TypeError as error:
-        raise TraceError(f"static arguments of {call.name} have to be hashable: {error}") from error
-    return key
+    """What of a call a plan depends on."""
+    return call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves)), settings()
 
 
 def _type(leaf: Leaf) -> str:

@@ -17,6 +17,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.options import Options, argument_faults, memory_bytes
 from meshdsl.plan.value import Plan
+from meshdsl.trace.arguments import step_name
 
 
 def read_options(step: Callable[..., Any], **asked: Any) -> Options:
@@ -39,8 +40,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
     )
     rows += argument_faults(step, made)
     if rows:
-        name = getattr(step, "__name__", type(step).__name__)
-        raise ArgumentError(faults(f"arguments of parallelize({name}, ...) that do not fit:", rows))
+        raise ArgumentError(faults(f"arguments of parallelize({step_name(step)}, ...) that do not fit:", rows))
     return made
 
 

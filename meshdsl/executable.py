@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import TraceError
 from meshdsl.ir import Program
 from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.program import sharded_function
 from meshdsl.plan.value import Plan
+from meshdsl.trace.values import is_gone
 from meshdsl.units import bytes_text
 
 log = logging.getLogger("meshdsl")
@@ -81,8 +82,11 @@ class Executable:
     def knows(self, leaves: Sequence[Any]) -> bool:
         """Whether the compiled program, which checks all else, may take the arguments as they are.
 
-        It does not see that a scalar was traced as a Python number, nor give up buffers that are not placed yet.
+        It does not see that a scalar was traced as a Python number or that a buffer is gone, nor give up buffers
+        that are not placed yet.
         """
+        if any(map(is_gone, leaves)):
+            return False
         donated = (leaves[i] for i in self.donated)
         return list(map(_is_weak, leaves)) == self._weak and all(getattr(x, "committed", True) for x in donated)
 
@@ -100,16 +104,32 @@ class Executable:
             if isinstance(leaves[i], jax.Array) and placed[i].is_deleted() and not leaves[i].is_deleted():
                 leaves[i].delete()
 
-    def copies(self, leaves: Sequence[Any], one_device: bool = False) -> list[jax.Array]:
-        """Copies of the arguments, placed as planned or on one device; donating them harms nobody."""
+    def copies(self, leaves: Sequence[Any], whole: bool = False) -> list[jax.Array]:
+        """Copies of the arguments, placed as planned or whole; donating them harms nobody.
+
+        Whole is on one device, or on every one for a step that would not run on one.
+        """
         fresh = [jnp.array(x, copy=True) for x in leaves]  # device_put may share buffers, whatever may_alias says
-        first = self.devices.devices.flat[0]
-        copied: list[jax.Array] = jax.device_put(fresh, first if one_device else list(self.shardings))
+        every = NamedSharding(self.devices, PartitionSpec())
+        alone = every if self.program.spread else self.devices.devices.flat[0]
+        copied: list[jax.Array] = jax.device_put(fresh, alone if whole else list(self.shardings))
         return copied
+
+    @cached_property
+    def closes_over_tracers(self) -> bool:
+        """Whether the step reads traced arrays of a function around it."""
+        kept = (op.params.get("value") for op in self.program.graph.ops if op.name == "constant")
+        return any(isinstance(array, jax.core.Tracer) for array in kept)
 
     def inline(self, leaves: Sequence[Any]) -> Any:
         """The step as part of an outer ``jax.jit``."""
-        return self.unflatten(guarded(self.function, self.program.name)(*leaves))
+        try:
+            return self.unflatten(guarded(self.function, self.program.name)(*leaves))
+        except jax.errors.UnexpectedTracerError as error:
+            raise TraceError(
+                f"{self.program.name} reads a traced array of another function, which has ended\n"
+                "return it from there, and pass it in"
+            ) from error
 
     def _warn_of_moves(self, leaves: Sequence[Any]) -> None:
         pairs = enumerate(zip(leaves, self.shardings, strict=True))

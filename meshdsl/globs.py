@@ -19,6 +19,7 @@ from meshdsl.errors import nearest
 
 Parts = tuple[str, ...]
 _PART = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
+_LISTED = 8  # paths; of more only the first components are named
 _PLAIN = re.compile(r"[^/*'\"\\\s]+")
 
 
@@ -65,6 +66,17 @@ def suggest(glob: str, paths: Sequence[str]) -> str:
             return f"; did you mean {other!r}?"
     close = get_close_matches(glob, paths, n=1, cutoff=0.6)
     return nearest(glob, close or dict.fromkeys(split_path(path)[0] for path in paths))
+
+
+def nearest_path(path: str, paths: Sequence[str]) -> str:
+    """The path that may have been meant by one that there is none of, as the end of a sentence."""
+    if list(paths) == [""]:
+        return "; the result is one array, and its path is ''"
+    for other in _variants(path, paths):
+        found = next((known for known in paths if matches(other, known)), None)
+        if found is not None:
+            return f"; did you mean {found!r}?"
+    return nearest(path, paths if len(paths) <= _LISTED else dict.fromkeys(split_path(known)[0] for known in paths))
 
 
 def _variants(glob: str, paths: Sequence[str]) -> Iterator[str]:

@@ -135,7 +135,11 @@ class Leaf:
 
 @dataclass(eq=False)
 class Program:
-    """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's."""
+    """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
+
+    Args:
+      spread: it states shardings of jax's own, so that ``jax.jit`` runs it on several devices only.
+    """
 
     graph: Graph
     inputs: tuple[Leaf, ...]
@@ -144,6 +148,7 @@ class Program:
     out_tree: Any = None
     name: str = "step"
     notes: list[str] = field(default_factory=list)
+    spread: bool = False
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

@@ -109,6 +109,32 @@ def test_donation_by_name():
     assert params["w1"].is_deleted()
 
 
+@pytest.mark.parametrize("run", [lambda sharded, *args: sharded(*args), lambda sharded, *args: sharded.check(*args)])
+def test_what_was_donated_is_not_read_again(run):
+    donating = md.parallelize(step, MESH, LAYOUTS, donate_argnums=0)
+    first, batch = donating(*arguments())[0], arguments()[1]
+    second, _ = donating(first, batch)
+    with pytest.raises(TraceError) as caught:
+        run(donating, {"w1": first["w1"], "w2": second["w2"]}, batch)
+    assert str(caught.value) == (
+        "step cannot run on arrays that are gone:\n"
+        "  params/w1: float32[8, 16] was donated to an earlier call, or deleted\n"
+        "go on with what that call returned"
+    )
+    assert not second["w2"].is_deleted()
+
+
+def test_check_of_a_step_with_shardings_of_its_own():
+    devices = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = NamedSharding(devices, PartitionSpec("rows"))
+
+    def constrained(x):
+        return jax.lax.with_sharding_constraint(x * 2, rows)
+
+    own = md.parallelize(constrained, MESH, {"x": "data=S(0)"})
+    assert own.check(np.ones((8, 4), np.float32)).ok
+
+
 def test_check_names_a_wrong_result():
     def noisy(x):
         jax.debug.callback(lambda: None)
@@ -140,8 +166,12 @@ def test_keyword_and_static_arguments():
     x = np.arange(8.0, dtype=np.float32)
     np.testing.assert_allclose(run(x, 2, shift=np.float32(1)), x**2 + 1)
     np.testing.assert_allclose(run(x, power=3, shift=np.float32(1)), x**3 + 1)
-    with pytest.raises(TraceError, match="static arguments of scaled have to be hashable: unhashable type: 'list'"):
+    with pytest.raises(TraceError) as caught:
         run(x, [2], shift=np.float32(1))
+    assert str(caught.value) == (
+        "scaled cannot be planned for these static arguments:\n  power: [2] is a list, which cannot be hashed\n"
+        "arrays are no static arguments; of what is none give a form that can be hashed, such as a tuple for a list"
+    )
 
 
 def test_new_shapes_plan_again_with_one_line(warnings):
@@ -184,6 +214,27 @@ def test_inside_jit_it_is_inlined(sharded):
     params, batch = arguments()
     twice = jax.jit(lambda p, b: sharded(sharded(p, b)[0], b)[1])
     close(twice(params, batch), step(step(params, batch)[0], batch)[1])
+
+
+def test_inside_jit_it_may_read_what_is_around_it():
+    x = np.arange(8.0, dtype=np.float32)
+
+    @jax.jit
+    def outer(scale):
+        return md.parallelize(lambda x: x * scale, MESH)(x) + md.parallelize(lambda y: y * scale, MESH)(scale)
+
+    np.testing.assert_allclose(outer(jnp.float32(3)), 3 * x + 9)
+
+
+def test_an_array_of_a_trace_that_has_ended_is_refused():
+    kept = []
+    x = np.ones(8, np.float32)
+    md.parallelize(lambda x: kept.append(x * 2) or x, MESH).plan(x)
+    with pytest.raises(TraceError) as caught:
+        md.parallelize(lambda x: x + kept[0], MESH)(x)
+    assert str(caught.value) == (
+        "step reads a traced array of another function, which has ended\nreturn it from there, and pass it in"
+    )
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
@@ -260,7 +311,16 @@ def test_an_unknown_path_of_a_plan(sharded):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("60GiB", 60 * 2**30), ("500MB", 5e8), ("1.5 GB", 1.5e9), ("100", 100), (1e9, 1e9), (None, None), ("2Ki", 2048)],
+    [
+        ("60GiB", 60 * 2**30),
+        ("500MB", 5e8),
+        ("1.5 GB", 1.5e9),
+        ("100", 100),
+        (1e9, 1e9),
+        (None, None),
+        ("2Ki", 2048),
+        ("655 kB", 655e3),
+    ],
 )
 def test_memory_sizes(text, size):
     assert memory_bytes(text) == size

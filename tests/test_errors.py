@@ -311,7 +311,18 @@ def test_what_a_plan_is_not_asked():
     assert message(ArgumentError, lambda: plan.diff("p.json")) == (
         "diff: 'p.json' is a str, not a plan; md.load_plan(file) reads one"
     )
-    assert message(LayoutError, lambda: plan.layout(None)) == "no input None in the plan; known: w, batch"
+    assert message(LayoutError, lambda: plan.layout(None)) == "no input None in the plan; known: w, batch/x"
+
+
+def test_a_path_that_a_plan_does_not_have():
+    plan = md.parallelize(lambda p: p["a"]["w1"].T @ p["a"]["w2"], MESH).plan({"a": {"w1": ARGS[0], "w2": ARGS[0]}})
+    for path, meant in {"w1": "p/a/w1", "**/w2": "p/a/w2", "a/w1": "p/a/w1", "p": "p/a/w1", "p/b/w2": "p/a/w2"}.items():
+        text = message(LayoutError, lambda path=path: plan.layout(path))
+        assert text == f"no input {path!r} in the plan; did you mean {meant!r}?"
+    assert message(LayoutError, lambda: plan.output_layout("*")) == (
+        "no output '*' in the plan; the result is one array, and its path is ''"
+    )
+    assert str(plan.output_layout(""))
 
 
 def test_what_is_no_program():

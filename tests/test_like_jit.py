@@ -341,7 +341,7 @@ def test_a_module_that_is_no_pytree():
         md.parallelize(lambda module, x: x, MESH).plan(Plain(), X)
     assert str(caught.value) == (
         "<lambda> cannot be traced:\n"
-        "  module: Plain() is a Plain, not an array\n"
+        "  module: Plain() is a tests.Plain, not an array\n"
         "what is no array goes through static_argnames; "
         "a module that is no pytree through nnx.split before the step and nnx.merge inside"
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from meshdsl.errors import PlanFileError
+from meshdsl.errors import PlanFileError, is_a
 from meshdsl.plan import load_plan
 from tests.programs import small_plan
 
@@ -191,7 +191,7 @@ def test_what_is_no_path(path):
     for use in (load_plan, small_plan().save):
         with pytest.raises(PlanFileError) as caught:
             use(path)
-        assert str(caught.value) == f"{path!r} is a {type(path).__name__}, not the path of a plan file"
+        assert str(caught.value) == f"{is_a(path)}, not the path of a plan file"
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, shortened
+from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, shortened
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.notation import parse_placement
@@ -71,7 +71,7 @@ def load_plan(path: str | Path) -> Plan:
 
 def _path(path: object) -> Path:
     if not isinstance(path, str | PathLike):
-        raise PlanFileError(f"{path!r} is a {type(path).__name__}, not the path of a plan file")
+        raise PlanFileError(f"{is_a(path)}, not the path of a plan file")
     return Path(path)
 
 

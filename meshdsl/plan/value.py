@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl.errors import ArgumentError, BudgetError, LayoutError, faults, is_a, nearest
-from meshdsl.globs import suggest
+from meshdsl.globs import nearest_path
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import COLLECTIVES
@@ -190,7 +190,7 @@ class Plan:
 def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:
     found = next((array for array in arrays if array.path == path), None)
     if found is None:
-        raise LayoutError(f"no {noun} {path!r} in the plan{suggest(str(path), [array.path for array in arrays])}")
+        raise LayoutError(f"no {noun} {path!r} in the plan{nearest_path(str(path), [array.path for array in arrays])}")
     return found
 
 

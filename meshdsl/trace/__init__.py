@@ -19,13 +19,14 @@ from typing import Any
 import jax
 
 from meshdsl.custom.prove import check_rules
-from meshdsl.ir import Graph, Program, check_graph
+from meshdsl.ir import Graph, Program, check_graph, walk
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities
-from meshdsl.trace.arguments import Call, check_results, check_values, flatten_call, path_leaves, typed_leaf
+from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
+from meshdsl.trace.failing import user_terms
 from meshdsl.trace.graphs import number
 from meshdsl.trace.invariant import drop_invariants
 from meshdsl.trace.notes import note_constraints, note_lost_changes
@@ -35,8 +36,9 @@ from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.rolls import find_rolls
 from meshdsl.trace.trips import count_trips
+from meshdsl.trace.values import check_arrays, check_captured
 
-__all__ = ["CLEANUPS", "Call", "check_values", "flatten_call", "trace"]
+__all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
@@ -71,7 +73,7 @@ def trace(
       static_argnames: their names; either form covers both ways of passing them.
 
     Raises:
-      TraceError: arguments that are neither arrays nor static.
+      TraceError: arguments that are neither arrays nor static; a step that asks for values while it is traced.
     """
     call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
     lost: list[str] = []
@@ -79,11 +81,13 @@ def trace(
     def flat(*leaves: Any) -> Any:
         args, kwargs = call.args(leaves), call.kwargs(leaves)
         result = step(*args, **kwargs)
-        check_results(call.name, result)
+        check_arrays(f"{call.name} returns what is no array:", path_leaves(result), "return arrays, in any pytree")
         lost.extend(note_lost_changes(call, leaves, (args, kwargs), result))
         return result
 
-    closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
+    with user_terms(call.name, call.paths, call.leaves):
+        closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
+    check_captured(call.name, closed.consts)
     traced = read_jaxpr(closed)
     check_opaque(call.name, traced)
     graph = finish(clean(traced))
@@ -98,6 +102,7 @@ def trace(
         tree,
         call.name,
         [*lost, *check_rules(graph), *note_constraints(traced, graph)],
+        any(op.name == "sharding_constraint" for _, op in walk(traced)),
     )
 
 

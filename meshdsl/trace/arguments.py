@@ -9,13 +9,15 @@ that flax puts below every variable is left out, so a weight of a flax model rea
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
-from meshdsl.errors import TraceError, faults, nearest
+from meshdsl.errors import TraceError, faults, is_a, nearest
 from meshdsl.globs import join_path
 from meshdsl.ir import Leaf
+from meshdsl.trace.values import check_arrays
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -59,10 +61,12 @@ def flatten_call(
     static_argnames: str | Sequence[str] = (),
 ) -> Call:
     """Take a call apart; TraceError if the step takes other arguments, or some are neither arrays nor static."""
-    title = getattr(step, "__name__", type(step).__name__)
+    title = step_name(step)
     _check_signature(title, step, args, kwargs)
     names = _argument_names(step, len(args))
     fixed = _static_keys(names, len(args), kwargs, static_argnums, static_argnames)
+    static = {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed}
+    _check_static(title, {"/".join(names[key]) if isinstance(key, int) else key: x for key, x in static.items()})
     dynamic = tuple(x for i, x in enumerate(args) if i not in fixed)
     keywords = {key: x for key, x in kwargs.items() if key not in fixed}
     labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
@@ -74,9 +78,17 @@ def flatten_call(
         tuple(x for _, x in found),
         tuple(path for path, _ in found),
         jax.tree_util.tree_structure((dynamic, keywords)),
-        {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed},
+        static,
         len(args),
     )
+
+
+def step_name(step: Any) -> str:
+    """What a step is called, also below ``functools.partial``; objects go by their class."""
+    inner = step
+    while isinstance(inner, partial):
+        inner = inner.func
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def typed_leaf(path: str, x: Any) -> Leaf:
@@ -135,7 +147,25 @@ def _static_keys(
 def _check_arguments(step: str, found: Sequence[tuple[str, Any]]) -> None:
     module = any(kind.__module__.startswith("flax.nnx") for _, x in found for kind in type(x).__mro__)
     split = "; a module that is no pytree through nnx.split before the step and nnx.merge inside" if module else ""
-    _check_arrays(f"{step} cannot be traced:", found, "what is no array goes through static_argnames" + split)
+    check_arrays(f"{step} cannot be traced:", found, "what is no array goes through static_argnames" + split)
+
+
+def _check_static(step: str, found: Mapping[str, Any]) -> None:
+    """TraceError names every static argument that cannot be told from another one."""
+    rows = [f"{name}: {is_a(x)}, which cannot be hashed" for name, x in found.items() if not _is_hashable(x)]
+    if rows:
+        remedy = (
+            "arrays are no static arguments; of what is none give a form that can be hashed, such as a tuple for a list"
+        )
+        raise TraceError(faults(f"{step} cannot be planned for these static arguments:", rows, remedy))
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -150,34 +180,3 @@ def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], k
         known = list(taken.parameters)
         rows = [f"{key}: no such argument{nearest(key, known)}" for key in kwargs if key not in known]
         raise TraceError(faults(f"{name} cannot be called so:", [str(error), *rows], f"it takes {taken}")) from error
-
-
-def check_values(call: Call) -> None:
-    """TraceError names every argument that is a shape without values."""
-    found = zip(call.paths, call.leaves, strict=True)
-    shapes = [(path, x) for path, x in found if isinstance(x, jax.ShapeDtypeStruct)]
-    if shapes:
-        rows = [f"{path}: {x.dtype}{list(x.shape)} without values" for path, x in shapes]
-        raise TraceError(faults(f"{call.name} cannot run on shapes:", rows, "plan, lower and verify take shapes"))
-
-
-def check_results(step: str, result: Any) -> None:
-    """TraceError names every result that is no array."""
-    _check_arrays(f"{step} returns what is no array:", path_leaves(result), "return arrays, in any pytree")
-
-
-def _check_arrays(title: str, found: Iterable[tuple[str, Any]], remedy: str) -> None:
-    rows = [f"{path}: {_shown(x)} is a {type(x).__name__}, not an array" for path, x in found if not _is_array(x)]
-    if rows:
-        raise TraceError(faults(title, rows, remedy))
-
-
-def _shown(x: Any) -> str:
-    return repr(x).partition("\n")[0][:60]
-
-
-def _is_array(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
-    return isinstance(x, bool | int | float | complex) or (
-        dtype is not None and hasattr(x, "shape") and getattr(dtype, "kind", "V") not in "OSUmM"
-    )

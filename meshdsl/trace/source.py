@@ -4,6 +4,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import jax
@@ -57,6 +58,16 @@ def source_of(info: Any, call: Source = _NOWHERE) -> Source:
         if kind == "library" and library is None:
             library = _source(info.traceback, code, position)
     return library or _NOWHERE
+
+
+def raised_at(error: Exception) -> Source:
+    """The innermost line of the user's that an error came through, or else of a library's."""
+    lines = [(_kind(frame.f_code.co_filename), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    for wanted in ("user", "library"):
+        for kind, frame, line in reversed(lines):
+            if kind == wanted:
+                return Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+    return _NOWHERE
 
 
 def _source(traceback: Any, code: Any, position: int) -> Source:
