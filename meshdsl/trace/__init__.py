@@ -35,6 +35,7 @@ from meshdsl.trace.pads import fold_pads
 from meshdsl.trace.phases import mark_phases
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.rolls import find_rolls
+from meshdsl.trace.shifts import find_shifts
 from meshdsl.trace.trips import count_trips
 from meshdsl.trace.values import check_arrays, check_captured
 
@@ -43,12 +44,13 @@ __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
-# Identities first: they hide patterns and equal expressions. Rolls and pads next: they leave slices that nobody reads.
+# Identities first: they hide patterns and equal expressions. Rolls, pads and shifts next: they leave slices unread.
 # Clones last: merging would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
     find_rolls,
     fold_pads,
+    find_shifts,
     drop_invariants,
     drop_dead,
     merge_common,

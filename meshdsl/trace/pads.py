@@ -144,9 +144,22 @@ def _fold_into_windows(dilation: str) -> Callable[[Op, dict[int, Op]], Op]:
     return fold
 
 
+def _fold_slice(op: Op, makers: dict[int, Op]) -> Op:
+    """Every k-th element of what is cut out."""
+    inner = _edges(op.inputs[0], makers)
+    if inner is None or _fills(inner) or any(between for *_, between in inner.amounts):
+        return _fold_edges(op, makers)
+    more = [-low for low, *_ in inner.amounts]
+    ends = {
+        name: tuple(int(n) + k for n, k in zip(op.params[name], more, strict=True))
+        for name in ("start_indices", "limit_indices")
+    }
+    return replace(op, params={**op.params, **ends}, inputs=(inner.source,))
+
+
 _FOLDS: dict[str, Callable[[Op, dict[int, Op]], Op]] = {
     "pad": _fold_edges,
-    "slice": _fold_edges,
+    "slice": _fold_slice,
     "concatenate": _fold_edges,
     "conv_general_dilated": _fold_into_windows("lhs_dilation"),
     "reduce_window_sum": _fold_into_windows("base_dilation"),

@@ -87,3 +87,40 @@ def test_the_gradient_of_a_fourier_operator_is_reduced_once():
     args, layouts = (array(0, 2, 8, 16, 16), array(1, 64, 64, 16)), {"w": "x=B y=B", "x": "x=S(0) y=S(0)"}
     plan = checked(fourier, args, layouts)
     assert [(c.kind, c.axes, c.bytes) for c in plan.collectives] == [("all-reduce", ("x", "y"), 7 / 4 * args[0].nbytes)]
+
+
+def recurrence(a, b):
+    """A linear recurrence over time, all steps at once."""
+
+    def then(first, second):
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
+    return jax.lax.associative_scan(then, (a, b))[1]
+
+
+def largest_so_far(a, b):
+    """From the end."""
+    return jax.lax.associative_scan(jnp.maximum, a * b, reverse=True)
+
+
+def gradient_of_recurrence(a, b):
+    return jax.grad(lambda a, b: jnp.sum(jnp.sin(recurrence(a, b))), (0, 1))(a, b)
+
+
+SPLIT_TIME = {"layouts": {"*": "x=S(0) y=B"}, "outputs": {"**": "x=S(0) y=B"}}
+
+
+@pytest.mark.parametrize("step", [gradient_of_recurrence, largest_so_far])
+def test_an_associative_scan_over_split_time_hands_on_slices(step):
+    """A few slices per level where blocks are long, and what is left of a block at the top: far from the operands."""
+    args = [jax.ShapeDtypeStruct((2048, 1021), jnp.float32)] * 2
+    plan = md.parallelize(step, MESH, **SPLIT_TIME).plan(*args)
+    gathered = sum(c.bytes for c in plan.collectives if c.kind == "all-gather" and "x" in c.axes)
+    assert gathered <= 2048 * 1021 * 4 / 32
+    assert {c.kind for c in plan.collectives} >= {"collective-permute"}
+
+
+@pytest.mark.parametrize(("step", "length"), [(gradient_of_recurrence, 64), (largest_so_far, 256)])
+def test_an_associative_scan_over_split_time_is_right(step, length):
+    plan = checked(step, (jnp.tanh(array(0, length, 1021)), array(1, length, 1021)), **SPLIT_TIME)
+    assert {c.kind for c in plan.collectives} >= {"collective-permute"}

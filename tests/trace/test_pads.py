@@ -44,7 +44,7 @@ FOLDED = {
     "joined": (joined_shift, ["pad", "return"], ["pad", "pad"]),
     "causal": (causal, ["constant", "conv_general_dilated", "return"], ["pad"]),
     "average": (average, ["reduce_window_sum", "return"], []),
-    "spread": (spread, ["reduce_window_sum", "return"], ["pad", "slice"]),
+    "spread": (spread, ["reduce_window_sum", "return"], ["slice"]),
 }
 CUTTING = {"slice", "split", "pad", "concatenate"}
 
