@@ -12,13 +12,10 @@ from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.space import complete, reshard
 from meshdsl.pins import make_pins
-from meshdsl.plan import Array, build_plan, load_plan
-from meshdsl.plan.group import group_arrays
+from meshdsl.plan import build_plan, load_plan
 from meshdsl.plan.match import check_match
-from meshdsl.plan.table import table
 from meshdsl.planner.solution import Solution
 from meshdsl.program_text import fingerprint
-from meshdsl.units import bytes_text, seconds_text
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
 
 
@@ -314,42 +311,3 @@ def test_other_pins():
     assert mismatch(small_program(), layouts={"w": "data=S(0)"}) == [
         "input w: data=S(1) model=B in the plan, pinned to data=S(0) here"
     ]
-
-
-def arrays(*paths, layout="data=S(0)"):
-    return [Array(path, (8,), "float32", Layout.parse(layout)) for path in paths]
-
-
-def test_layers_and_states_share_a_row():
-    paths = [f"state/{m}/layers/{i}/{w}" for m in ("mu", "nu") for i in range(12) for w in ("wk", "wq")]
-    groups = group_arrays(arrays(*paths))
-    assert [(g.name, g.count) for g in groups] == [("state/{mu,nu}/layers/*/{wk,wq}", 48)]
-
-
-def test_other_arguments_and_layouts_do_not_share_a_row():
-    rows = [*arrays("a/w", "b/w"), *arrays("a/v", layout="data=B")]
-    assert [g.name for g in group_arrays(rows)] == ["a/w", "b/w", "a/v"]
-
-
-def test_many_alternatives_are_cut():
-    assert [g.name for g in group_arrays(arrays(*(f"p/w{c}" for c in "abcdef")))] == ["p/{wa,wb,wc,wd,+2}"]
-
-
-def test_wide_tables_wrap_their_last_column():
-    lines = list(table([("a", "reason"), ("x" * 80, "word " * 30)]))
-    assert max(map(len, lines)) <= 120
-    assert lines[2].startswith(" " * 82 + "word")
-
-
-@pytest.mark.parametrize(
-    ("n", "text"), [(0, "0 B"), (6, "6 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (56_789_000, "56.8 MB")]
-)
-def test_bytes_text(n, text):
-    assert bytes_text(n) == text
-
-
-@pytest.mark.parametrize(
-    ("s", "text"), [(0, "0 s"), (1.5e-4, "150 us"), (0.0123, "12.3 ms"), (2.0, "2 s"), (75, "75 s")]
-)
-def test_seconds_text(s, text):
-    assert seconds_text(s) == text

@@ -1,7 +1,8 @@
 """Grouping arrays for print: repeated layers and parallel subtrees share a row.
 
 Paths become patterns by writing ``*`` for numbers; then patterns that differ in one component
-only, as ``mu`` and ``nu`` of an optimizer do, are written together as ``{mu,nu}``.
+only, as ``mu`` and ``nu`` of an optimizer do, are written together as ``{mu,nu}``. A number that
+is the same in the whole row is shown: what stands for one array is its path.
 """
 
 import re
@@ -21,18 +22,27 @@ class Group:
 
     Args:
       array: the first of them.
-      parts: per component of their paths, the texts it takes.
-      count: how many they are.
+      parts: per component of their patterns, the texts it takes.
+      paths: of all of them, in components.
     """
 
     array: Array
     parts: tuple[Parts, ...]
-    count: int
+    paths: tuple[Parts, ...]
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.paths)
 
     @property
     def name(self) -> str:
-        """The path of all of them: numbers as ``*``, alternatives in braces."""
-        return "/".join(_alternatives(part) for part in self.parts) or "(the result)"
+        """The path of all of them: numbers that differ as ``*``, alternatives in braces."""
+        taken = (tuple(dict.fromkeys(column)) for column in zip(*self.paths, strict=True))
+        shown = (
+            part if part != ("*",) or len(texts) > 1 else texts for part, texts in zip(self.parts, taken, strict=True)
+        )
+        return "/".join(map(_alternatives, shown)) or "(the result)"
 
 
 def group_arrays(arrays: Iterable[Array]) -> list[Group]:
@@ -42,13 +52,20 @@ def group_arrays(arrays: Iterable[Array]) -> list[Group]:
         parts = tuple((part,) for part in split_path(pattern(array.path)))
         key = (*_likeness(array), parts)
         seen = rows.get(key)
-        rows[key] = replace(seen, count=seen.count + 1) if seen else Group(array, parts, 1)
+        path = split_path(array.path)
+        rows[key] = replace(seen, paths=(*seen.paths, path)) if seen else Group(array, parts, (path,))
     return _joined(list(rows.values()))
 
 
 def pattern(text: str) -> str:
     """The text with ``*`` for every number that is a component of a path."""
     return _NUMBER.sub("*", text)
+
+
+def common(texts: Iterable[str]) -> str:
+    """The text itself if all are the same, else their pattern; they have to agree in that."""
+    first, *rest = dict.fromkeys(texts)
+    return pattern(first) if rest else first
 
 
 def _joined(groups: list[Group]) -> list[Group]:
@@ -75,7 +92,7 @@ def _join(a: Group, b: Group) -> Group:
     parts = (
         tuple(dict.fromkeys((*x, *y))) if i == at else x for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=True))
     )
-    return Group(a.array, tuple(parts), a.count + b.count)
+    return Group(a.array, tuple(parts), a.paths + b.paths)
 
 
 def _likeness(array: Array) -> tuple[object, ...]:

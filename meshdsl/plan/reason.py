@@ -76,7 +76,7 @@ class Reasons:
 
     def _what(self, value: Value, move: Move) -> str:
         maker = self.makers.get(value.id)
-        made = self.name(value) if maker is None else f"{_called(maker)} ({maker.source})"
+        made = self.name(value) if maker is None else f"{_which(maker, value)} ({maker.source})"
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"
         return made if maker is None else f"result of {made}"
@@ -91,6 +91,12 @@ class Reasons:
 
 def _called(op: Op) -> str:
     return f"the {op.name}" if op.bodies else op.called
+
+
+def _which(op: Op, value: Value) -> str:
+    """The operation, and which of its results if it has several."""
+    shape = ",".join(map(str, value.shape))
+    return _called(op) if len(op.outputs) == 1 else f"{_called(op)}'s {value.dtype}[{shape}]"
 
 
 def _change(move: Move) -> str:

@@ -6,11 +6,12 @@ Axes that are not shown in a layout are ``B``. The text depends on the plan alon
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from meshdsl.globs import split_path
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.group import Group, group_arrays, pattern
+from meshdsl.plan.group import Group, common, group_arrays, pattern
 from meshdsl.plan.table import table
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.units import bytes_text, seconds_text
@@ -41,11 +42,12 @@ def _title(plan: Plan) -> Iterator[str]:
 
 def _held(plan: Plan) -> str:
     """What fills most of it."""
-    sums: dict[str, int] = {}
+    alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:
-        sums[pattern(name)] = sums.get(pattern(name), 0) + size
-    largest = sorted(sums, key=lambda name: -sums[name])[:_HELD]
-    return "; most of it: " + ", ".join(f"{name} {bytes_text(sums[name])}" for name in largest) if largest else ""
+        alike.setdefault(pattern(name), []).append((name, size))
+    sums = [(common(name for name, _ in rows), sum(size for _, size in rows)) for rows in alike.values()]
+    largest = sorted(sums, key=lambda row: -row[1])[:_HELD]
+    return "; most of it: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
 
 
 def _inputs(plan: Plan) -> Iterator[str]:
@@ -78,17 +80,17 @@ def _collectives(plan: Plan) -> Iterator[str]:
 
 
 def collective_rows(collectives: Iterable[Collective]) -> list[tuple[Collective, int]]:
-    """Collectives that read the same, the first of each with their number, in order."""
+    """Collectives that read the same, as one with the reason of all of them, and their number, in order."""
     found: dict[tuple[object, ...], list[Collective]] = {}
     for c in collectives:
         key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds)
         found.setdefault(key, []).append(c)
-    return [(alike[0], len(alike)) for alike in found.values()]
+    return [(replace(alike[0], reason=common(c.reason for c in alike)), len(alike)) for alike in found.values()]
 
 
 def _row(c: Collective, n: int) -> Sequence[str]:
     trips = f"~{c.trips}" if c.estimated else str(c.trips)
-    reason = pattern(c.reason).replace(f" ({c.source})", "")
+    reason = c.reason.replace(f" ({c.source})", "")
     time = seconds_text(c.seconds * c.trips * n)
     return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, time, c.phase, c.source, reason)
 

@@ -1,0 +1,79 @@
+"""The printed plan: which arrays and collectives share a row, and what names them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jax import lax
+
+import meshdsl as md
+from meshdsl.layouts import Layout
+from meshdsl.plan import Array
+from meshdsl.plan.group import group_arrays
+from meshdsl.plan.table import table
+from meshdsl.plan.text import collective_rows
+from meshdsl.units import bytes_text, seconds_text
+from tests.programs import MESH, small_plan
+
+
+def arrays(*paths, layout="data=S(0)"):
+    return [Array(path, (8,), "float32", Layout.parse(layout)) for path in paths]
+
+
+def test_layers_and_states_share_a_row():
+    paths = [f"state/{m}/layers/{i}/{w}" for m in ("mu", "nu") for i in range(12) for w in ("wk", "wq")]
+    groups = group_arrays(arrays(*paths))
+    assert [(g.name, g.count) for g in groups] == [("state/{mu,nu}/layers/*/{wk,wq}", 48)]
+
+
+def test_numbers_that_all_of_a_row_have_are_shown():
+    alone = [*arrays("state/0/layers/1/w"), *arrays("state/0/layers/2/w", layout="data=B")]
+    assert [g.name for g in group_arrays(alone)] == ["state/0/layers/1/w", "state/0/layers/2/w"]
+    rows = arrays(*(f"state/0/{m}/layers/{i}/w" for m in ("mu", "nu") for i in (0, 2)))
+    assert [g.name for g in group_arrays(rows)] == ["state/0/{mu,nu}/layers/*/w"]
+    assert [g.name for g in group_arrays(arrays("p/mu/0", "p/nu/1"))] == ["p/{mu,nu}/*"]
+
+
+def test_a_reason_shows_the_number_that_it_is_about():
+    gather, reduction = small_plan().collectives[:2]
+    layers = [replace(gather, reason=f"params/{i}/w data=S(0) -> data=B: mul reads it") for i in (0, 1)]
+    assert [(c.reason, n) for c, n in collective_rows([layers[0], reduction])] == [
+        (layers[0].reason, 1),
+        (reduction.reason, 1),
+    ]
+    assert collective_rows(layers) == [(replace(gather, reason="params/*/w data=S(0) -> data=B: mul reads it"), 2)]
+
+
+def test_one_of_several_results_is_named_by_its_type():
+    whole = md.parallelize(lambda x: lax.top_k(x, 1), MESH, {"x": "data=S(0) model=B"}, {"*": "data=B model=B"})
+    reasons = [c.reason.split(" (")[0] for c in whole.plan(np.ones((64, 512), np.float32)).collectives]
+    assert reasons == ["result of top_k's float32[64,1]", "result of top_k's int32[64,1]"]
+
+
+def test_other_arguments_and_layouts_do_not_share_a_row():
+    rows = [*arrays("a/w", "b/w"), *arrays("a/v", layout="data=B")]
+    assert [g.name for g in group_arrays(rows)] == ["a/w", "b/w", "a/v"]
+
+
+def test_many_alternatives_are_cut():
+    assert [g.name for g in group_arrays(arrays(*(f"p/w{c}" for c in "abcdef")))] == ["p/{wa,wb,wc,wd,+2}"]
+
+
+def test_wide_tables_wrap_their_last_column():
+    lines = list(table([("a", "reason"), ("x" * 80, "word " * 30)]))
+    assert max(map(len, lines)) <= 120
+    assert lines[2].startswith(" " * 82 + "word")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 B"), (6, "6 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (56_789_000, "56.8 MB")]
+)
+def test_bytes_text(n, text):
+    assert bytes_text(n) == text
+
+
+@pytest.mark.parametrize(
+    ("s", "text"), [(0, "0 s"), (1.5e-4, "150 us"), (0.0123, "12.3 ms"), (2.0, "2 s"), (75, "75 s")]
+)
+def test_seconds_text(s, text):
+    assert seconds_text(s) == text
