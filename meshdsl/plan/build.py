@@ -96,7 +96,7 @@ def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[
 
 def _opaque(program: Program) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
-    known = {*RULES, *_RULELESS}
+    known = {*RULES, *_RULELESS} - {*ONCE}
     found = Counter(_runs(op) for _, op in walk(program.graph) if op.name not in known and not _is_constant(op))
     return [f"{runs} (x{n})" if n > 1 else runs for runs, n in found.items()]
 

@@ -22,7 +22,7 @@ HEAVY = frozenset(
     "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
     "cholesky triangular_solve qr svd eigh lu "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
-    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier ruled".split()
+    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
 )
 READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add pad".split())
 

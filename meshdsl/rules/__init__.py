@@ -2,6 +2,7 @@
 
 from meshdsl.rules import (
     contraction,
+    effects,
     elementwise,
     indexing,
     linalg,
@@ -17,6 +18,7 @@ from meshdsl.rules.registry import RULES, rows_of, rule
 __all__ = [
     "RULES",
     "contraction",
+    "effects",
     "elementwise",
     "indexing",
     "linalg",

@@ -32,18 +32,8 @@ def _debug(op: Op) -> str:
     return "is ordered, which jax does on one device only; leave ordered=True out" if ordered else ""
 
 
-def _io_callback(op: Op) -> str:
-    if not op.outputs:
-        return ""
-    return (
-        "returns a value, and every device would fetch its own; fetch it before the step and pass it in, "
-        "or use jax.pure_callback if it has no side effect"
-    )
-
-
 _REFUSED: dict[str, Callable[[Any], str]] = {
     "shard_map": _shard_map,
     "debug_callback": _debug,
     "debug_print": _debug,
-    "io_callback": _io_callback,
 }

@@ -12,10 +12,11 @@ from tests.prover import SAMPLES
 NEWER = {"log2", "one_minus_square", "polynomial"}  # primitives that jax 0.10 does not have
 ALIKE = set(CORE)  # one rule for all decompositions, proved on those whose results are unique
 SOUND = {"select_and_scatter_add", "igamma", "igammac"}  # proved right by tests of their own, but not complete
+EFFECTS = {"io_callback"}  # returns something else every time; tests of its own
 
 
 def test_every_rule_is_proved():
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         import_module(f"tests.rules.{file.stem}")
     absent = {name for name in NEWER if not hasattr(lax, name)}
-    assert sorted(set(RULES) - set(SAMPLES) - absent - ALIKE - SOUND) == []
+    assert sorted(set(RULES) - set(SAMPLES) - absent - ALIKE - SOUND - EFFECTS) == []
