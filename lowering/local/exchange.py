@@ -15,6 +15,7 @@ from jax import lax
 from meshdsl.layouts.exchange import pieces, steps
 from meshdsl.lowering.local.registry import Local
 from meshdsl.lowering.moves import collective_scope
+from meshdsl.rules.sliding import Sliding
 
 Axes = tuple[str, ...]
 
@@ -41,6 +42,18 @@ def window(
         for distance, start, stop in pieces(before, after, x.shape[dim])
     ]
     return lax.concatenate(found, dim)
+
+
+def slid(
+    x: jax.Array, where: Local, axes: Axes, dim: int, sliding: Sliding, fill: jax.Array | float | None = 0
+) -> tuple[jax.Array, tuple[int, int]]:
+    """This block with what its windows see of others, and the padding that is left to do."""
+    held = window(x, where, axes, dim, sliding.before, sliding.after, fill)
+    blocks = prod(where.sizes[axis] for axis in axes)
+    if sliding.drift == 0:
+        return held, sliding.padding(blocks)
+    start = where.index(axes) * (sliding.drift // blocks) - sliding.low + sliding.before
+    return lax.dynamic_slice_in_dim(held, start, sliding.extent(blocks), dim), (0, 0)
 
 
 def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:

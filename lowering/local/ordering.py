@@ -10,6 +10,7 @@ from meshdsl.ir import Op
 from meshdsl.lowering.local.exchange import gather
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.ordering import top_k_dim
+from meshdsl.rules.reduction import JOINED, reduces
 
 _JOIN: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "cumsum": lax.add,
@@ -41,17 +42,29 @@ def _last(x: jax.Array, dim: int, reverse: bool) -> jax.Array:
     return lax.slice_in_dim(x, at, at + 1, axis=dim)
 
 
-@local("top_k")
+@local("top_k", "approx_top_k")
 def top_k(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """The largest of every block, and of those the largest; of equal ones the first is chosen in both."""
     dim = top_k_dim(op)
-    axes = where.inputs[0].splitting(dim)
-    values, places = bind(op, *arrays)
+    axes, whole = where.inputs[0].splitting(dim), op.inputs[0].shape[dim]
+    # an approximate choice recalls enough of the whole only if it knows how long that is
+    known = op.params.get("reduction_input_size_override", 0) < 0
+    values, places = bind(op, *arrays, **{"reduction_input_size_override": whole} if axes and known else {})
     if not axes:
         return values, places
-    offset = where.offset(where.inputs[0], dim, op.inputs[0].shape[dim]).astype(places.dtype)
+    offset = where.offset(where.inputs[0], dim, whole).astype(places.dtype)
     found, chosen = bind(op, gather(values, axes, dim))
     return found, jnp.take_along_axis(gather(places + offset, axes, dim), chosen, dim)
+
+
+@local(*JOINED)
+def joined(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The block reduced, and then what all devices have found, unless the parts of a reduction of bools have a name."""
+    (found,) = bind(op, *arrays)
+    axes = tuple(axis for d in op.params["axes"] for axis in where.inputs[0].splitting(d))
+    if not axes or reduces(op):
+        return (found,)
+    return bind(op, gather(jnp.expand_dims(found, 0), axes, 0), axes=(0,))
 
 
 @local("argmax", "argmin")

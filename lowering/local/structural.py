@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import mirror, window
+from meshdsl.lowering.local.exchange import mirror, slid, window
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.rules.structural import grows_at_end, pad_windows
+from meshdsl.rules.structural import grows_at_end, pad_windows, slice_windows
 
 
 @local("broadcast_in_dim")
@@ -38,10 +38,17 @@ def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("slice")
 def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Split dims end where the block ends."""
-    limits = op.params["limit_indices"]
-    ends = [n if where.inputs[0].splitting(d) else limits[d] for d, n in enumerate(arrays[0].shape)]
-    return (lax.slice(arrays[0], op.params["start_indices"], ends, op.params["strides"]),)
+    """What the block's places of the result show, among it the ends of other blocks."""
+    (x,), starts, limits = arrays, list(op.params["start_indices"]), list(op.params["limit_indices"])
+    for d, n in enumerate(op.outputs[0].shape):
+        axes = where.inputs[0].splitting(d)
+        if axes and n == op.inputs[0].shape[d]:
+            limits[d] = x.shape[d]
+        elif axes:
+            windows = slice_windows(op, d)
+            x, (low, _) = slid(x, where, axes, d, windows, fill=None)
+            starts[d], limits[d] = -low, windows.extent(prod(where.sizes[axis] for axis in axes)) - low
+    return (lax.slice(x, starts, limits, op.params["strides"]),)
 
 
 @local("rev")
@@ -66,9 +73,8 @@ def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array,
     for d, (*_, between) in enumerate(config):
         axes = where.inputs[0].splitting(d)
         if axes and config[d] != (0, 0, 0):
-            windows = pad_windows(op, d)
-            x = window(x, where, axes, d, windows.before, windows.after, fill)
-            config[d] = (*windows.padding(prod(where.sizes[axis] for axis in axes)), between)
+            x, padding = slid(x, where, axes, d, pad_windows(op, d), fill)
+            config[d] = (*padding, between)
         elif grows_at_end(op, d) and _blocks(op, where, d) > 1:
             x, start, block = _own_places(op, x, where, d)
             config[d] = (0, block, 0)

@@ -7,12 +7,13 @@ from math import prod
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import window
+from meshdsl.lowering.local.exchange import slid, window
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.lowering.moves import identity
-from meshdsl.rules.windows import conv_windows, pool_windows
+from meshdsl.rules.windows import conv_windows, pool_windows, scatter_windows
 
 
 @local("conv_general_dilated")
@@ -23,9 +24,7 @@ def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
         axes = where.inputs[0].splitting(dim)
         if axes:
             summed = where.inputs[1].splitting(spec.rhs_spec[2 + k])
-            sliding = conv_windows(op, k)[1 if summed else 0]
-            images = window(images, where, axes, dim, sliding.before, sliding.after)
-            padding[k] = sliding.padding(_blocks(axes, where))
+            images, padding[k] = slid(images, where, axes, dim, conv_windows(op, k)[1 if summed else 0])
     batch, feature = (prod(where.sizes[axis] for axis in where.inputs[0].splitting(d)) for d in spec.lhs_spec[:2])
     feature_groups, batch_groups = op.params["feature_group_count"], op.params["batch_group_count"]
     return bind(
@@ -46,19 +45,48 @@ def pool(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
     for d in range(len(op.inputs[0].shape)):
         axes = where.inputs[0].splitting(d)
         if axes:
-            sliding = pool_windows(op, d)
-            fills = [_filling(op, i, starts, x.dtype) for i, x in enumerate(operands)]
-            ends = (sliding.before, sliding.after)
-            operands = [window(x, where, axes, d, *ends, fill) for x, fill in zip(operands, fills, strict=True)]
-            low, high = sliding.padding(_blocks(axes, where))
-            padding[d] = (low, max(high, 0))
+            for i, x in enumerate(operands):
+                fill = _filling(op, i, starts, x.dtype)
+                operands[i], (low, high) = slid(x, where, axes, d, pool_windows(op, d), fill)
+                padding[d] = (low, max(high, 0))
     return bind(op, *operands, *starts, padding=tuple(padding))
+
+
+@local("select_and_gather_add")
+def pooled_at(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Beyond the ends of the whole dim lies what is never selected."""
+    (x, chosen), padding = arrays, list(op.params["padding"])
+    for d in range(len(op.inputs[0].shape)):
+        axes = where.inputs[0].splitting(d)
+        if axes:
+            sliding = pool_windows(op, d)
+            x, _ = slid(x, where, axes, d, sliding)
+            chosen, (low, high) = slid(chosen, where, axes, d, sliding, _never(op, chosen.dtype))
+            padding[d] = (low, max(high, 0))
+    return bind(op, x, chosen, padding=tuple(padding))
+
+
+@local("select_and_scatter_add")
+def unpooled(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """All windows that reach into the block write to what they see, and the block is cut out of that."""
+    (sources, chosen), padding, block = arrays, list(op.params["padding"]), arrays[1].shape
+    starts = [0] * len(block)
+    for d in range(len(block)):
+        axes = where.inputs[1].splitting(d)
+        if axes:
+            spreading = scatter_windows(op, d)
+            sources = window(sources, where, axes, d, *spreading.windows)
+            chosen = window(chosen, where, axes, d, *spreading.elements, _never(op, chosen.dtype))
+            padding[d], starts[d] = (0, 0), spreading.elements[0]
+    (written,) = bind(op, sources, chosen, padding=tuple(padding))
+    return (lax.slice(written, starts, [start + n for start, n in zip(starts, block, strict=True)]),)
+
+
+def _never(op: Op, dtype: jnp.dtype) -> jax.Array | float:
+    """What is never the largest, or smallest."""
+    return identity("max" if op.params["select_prim"] is lax.ge_p else "min", dtype)
 
 
 def _filling(op: Op, i: int, starts: tuple[jax.Array, ...], dtype: jnp.dtype) -> jax.Array | float:
     """What the reduction ignores: the start of operand i, or what the operation's name says."""
     return starts[i] if starts else identity(op.name.removeprefix("reduce_window_"), dtype)
-
-
-def _blocks(axes: tuple[str, ...], where: Local) -> int:
-    return prod(where.sizes[axis] for axis in axes)

@@ -148,16 +148,18 @@ def _all_bits(dtype: Any) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """What no maximum is changed by; None for floats that may have no infinity."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.array(-np.inf, dtype) if dtype.itemsize > 1 else None
+    """What no maximum is changed by; None for floats that may have no infinity, and for complex numbers."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        real = jnp.issubdtype(dtype, jnp.floating)
+        return np.array(-np.inf, dtype) if real and dtype.itemsize > 1 else None
     return np.zeros((), dtype) if dtype == jnp.bool_ else np.array(jnp.iinfo(dtype).min, dtype)  # type: ignore[no-untyped-call]
 
 
 def highest(dtype: Any) -> Any:
-    """What no minimum is changed by; None for floats that may have no infinity."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.array(np.inf, dtype) if dtype.itemsize > 1 else None
+    """What no minimum is changed by; None for floats that may have no infinity, and for complex numbers."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        real = jnp.issubdtype(dtype, jnp.floating)
+        return np.array(np.inf, dtype) if real and dtype.itemsize > 1 else None
     return np.ones((), dtype) if dtype == jnp.bool_ else np.array(jnp.iinfo(dtype).max, dtype)  # type: ignore[no-untyped-call]
 
 

@@ -40,24 +40,20 @@ def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
     return Row(ports, ports)
 
 
-@rule("top_k")
+@rule("top_k", "approx_top_k")
 def top_k(op: Op) -> Rule:
     """Values and positions: those of the whole are among the candidates of the blocks."""
     dim = top_k_dim(op)
+    if not op.params.get("aggregate_to_topk", True):  # how many candidates there are depends on the length
+        return along(op, dim)
     inside = (Exchange("gather", 0, dim, length=op.params["k"]), Exchange("gather", 2))
     return along(op, dim, extra=(Row((S(dim),), (B, B), collectives=inside),))
 
 
 def top_k_dim(op: Op) -> int:
-    """The dim in which a top_k chooses; older versions of JAX always take the last one."""
+    """The dim in which it chooses; for top_k older versions of JAX always take the last one."""
     rank = len(op.inputs[0].shape)
-    return int(op.params.get("axis", -1)) % rank
-
-
-@rule("approx_top_k")
-def approx_top_k(op: Op) -> Rule:
-    """Values and positions."""
-    return along(op, op.params["reduction_dimension"])
+    return int(op.params.get("reduction_dimension", op.params.get("axis", -1))) % rank
 
 
 def along(op: Op, axis: int, **properties: Any) -> Rule:

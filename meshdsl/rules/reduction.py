@@ -2,8 +2,8 @@
 
 Which parts depends on the reduction: sums leave ``P``, maxima ``P(max)``, minima ``P(min)``;
 on bools *or* is the max and *and* the min. A reduction also commutes with parts of its own
-kind. There is no placement for partial products, so those keep to the other dims; nor for partial
-positions, so there the devices compare what each has found at once.
+kind. There is no placement for partial products or bits, nor for partial positions, so there the
+devices exchange what each has found at once.
 """
 
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept, named
 
 REDUCES = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
+JOINED = ("reduce_prod", "reduce_xor", "reduce_or", "reduce_and")  # what all devices found is reduced once more
 REDUCES_BOOLS = {"reduce_or": "max", "reduce_and": "min"}
 
 
@@ -30,12 +31,14 @@ def position(op: Op) -> Rule:
 
 @rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor")
 def reduction(op: Op) -> Rule:
-    """Blocks of the dims that stay; parts from those that go, where parts have a name."""
+    """Blocks of the dims that stay; from those that go parts, or all devices' results where parts have no name."""
     axes, rank = op.params["axes"], len(op.inputs[0].shape)
     left = named(*(f"d{i}" for i in range(rank) if i not in axes))
     kind = reduces(op)
     if kind is None:
-        return Rule((kept(rank, *axes),), (left,))
+        inside = (Exchange("gather", 1),)
+        joined = tuple(Row((S(d),), (B,), collectives=inside) for d in axes if op.name in JOINED)
+        return Rule((kept(rank, *axes),), (left,), extra=joined)
     part = Partial(kind)
     gone = {f"d{i}": kind for i in axes}
     return Rule((kept(rank),), (left,), reduced=gone, extra=(Row((part,), (part,)),))

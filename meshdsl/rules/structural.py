@@ -79,12 +79,17 @@ def roll(op: Op) -> Rule:
 
 @rule("slice")
 def slice_(op: Op) -> Rule:
-    """Dims that are kept whole, and those of which every k-th element is kept."""
+    """Dims that are kept whole, those of which every k-th element is kept, and those that lose little at their ends."""
     cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
-    dims, strides = kept(_rank(op), *cut), op.params["strides"] or (1,) * _rank(op)
-    lengths = [(d, op.inputs[0].shape[d], op.outputs[0].shape[d]) for d in cut]
-    extra = tuple(Row((S(d),), (S(d),)) for d, n, count in lengths if n == strides[d] * count)
+    dims, moved = kept(_rank(op), *cut), [(d, slice_windows(op, d)) for d in cut]
+    extra = tuple(Row((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
     return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
+
+
+def slice_windows(op: Op, d: int) -> Sliding:
+    """The places of the result along dim d, as windows of one place each."""
+    stride = op.params["strides"][d] if op.params["strides"] else 1
+    return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], stride, 0, -op.params["start_indices"][d], 1)
 
 
 @rule("pad")
@@ -95,9 +100,9 @@ def pad(op: Op) -> Rule:
     The padding is part of the value: a partial operand needs a partial or zero padding.
     """
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
-    moved = [(d, pad_windows(op, d)) for d in padded]
+    moved = [(d, pad_windows(op, d)) for d in padded if not grows_at_end(op, d)]
     extra = (
-        *(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.aligned),
+        *(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
         *(Row((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
     )
     dims, fill = kept(_rank(op), *padded), op.inputs[1]

@@ -28,8 +28,7 @@ from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.rule import Dims, Row, Rule
 from meshdsl.rules.contraction import bilinear
 from meshdsl.rules.registry import rule
-from meshdsl.rules.sliding import Sliding
-from meshdsl.rules.structural import named
+from meshdsl.rules.sliding import Sliding, Spreading
 
 Factors = tuple[str, ...]
 
@@ -63,9 +62,9 @@ def _spatial(op: Op) -> Iterator[Row]:
     for k, dims in enumerate(zip(spec.lhs_spec[2:], spec.rhs_spec[2:], spec.out_spec[2:], strict=True)):
         image, kernel, result = map(S, dims)
         by_result, by_kernel = conv_windows(op, k)
-        if by_result.aligned:
+        if by_result.splits and (by_result.drift == 0 or not by_kernel.splits):
             yield Row((image, B), (result,), collectives=by_result.exchanges(0, dims[0]))
-        elif by_kernel.aligned:
+        elif by_kernel.splits:
             yield Row((image, kernel), (P,), collectives=by_kernel.exchanges(0, dims[0]))
 
 
@@ -103,7 +102,7 @@ def reduce_window(op: Op) -> Rule:
 
 def _pooled(op: Op, *rows: Row, **properties: Any) -> Rule:
     halos = [(d, pool_windows(op, d)) for d in range(len(op.inputs[0].shape))]
-    split = (_pooled_dim(op, d, sliding) for d, sliding in halos if sliding.aligned and sliding.low <= sliding.reach)
+    split = (_pooled_dim(op, d, sliding) for d, sliding in halos if sliding.splits and sliding.low <= sliding.reach)
     whole: Dims = ((),) * len(halos)
     inputs = tuple(whole if x.shape else () for x in op.inputs)
     return Rule(inputs, (whole,) * len(op.outputs), extra=(*split, *rows), **properties)
@@ -127,30 +126,21 @@ def pool_windows(op: Op, d: int) -> Sliding:
 @rule("select_and_gather_add")
 def select_and_gather_add(op: Op) -> Rule:
     """The element of the first operand at the place where the second has its maximum: data movement in the first."""
-    windows, operand, sizes = _side_by_side(op, op.inputs[0].shape)
-    return Rule((operand,) * 2, (windows,), sizes=sizes, commuting=((0,),))
+    return _pooled(op, commuting=((0,),))
 
 
 @rule("select_and_scatter_add")
 def select_and_scatter_add(op: Op) -> Rule:
     """The gradient of max pooling: from windows (first operand) back to the places of their maxima."""
-    windows, operand, sizes = _side_by_side(op, op.inputs[1].shape)
-    return Rule((windows, operand), (operand,), linear=((0,),), sizes=sizes)
+    whole: Dims = ((),) * len(op.inputs[1].shape)
+    spread = [(d, scatter_windows(op, d)) for d in range(len(whole))]
+    extra = (Row((S(d), S(d)), (S(d),), collectives=s.exchanges(d)) for d, s in spread if s.splits)
+    return Rule((whole, whole), (whole,), linear=((0,),), extra=tuple(extra))
 
 
-def _side_by_side(op: Op, shape: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
-    """Factors of windows that do not overlap, of what they cover, and the sizes of those."""
-    covered = [_whole_windows(op, d, n) for d, n in enumerate(shape)]
-    places = named(*(f"p{d}" if window else None for d, window in enumerate(covered)))
-    operand: Dims = tuple((f"p{d}", f"w{d}") if window else () for d, window in enumerate(covered))
-    sizes = {f"p{d}": shape[d] // window for d, window in enumerate(covered) if window}
-    return places, operand, sizes | {f"w{d}": window for d, window in enumerate(covered)}
-
-
-def _whole_windows(op: Op, d: int, n: int) -> int:
-    """Length of the windows if they lie side by side and fill the dim, else 0."""
-    params = op.params
-    window, ones = params["window_dimensions"][d], (1,) * len(params["window_dimensions"])
-    apart = params["window_strides"][d] == window and tuple(params["padding"][d]) == (0, 0)
-    dilated = params.get("base_dilation", ones)[d] != 1 or (window > 1 and params.get("window_dilation", ones)[d] != 1)
-    return window if apart and not dilated and n % window == 0 else 0
+def scatter_windows(op: Op, d: int) -> Spreading:
+    """The windows over dim d of the gradient of a pooling."""
+    params, n, count = op.params, op.inputs[1].shape[d], op.inputs[0].shape[d]
+    return Spreading(
+        n, count, params["window_strides"][d], params["window_dimensions"][d], int(params["padding"][d][0])
+    )

@@ -150,7 +150,8 @@ def test_reductions_of_every_type():
         whole = [x.astype(t) for t in (jnp.int8, jnp.uint8, jnp.int32, jnp.bfloat16, jnp.float16)]
         reduced = [f(y, 0) for y in whole for f in (jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.argmax, jnp.argmin)]
         bits = [f(whole[i], (0,)) for i in (0, 1, 2) for f in (lax.reduce_or, lax.reduce_and, lax.reduce_xor)]
-        return [*reduced, *bits, lax.reduce_and(x > 0, (0,)), lax.reduce_or(x > 9, (0,))]
+        ends = [f(lax.complex(x, -x), (0,)) for f in (lax.reduce_max, lax.reduce_min)]  # ordered as pairs
+        return [*reduced, *bits, *ends, lax.reduce_and(x > 0, (0,)), lax.reduce_or(x > 9, (0,))]
 
     assert_same(step, (np.random.default_rng(1).integers(1, 4, (N, M)).astype(np.float32),))
 

@@ -31,6 +31,13 @@ case("top_k", lambda x: lax.top_k(x, 2), np.arange(72.0, dtype="float32").reshap
 case("top_k", lambda x: lax.top_k(x, 3), ints(4, 12, low=0, high=4))
 case("top_k", lambda x: lax.top_k(x, 2), strange(72).reshape(12, 6))
 case("approx_top_k", lambda x: lax.approx_max_k(x, 6), np.arange(36.0, dtype="float32").reshape(6, 6) * 5 % 36)
+case("approx_top_k", lambda x: lax.approx_min_k(x, 2, 0), np.arange(72.0, dtype="float32").reshape(12, 6) * 5 % 72)
+for options in ({"aggregate_to_topk": False}, {"reduction_input_size_override": 24}):
+    case(
+        "approx_top_k",
+        lambda x, options=options: lax.approx_max_k(x, 6, **options),
+        np.arange(72.0, dtype="float32").reshape(6, 12) * 5 % 72,
+    )
 
 case("fft", lambda x: lax.fft(x, "FFT", (6,)), complexes(6, 6))
 case("fft", lambda x: lax.fft(x, "RFFT", (6,)), floats(12, 6))
