@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(".cache/coverage"), help="folder of what was found so far")
     parser.add_argument("--page", type=Path, default=Path("docs/coverage.md"))
     asked = parser.parse_args()
+    jax.config.update("jax_disable_most_optimizations", True)  # nearly all of the time is XLA's
     file = asked.results / f"jax-{jax.__version__}.jsonl"
     known = {} if asked.again else read(file)
     sweep([case for case in cases(asked.primitive, asked.limit) if case.name not in known], file)
@@ -46,7 +47,7 @@ def sweep(todo: list[Case], file: Path) -> None:
     start = time.time()
     for i, case in enumerate(todo, 1):
         verdict = judge(case)
-        result = Result(case.primitive, case.name, verdict.outcome, verdict.reason)
+        result = Result(case.primitive, case.name, verdict.outcome, verdict.reason, verdict.bytes)
         with file.open("a") as out:
             out.write(json.dumps(asdict(result)) + "\n")
         count[verdict.outcome] += 1

@@ -6,8 +6,8 @@ dim and two more stand on an axis ``y``; a dim of odd length is split by 3, 5 or
 
 * pass      the numbers equal the unsharded ones, and the compiled collectives the planned ones
 * fallback  likewise, but an operation was handed a split or partial operand, and its rule has no
-            row for tensors of this shape on so many devices, so it was gathered and runs the
-            same everywhere
+            row for it, so it was gathered and runs the same everywhere
+* uneven    likewise, but the rule has a row, and a length does not divide over the devices
 * fail      other numbers, other collectives, or an error
 * skipped   JAX does not run the case, or there is no dim to split
 """
@@ -20,14 +20,11 @@ import jax
 from jax.sharding import AxisType, PartitionSpec
 
 import meshdsl as md
-from meshdsl.ir import Op, Program, Value, walk
+from bench.fallbacks import fallbacks
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.placement import B, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.placement import Split
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.check import check_numbers
-from meshdsl.planner.solution import Solution
-from meshdsl.rules import rows_of
 from meshdsl.trace import trace
 from tests.coverage.cases import Case
 
@@ -38,10 +35,15 @@ NO_EMPTY = jax.__version_info__ < (0, 11)  # there JAX gives empty arrays that a
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case, and why."""
+    """What became of a case, and why.
+
+    Args:
+      bytes: what one device sends to gather operands for want of a rule.
+    """
 
     outcome: str
     reason: str = ""
+    bytes: int = 0
 
 
 def judge(case: Case) -> Verdict:
@@ -93,30 +95,11 @@ def _run(case: Case, args: Any, expected: Any, mesh: md.Mesh, path: str, layout:
     check_numbers(jax.tree.leaves(expected), got, paths)
     sharded.verify(args)
     program = trace(case.step, (args,))
-    stuck = sorted(set(gathered(program, sharded.plan(args).solution)))
-    return Verdict("fallback", ", ".join(stuck)) if stuck else Verdict("pass")
-
-
-def gathered(program: Program, solution: Solution) -> Iterator[str]:
-    """Operations without a row for their shapes that had an operand moved to all devices."""
-    fewest = min(k for k in solution.mesh.sizes if k > 1)
-    for _, op in walk(program.graph):
-        chosen = solution.rows.get(op.id, ())
-        same = chosen and all(placed is B for row in chosen for placed in row.inputs)
-        if same and _moved(op, solution) and not any(_splits(row, op, fewest) for row in rows_of(op)):
-            yield op.name
-
-
-def _moved(op: Op, solution: Solution) -> bool:
-    uses = ((x, solution.uses[op.id, i]) for i, x in enumerate(op.inputs) if isinstance(x, Value))
-    return any(solution.layouts[x.id] != layout for x, layout in uses)
-
-
-def _splits(row: Row, op: Op, devices: int) -> bool:
-    """Whether a row splits something of ``op``, in equal blocks."""
-    ports = zip((*row.inputs, *row.outputs), (*op.inputs, *op.outputs), strict=True)
-    lengths = [x.shape[int(p.dim)] for p, x in ports if isinstance(p, Split)]
-    return bool(lengths) and all(n % devices == 0 for n in (*lengths, row.size))
+    stuck = list(fallbacks(program, sharded.plan(args).solution))
+    if not stuck:
+        return Verdict("pass")
+    names, sent = ", ".join(sorted({each.name for each in stuck})), sum(each.bytes for each in stuck)
+    return Verdict("uneven" if all(each.uneven for each in stuck) else "fallback", names, sent)
 
 
 def _line(error: Exception) -> str:

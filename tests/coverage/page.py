@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from bench.report import table
 
-OUTCOMES = ("pass", "fallback", "fail", "skipped")
+GATHERED = ("uneven", "fallback")
+OUTCOMES = ("pass", "uneven", "fallback", "fail", "skipped")
 INTRO = """# Coverage of primitives
 
 JAX tests the export of its primitives with a few thousand harnesses: a primitive, shapes, dtypes and
@@ -14,22 +15,33 @@ parameters each. `make coverage` plans and runs every one of them on a mesh of d
 dim that can be split pinned, and compares the numbers with the unsharded function's.
 
 * **pass**: same numbers, and exactly the planned collectives
-* **fallback**: likewise, but an operation has no rule for blocks of this shape; its operand was gathered
+* **uneven**: likewise, but an operand was gathered, because a length of the operation does not divide over the devices
+* **fallback**: likewise, but an operand was gathered, because the operation has no rule for blocks of it
 * **fail**: anything else
 * **skipped**: JAX does not run it on CPU, or no dim can be split
 
 A sweep can be limited to some cases of each primitive; the rows count the cases that were judged.
+XLA's optimizations are off.
 """
+# Operations on which nothing but a gather is known to be as good, and why.
+WHOLE = {
+    **dict.fromkeys("cholesky eig eigh lu qr svd".split(), "one matrix is one problem; batches are split"),
+    **dict.fromkeys(
+        "triangular_solve tridiagonal_solve".split(), "the matrix is one problem; right-hand sides are split"
+    ),
+    **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few numbers"),
+}
 
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on one case."""
+    """The verdict on one case; ``bytes`` are what its fallbacks cost."""
 
     primitive: str
     name: str
     outcome: str
     reason: str
+    bytes: int = 0
 
 
 def page(results: Mapping[str, Sequence[Result]]) -> str:
@@ -44,14 +56,15 @@ def _section(version: str, results: Sequence[Result]) -> str:
     rows = [_row(name, each) for name, each in sorted(by_primitive.items())]
     header = ("primitive", "cases", *OUTCOMES, "gathered by")
     total = _row(f"**{len(rows)} primitives**", results)[:-1]
-    parts = [f"## {version}\n", table(header, [*rows, (*total, "")]), _reasons(results), _failures(results)]
+    counted = table(header, [*rows, (*total, "")])
+    parts = [f"## {version}\n", counted, _reasons(results), _gathered(results), _failures(results)]
     return "\n".join(part for part in parts if part)
 
 
 def _row(name: str, results: Iterable[Result]) -> tuple[object, ...]:
     found = list(results)
     count = Counter(result.outcome for result in found)
-    stuck = Counter(result.reason for result in found if result.outcome == "fallback")
+    stuck = Counter(result.reason for result in found if result.outcome in GATHERED)
     return name, len(found), *(count[outcome] or "" for outcome in OUTCOMES), ", ".join(sorted(stuck))
 
 
@@ -59,6 +72,18 @@ def _reasons(results: Iterable[Result]) -> str:
     """Why cases were skipped; errors of JAX by their type."""
     count = Counter(result.reason.partition(":")[0] for result in results if result.outcome == "skipped")
     return "\nSkipped: " + "; ".join(f"{n} {reason}" for reason, n in count.most_common()) + ".\n" if count else ""
+
+
+def _gathered(results: Iterable[Result]) -> str:
+    """What was gathered, and the bytes that one device sends for it, in all cases together."""
+    found = [result for result in results if result.outcome in GATHERED]
+    costs = {
+        key: [r.bytes for r in found if (r.reason, r.outcome) == key] for key in {(r.reason, r.outcome) for r in found}
+    }
+    ranked = sorted(costs.items(), key=lambda item: (-sum(item[1]), item[0]))
+    rows = [(name, kind, len(sent), sum(sent), max(sent), WHOLE.get(name, "")) for (name, kind), sent in ranked]
+    header = ("gathered by", "outcome", "cases", "bytes", "most in a case", "why")
+    return "\n".join(["Bytes that one device sends for what is gathered:\n", table(header, rows), ""]) if rows else ""
 
 
 def _failures(results: Iterable[Result]) -> str:

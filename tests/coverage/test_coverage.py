@@ -46,9 +46,10 @@ def test_limits_are_spread():
 
 
 def test_page():
-    results = [Result("sort", "sort_1", "fallback", "sort"), Result("sort", "sort_2", "skipped", "no dim to split")]
+    results = [Result("sort", "sort_1", "fallback", "sort", 24), Result("sort", "sort_2", "skipped", "no dim to split")]
     text = page({"jax 1": [*results, Result("sin", "sin_1", "fail", "ValueError: no")]})
-    assert "| sort | 2 |  | 1 |  | 1 | sort |" in text
-    assert "| **2 primitives** | 3 |  | 1 | 1 | 1 |  |" in text
+    assert "| sort | 2 |  |  | 1 |  | 1 | sort |" in text
+    assert "| **2 primitives** | 3 |  |  | 1 | 1 | 1 |  |" in text
+    assert "| sort | fallback | 1 | 24 | 24 |  |" in text
     assert "Skipped: 1 no dim to split." in text
     assert "* `sin_1`: ValueError: no" in text
