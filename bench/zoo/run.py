@@ -2,138 +2,49 @@
 
 python -m bench.zoo.run [case ...]
 
-The partitioner gets the same step between the plan's own input and output layouts. Each case has
-a process of its own, because the partitioner ends some of them.
+The partitioner gets the same step between the plan's own input and output layouts, and once more
+with the batch alone stated. Each case has a process of its own, because the partitioner ends some of
+them. What was measured is kept, and all of it is written to ``docs/zoo.md``.
 """
 
 import argparse
+import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+from pathlib import Path
 
 import jax
 
-from bench.peers import partitioned
-from bench.report import interleave, machine, ratio, table
-from bench.step import sent_bytes, stepper
-from bench.zoo.case import Case
-from meshdsl.api import Program, Sharded, parallelize
-from meshdsl.errors import MeshDSLError
-from meshdsl.ir import walk
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import check_numbers
-from meshdsl.plan.value import Plan
-from meshdsl.trace import trace
-
-CASES = {
-    "gpt2": "language",
-    "bart": "language",
-    "mamba2": "language",
-    "mixture": "language",
-    "recurrent": "language",
-    "regnet": "images",
-    "convnext": "images",
-    "fourier": "images",
-    "recommender": "others",
-    "equation": "others",
-    "graph": "others",
-    "inference": "others",
-}
-HEADER = (
-    "case",
-    "operations",
-    "plan s",
-    "gap",
-    "worst error",
-    "verify",
-    "kB sent",
-    "kB by XLA",
-    "meshdsl / XLA (95%)",
-    "XLA's gradients",
-)
-OURS, XLA = "meshdsl", "XLA partitioner"
+from bench.zoo.measure import CASES, measure
+from bench.zoo.page import page
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--apart", action="store_true", help="one case, in this process")
-    options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 8)
-    if options.apart:
-        measure(options.cases[0], options.rounds)
+    parser.add_argument("--part", choices=["plan", "time"], help="only plans and bytes, or only the time of steps")
+    parser.add_argument("--rounds", type=int, default=20, help="steps of each program that are timed")
+    parser.add_argument("--results", type=Path, default=Path(".cache/zoo"), help="folder of what was measured so far")
+    parser.add_argument("--page", type=Path, default=Path("docs/zoo.md"))
+    parser.add_argument("--apart", action="store_true", help="one part of one case, in this process")
+    asked = parser.parse_args()
+    asked.results.mkdir(parents=True, exist_ok=True)
+    if asked.apart:
+        jax.config.update("jax_num_cpu_devices", 8)
+        measure(asked.cases[0], asked.part, asked.results, asked.rounds)
         return
-    rows = [_apart(name, options.rounds) for name in options.cases or CASES]
-    print(table(HEADER, rows), f"\n{options.rounds} interleaved steps, mesh data=4,model=2; {machine()}")
+    for part in (asked.part,) if asked.part else ("plan", "time"):
+        for name in asked.cases or CASES:
+            _apart(name, part, asked)
+    files = [asked.results / f"{name}.json" for name in CASES]
+    asked.page.write_text(page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}))
 
 
-def measure(name: str, rounds: int) -> None:
-    """Print a row of the table: what is ours first, for the partitioner may end the process."""
-    make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
-    program, mesh = make().program(), Mesh(data=4, model=2)
-    operations = sum(1 for _ in walk(trace(program.step, program.args).graph))
-    sharded = parallelize(program.step, mesh, program.layouts, donate_argnums=(0, 1))
-    start = time.perf_counter()
-    plan = sharded.plan(*program.args)
-    seconds = time.perf_counter() - start
-    _say(name, operations, f"{seconds:.1f}", f"{plan.gap:.1%}", *_compared(sharded, program))
-    ours = sharded.lower(*program.args).compile()
-    _say(f"{sent_bytes(ours.as_text(), mesh) / 1e3:.1f}")
-    _say(*_against_partitioner(sharded, program, plan, rounds))
-
-
-def _compared(sharded: Sharded, program: Program) -> tuple[str, str]:
-    """The worst error, and whether the compiled program communicates as planned."""
-    worst, verified = "wrong", "differs"
-    try:
-        worst = f"{sharded.check(*program.args).worst:.0e}"
-        sharded.verify(*program.args)
-        verified = "equal"
-    except MeshDSLError as error:
-        print(error, file=sys.stderr)
-    return worst, verified
-
-
-def _against_partitioner(sharded: Sharded, program: Program, plan: Plan, rounds: int) -> tuple[str, str, str]:
-    """Bytes that the partitioner sends, the ratio of step times, and whether its gradients are right."""
-    jitted, shardings = partitioned(program, device_mesh(plan.mesh), plan)
-    compiled = jitted.lower(*program.args).compile()
-    steps = {OURS: stepper(sharded, program.args), XLA: stepper(compiled, program.args, shardings)}
-    seconds = interleave(steps, rounds)
-    right = _right(jax.jit(program.step)(*program.args)[-1], stepper(compiled, program.args, shardings)())
-    return (
-        f"{sent_bytes(compiled.as_text(), plan.mesh) / 1e3:.1f}",
-        str(ratio(seconds[OURS], seconds[XLA])),
-        "right" if right else "wrong",
-    )
-
-
-def _right(expected: Any, got: Any) -> bool:
-    expected, got = jax.tree.leaves(expected), jax.tree.leaves(got)
-    try:
-        check_numbers(expected, got, [str(i) for i in range(len(got))])
-    except MeshDSLError:
-        return False
-    return True
-
-
-def _say(*fields: object) -> None:
-    print("row", *fields, sep="|", flush=True)
-
-
-def _apart(name: str, rounds: int) -> list[str]:
-    """The row of a case, measured in a process of its own; it says where that ended."""
-    command = [sys.executable, "-m", "bench.zoo.run", name, "--apart", "--rounds", str(rounds)]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    said = [line.split("|")[1:] for line in ran.stdout.splitlines() if line.startswith("row|")]
-    row = [field for fields in said for field in fields] or [name]
-    print(*row, file=sys.stderr)
-    return row + ["failed"] * (len(HEADER) - len(row))
+def _apart(name: str, part: str, asked: argparse.Namespace) -> None:
+    """One part of a case in a process of its own; how that ended is said."""
+    options = ["--apart", "--part", part, "--rounds", str(asked.rounds), "--results", str(asked.results)]
+    ended = subprocess.run([sys.executable, "-m", "bench.zoo.run", name, *options]).returncode
+    print(f"{name}, {part}: {'ended with ' + str(ended) if ended else 'measured'}", flush=True)
 
 
 if __name__ == "__main__":

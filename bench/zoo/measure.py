@@ -1,0 +1,110 @@
+"""What is measured of a case: first its plan and what is communicated, then the time of a step.
+
+Both are written down as they come, what is ours first: the XLA partitioner ends the process of some cases.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bench.fallbacks import fallbacks
+from bench.report import interleave, machine, ratio
+from bench.step import sent_bytes, stepper
+from bench.zoo.case import Case
+from bench.zoo.peer import alone, between, right
+from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.errors import MeshDSLError
+from meshdsl.ir import walk
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.pad import pad_program
+from meshdsl.trace import trace
+
+Facts = Iterator[dict[str, Any]]
+CASES = {
+    "gpt2": "language",
+    "bart": "language",
+    "mamba2": "language",
+    "mixture": "language",
+    "recurrent": "language",
+    "regnet": "images",
+    "convnext": "images",
+    "fourier": "images",
+    "recommender": "others",
+    "equation": "others",
+    "graph": "others",
+    "inference": "others",
+}
+MESH = Mesh(data=4, model=2)
+DONATED = (0, 1)  # parameters and optimizer state
+OURS, XLA = "meshdsl", "XLA partitioner"
+
+
+def measure(name: str, part: str, folder: Path, rounds: int) -> None:
+    """Write down one part of what is measured of a case: ``plan`` or ``time``."""
+    make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
+    case, file = make(), folder / f"{name}.json"
+    known = json.loads(file.read_text()) if file.exists() and part == "time" else {}
+    for found in _planned(case) if part == "plan" else _timed(case, rounds):
+        known |= found
+        file.write_text(json.dumps(known, indent=1))
+
+
+def _planned(case: Case) -> Facts:
+    program = case.program()
+    sharded = _sharded(program)
+    plan = sharded.plan(*program.args)
+    yield {"gap": plan.gap}
+    traced = pad_program(trace(program.step, program.args), dict(plan.padded))
+    yield {"operations": sum(1 for _ in walk(traced.graph)), "machine": machine()}
+    stuck = fallbacks(traced, plan.solution)
+    yield {"fallbacks": [[x.name, x.source, "uneven" if x.uneven else "fallback", x.bytes] for x in stuck]}
+    yield from _compared(sharded, program)
+    yield {"bytes": _bytes(sharded, program)}
+    jitted = jax.jit(program.step)(*program.args)[-1]
+    compiled, shardings = between(program, plan)
+    yield {"XLA bytes": sent_bytes(compiled.as_text(), MESH)}
+    yield {"XLA right": right(jitted, stepper(compiled, program.args, shardings)())}
+    compiled, inputs, outputs = alone(program, MESH, case.dim)
+    yield {"XLA bytes, own layouts": sent_bytes(compiled.as_text(), MESH)}
+    stated = {array.path: layout for array, layout in zip(plan.inputs, inputs, strict=True)}
+    returned = {array.path: layout for array, layout in zip(plan.outputs, outputs, strict=True)}
+    pinned = parallelize(program.step, MESH, stated, returned)
+    yield {"bytes, XLA's layouts": _bytes(pinned, program)}
+
+
+def _timed(case: Case, rounds: int) -> Facts:
+    program = case.program()
+    sharded = _sharded(program)
+    start = time.perf_counter()
+    plan = sharded.plan(*program.args)
+    yield {"plan seconds": time.perf_counter() - start}
+    compiled, shardings = between(program, plan)
+    steps = {OURS: stepper(sharded, program.args), XLA: stepper(compiled, program.args, shardings)}
+    seconds = interleave(steps, rounds)
+    faster = ratio(seconds[OURS], seconds[XLA])
+    yield {"step ratio": [faster.median, faster.low, faster.high], "rounds": rounds}
+
+
+def _sharded(program: Program) -> Sharded:
+    return parallelize(program.step, MESH, program.layouts, donate_argnums=DONATED)
+
+
+def _compared(sharded: Sharded, program: Program) -> Facts:
+    """The worst error, and whether the compiled program communicates as planned."""
+    try:
+        yield {"worst error": sharded.check(*program.args).worst}
+        sharded.verify(*program.args)
+        yield {"verify": "equal"}
+    except MeshDSLError as error:
+        print(error, file=sys.stderr)
+        yield {"error": str(error)}
+
+
+def _bytes(sharded: Sharded, program: Program) -> float:
+    return sent_bytes(sharded.lower(*program.args).compile().as_text(), MESH)

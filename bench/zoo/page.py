@@ -1,0 +1,143 @@
+"""The page that says what was measured of the cases: ``docs/zoo.md``."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from bench.report import Ratio, table
+
+Facts = Mapping[str, Any]
+INTRO = """# Zoo
+
+Training steps of other people's libraries, written down by `make zoo`: loss, gradients and optimizer on a mesh
+of `data=4,model=2`, the batch split over `data`, everything else left open. The models are small, to run on 8
+virtual CPU devices; `bench/zoo` builds them.
+
+* **worst error**: of all results, relative to the largest value of each, against the unsharded step
+* **verified**: the compiled program communicates exactly what the plan says
+* **kB**: what one device sends per step, read from the compiled programs; a loop whose end the data decides
+  counts as one trip
+* **XLA**: the same step under `jax.jit`, given our input and output layouts
+* **step**: time of our step over that of XLA's, median of interleaved steps, with a 95% interval
+"""
+OWN = """
+## At XLA's own layouts
+
+`jax.jit` with the batch alone stated; the layouts that XLA then chose for all inputs and outputs are pinned, and
+our step is planned between them.
+"""
+FALLBACKS = """
+## Fallbacks
+
+Operations that had an operand gathered because no rule says how to run them on blocks of it, or because a length
+does not divide over the devices (*uneven*), and what one device sends for it.
+"""
+# Why a case misses a goal, by the goal.
+CAUSES: dict[tuple[str, str], str] = {}
+
+
+def page(found: Mapping[str, Facts]) -> str:
+    """The page of what was measured so far, by case."""
+    parts = [INTRO, _main(found), _goals(found), OWN, _own(found), FALLBACKS, _fallbacks(found), _machines(found)]
+    return "\n".join(parts) + "\n"
+
+
+def _main(found: Mapping[str, Facts]) -> str:
+    header = ("case", "operations", "plan s", "gap", "worst error", "verified", "kB", "kB XLA", "ratio")
+    rows = [(*_row(name, facts), _step(facts), _right(facts)) for name, facts in found.items()]
+    return table((*header, "step (95%)", "XLA's gradients"), rows)
+
+
+def _row(name: str, facts: Facts) -> tuple[str, ...]:
+    return (
+        name,
+        str(facts["operations"]),
+        f"{facts['plan seconds']:.1f}" if "plan seconds" in facts else "",
+        f"{facts['gap']:.1%}",
+        f"{facts['worst error']:.0e}" if "worst error" in facts else "**differs**",
+        "yes" if "verify" in facts else "**no**",
+        _kilobytes(facts, "bytes"),
+        _kilobytes(facts, "XLA bytes"),
+        _written(_ratio(facts)),
+    )
+
+
+def _step(facts: Facts) -> str:
+    return str(Ratio(*facts["step ratio"])) if "step ratio" in facts else ""
+
+
+def _right(facts: Facts) -> str:
+    if "XLA right" in facts:
+        return "right" if facts["XLA right"] else "**wrong**"
+    return "ends the process"
+
+
+def _own(found: Mapping[str, Facts]) -> str:
+    rows = [
+        (
+            name,
+            _kilobytes(facts, "bytes, XLA's layouts"),
+            _kilobytes(facts, "XLA bytes, own layouts"),
+            _written(_own_ratio(facts)),
+        )
+        for name, facts in found.items()
+    ]
+    return table(("case", "kB", "kB XLA", "ratio"), rows)
+
+
+def _goals(found: Mapping[str, Facts]) -> str:
+    """What was aimed at, what was reached, and why where it was not."""
+    planned = {name: ratio for name, facts in found.items() if (ratio := _ratio(facts)) is not None}
+    own = {name: ratio for name, facts in found.items() if (ratio := _own_ratio(facts)) is not None}
+    steps = {name: facts["step ratio"][0] for name, facts in found.items() if "step ratio" in facts}
+    lines = ["\n## Goals\n"]
+    if planned:
+        lines.append(f"* bytes, planned freely, at most half of XLA's in the median: {median(planned.values()):.2f}")
+        lines += _missed("bytes", planned, 0.5)
+    if own:
+        lines.append(f"* bytes at XLA's own layouts never more than XLA's: {max(own.values()):.2f} at most")
+        lines += _missed("own", own, 1.0)
+    if steps:
+        lines.append(f"* step under 0.8 in the median: {median(steps.values()):.2f}")
+        lines += _missed("step", steps, 0.8)
+        lines.append(f"* step never above 1.05: {max(steps.values()):.2f} at most")
+    return "\n".join(lines) + "\n"
+
+
+def _missed(goal: str, ratios: Mapping[str, float], limit: float) -> list[str]:
+    above = [(name, ratio) for name, ratio in ratios.items() if ratio > limit]
+    return [f"    * {name}, {ratio:.2f}: {CAUSES.get((goal, name), 'cause not known')}" for name, ratio in above]
+
+
+def _fallbacks(found: Mapping[str, Facts]) -> str:
+    rows = [(name, *each) for name, facts in found.items() for each in facts["fallbacks"]]
+    named = sorted(rows, key=lambda row: (-int(row[-1]), row))
+    return table(("case", "operation", "line", "outcome", "bytes"), named) if named else "None."
+
+
+def _machines(found: Mapping[str, Facts]) -> str:
+    said = dict.fromkeys(f"{facts['machine']}; {facts.get('rounds', 0)} interleaved steps" for facts in found.values())
+    return "\n" + "\n".join(said)
+
+
+def _ratio(facts: Facts) -> float | None:
+    return _quotient(facts, "bytes", "XLA bytes")
+
+
+def _own_ratio(facts: Facts) -> float | None:
+    return _quotient(facts, "bytes, XLA's layouts", "XLA bytes, own layouts")
+
+
+def _quotient(facts: Facts, ours: str, peer: str) -> float | None:
+    """Bytes of ours over the peer's; 1 where neither sends any."""
+    if ours not in facts or peer not in facts:
+        return None
+    return float(facts[ours] / facts[peer]) if facts[peer] else 1.0 if not facts[ours] else float("inf")
+
+
+def _kilobytes(facts: Facts, what: str) -> str:
+    return f"{facts[what] / 1e3:.1f}" if what in facts else ""
+
+
+def _written(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"

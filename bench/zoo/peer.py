@@ -1,0 +1,49 @@
+"""The XLA partitioner on a case: between given layouts, and left to itself."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bench.peers import partitioned
+from meshdsl.api import Program
+from meshdsl.errors import CheckError
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, S
+from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.check import check_numbers
+from meshdsl.plan.value import Plan
+
+
+def between(program: Program, plan: Plan) -> tuple[Any, Any]:
+    """The compiled step between the input and output layouts of a plan, and the shardings of its arguments."""
+    jitted, shardings = partitioned(program, device_mesh(plan.mesh), plan)
+    return jitted.lower(*program.args).compile(), shardings
+
+
+def alone(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layout], list[Layout]]:
+    """The compiled step where the batch alone is stated, and the layouts that XLA chose for inputs and outputs."""
+    batch = NamedSharding(device_mesh(mesh), PartitionSpec(*(None,) * dim, mesh.names[0]))
+    free = (None,) * (len(program.args) - 1)
+    compiled = jax.jit(program.step, in_shardings=(*free, batch)).lower(*program.args).compile()
+    chosen = compiled.input_shardings[0], compiled.output_shardings
+    inputs, outputs = ([_layout(x, mesh) for x in jax.tree.leaves(each)] for each in chosen)
+    return compiled, inputs, outputs
+
+
+def _layout(sharding: NamedSharding, mesh: Mesh) -> Layout:
+    """What the sharding says, every axis named."""
+    entries = ((entry,) if isinstance(entry, str) else entry or () for entry in sharding.spec)
+    split = {axis: S(d) for d, axes in enumerate(entries) for axis in axes}
+    return Layout(**split, **{axis: B for axis in mesh.names if axis not in split})
+
+
+def right(expected: Any, got: Any) -> bool:
+    """Whether the results are those of the unsharded step."""
+    expected, got = jax.tree.leaves(expected), jax.tree.leaves(got)
+    try:
+        check_numbers(expected, got, [str(i) for i in range(len(got))])
+    except CheckError:
+        return False
+    return True
