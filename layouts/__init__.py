@@ -3,6 +3,7 @@
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Broadcast, P, Partial, Placement, S, Split
+from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Link, Topology, topology
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "P",
     "Partial",
     "Placement",
+    "Rules",
     "S",
     "Split",
     "Topology",

@@ -9,7 +9,8 @@ An axis that is not named is ``B``. (In a *pin* it is free instead; a pin is a l
 ``axes`` say which it names.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshdsl.errors import NotationError
 from meshdsl.layouts.notation import parse_layout
@@ -56,6 +57,20 @@ class Layout:
     def splitting(self, dim: int | str) -> tuple[str, ...]:
         """The axes that split ``dim``, major first."""
         return tuple(name for name, p in self.placements if p is Split(dim))
+
+    def numbered(self, dims: Sequence[str]) -> "Layout":
+        """The layout of a tensor with these dims, by their positions; names that it lacks stay."""
+        return self._mapped({name: i for i, name in enumerate(dims)})
+
+    def named(self, dims: Sequence[str]) -> "Layout":
+        """The layout of a tensor with these dims, by their names where they have one."""
+        return self._mapped({i: name for i, name in enumerate(dims) if name})
+
+    def _mapped(self, dims: Mapping[Any, int | str]) -> "Layout":
+        def moved(p: Placement) -> Placement:
+            return Split(dims.get(p.dim, p.dim)) if isinstance(p, Split) else p
+
+        return Layout(**{axis: moved(p) for axis, p in self.placements})
 
     def partial(self) -> tuple[str, ...]:
         """The axes over which the value is partial."""

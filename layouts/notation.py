@@ -4,6 +4,8 @@ mesh      ::= axis "=" size { ("," | " ") axis "=" size }
 layout    ::= [ axis "=" placement { (" " | ",") axis "=" placement } ]
 placement ::= "B" | "S" "(" dim ")" | "P" [ "(" ("sum" | "max" | "min") ")" ]
 dim       ::= number | name
+rules     ::= [ name ":" axes { (" " | ",") name ":" axes } ]
+axes      ::= axis | "(" axis { "," axis } ")"
 """
 
 import re
@@ -16,6 +18,7 @@ from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Spli
 T = TypeVar("T")
 _ITEM = re.compile(r"[\s,]*([^\s,=]*)\s*(=?)\s*([A-Za-z0-9_]*\s*(?:\([^)]*\)?)?)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_RULE = re.compile(r"[\s,]*([A-Za-z_]\w*)\s*:\s*([A-Za-z_]\w*|\(\s*[A-Za-z_]\w*(?:[\s,]+[A-Za-z_]\w*)*\s*\))")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -27,6 +30,31 @@ def parse_mesh(text: str) -> dict[str, int]:
 def parse_layout(text: str) -> dict[str, Placement]:
     """Placements of ``"data=S(0) model=P"``, in order."""
     return _pairs(text, "layout", "data=S(0) model=P", _placement)
+
+
+def parse_rules(text: str) -> dict[str, tuple[str, ...]]:
+    """Mesh axes by dim of ``"batch:(data,fsdp) hidden:model"``, major first."""
+    if not isinstance(text, str):
+        raise NotationError(f"{is_a(text)}, not the text of layout rules, such as 'batch:data hidden:model'")
+    found: dict[str, tuple[str, ...]] = {}
+    at = 0
+    while text[at:].strip(" \t\n,"):
+        match = _RULE.match(text, at)
+        if match is None:
+            start = len(text) - len(text[at:].lstrip(" \t\n,"))
+            raise _error(text, start, "dim:axis was expected, as in 'batch:data' or 'batch:(data,fsdp)'")
+        name, axes = match.group(1), tuple(re.split(r"[\s,]+", match.group(2).strip("() \t")))
+        if name in found:
+            raise _error(text, match.start(1), f"two rules split dim {name!r}; {_both(name, found[name], axes)}")
+        if len(set(axes)) < len(axes):
+            raise _error(text, match.start(2), f"an axis splits dim {name!r} twice")
+        found[name], at = axes, match.end()
+    return found
+
+
+def _both(name: str, first: tuple[str, ...], second: tuple[str, ...]) -> str:
+    both = ",".join(dict.fromkeys((*first, *second)))
+    return f"over several axes, major first, it is {name}:({both})" if "," in both else "once is enough"
 
 
 def parse_placement(text: str) -> Placement:

@@ -12,7 +12,7 @@ if not (Path(__file__).parent / "layouts").exists() and (_ROOT / "layouts").exis
     __path__.append(str(_ROOT))  # a checkout: layouts/, lowering/ and models/ lie beside this package
 
 _NAMES = {
-    "meshdsl.layouts": ("B", "Layout", "Mesh", "P", "S", "Topology", "topology"),
+    "meshdsl.layouts": ("B", "Layout", "Mesh", "P", "Rules", "S", "Topology", "topology"),
     "meshdsl.errors": ("CheckError", "MeshDSLError", "VerifyError"),
     "meshdsl.constraint": ("constrain",),
     "meshdsl.custom": ("rule",),
@@ -29,7 +29,7 @@ _NAMES = {
         *("softmax", "log_softmax", "rms_norm", "layer_norm"),
     ),
     "meshdsl.dsl.contract": ("dot",),
-    "meshdsl.dsl.shape": ("rename", "order", "split", "merge", "broadcast", "concat", "pack", "pad", "roll", "flip"),
+    "meshdsl.dsl.shape": ("rename", "order", "split", "merge", "broadcast", "concat", "pack", "padded", "roll", "flip"),
     "meshdsl.dsl.index": ("index", "take", "update", "top_k", "sort", "argsort"),
     "meshdsl.dsl.make": ("zeros", "ones", "full", "arange", "one_hot", "causal"),
     "meshdsl.dsl.random": ("normal", "truncated_normal", "uniform", "fan_in", "bernoulli", "categorical", "dropout"),

@@ -22,6 +22,7 @@ from meshdsl.ir import Leaf
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules
 from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
@@ -53,6 +54,7 @@ def parallelize(
     static_argnames: str | Iterable[str] = (),
     plan: Plan | None = None,
     devices: Sequence[jax.Device] | None = None,
+    rules: Rules | str | None = None,
 ) -> "Sharded":
     """The step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -61,6 +63,7 @@ def parallelize(
       mesh: a mesh, or its text ``"data=4,model=2"``; the topology is then that of ``plan``, or ``cpu``.
       layouts: pins by globs over argument names and tree paths; axes not named are free.
       outputs: pins by globs over the results' paths; others follow the inputs they replace.
+      rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, that decides.
       memory: limit per device, bytes or text such as ``"60GiB"``; default is the topology's.
       donate_argnums: arguments whose buffers the step may reuse, as in ``jax.jit``.
       donate_argnames: the same by name.
@@ -76,6 +79,7 @@ def parallelize(
         mesh=mesh,
         layouts=layouts,
         outputs=outputs,
+        rules=rules,
         memory=memory,
         donate_argnums=donate_argnums,
         donate_argnames=donate_argnames,
@@ -180,11 +184,13 @@ class Sharded:
 
     def _pins(self, program: Traced) -> Pins:
         donated = donated_leaves(self.step, program.inputs, self.options)
-        return make_pins(program, self.options.mesh, self.options.layouts, self.options.outputs, donated)
+        options = self.options
+        return make_pins(program, options.mesh, options.layouts, options.outputs, donated, options.rules)
 
     def _trace(self, call: Call) -> Traced:
         static = self.options.static_argnums, self.options.static_argnames
-        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static)
+        rules = self.options.rules.inside
+        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
 
     def _call(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)

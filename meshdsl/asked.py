@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
+from meshdsl.errors import ArgumentError, MeshDSLError, NotationError, faults, is_a
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.options import Options, argument_faults, memory_bytes
 from meshdsl.plan.value import Plan
@@ -30,6 +31,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
         mesh=_mesh(asked["mesh"], plan.topology if plan else None, rows),
         layouts=_table("layouts", asked["layouts"], rows),
         outputs=_table("outputs", asked["outputs"], rows),
+        rules=_rules(asked["rules"], rows),
         memory=_memory(asked["memory"], rows),
         donate_argnums=_several("donate_argnums", asked["donate_argnums"], Integral, rows),
         donate_argnames=_several("donate_argnames", asked["donate_argnames"], str, rows),
@@ -78,6 +80,14 @@ def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]
     bad = [glob for glob in table if not isinstance(glob, str)]
     rows += [f"{name}: {is_a(glob)}, not a glob; write text such as 'batch/*'" for glob in bad]
     return {glob: layout for glob, layout in table.items() if glob not in bad}
+
+
+def _rules(rules: Any, rows: list[str]) -> Rules:
+    try:
+        return Rules() if rules is None else Rules.of(rules)
+    except NotationError as error:
+        rows.append("rules: " + str(error).replace("\n", "\n  "))
+        return Rules()
 
 
 def _memory(memory: Any, rows: list[str]) -> float | None:

@@ -16,7 +16,7 @@ same graph. A body sees nothing of the graph around it but its own inputs: what 
 closes over is passed as a const. ``check_graph`` enforces the grammar.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -125,12 +125,25 @@ class Leaf:
     Args:
       path: as globs match it.
       weak: its dtype gives way in arithmetic, as a Python scalar's does.
+      dims: names of its dims, "" for a dim without one; empty if they have none.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: Any
     weak: bool = False
+    dims: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> str:
+        """Dtype and shape: ``float32[8,16]``, or ``float32[embed=8 hidden=16]``."""
+        return array_type(self.dtype, self.shape, self.dims)
+
+
+def array_type(dtype: Any, shape: Sequence[int], dims: Sequence[str]) -> str:
+    """An array as text, its sizes with the names that they have."""
+    named = [f"{name}={size}" if name else str(size) for name, size in zip(dims, shape, strict=False)]
+    return f"{dtype}[{' '.join(named) if dims else ','.join(map(str, shape))}]"
 
 
 @dataclass(eq=False)

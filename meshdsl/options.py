@@ -14,6 +14,7 @@ from meshdsl.globs import quote, split_path
 from meshdsl.ir import Leaf
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules
 from meshdsl.plan.value import Plan
 
 _UNITS = {
@@ -43,6 +44,7 @@ class Options:
 
     mesh: Mesh
     layouts: Mapping[str, Layout | str] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
     outputs: Mapping[str, Layout | str] = field(default_factory=dict)
     memory: float | None = None
     donate_argnums: tuple[int, ...] = ()

@@ -15,19 +15,20 @@ arguments and the loss is free. A result that ``outputs`` names follows nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from meshdsl.errors import NotationError, PinError, faults, nearest
 from meshdsl.globs import Parts, matches, split_path, suggest
 from meshdsl.ir import Leaf, Op, Program, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Placement, Split
+from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.rules import Rules
+from meshdsl.pin_faults import leaf_faults
 from meshdsl.planner.solution import Pins
+from meshdsl.rule_pins import RulePins
 
 Table = Mapping[str, Layout | str]
 _SHOWN = 3
-LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
 
 
 def make_pins(
@@ -36,6 +37,7 @@ def make_pins(
     layouts: Table | None = None,
     outputs: Table | None = None,
     donated: Iterable[int] = (),
+    rules: Rules | None = None,
 ) -> Pins:
     """The pins of every input and output; PinError lists all faults at once.
 
@@ -43,16 +45,18 @@ def make_pins(
       layouts: by globs over the inputs' paths.
       outputs: by globs over the outputs' paths.
       donated: indices of inputs whose memory the step may reuse.
+      rules: mesh axes by named dims; where a glob names an axis too, the glob decides it.
     """
-    rows: list[str] = []
-    given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {})
-    wanted = _Side("outputs", "output", program.outputs, mesh, rows).read(outputs or {})
+    follows = _follows(program.inputs, program.outputs)
+    ruled = RulePins(program, mesh, rules or Rules(), follows)
+    rows = list(ruled.faults)
+    given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {}, ruled.inputs)
+    wanted = _Side("outputs", "output", program.outputs, mesh, rows).read(outputs or {}, ruled.outputs)
     for _, op in walk(program.graph):
         if op.name == "constrain":
             rows += _constrain_faults(op, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
-    follows = _follows(program.inputs, program.outputs)
     kept = tuple(None if pin.axes else source for pin, source in zip(wanted, follows, strict=True))
     return Pins(given, wanted, kept, frozenset(donated))
 
@@ -63,14 +67,18 @@ class _Side:
     def __init__(self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str]) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
 
-    def read(self, table: Table) -> tuple[Layout, ...]:
-        """One pin per leaf, without the axes of size 1, on which every placement is the same."""
+    def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
+        """One pin per leaf, without the axes of size 1, on which every placement is the same.
+
+        Args:
+          ruled: what the layout rules say of each leaf.
+        """
         stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
         named = {glob: [leaf for leaf in self.leaves if matches(glob, leaf.path)] for glob in table}
         for glob, pin in stated.items():
             self._check(glob, pin, named[glob])
         self._check_matches(named)
-        return tuple(self._merged(leaf, stated) for leaf in self.leaves)
+        return tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
 
     def _parse(self, glob: str, text: Layout | str) -> Layout | None:
         try:
@@ -95,8 +103,9 @@ class _Side:
         reason = "cannot be partial (P); only S and B cross the boundary of a step"
         return [f"{axis}={pin.on(axis)}: an {self.noun} {reason}" for axis in pin.partial()]
 
-    def _merged(self, leaf: Leaf, stated: Mapping[str, Layout]) -> Layout:
-        found = {glob: pin for glob, pin in stated.items() if matches(glob, leaf.path)}
+    def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
+        found = {"rules": rule} if rule.axes else {}
+        found |= {glob: pin.numbered(leaf.dims) for glob, pin in stated.items() if matches(glob, leaf.path)}
         pin = merge(found.values())
         if len(found) > 1 and not any(leaf_faults("", leaf, p, self.mesh) for p in found.values()):
             said = ", ".join(f"{glob!r} says {p}" for glob, p in found.items())
@@ -116,43 +125,6 @@ def merge(pins: Iterable[Layout]) -> Layout:
     return Layout(**merged)
 
 
-def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh) -> list[str]:
-    """What is wrong with ``pin`` for one array: dims out of range, named dims, uneven splits."""
-    what, rank = f"{name} {_typed(leaf)}".lstrip(), len(leaf.shape)
-    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, rank, axis, p)]
-    for dim, size in enumerate(leaf.shape):
-        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
-        blocks = prod(mesh.axis(axis) for axis in axes)
-        if size % blocks:
-            rows.append(
-                f"{what}: dim {dim} of size {size} does not divide over {_sized(axes, mesh)}; {_near(size, blocks)}"
-            )
-    return rows
-
-
-def _dim_fault(what: str, rank: int, axis: str, placed: Split) -> list[str]:
-    numbers = f"its dims are 0 to {rank - 1}" if rank else "it is a scalar and cannot be split"
-    if isinstance(placed.dim, str):
-        return [f"{what}: {axis}={placed} names a dim, but the array has no named dims; {numbers}"]
-    return [] if 0 <= placed.dim < rank else [f"{what}: {axis}={placed} is out of range; {numbers}"]
-
-
-def _near(size: int, blocks: int) -> str:
-    below = size // blocks * blocks
-    free = "; left free, it is padded inside the step where that pays" if size >= LONG * blocks else ""
-    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n) + free
-
-
-def _sized(axes: Sequence[str], mesh: Mesh) -> str:
-    """The axes with their sizes, and the product if there are several."""
-    each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
-    return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each
-
-
-def _typed(leaf: Leaf) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
-
-
 def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
     unknown = (axis for axis in pin.axes if axis not in mesh.names)
     return [f"no axis {axis!r} in the mesh{nearest(axis, mesh.names)}" for axis in unknown]
@@ -160,7 +132,7 @@ def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
 
 def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     value, pin = op.outputs[0], op.params["layout"]
-    leaf = Leaf("", value.shape, value.dtype)
+    leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
     found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh)]
     return [f"constrain at {op.source}: {text}" for text in found]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Program:
       step: the function that is planned.
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``; tuples are positional.
       layouts: pins by globs over the arguments' paths.
-      rules: mesh axes by named dims.
+      rules: mesh axes by named dims, a text or ``md.Rules``.
       pipeline: how to run the step as a pipeline.
       init: makes the arguments that the step replaces, for training.
       batches: the batches of a training run.
@@ -26,7 +27,7 @@ class Program:
     step: Callable[..., Any]
     args: tuple[Any, ...]
     layouts: Mapping[str, Layout | str] | None = None
-    rules: Any = None
+    rules: Rules | str | None = None
     pipeline: Any = None
     init: Callable[..., Any] | None = None
     batches: Callable[..., Iterable[Any]] | None = None
@@ -40,6 +41,8 @@ class Program:
             rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
         if self.layouts is not None and not isinstance(self.layouts, Mapping):
             rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
+        if self.rules is not None and not isinstance(self.rules, Rules | str):
+            rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
         if rows:
             raise ArgumentError(faults("arguments of Program that do not fit:", rows))
 

@@ -157,7 +157,10 @@ def test_many_leaves_at_fault_are_counted():
 
 def constrained(shape, layout):
     x, y = Value(0, shape, F32), Value(1, shape, F32)
-    ops = (Op(0, "constrain", None, {"layout": layout}, (x,), (y,), line(7)), Op(1, "return", None, {}, (y,), ()))
+    ops = (
+        Op(0, "constrain", None, {"layout": layout, "names": ()}, (x,), (y,), line(7)),
+        Op(1, "return", None, {}, (y,), ()),
+    )
     return Program(Graph((x,), ops), (leaf("x", *shape),), (leaf("", *shape),))
 
 

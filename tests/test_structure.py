@@ -6,15 +6,18 @@ import sys
 import tomllib
 from pathlib import Path
 
+import meshdsl
+
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ("meshdsl.errors", "meshdsl.globs", "meshdsl.units"),
     ("meshdsl.layouts",),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),
+    ("meshdsl.stated",),
     ("meshdsl.constraint", "meshdsl.dsl"),
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
-    ("meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
+    ("meshdsl.pin_faults", "meshdsl.rule_pins", "meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.asked", "meshdsl.executable", "meshdsl.api"),
     ("meshdsl.report", "meshdsl.cli"),
@@ -75,3 +78,9 @@ def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     packages = {module for module, file in modules() if file.name == "__init__.py"}
     assert packages == set(listed)
+
+
+def test_no_public_name_is_a_module():
+    """A module that is imported hides a name of ``meshdsl.__getattr__``."""
+    below = {module.split(".")[1] for module, _ in modules() if module.count(".") >= 1}
+    assert not below & set(meshdsl.__all__)

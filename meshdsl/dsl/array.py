@@ -28,6 +28,7 @@ from jax.tree_util import GetAttrKey
 from meshdsl.dsl.blame import described, fail, labels
 from meshdsl.dsl.dims import Dims, shown
 from meshdsl.dsl.order import Names, aligned, common_order
+from meshdsl.dsl.pinned import pinned
 from meshdsl.errors import is_a
 
 Tensor: TypeAlias = Union["NamedArray", Any]  # named, or an ordinary scalar array where no dims are left
@@ -178,6 +179,11 @@ def wrap(array: Any, dims: Names) -> Tensor:
     return NamedArray(array, dims) if dims else array
 
 
+def computed(array: Any, dims: Names) -> Tensor:
+    """A result with these dims; the layout rules in force for results hold for it."""
+    return wrap(pinned(array, dims), dims)
+
+
 def read(x: Any) -> Tensor:
     """An operand: a named tensor (also in a flax variable) or a scalar; DimError for arrays without names."""
     if isinstance(x, NamedArray):
@@ -208,7 +214,7 @@ def lift(fn: Callable[..., Any], *operands: Any) -> Tensor:
     if tuple(jnp.shape(made)) != tuple(sizes[name] for name in dims):
         whole = shown(dims, [sizes[name] for name in dims])
         raise fail(f"{getattr(fn, '__name__', fn)} is not elementwise: of [{whole}] it makes shape {jnp.shape(made)}")
-    return wrap(made, dims)
+    return computed(made, dims)
 
 
 def _conflict(name: str, operands: Sequence[Any], first: int, second: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, sizes_of, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed, sizes_of
 from meshdsl.dsl.blame import absent, described, fail, labels
 from meshdsl.dsl.dims import DimsLike, read_names
 from meshdsl.dsl.operands import named_operand
@@ -49,7 +49,7 @@ def _two(x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any
     numbers = ((contracted[0], contracted[1]), (batch[0], batch[1]))
     made = lax.dot_general(left, right, numbers, precision=precision, preferred_element_type=dtype or left.dtype)
     free = (name for z in (x, y) for name in z.dims if name not in summed and name not in shared)
-    return wrap(made, (*shared, *free))
+    return computed(made, (*shared, *free))
 
 
 def _several(operands: Sequence[NamedArray], summed: Names, precision: Any, dtype: Any) -> Tensor:
@@ -59,7 +59,7 @@ def _several(operands: Sequence[NamedArray], summed: Names, precision: Any, dtyp
     spelled = [part for x in operands for part in (x.array, [number[name] for name in x.dims])]
     out = [number[name] for name in kept]
     made = jnp.einsum(*spelled, out, precision=precision, preferred_element_type=dtype)
-    return wrap(made, kept)
+    return computed(made, kept)
 
 
 def _check(operands: Sequence[NamedArray], summed: Names) -> None:

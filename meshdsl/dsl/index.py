@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, read, sizes_of, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed, read, sizes_of, wrap
 from meshdsl.dsl.blame import fail
 from meshdsl.dsl.dims import DimsLike
 from meshdsl.dsl.operands import axes, axis, named_operand
@@ -89,7 +89,7 @@ def _is_place(i: Any) -> bool:
 
 def _take_rows(x: NamedArray, positions: NamedArray, at: int) -> Tensor:
     made = x.array[(*[slice(None)] * at, positions.array)]
-    return wrap(made, (*x.dims[:at], *positions.dims, *x.dims[at + 1 :]))
+    return computed(made, (*x.dims[:at], *positions.dims, *x.dims[at + 1 :]))
 
 
 def _take_along(x: NamedArray, positions: NamedArray, at: int) -> Tensor:
@@ -103,5 +103,5 @@ def _take_along(x: NamedArray, positions: NamedArray, at: int) -> Tensor:
     array = jnp.expand_dims(array, tuple(range(len(asked) - array.ndim)))
     made = jnp.take_along_axis(x.array, array, axis=at)
     if new:
-        return wrap(made, asked)
-    return wrap(jnp.squeeze(made, at), x.dims[:at] + x.dims[at + 1 :])
+        return computed(made, asked)
+    return computed(jnp.squeeze(made, at), x.dims[:at] + x.dims[at + 1 :])

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshdsl.dsl.array import NamedArray, Tensor, lift, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed, lift
 from meshdsl.dsl.dims import DimsLike
 from meshdsl.dsl.operands import axes, axis, named_operand
 
@@ -79,13 +79,13 @@ def argmin(x: Any, over: DimsLike) -> Tensor:
 def softmax(x: Any, over: DimsLike) -> Tensor:
     """Exponentials that sum to 1 over these dims."""
     x = named_operand(x)
-    return wrap(jax.nn.softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
+    return computed(jax.nn.softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
     """The logarithm of the softmax over these dims."""
     x = named_operand(x)
-    return wrap(jax.nn.log_softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
+    return computed(jax.nn.log_softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
 
 
 def rms_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
@@ -122,11 +122,11 @@ def _reduced(fn: Callable[..., Any], x: Any, over: DimsLike | None) -> Tensor:
     x = named_operand(x)
     gone = axes(x, over)
     made = fn(x.array, axis=gone)
-    return wrap(made, tuple(name for i, name in enumerate(x.dims) if i not in gone))
+    return computed(made, tuple(name for i, name in enumerate(x.dims) if i not in gone))
 
 
 def _argument(fn: Callable[..., Any], x: Any, over: DimsLike) -> Tensor:
     x = named_operand(x)
     gone = axis(x, over)
     made = fn(x.array, axis=gone)
-    return wrap(made, x.dims[:gone] + x.dims[gone + 1 :])
+    return computed(made, x.dims[:gone] + x.dims[gone + 1 :])

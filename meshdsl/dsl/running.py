@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import lax
 
-from meshdsl.dsl.array import Tensor, wrap
+from meshdsl.dsl.array import Tensor, computed
 from meshdsl.dsl.dims import DimsLike
 from meshdsl.dsl.operands import axis, named_operand
 
@@ -37,4 +37,4 @@ def cumlogsumexp(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
 
 def _running(fn: Callable[..., Any], x: Any, over: DimsLike, reverse: bool) -> Tensor:
     x = named_operand(x)
-    return wrap(fn(x.array, axis=axis(x, over), reverse=reverse), x.dims)
+    return computed(fn(x.array, axis=axis(x, over), reverse=reverse), x.dims)

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from meshdsl.dsl.array import NamedArray, Tensor, read, sizes_of, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed, read, sizes_of, wrap
 from meshdsl.dsl.blame import absent, described, fail, labels
 from meshdsl.dsl.dims import DimsLike, read_dims, read_names
 from meshdsl.dsl.operands import axes, axis, named_operand
@@ -83,7 +83,7 @@ def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
     sizes_of(read_in, free=(name,))
     lead = read_in[0]
     arrays = [permuted(x.array, x.dims, lead.dims) for x in read_in]
-    return wrap(jnp.concatenate(arrays, axis=lead.dims.index(name)), lead.dims)
+    return computed(jnp.concatenate(arrays, axis=lead.dims.index(name)), lead.dims)
 
 
 def pack(tensors: Sequence[Any], over: str) -> Tensor:
@@ -97,11 +97,11 @@ def pack(tensors: Sequence[Any], over: str) -> Tensor:
         raise fail(f"dim {over!r} is there already; md.concat joins along it")
     sizes_of(read_in)
     arrays: list[Any] = [permuted(x.array, x.dims, dims) if dims else x for x in read_in]
-    return wrap(jnp.stack(arrays), (*read_names(over), *dims))
+    return computed(jnp.stack(arrays), (*read_names(over), *dims))
 
 
-def pad(x: Any, value: float = 0, **widths: tuple[int, int]) -> Tensor:
-    """``x`` longer along some dims, by elements before and after: ``md.pad(x, seq=(1, 0))``."""
+def padded(x: Any, value: float = 0, **widths: tuple[int, int]) -> Tensor:
+    """``x`` longer along some dims, by elements before and after: ``md.padded(x, seq=(1, 0))``."""
     x = named_operand(x)
     axes(x, tuple(widths))
     return wrap(jnp.pad(x.array, [widths.get(name, (0, 0)) for name in x.dims], constant_values=value), x.dims)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed
 from meshdsl.dsl.blame import absent, described, fail
 from meshdsl.dsl.dims import DimsLike, read_names
 from meshdsl.dsl.operands import axes, named_operand
@@ -70,7 +70,7 @@ def conv(
         feature_group_count=groups,
         precision=precision,
     )
-    return wrap(array, out)
+    return computed(array, out)
 
 
 def max_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
@@ -103,7 +103,7 @@ def _pool(
         around = dict(zip(space, padding, strict=True))
         padding = [around.get(name, (0, 0)) for name in x.dims]
     shape, strides = ([known.get(name, 1) for name in x.dims] for known in (sizes, steps))
-    return wrap(lax.reduce_window(x.array, start, fn, shape, strides, padding), x.dims)
+    return computed(lax.reduce_window(x.array, start, fn, shape, strides, padding), x.dims)
 
 
 def _rest(label: str, x: NamedArray, known: Names) -> str:

@@ -18,7 +18,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.pad.cut import padded_strands
 from meshdsl.pad.rewrite import pad_program
 from meshdsl.pad.strands import Strand
-from meshdsl.pins import LONG
+from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins, Solution

@@ -50,7 +50,7 @@ def _outputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array
 
 def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     pinned = tuple(axis for axis in layout.axes if axis in pin.axes)
-    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows)
+    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
 def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:

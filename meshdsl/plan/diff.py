@@ -104,7 +104,7 @@ def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _typed_layout(array: Array) -> str:
-    return f"{array.type} {layout_text(array.layout)}"
+    return f"{array.type} {layout_text(array.layout.named(array.dims))}"
 
 
 def _collectives(before: Plan, after: Plan) -> tuple[tuple[str, Cost, Cost], ...]:

@@ -96,7 +96,7 @@ def _join(a: Group, b: Group) -> Group:
 
 
 def _likeness(array: Array) -> tuple[object, ...]:
-    return array.shape, array.dtype, array.layout, array.pinned
+    return array.type, array.layout, array.pinned
 
 
 def _alternatives(part: Parts) -> str:

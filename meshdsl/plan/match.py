@@ -59,7 +59,7 @@ def _memory(plan: Plan, mesh: Mesh, memory: float | None) -> Iterator[str]:
 
 def _leaves(noun: str, planned: Sequence[Array], given: Sequence[Leaf]) -> Iterator[str]:
     a = {array.path: array.type for array in planned}
-    b = {leaf.path: f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in given}
+    b = {leaf.path: leaf.type for leaf in given}
     for path in dict.fromkeys((*a, *b)):
         if a.get(path) != b.get(path):
             yield f"{noun} {path}".rstrip() + f": {a.get(path, 'absent')} in the plan, {b.get(path, 'absent')} here"

@@ -58,7 +58,8 @@ def _inputs(plan: Plan) -> Iterator[str]:
 
 def _input_row(group: Group) -> Sequence[str]:
     array = group.array
-    return (group.name, _times(group.count), array.type, layout_text(array.layout), " ".join(array.pinned))
+    layout = layout_text(array.layout.named(array.dims))
+    return (group.name, _times(group.count), array.type, layout, " ".join(array.pinned))
 
 
 def _outputs(plan: Plan) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshdsl.errors import ArgumentError, BudgetError, LayoutError, faults, is_a, nearest
 from meshdsl.globs import nearest_path
+from meshdsl.ir import array_type
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import COLLECTIVES
@@ -34,6 +35,7 @@ class Array:
       layout: as planned, every axis named.
       pinned: the axes that the user fixed.
       follows: for outputs, the path of the input that it replaces; else empty.
+      dims: names of its dims, "" for a dim without one; empty if they have none.
     """
 
     path: str
@@ -42,11 +44,12 @@ class Array:
     layout: Layout
     pinned: tuple[str, ...] = ()
     follows: str = ""
+    dims: tuple[str, ...] = ()
 
     @property
     def type(self) -> str:
-        """Its dtype and shape, ``float32[8,16]``."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        """Its dtype and shape: ``float32[8,16]``, or ``float32[embed=8 hidden=16]``."""
+        return array_type(self.dtype, self.shape, self.dims)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from typing import Any
 import jax
 
 from meshdsl.custom.prove import check_rules
+from meshdsl.dsl.pinned import pinning
 from meshdsl.ir import Graph, Program, check_graph, walk
+from meshdsl.layouts.rules import Table
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities
 from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
@@ -66,6 +68,7 @@ def trace(
     kwargs: Mapping[str, Any] = _NO_KEYWORDS,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    inside: Table | None = None,
 ) -> Program:
     """The program of one call ``step(*args, **kwargs)``.
 
@@ -73,6 +76,7 @@ def trace(
       args: pytrees of arrays or of ``jax.ShapeDtypeStruct``; only shapes and dtypes are read.
       static_argnums: positions of arguments that are no arrays, as in ``jax.jit``.
       static_argnames: their names; either form covers both ways of passing them.
+      inside: layout rules for the named tensors that the step computes.
 
     Raises:
       TraceError: arguments that are neither arrays nor static; a step that asks for values while it is traced.
@@ -83,18 +87,19 @@ def trace(
     def flat(*leaves: Any) -> Any:
         args, kwargs = call.args(leaves), call.kwargs(leaves)
         result = step(*args, **kwargs)
-        check_arrays(f"{call.name} returns what is no array:", path_leaves(result), "return arrays, in any pytree")
+        arrays = [(each.path, each.array) for each in path_leaves(result)]
+        check_arrays(f"{call.name} returns what is no array:", arrays, "return arrays, in any pytree")
         lost.extend(note_lost_changes(call, leaves, (args, kwargs), result))
         return result
 
-    with user_terms(call.name, call.paths, call.leaves):
+    with user_terms(call.name, call.paths, call.leaves), pinning(inside):
         closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
     check_captured(call.name, closed.consts)
     traced = read_jaxpr(closed)
     check_opaque(call.name, traced)
     graph = finish(clean(traced))
-    outputs = tuple(typed_leaf(path, x) for path, x in path_leaves(result))
-    inputs = tuple(map(typed_leaf, call.paths, closed.in_avals))
+    outputs = tuple(typed_leaf(found.path, found.array, found.dims) for found in path_leaves(result))
+    inputs = tuple(map(typed_leaf, call.paths, closed.in_avals, call.dims))
     tree = jax.tree_util.tree_structure(result)
     return Program(
         graph,

@@ -10,16 +10,30 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from meshdsl.dsl.names import has_names, names_of
 from meshdsl.errors import TraceError, faults, is_a, nearest
 from meshdsl.globs import join_path
 from meshdsl.ir import Leaf
 from meshdsl.trace.values import check_arrays
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Found(NamedTuple):
+    """An array of a tree.
+
+    Args:
+      path: as globs match it.
+      dims: names of its dims, empty if it has none.
+    """
+
+    path: str
+    array: Any
+    dims: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,7 @@ class Call:
       name: of the step.
       leaves: the arrays, or their shapes, in order.
       paths: one per leaf.
+      dims: names of the dims of each leaf, empty where there are none.
       tree: of ``(positional, keywords)``, static arguments left out.
       static: what is no array, by position or keyword.
       count: of positional arguments, static ones included.
@@ -38,6 +53,7 @@ class Call:
     name: str
     leaves: tuple[Any, ...]
     paths: tuple[str, ...]
+    dims: tuple[tuple[str, ...], ...]
     tree: Any
     static: Mapping[int | str, Any]
     count: int
@@ -70,13 +86,14 @@ def flatten_call(
     dynamic = tuple(x for i, x in enumerate(args) if i not in fixed)
     keywords = {key: x for key, x in kwargs.items() if key not in fixed}
     labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
-    found = [(path, x) for label, value in zip(labels, dynamic, strict=True) for path, x in path_leaves(value, label)]
-    found += [(path, x) for key in sorted(keywords) for path, x in path_leaves(keywords[key], (key,))]
+    found = [each for label, value in zip(labels, dynamic, strict=True) for each in path_leaves(value, label)]
+    found += [each for key in sorted(keywords) for each in path_leaves(keywords[key], (key,))]
     _check_arguments(title, found)
     return Call(
         title if title.isidentifier() else "step",
-        tuple(x for _, x in found),
-        tuple(path for path, _ in found),
+        tuple(each.array for each in found),
+        tuple(each.path for each in found),
+        tuple(each.dims for each in found),
         jax.tree_util.tree_structure((dynamic, keywords)),
         static,
         len(args),
@@ -91,15 +108,26 @@ def step_name(step: Any) -> str:
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def typed_leaf(path: str, x: Any) -> Leaf:
+def typed_leaf(path: str, x: Any, dims: tuple[str, ...]) -> Leaf:
     """The leaf at ``path`` for the shape and dtype of ``x``."""
-    return Leaf(path, tuple(x.shape), x.dtype, bool(x.weak_type))
+    return Leaf(path, tuple(x.shape), x.dtype, bool(x.weak_type), dims)
 
 
-def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
-    """Every leaf of a pytree with its path, which starts with ``label``."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(join_path((*label, *_components(keys))), leaf) for keys, leaf in found]
+def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[Found]:
+    """Every leaf of a pytree with its path, which starts with ``label``, and with names of its dims.
+
+    Names are left out where an array has another rank than they say, as factored moments of a weight have.
+    """
+    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=has_names)[0]
+    return [found for keys, node in nodes for found in _below(join_path((*label, *_components(keys))), node)]
+
+
+def _below(path: str, node: Any) -> Iterable[Found]:
+    dims = names_of(node)
+    if dims is None:
+        return [Found(path, node, ())]
+    ranked = ((x, len(getattr(x, "shape", ()))) for x in jax.tree.leaves(node))
+    return [Found(path, x, dims if rank == len(dims) else ()) for x, rank in ranked]
 
 
 def _components(keys: Iterable[Any]) -> list[str]:
@@ -144,10 +172,11 @@ def _static_keys(
     return {i for i in positions if i < count} | {word for word in words if word in kwargs}
 
 
-def _check_arguments(step: str, found: Sequence[tuple[str, Any]]) -> None:
-    module = any(kind.__module__.startswith("flax.nnx") for _, x in found for kind in type(x).__mro__)
+def _check_arguments(step: str, found: Sequence[Found]) -> None:
+    module = any(kind.__module__.startswith("flax.nnx") for each in found for kind in type(each.array).__mro__)
     split = "; a module that is no pytree through nnx.split before the step and nnx.merge inside" if module else ""
-    check_arrays(f"{step} cannot be traced:", found, "what is no array goes through static_argnames" + split)
+    arrays = [(each.path, each.array) for each in found]
+    check_arrays(f"{step} cannot be traced:", arrays, "what is no array goes through static_argnames" + split)
 
 
 def _check_static(step: str, found: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ def measure(mesh: Mesh, folder: Path) -> Topology:
 def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded:
     """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
     state = tuple(range(len(program.args) - 1))
-    sharded = parallelize(program.step, mesh, program.layouts, donate_argnums=state)
+    sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=state)
     plan = sharded.plan(*program.args)
     plan.save(folder / "plan.json")
     console.rule("plan")

@@ -122,7 +122,7 @@ CASES = {
     ),
     "concat": ((x, x), lambda *a: md.concat(a, over="seq"), lambda *a: jnp.concatenate(a, axis=1), X.names),
     "pack": ((x, x), lambda *a: md.pack(a, over="layers"), lambda *a: jnp.stack(a), "layers batch seq embed"),
-    "pad": ((x,), lambda x: md.pad(x, seq=(1, 0)), lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0))), X.names),
+    "pad": ((x,), lambda x: md.padded(x, seq=(1, 0)), lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0))), X.names),
     "roll": ((x,), lambda x: md.roll(x, 1, over="seq"), lambda x: jnp.roll(x, 1, 1), X.names),
     "flip": ((x,), lambda x: md.flip(x, over="seq"), lambda x: jnp.flip(x, 1), X.names),
     "index": ((x,), lambda x: md.index(x, seq=-1, embed=slice(0, 2)), lambda x: x[:, -1, 0:2], "batch embed"),
@@ -238,3 +238,16 @@ def test_a_block_of_attention_and_mlp_is_the_one_written_by_hand():
     gradient = jax.make_jaxpr(jax.grad(loss(block, md.sum)))(params, x)
     by_hand = jax.make_jaxpr(jax.grad(loss(block_by_hand, jnp.sum)))(arrays, x.array)
     assert str(gradient) == str(by_hand)
+
+
+def test_a_grouped_convolution_is_the_one_written_by_hand():
+    few = tensor("height=3 width=3 channels=2 filters=8")
+    named = jax.make_jaxpr(lambda a, b: md.conv(a, b, over="height width", sum="channels", dilation=2, groups=2))(
+        image, few
+    )
+    order = ("NHWC", "HWIO", "NHWC")
+
+    def by_hand(a, b):
+        return lax.conv_general_dilated(a, b, (1, 1), "SAME", None, (2, 2), order, 2)
+
+    assert str(named) == str(jax.make_jaxpr(by_hand)(image.array, few.array))

@@ -1,0 +1,48 @@
+"""What is wrong with a pin of one array."""
+
+from collections.abc import Sequence
+from math import prod
+
+from meshdsl.errors import nearest
+from meshdsl.ir import Leaf
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Split
+
+LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
+
+
+def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh) -> list[str]:
+    """What is wrong with ``pin`` for one array: dims that it does not have, uneven splits."""
+    what, pin = f"{name} {leaf.type}".lstrip(), pin.numbered(leaf.dims)
+    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, leaf, axis, p)]
+    for dim, size in enumerate(leaf.shape):
+        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
+        blocks = prod(mesh.axis(axis) for axis in axes)
+        if size % blocks:
+            named = leaf.dims[dim] if leaf.dims else dim
+            over = _sized(axes, mesh)
+            rows.append(f"{what}: dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
+    return rows
+
+
+def _dim_fault(what: str, leaf: Leaf, axis: str, placed: Split) -> list[str]:
+    rank = len(leaf.shape)
+    numbers = f"its dims are 0 to {rank - 1}" if rank else "it is a scalar and cannot be split"
+    if isinstance(placed.dim, str):
+        if leaf.dims:
+            return [f"{what}: {axis}={placed}: it has no dim {placed.dim!r}{nearest(placed.dim, leaf.dims)}"]
+        return [f"{what}: {axis}={placed} names a dim, but the array has no named dims; {numbers}"]
+    return [] if 0 <= placed.dim < rank else [f"{what}: {axis}={placed} is out of range; {numbers}"]
+
+
+def _near(size: int, blocks: int) -> str:
+    below = size // blocks * blocks
+    free = "; left free, it is padded inside the step where that pays" if size >= LONG * blocks else ""
+    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n) + free
+
+
+def _sized(axes: Sequence[str], mesh: Mesh) -> str:
+    """The axes with their sizes, and the product if there are several."""
+    each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
+    return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each

@@ -1,0 +1,98 @@
+"""Layout rules as pins: which arrays they speak of, and what is wrong with them, all at once.
+
+Arrays say the names of their dims themselves (``meshdsl.dsl.names``). Which kind an array is, the
+step says: an input that no result replaces is the batch; of the others, those that only the
+update reads are optimizer state. Where a step replaces nothing, as in inference, its first
+argument is taken for the parameters.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from meshdsl.errors import nearest, shortened
+from meshdsl.globs import split_path
+from meshdsl.ir import Leaf, Program, Value, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules, conflicts, layout_of
+from meshdsl.pin_faults import leaf_faults
+from meshdsl.trace.phases import OPTIMIZER
+
+PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
+_SHOWN = 4
+_NOUNS = {"table": "array", PARAMS: "parameter", STATE: "array of the optimizer state", ACTIVATIONS: "activation"}
+
+
+class RulePins:
+    """The pins that rules make of a program's inputs and of its results that replace nothing.
+
+    Args:
+      follows: per result, the input that it replaces.
+      faults: a row for everything that does not fit; arrays with faults stay free.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
+        self.program, self.mesh, self.rules = program, mesh, rules
+        self.kinds = kinds(program, follows)
+        self._misfits: list[str] = []
+        self.inputs = [self._pin(leaf, kind) for leaf, kind in zip(program.inputs, self.kinds, strict=True)]
+        free = [source is None for source in follows]
+        self.outputs = [
+            self._pin(leaf, ACTIVATIONS, "result ") if mine else Layout()
+            for leaf, mine in zip(program.outputs, free, strict=True)
+        ]
+        self.faults = [*self._unknown_axes(), *self._unknown_dims(), *shortened(self._misfits, _SHOWN)]
+
+    def _pin(self, leaf: Leaf, kind: str, noun: str = "") -> Layout:
+        """The pin of one array, or none if that has a fault."""
+        table = {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
+        what = f"rules: {noun}{leaf.path}"
+        wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
+        pin = Layout() if wrong else layout_of(leaf.dims, table)
+        wrong += leaf_faults(what, leaf, pin, self.mesh)
+        self._misfits += wrong
+        return Layout() if wrong else pin
+
+    def _unknown_axes(self) -> Iterator[str]:
+        for table in self.rules.tables.values():
+            for dim, axes in table.items():
+                for axis in axes:
+                    if axis not in self.mesh.names:
+                        yield f"rules: {dim}:{axis}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}"
+
+    def _unknown_dims(self) -> Iterator[str]:
+        for name, table in self.rules.tables.items():
+            known = self._dims(name)
+            for dim in table:
+                if dim not in known:
+                    said = f"rules: no {_NOUNS[name]} has a dim {dim!r}{nearest(dim, known)}"
+                    yield said + ("" if known else "; md.named gives dims their names")
+
+    def _dims(self, name: str) -> list[str]:
+        """The names that arrays of one kind have."""
+        inputs = [leaf for leaf, kind in zip(self.program.inputs, self.kinds, strict=True) if name in ("table", kind)]
+        results = self.program.outputs if name in ("table", ACTIVATIONS) else ()
+        inside = _stated_dims(self.program) if name == ACTIVATIONS else ()
+        return list(dict.fromkeys([d for leaf in (*inputs, *results) for d in leaf.dims if d] + [*inside]))
+
+
+def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
+    """Per input, what it is: of the parameters, the optimizer state or the activations."""
+    replaced = {i for i in follows if i is not None}
+    if not replaced:
+        firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
+        return [PARAMS if first == firsts[0] and len(set(firsts)) > 1 else ACTIVATIONS for first in firsts]
+    read = _read_before_the_update(program)
+    ids = [value.id for value in program.graph.inputs]
+    return [(PARAMS if v in read else STATE) if i in replaced else ACTIVATIONS for i, v in enumerate(ids)]
+
+
+def _read_before_the_update(program: Program) -> set[int]:
+    """Inputs that the forward or the backward pass reads."""
+    ops = (op for op in program.graph.ops if op.phase != OPTIMIZER and op.name != "return")
+    return {x.id for op in ops for x in op.inputs if isinstance(x, Value)}
+
+
+def _stated_dims(program: Program) -> Iterable[str]:
+    """Names of what is pinned inside the step."""
+    stated = (op.params["names"] for _, op in walk(program.graph) if op.name == "constrain")
+    return [name for names in stated for name in names if name]
