@@ -10,13 +10,15 @@ what is exchanged, as data that prices, documents and lists it:
               filled up where the dim ends                                     the pieces others lack
     cycle     the same, the last block being followed by the first             the pieces others lack
     mirror    the whole block of the device at the mirrored place              its block
+    sort      its share of all blocks' elements in order                       its block, in every round
 
 k is the number of devices on the axes whose rows list the exchange; blocks are numbered over
 their product, so several axes that split one dim exchange together. ``after`` may be negative:
 a block moved by ``shift`` is ``before=shift, after=-shift``. A window becomes one
 collective-permute for every block it reaches into, each over the axes on which sender and
 receiver differ. These are whole rings: what passes the ends is replaced by the filling. Pieces
-that two operations want of one tensor are sent once.
+that two operations want of one tensor are sent once. Sorting takes rounds, in each of which a block
+is merged with one of its two neighbours, and keeps one half.
 
     cumsum of S(0)          gather   1 element of dim 0 of the result
     convolution, 3 wide     window   before=1 after=1
@@ -65,6 +67,7 @@ class Part:
       axes: those it runs over, by position among the exchange's axes.
       distance: for permutes, how many blocks further on the sender is, the last being followed by the first.
       start, stop: the elements of dim that are sent; (0, 0) for the whole block.
+      round: for sorts, which of the rounds.
     """
 
     kind: str
@@ -72,6 +75,7 @@ class Part:
     distance: int = 0
     start: int = 0
     stop: int = 0
+    round: int = 0
 
 
 def pieces(before: int, after: int, extent: int) -> Iterator[tuple[int, int, int]]:
@@ -111,15 +115,33 @@ def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
     return (Part("collective-permute", tuple(range(len(sizes)))),)
 
 
+def rounds(blocks: int) -> Iterator[tuple[int, ...]]:
+    """Per round of a sort, the neighbour that every block is merged with; itself at the ends of odd rounds.
+
+    So many rounds as there are blocks suffice (odd-even transposition), one for two. As only
+    neighbours meet, equal elements keep their order.
+    """
+    for first in (number % 2 for number in range(blocks if blocks > 2 else blocks - 1)):
+        partners = (i - 1 if (i - first) % 2 else i + 1 for i in range(blocks))
+        yield tuple(j if 0 <= j < blocks else i for i, j in enumerate(partners))
+
+
+def _sort(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+    axes = tuple(range(len(sizes)))
+    return tuple(Part("collective-permute", axes, round=i) for i, _ in enumerate(rounds(prod(sizes))))
+
+
 _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[Part, ...] | None]] = {
     "gather": _gather,
     "window": _window,
     "cycle": _window,
     "mirror": _mirror,
+    "sort": _sort,
 }
 _TEXTS = {
     "gather": "what each block found",
     "window": "{0.before} of dim {0.dim} in front of each block, {0.after} behind it",
     "cycle": "blocks of dim {0.dim} moved by {0.before}",
     "mirror": "blocks in mirrored order",
+    "sort": "blocks merged with their neighbours",
 }

@@ -62,6 +62,11 @@ def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
     return _permute(x, where, axes, lambda at: blocks - 1 - at)
 
 
+def swap(x: jax.Array, where: Local, axes: Axes, partners: Sequence[int]) -> jax.Array:
+    """The block of each device's partner."""
+    return _permute(x, where, axes, lambda at: partners[at])
+
+
 def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int, fill: jax.Array | float | None) -> jax.Array:
     """What the device ``distance`` blocks further on has as ``x``; every block is passed on, also past the ends."""
     blocks = prod(where.sizes[axis] for axis in axes)

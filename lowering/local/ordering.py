@@ -1,13 +1,15 @@
 """Local programs of operations along one dim that is split: a scan of the block, candidates of the block."""
 
 from collections.abc import Callable
+from math import prod
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import gather
+from meshdsl.layouts.exchange import rounds
+from meshdsl.lowering.local.exchange import gather, swap
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.ordering import top_k_dim
 from meshdsl.rules.reduction import JOINED, reduces
@@ -40,6 +42,23 @@ def _last(x: jax.Array, dim: int, reverse: bool) -> jax.Array:
     """The element of a running reduction that covers all."""
     at = 0 if reverse else x.shape[dim] - 1
     return lax.slice_in_dim(x, at, at + 1, axis=dim)
+
+
+@local("sort")
+def sort(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The block sorted, then merged with one neighbour after the other: the one in front keeps the lower half."""
+    dim = op.params["dimension"]
+    axes, n = where.inputs[0].splitting(dim), arrays[0].shape[dim]
+    held, mine = bind(op, *arrays), where.index(axes)
+    for partners in rounds(prod(where.sizes[axis] for axis in axes)):
+        partner = jnp.array(partners)[mine]
+        found = [swap(x, where, axes, partners) for x in held]
+        first = [jnp.where(mine < partner, x, y) for x, y in zip(held, found, strict=True)]
+        second = [jnp.where(mine < partner, y, x) for x, y in zip(held, found, strict=True)]
+        merged = bind(op, *(lax.concatenate(both, dim) for both in zip(first, second, strict=True)))
+        kept = [lax.dynamic_slice_in_dim(x, jnp.where(mine < partner, 0, n), n, dim) for x in merged]
+        held = tuple(jnp.where(mine == partner, x, y) for x, y in zip(held, kept, strict=True))
+    return held
 
 
 @local("top_k", "approx_top_k")

@@ -32,11 +32,14 @@ class Inside:
 def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
     """Every collective of a local program in the graph and its bodies, in program order.
 
-    A piece of a value that two operations fetch alike is listed once: the compiler drops the second.
+    A piece of a value that two operations fetch alike is listed once: the compiler drops the second,
+    and what is exchanged for a result that nobody reads.
     """
     seen: set[object] = set()
+    read = {x.id for _, op in walk(graph) for x in op.inputs if isinstance(x, Value)}
     for inside, op in walk(graph):
-        for exchange in _exchanges(op, solution):
+        unread = [i for i, x in enumerate(op.outputs, len(op.inputs)) if x.id not in read]
+        for exchange in (e for e in _exchanges(op, solution) if e.port not in unread):
             for piece, found in _collectives(op, inside, exchange, solution):
                 if piece not in seen:
                     seen.add(piece)

@@ -1,8 +1,8 @@
 """Rules of operations that work along one dim: scans, sorts, choices of the largest.
 
-The dims beside it are independent of each other. A dim that is sorted stays whole. One that is
-scanned can be split, if the devices exchange the totals of their blocks, and so can one in which
-the largest are chosen, if they exchange what each has found. Sums pass through a running sum,
+The dims beside it are independent of each other. The dim itself can be split if the devices
+exchange something: blocks that are sorted, the totals of blocks that are scanned, and where the
+largest are chosen, what each has found. Sums pass through a running sum,
 maxima through a running maximum.
 """
 
@@ -32,7 +32,9 @@ def sort(op: Op) -> Rule:
     values = range(op.params["num_keys"], len(op.inputs)) if op.params["is_stable"] else range(0)
     groups = [*((i,) for i in values), tuple(values)] if values else []
     extra = tuple(_moved(op, placed, group) for group in groups for placed in (P, P("max"), P("min")))
-    return along(op, op.params["dimension"], extra=extra)
+    blocks = (S(op.params["dimension"]),) * len(op.inputs)
+    merged = Row(blocks, blocks, collectives=tuple(Exchange("sort", i) for i in range(len(op.inputs))))
+    return along(op, op.params["dimension"], extra=(merged, *extra))
 
 
 def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:

@@ -1,10 +1,12 @@
 """Exchanges as data: which collectives they are, and what those cost."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.layouts.exchange import Exchange, pieces, steps
+from meshdsl.layouts.exchange import Exchange, pieces, rounds, steps
 from meshdsl.layouts.move import COLLECTIVES, moves, price
 from meshdsl.layouts.placement import B, P, S
 
@@ -42,6 +44,17 @@ def test_parts_of_an_exchange():
     assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []
     assert parts(Exchange("gather", 0, 1, length=3), 3, 4) == [("all-gather", (0,), 0, 3)]
     assert parts(Exchange("gather", 0, 1, length=3), 2, 4) is None
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8])
+def test_rounds_sort_any_order(blocks):
+    """A network that sorts all sequences of zeros and ones sorts everything."""
+    for bits in product((0, 1), repeat=blocks):
+        held = list(bits)
+        for partners in rounds(blocks):
+            assert [partners[j] for j in partners] == list(range(blocks))
+            held = [min(held[i], held[j]) if i < j else max(held[i], held[j]) for i, j in enumerate(partners)]
+        assert held == sorted(bits)
 
 
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("a", "b")])

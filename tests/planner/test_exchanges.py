@@ -9,6 +9,7 @@ import meshdsl as md
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, S
 from meshdsl.layouts.rule import Row
+from meshdsl.layouts.topology import Link, Topology
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.planner.exchanges import exchange_seconds
 from meshdsl.rules import rows_of
@@ -84,3 +85,36 @@ def test_a_plan_file_keeps_them(tmp_path):
     plan.save(tmp_path / "p.json")
     assert md.load_plan(tmp_path / "p.json") == plan
     assert any(row.collectives for rows in plan.solution.rows.values() for row in rows)
+
+
+def pooled(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 1), (2, 1), "SAME")
+
+
+SLOW = Topology("slow links", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwidth=1e6),))
+BLOCKS = {
+    "one result of two": (lambda x: jax.lax.top_k(x.T, 4)[0], 128, "", ["all-gather"]),
+    "sort": (lambda x: jnp.sort(x, 0), 128, "x=S(0)", ["collective-permute"]),
+    "pool": (pooled, 128, "x=S(0)", ["collective-permute"]),
+    "gradient of a pool": (jax.grad(lambda x: jnp.sin(pooled(x)).sum()), 128, "x=S(0)", ["collective-permute"] * 3),
+    "shrinking": (
+        lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (3, 1), (1, 1), "VALID"),
+        130,
+        "x=S(0)",
+        ["collective-permute"] * 2,
+    ),
+    "slice": (lambda x: x[2:-6] + 1, 128, "x=S(0)", ["collective-permute"] * 2),
+    "product": (lambda x: jnp.prod(x, 0), 128, "", ["all-gather"]),
+    "approximate": (lambda x: jax.lax.approx_max_k(x, 4, 0), 128, "", ["all-gather"] * 2),
+}  # a step, the length of its operand, its result's pin, what it communicates
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_runs_on_blocks(name):
+    step, length, pin, kinds = BLOCKS[name]
+    x = jnp.sin(jnp.arange(length * 8.0) * 1.7).reshape(length, 8)
+    mesh = md.Mesh(x=2, y=2, topology=SLOW)
+    sharded = md.parallelize(step, mesh, {"*": "x=S(0) y=B"}, outputs={"**": pin or "x=B"})
+    assert [c.kind for c in sharded.plan(x).collectives] == kinds
+    sharded.check(x)
+    sharded.verify(x)
