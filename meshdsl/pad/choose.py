@@ -13,11 +13,10 @@ from itertools import combinations
 from math import ceil, prod
 
 from meshdsl.errors import MemoryLimitError
-from meshdsl.ir import Graph, Program, Value, walk
+from meshdsl.ir import Graph, Op, Program, Value, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pad.cut import padded_strands
 from meshdsl.pad.rewrite import pad_program
-from meshdsl.pad.strands import Strand
 from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Plan
@@ -89,7 +88,7 @@ def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
     graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
     lengths = {n for graph in graphs for v in _values(graph) for n in v.shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
-    found = {strand.size for graph in graphs for strand in _strands(graph, uneven)}
+    found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
     return {n: uneven[n] for n in sorted(found, reverse=True)}
 
 
@@ -104,11 +103,6 @@ def _values(graph: Graph) -> Iterator[Value]:
     yield from graph.inputs
     for op in graph.ops:
         yield from op.outputs
-
-
-def _strands(graph: Graph, sizes: Sizes) -> Iterator[Strand]:
-    for strands in padded_strands(graph, sizes).values():
-        yield from strands
 
 
 def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:
@@ -136,9 +130,13 @@ def _note(before: _Attempt, after: _Attempt, n: int) -> str:
 def _each_trip(made: _Attempt, n: int) -> str:
     """Padding that a loop does not pass on: what it takes and returns keeps its size."""
     m, graph = made.sizes[n], made.program.graph
-    loops = (op for _, op in walk(graph) if op.bodies and any(n in x.shape for x in op.inputs))
-    inside = (f"{op.name} at {op.source}" for op in loops if any(m in v.shape for b in op.bodies for v in _values(b)))
-    return next((f"; the {which} hands it on unpadded, and pads it on every trip" for which in inside), "")
+    loops = (op for _, op in walk(graph) if op.name in ("scan", "while"))
+    again = (op for op in loops for body in op.bodies for inner in body.ops if _pads(inner, n, m))
+    return next((f"; {op.name} at {op.source} hands it on unpadded, and pads it on every trip" for op in again), "")
+
+
+def _pads(op: Op, n: int, m: int) -> bool:
+    return op.name == "pad" and n in op.inputs[0].shape and m in op.outputs[0].shape
 
 
 def _left(program: Program, mesh: Mesh, candidates: Sizes) -> Iterator[str]:

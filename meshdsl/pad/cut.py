@@ -5,39 +5,48 @@ split; whatever has no strand is not, and neither is what enters and leaves a gr
 between the two sides is padded or sliced on its way, which copies it. The cheapest way to divide
 the other strands is a minimum cut. For a vocabulary it puts the softmax between two products on
 the padded side and the optimizer on the other: one parameter is padded, one gradient sliced.
+Bodies of loops are part of the network, their bytes counted as often as they run: a parameter is
+padded in front of the loop in which it is read, and a carry stays padded through all trips.
 """
 
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.pad.strands import LOOKUPS, Strand, strands
+from meshdsl.pad.strand import Port, Strand
+from meshdsl.pad.strands import LOOKUPS, strands
+from meshdsl.trace.graphs import Atom
 
 HEAVY = ("dot_general", *LOOKUPS)
 PADDED, PLAIN = 0, 1  # source and sink
-_ENDLESS = 1 << 29
+_LARGEST = 1 << 29  # of the solver's integers
 _Place = tuple[int, int]  # a value and its dim
 
 
-def padded_strands(graph: Graph, sizes: Mapping[int, int]) -> dict[int, list[Strand]]:
-    """The strands to be padded, by the position of their operation in the graph.
+def padded_strands(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[Strand]]:
+    """The strands to be padded, by their operation, in the graph and its bodies.
 
     Args:
       sizes: the lengths in question; other dims stay as they are.
     """
     net = _Net(graph, sizes)
-    if not net.heavy:
-        return {}
-    side = net.padded_side()
-    found: dict[int, list[Strand]] = {}
-    for node, (at, strand) in net.nodes.items():
-        if node in side:
-            found.setdefault(at, []).append(strand)
-    return found
+    padded = net.padded_side() if net.heavy else set()
+    return by_operation(at for node, at in net.nodes.items() if node in padded)
+
+
+def by_operation(found: Iterable[tuple[Op, Strand]]) -> dict[Op, list[Strand]]:
+    """Strands by operation; those of loops also by the ends of their bodies, where they are returned."""
+    together: dict[Op, list[Strand]] = {}
+    for op, strand in found:
+        together.setdefault(op, []).append(strand)
+        for i, body in enumerate(op.bodies):
+            ends = [(p - len(body.inputs), d) for at, (p, d) in strand.inside if at == i and p >= len(body.inputs)]
+            together.setdefault(body.ops[-1], []).append(Strand(strand.size, tuple(ends)))
+    return together
 
 
 class _Net:
@@ -45,32 +54,46 @@ class _Net:
 
     def __init__(self, graph: Graph, sizes: Mapping[int, int]) -> None:
         self.sizes = sizes
-        self.nodes: dict[int, tuple[int, Strand]] = {}
+        self.nodes: dict[int, tuple[Op, Strand]] = {}
         self.heavy: list[int] = []
         self.makers: dict[_Place, int] = {}
         self.readers: dict[_Place, set[int]] = {}
-        self.values = {v.id: v for v in (*graph.inputs, *(v for op in graph.ops for v in op.outputs))}
+        self.bytes: dict[int, int] = {}
         self.count = 2
-        for at, op in enumerate(graph.ops):
-            self._enter(at, op)
+        self._enter_graph(graph, {})
 
-    def _enter(self, at: int, op: Op) -> None:
-        covered: dict[tuple[int, int], int] = {}
+    def _enter_graph(self, graph: Graph, given: Mapping[Port, int]) -> None:
+        """A graph whose inputs and results, in this order, belong to nodes around it."""
+        for v in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
+            self.bytes[v.id] = max(1, v.bytes * graph.trips)
+        for i, x in enumerate((*graph.inputs, *graph.returned)):
+            self._connect(x, i >= len(graph.inputs), lambda d, i=i: given.get((i, d), PLAIN))  # type: ignore[misc]
+        for op in graph.ops[:-1]:
+            self._enter(op)
+
+    def _enter(self, op: Op) -> None:
+        covered: dict[Port, int] = {}
+        inside: list[dict[Port, int]] = [{} for _ in op.bodies]
         for strand in strands(op):
             if strand.size in self.sizes:
                 node = self._new()
-                self.nodes[node] = at, strand
+                self.nodes[node] = op, strand
                 self.heavy += [node] if _is_heavy(op, strand) else []
                 covered.update(dict.fromkeys(strand.ports, node))
+                for at, port in strand.inside:
+                    inside[at][port] = node
         for i, x in enumerate((*op.inputs, *op.outputs)):
-            for d in range(len(x.shape)) if isinstance(x, Value) else ():
-                self._connect(i < len(op.inputs), (x.id, d), covered.get((i, d), PLAIN))  # type: ignore[union-attr]
+            self._connect(x, i < len(op.inputs), lambda d, i=i: covered.get((i, d), PLAIN))  # type: ignore[misc]
+        for body, given in zip(op.bodies, inside, strict=True):
+            self._enter_graph(body, given)
 
-    def _connect(self, reads: bool, place: _Place, node: int) -> None:
-        if reads:
-            self.readers.setdefault(place, set()).add(node)
-        else:
-            self.makers[place] = node
+    def _connect(self, x: Atom, reads: bool, node_at: Callable[[int], int]) -> None:
+        """Every dim of a value with the node that reads or makes it."""
+        for d in range(len(x.shape)) if isinstance(x, Value) else ():
+            if reads:
+                self.readers.setdefault((x.id, d), set()).add(node_at(d))  # type: ignore[union-attr]
+            else:
+                self.makers[x.id, d] = node_at(d)  # type: ignore[union-attr]
 
     def _new(self) -> int:
         self.count += 1
@@ -79,35 +102,31 @@ class _Net:
     def padded_side(self) -> set[int]:
         """The nodes on the source's side of the minimum cut, as few as there can be."""
         capacity = self._edges()
-        total = sum(c for c in capacity.values() if c < _ENDLESS)
-        scale = min(1.0, _ENDLESS / 2 / max(1, total))
+        scale = min(1.0, _LARGEST / 2 / sum(c for c in capacity.values() if c < inf))
         rows, columns = zip(*capacity, strict=True)
-        scaled = [c if c == _ENDLESS else max(1, int(c * scale)) for c in capacity.values()]
+        scaled = [_LARGEST if c == inf else max(1, int(c * scale)) for c in capacity.values()]
         shape = (self.count, self.count)
         net = csr_array((np.array(scaled, np.int32), (rows, columns)), shape=shape)
         rest = net - maximum_flow(net, PADDED, PLAIN).flow
         rest.eliminate_zeros()
         return set(breadth_first_order(rest, PADDED, return_predecessors=False).tolist())
 
-    def _edges(self) -> dict[tuple[int, int], int]:
+    def _edges(self) -> dict[tuple[int, int], float]:
         """Capacities in bytes: what it costs if the first end is padded and the second is not."""
-        found = {(PADDED, node): _ENDLESS for node in self.heavy}
+        found: dict[tuple[int, int], float] = {(PADDED, node): inf for node in self.heavy}
         for (value, d), readers in self.readers.items():
             maker = self.makers.get((value, d), PLAIN)
             if readers != {maker}:
-                self._cross(found, maker, readers, self._bytes(value))
+                self._cross(found, maker, readers, self.bytes[value])
         return found
 
-    def _cross(self, found: dict[tuple[int, int], int], maker: int, readers: set[int], size: int) -> None:
+    def _cross(self, found: dict[tuple[int, int], float], maker: int, readers: set[int], size: int) -> None:
         """A value is sliced at most once, for all its plain readers, and padded at most once."""
         sliced, padded = self._new(), self._new()
         for first, second, cost in ((maker, sliced, size), (padded, maker, size)):
             found[first, second] = cost
         for reader in readers:
-            found[sliced, reader] = found[reader, padded] = _ENDLESS
-
-    def _bytes(self, value: int) -> int:
-        return max(1, prod(self.values[value].shape) * self.values[value].itemsize)
+            found[sliced, reader] = found[reader, padded] = inf
 
 
 def _is_heavy(op: Op, strand: Strand) -> bool:

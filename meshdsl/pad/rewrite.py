@@ -9,6 +9,7 @@ others are masked.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,13 +20,16 @@ from jax.lax import GatherScatterMode
 
 from meshdsl.ir import Graph, Literal, Op, Program, Value, check_graph
 from meshdsl.pad.cut import padded_strands
-from meshdsl.pad.strands import Strand, padded_params
+from meshdsl.pad.strand import Port, Strand
+from meshdsl.pad.strands import padded_params
 from meshdsl.pad.zeros import zero_dims
-from meshdsl.trace.graphs import Atom, number
+from meshdsl.trace.graphs import Atom, number, values
 from meshdsl.trace.read import Frame, inline
 from meshdsl.trace.source import Place
 
 Form = frozenset[int]
+Chosen = Mapping[Op, Sequence[Strand]]
+_NOTHING: Mapping[Port, bool] = MappingProxyType({})
 _FILLED, _CLIPPED = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
 
@@ -34,36 +38,32 @@ def pad_program(program: Program, sizes: Mapping[int, int]) -> Program:
 
     ``padded_strands`` says which dims. The program itself if there are none.
     """
-    if not any(_padded_somewhere(program.graph, sizes)):
+    chosen = padded_strands(program.graph, sizes)
+    if not chosen:
         return program
-    graph = _Padder(program.graph, sizes, Frame(count(), body=False)).graph()
+    graph = _Padder(program.graph, chosen, sizes, Frame(count(), body=False)).graph()
     number(graph)
     check_graph(graph)
     return replace(program, graph=graph)
 
 
-def _padded_somewhere(graph: Graph, sizes: Mapping[int, int]) -> Iterable[bool]:
-    yield bool(padded_strands(graph, sizes))
-    for op in graph.ops:
-        for body in op.bodies:
-            yield from _padded_somewhere(body, sizes)
-
-
 class _Padder:
     """Rewrites one graph; operations go to ``frame``."""
 
-    def __init__(self, graph: Graph, sizes: Mapping[int, int], frame: Frame) -> None:
-        self.source, self.sizes, self.frame = graph, sizes, frame
-        self.strands = padded_strands(graph, sizes)
+    def __init__(self, graph: Graph, chosen: Chosen, sizes: Mapping[int, int], frame: Frame) -> None:
+        self.source, self.chosen, self.sizes, self.frame = graph, chosen, sizes, frame
         self.forms: dict[int, dict[Form, Value]] = {}
         self.zeros: set[tuple[int, int]] = set()
         self.masks: dict[Any, Value] = {}
+        self.makers: dict[int, Op] = {}
 
-    def graph(self) -> Graph:
-        """The rewritten graph."""
-        inputs = tuple(self._define(v, Form()) for v in self.source.inputs)
-        for at, op in enumerate(self.source.ops):
-            self._rewrite(op, self.strands.get(at, ()))
+    def graph(self, taken: Mapping[Port, bool] = _NOTHING) -> Graph:
+        """The rewritten graph; ``taken`` has the dims of its inputs that are padded, and whether with zeros."""
+        forms = [Form(d for at, d in taken if at == i) for i in range(len(self.source.inputs))]
+        inputs = tuple(map(self._define, self.source.inputs, forms))
+        self.zeros |= {(inputs[i].id, d) for (i, d), zero in taken.items() if zero}
+        for op in self.source.ops:
+            self._rewrite(op, self.chosen.get(op, ()))
         return replace(self.source, inputs=inputs, ops=tuple(self.frame.ops))
 
     def _rewrite(self, op: Op, strands: Sequence[Strand]) -> None:
@@ -76,10 +76,26 @@ class _Padder:
         outputs = tuple(map(self._define, op.outputs, forms))
         self.zeros |= {(outputs[i - len(op.inputs)].id, d) for i, d in zero}
         for new in self.frame.ops[start:]:
-            new.source, new.scope, new.phase = op.source, op.scope, op.phase
+            where = self._asks(op, new)
+            new.source, new.scope, new.phase = where.source, where.scope, where.phase
         params = padded_params(op, inputs, outputs) if strands else op.params
-        bodies = tuple(_Padder(body, self.sizes, Frame(self.frame.ids, body=False)).graph() for body in op.bodies)
+        bodies = tuple(self._body(i, body, strands, inputs) for i, body in enumerate(op.bodies))
         self.frame.ops.append(replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies))
+        self.makers.update((v.id, op) for v in outputs)
+
+    def _asks(self, op: Op, new: Op) -> Op:
+        """The operation for which ``new`` is made; what is cut where the graph ends belongs to the one that made it."""
+        read = (self.makers.get(v.id) for v in values(new.inputs))
+        return next((maker for maker in read if maker), op) if op.name == "return" else op
+
+    def _body(self, i: int, body: Graph, strands: Sequence[Strand], inputs: Sequence[Atom]) -> Graph:
+        """A rewritten body. What it takes from outside alone is padded as it is there; a carry may hold anything."""
+        taken: dict[Port, bool] = {}
+        for strand in strands:
+            (port, d), *others = strand.ports
+            zero = not others and port < len(inputs) and self._is_zero(inputs[port], d)
+            taken.update((inner, zero) for at, inner in strand.inside if at == i and inner[0] < len(body.inputs))
+        return _Padder(body, self.chosen, self.sizes, Frame(self.frame.ids, body=False)).graph(taken)
 
     def _define(self, value: Value, form: Form) -> Value:
         shape = tuple(self.sizes[n] if d in form else n for d, n in enumerate(value.shape))

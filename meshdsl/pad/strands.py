@@ -8,7 +8,6 @@ are not listed here have no strand: they are read and made at the size that was 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,29 +16,11 @@ import numpy as np
 
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.rule import Rule
+from meshdsl.pad.loops import loop_strands
+from meshdsl.pad.strand import Port, Strand
 from meshdsl.rules import RULES
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
-
-Port = tuple[int, int]  # an operand, or beyond them a result, and its dim
-
-
-@dataclass(frozen=True)
-class Strand:
-    """Dims of one operation that are padded together.
-
-    Args:
-      size: their length.
-      ports: where they are.
-      fill: what the padding of the operands has to hold; None if that does not matter.
-      column: of the indices of a gather or scatter, the one whose positions lie in this dim.
-    """
-
-    size: int
-    ports: tuple[Port, ...]
-    fill: Any = None
-    column: int | None = None
-
 
 # Every position of a dim that the rule lets be split is treated alike.
 ELEMENTWISE = frozenset(name for name, make in RULES.items() if make is elementwise)
@@ -51,12 +32,17 @@ LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "sc
 
 
 def strands(op: Op) -> list[Strand]:
-    """The strands of an operation; none if it has effects, bodies or keys, or if it is not known here."""
+    """The strands of an operation; none if it is not known here, or has effects and no bodies."""
+    if op.bodies:
+        found = loop_strands(op)
+    else:
+        known = (op.name in RULES or op.name == "constrain") and not op.effects
+        found = _strands(op) if known else iter(())
     atoms = (*op.inputs, *op.outputs)
-    unknown = op.name not in RULES and op.name != "constrain"
-    if unknown or op.effects or any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in atoms):
+    keys = {i for i, x in enumerate(atoms) if jnp.issubdtype(x.dtype, jax.dtypes.extended)}
+    if keys and not op.bodies:
         return []
-    return [s for s in _strands(op) if all(atoms[i].shape[d] == s.size for i, d in s.ports)]
+    return [s for s in found if all(i not in keys and atoms[i].shape[d] == s.size for i, d in s.ports)]
 
 
 def _strands(op: Op) -> Iterator[Strand]:

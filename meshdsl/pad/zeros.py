@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir import Literal, Op
-from meshdsl.pad.strands import Port, Strand
+from meshdsl.pad.strand import Port, Strand
 from meshdsl.rules.elementwise import is_zero
 
 IsZero = Callable[[Port], bool]

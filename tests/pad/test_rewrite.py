@@ -1,5 +1,6 @@
 """The padded program computes what the program does, wherever it is padded and whatever its inputs hold."""
 
+from functools import partial
 from unittest.mock import patch
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.ir import walk
 from meshdsl.pad import pad_program
+from meshdsl.pad.cut import by_operation
 from meshdsl.pad.strands import strands
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
@@ -28,8 +30,7 @@ def everywhere(graph, sizes):
 
 def somewhere(graph, sizes, picks):
     """Strands of the right length that ``picks`` says, instead of the cheapest cut."""
-    found = ((at, [s for s in strands(op) if s.size in sizes and picks()]) for at, op in enumerate(graph.ops))
-    return {at: picked for at, picked in found if picked}
+    return by_operation((op, s) for _, op in walk(graph) for s in strands(op) if s.size in sizes and picks())
 
 
 def padded(step, args, cut=everywhere):
@@ -38,9 +39,9 @@ def padded(step, args, cut=everywhere):
         return program, pad_program(program, SIZES)
 
 
-def assert_same(step, args, cut=everywhere):
+def assert_same(step, args, cut=everywhere, compiled=jax.jit):
     before, after = padded(step, args, cut)
-    both = jax.jit(lambda *xs: (run_graph(before.graph, xs), run_graph(after.graph, xs)))
+    both = compiled(lambda *xs: (run_graph(before.graph, xs), run_graph(after.graph, xs)))
     for leaf, a, b in zip(before.outputs, *both(*jax.tree.leaves(args)), strict=True):
         np.testing.assert_array_equal(np.asarray(b), np.asarray(a), err_msg=leaf.path)
     return after
@@ -143,6 +144,43 @@ def test_random_programs(names, operands, kind, chance, seed):
 def test_every_step_by_itself(kind):
     after = assert_same(lambda x, y: {n: tame(step(x, y)) for n, step in STEPS.items()}, drawn(kind, 0))
     assert any(16 in v.shape for _, op in walk(after.graph) for v in op.outputs)
+
+
+def stacked(x, y):
+    """Consts, carries, rows that are read and rows that are made; the columns of both are the long dim."""
+
+    def trip(carry, row):
+        total, most = carry
+        return (tame(total + row * x.sum()), jnp.maximum(most, row + x.ravel()[:N])), tame(row - total)
+
+    (total, most), made = lax.scan(trip, (jnp.zeros(N), jnp.ones(N)), table(y).T)
+    return made.T + total[:, None] * most.max()
+
+
+def counted(x, y):
+    """The condition reads a const and the carry."""
+
+    def go_on(state):
+        i, z = state
+        return (i < 3) & (jnp.nan_to_num(z).sum() * table(y)[0, 0] < 50)
+
+    return lax.while_loop(go_on, lambda s: (s[0] + 1, tame(s[1] + table(x) * table(y))), (0, table(x)))[1]
+
+
+def branched(x, y):
+    return lax.cond(x.ravel()[0] > 0, lambda a, b: a + b, lambda a, b: lax.cumsum(b, 0), table(x), table(y))
+
+
+@pytest.mark.parametrize("step", [stacked, counted, branched])
+@pytest.mark.parametrize("chance", [0.4, 0.7, 1.0])
+@pytest.mark.parametrize("kind", ["tame", "wild"])
+def test_loops(step, chance, kind):
+    """What a loop hands on is padded inside and outside, or on one side alone."""
+    rng = np.random.default_rng(int(10 * chance))
+    cut = partial(somewhere, picks=lambda: rng.random() < chance)
+    after = assert_same(step, drawn(kind, 1), cut, compiled=lambda run: run)
+    inside = [v for op in after.graph.ops for body in op.bodies for v in body.inputs if 16 in v.shape]
+    assert inside or chance < 1
 
 
 def test_reductions_of_every_type():

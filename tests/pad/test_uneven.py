@@ -123,35 +123,58 @@ def test_a_step_that_fits_only_padded():
         md.parallelize(lambda x, w: jnp.square(x @ w).sum(), "model=8", memory="1MB").plan(*args)
 
 
-@pytest.mark.parametrize("carried", [False, True], ids=["const", "carry"])
-@pytest.mark.parametrize("mesh", ["model=8", "data=4,model=2"])
-def test_a_loop_hands_a_vocabulary_on_unpadded(carried, mesh):
-    """As a const of the loop with its gradient in the carry, and as the carry itself."""
-    params, _, *batch = arguments()
-    ids, labels = (x.reshape(2, -1) for x in batch)
+def microbatched(carried, pin=None, arranged=lambda x: x):
+    """Gradients of microbatches, summed over all of them or followed at once: the vocabulary is a const or a carry."""
 
     def objective(params, batch):
-        logits = md.constrain(params["embed"][batch[0]] @ params["embed"].T + params["bias"], "model=S(1)")
-        return integer_labels(logits, batch[1])
+        logits = params["embed"][batch[0]] @ params["embed"].T + params["bias"]
+        return integer_labels(md.constrain(logits, pin) if pin else logits, batch[1])
 
     def descend(params, g):
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, g)
 
     def step(params, ids, labels):
         def trip(carry, batch):
-            g = jax.grad(objective)(carry if carried else params, batch)
-            return (descend(carry, g) if carried else jax.tree.map(jnp.add, carry, g)), None
+            g = jax.grad(objective)(arranged(carry) if carried else params, batch)
+            return (descend(arranged(carry), g) if carried else jax.tree.map(jnp.add, carry, g)), None
 
         start = params if carried else jax.tree.map(jnp.zeros_like, params)
         result, _ = jax.lax.scan(trip, start, (ids, labels))
         return result if carried else descend(params, result)
 
-    sharded = md.parallelize(step, mesh)
-    plan = sharded.plan(params, ids, labels)
+    return step
+
+
+def microbatches(count, *sizes):
+    params, _, *batch = arguments(*sizes)
+    return params, *(x.reshape(count, -1) for x in batch)
+
+
+@pytest.mark.parametrize(("carried", "mesh"), [(False, "data=4,model=2"), (True, "model=8")], ids=["const", "carry"])
+def test_a_loop_hands_a_vocabulary_on_padded(carried, mesh):
+    sharded, args = md.parallelize(microbatched(carried, "model=S(1)"), mesh), microbatches(2)
+    plan = sharded.plan(*args)
     assert plan.padded == ((103, 104),)
-    assert any("hands it on unpadded, and pads it on every trip" in note for note in plan.notes)
-    sharded.check(params, ids, labels)
-    sharded.verify(params, ids, labels)
+    assert not any("on every trip" in note for note in plan.notes)
+    sharded.check(*args)
+    sharded.verify(*args)
+
+
+@pytest.mark.parametrize("carried", [False, True], ids=["const", "carry"])
+def test_a_padded_vocabulary_is_put_together_once_after_the_loop(carried):
+    plan = md.parallelize(microbatched(carried), "model=8").plan(*microbatches(4, 1009, 192, 1024))
+    assert plan.padded == ((1009, 1016),)
+    assert any(c.trips == 4 for c in plan.collectives)
+    assert not [c for c in plan.collectives if c.trips == 4 and {*c.shape} <= {1009, 1016, 192}]
+
+
+def test_a_loop_that_cannot_hand_it_on_padded_pads_it_on_every_trip():
+    """What is sorted has no padding."""
+    step = microbatched(True, "model=S(1)", lambda params: jax.tree.map(lambda x: jnp.sort(x, axis=0), params))
+    sharded, args = md.parallelize(step, "model=8"), microbatches(2)
+    (note,) = sharded.plan(*args).notes
+    assert re.search(r"; scan at test_uneven.py:\d+ hands it on unpadded, and pads it on every trip$", note)
+    sharded.check(*args)
 
 
 def test_lengths():
