@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.errors import BudgetError, LayoutError, PlanFileError
 from meshdsl.ir import Graph, Op, Program, Value, check_graph
 from meshdsl.layouts import Layout, Mesh
@@ -108,6 +111,19 @@ def test_collectives_in_loops_have_trips_and_names():
     assert gather.reason == "params/layers/w[i] data=S(0) -> data=B: dot_general (model.py:5) reads it"
     assert reduction.reason == "partial sum of dot_general (model.py:5) data=P -> data=B: the loop's body returns it"
     assert loop_plan().bytes == 6 * (192 + 192)
+
+
+def test_collectives_are_in_the_order_of_the_operations_that_wait_for_them():
+    def step(xs, late):
+        def body(total, x):
+            return md.constrain(md.constrain(total * x, "data=S(0) model=B"), "data=B model=B"), None
+
+        total, _ = jax.lax.scan(body, jnp.ones(64), xs)
+        return total * md.constrain(late, "data=B model=B")
+
+    pins = {"xs": "data=B model=B", "late": "data=S(0) model=B"}
+    plan = md.parallelize(step, MESH, pins).plan(np.ones((6, 64), np.float32), np.ones(64, np.float32))
+    assert [(c.kind, c.trips) for c in plan.collectives] == [("all-gather", 6), ("all-gather", 1)]
 
 
 def test_estimated_trips_are_marked_in_print():
