@@ -1,6 +1,9 @@
 """Plan: what it says, that files keep all of it, and what a diff shows."""
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +175,29 @@ def test_files_keep_everything(tmp_path):
     assert again.solution == plan.solution
     again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "p.json"
+    small_plan().save(file)
+    before = file.read_bytes()
+
+    def full(path, data):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(PlanFileError) as caught:
+        replace(small_plan(), name="other").save(file)
+    assert str(caught.value) == f"cannot write the plan file '{file}': No space left on device"
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
+
+
+def test_plans_can_be_pickled_and_copied():
+    plan = small_plan()
+    assert pickle.loads(pickle.dumps(plan)) == deepcopy(plan) == plan
+    swapped = replace(plan.inputs[0], layout=Layout.parse("model=S(0) data=S(0)"))
+    assert str(pickle.loads(pickle.dumps(swapped)).layout) == "model=S(0) data=S(0)"
 
 
 def test_files_keep_the_order_of_axes(tmp_path):
