@@ -4,8 +4,9 @@ import numpy as np
 
 from meshdsl.ir import Graph, Leaf, Op, Program, Source, Value
 from meshdsl.layouts import B, Layout, Link, Mesh, P, S, Topology
+from meshdsl.layouts.reshard import reshard
 from meshdsl.layouts.rule import Row
-from meshdsl.layouts.space import complete, reshard
+from meshdsl.layouts.space import complete
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan
 from meshdsl.planner.solution import Solution

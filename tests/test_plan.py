@@ -16,7 +16,8 @@ from meshdsl.ir import Graph, Op, Program, Value, check_graph
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.space import complete, reshard
+from meshdsl.layouts.reshard import reshard
+from meshdsl.layouts.space import complete
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan, load_plan
 from meshdsl.plan.match import check_match

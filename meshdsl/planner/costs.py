@@ -13,7 +13,7 @@ from math import prod
 
 import jax
 
-from meshdsl.ir import LOOPS, Graph, Literal, Op, Value, walk
+from meshdsl.ir import Graph, Literal, Op, Value, walk
 from meshdsl.rules import RULES
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.trips import count_trips
@@ -126,11 +126,6 @@ def _flops_inside(op: Op) -> float:
     graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].function)(*op.inputs))
     count_trips(graph)
     return sum(_flops(inner) * body.trips for body, inner in walk(graph))
-
-
-def is_structured(op: Op) -> bool:
-    """Whether the planner treats the operation by its structure rather than by a rule."""
-    return op.name in LOOPS or op.name == "return"
 
 
 def tensors(op: Op) -> "tuple[Value | Literal, ...]":

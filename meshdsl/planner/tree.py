@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.space import Space, reshard
+from meshdsl.layouts.reshard import reshard
+from meshdsl.layouts.space import Space
 from meshdsl.planner.exact import Costs
 
 Edges = tuple[tuple[int, int], ...]

@@ -7,7 +7,8 @@ import pytest
 from meshdsl.errors import LayoutError
 from meshdsl.layouts import Layout, Mesh, P, topology
 from meshdsl.layouts.move import COLLECTIVES, moves
-from meshdsl.layouts.space import complete, reshard, space
+from meshdsl.layouts.reshard import reshard
+from meshdsl.layouts.space import complete, space
 
 MESH = Mesh(x=4, y=2)
 

@@ -10,7 +10,8 @@ from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value, check_graph, wa
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import COLLECTIVES, arrange
 from meshdsl.layouts.placement import B, P, S, Split
-from meshdsl.layouts.space import complete, reshard
+from meshdsl.layouts.reshard import reshard
+from meshdsl.layouts.space import complete
 from meshdsl.planner.solution import Solution
 
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}

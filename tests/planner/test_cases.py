@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.move import COLLECTIVES
-from meshdsl.layouts.space import reshard
+from meshdsl.layouts.reshard import reshard
 
 MESH = md.Mesh(x=4, y=2)
 
