@@ -10,7 +10,7 @@ from meshdsl.planner.eliminate import lower_bound
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import bound, cap, fix, pass_messages
+from meshdsl.planner.messages import Messages, bound, cap, fix
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
 
@@ -42,7 +42,9 @@ class Certificate:
 
     def tighten(self, passes: int) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small."""
-        pass_messages(self._network, passes)
+        messages = Messages(self._network)
+        messages.run(passes)
+        messages.settle()
         self.bound = max(self.bound, bound(self._network))
         fix(self._network, self.best.cost)
         self._network.reduce(_SMALL)

@@ -42,7 +42,7 @@ class Fitter:
         price = self.model.scale.seconds(choice.cost) / peak.bytes / 8
         for _ in range(_ROUNDS):
             points[peak.op.id if peak.op else -1] = peak
-            choice = self._priced(points.values(), price, limit)
+            choice = self._priced(choice, points.values(), price, limit)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 return choice, peak
@@ -50,10 +50,10 @@ class Fitter:
             price *= _RAISE
         raise self._too_small(least, limit)
 
-    def _priced(self, points: Iterable[Peak], price: float, limit: float) -> Choice:
-        """The cheapest plan that fits, or the smallest."""
+    def _priced(self, last: Choice, points: Iterable[Peak], price: float, limit: float) -> Choice:
+        """The cheapest plan that fits, or the smallest; the plan found last is where to begin."""
         self.model.prices = self._prices(points, price)
-        found, _ = plans(self.model, self.evaluator)
+        found = plans(self.model, self.evaluator, last)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 

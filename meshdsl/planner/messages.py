@@ -7,12 +7,13 @@ better one and goes.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Network
 
 _LEAST = np.minimum.reduce
-_Messages = dict[tuple[int, int], Costs]  # by (from, to), over the states of the latter
+_Ints = NDArray[np.int64]
 
 
 def bound(network: Network) -> float:
@@ -21,58 +22,89 @@ def bound(network: Network) -> float:
     return network.constant + sum(float(table.min()) for table in (*network.unary.values(), *edges))
 
 
-def pass_messages(network: Network, rounds: int) -> None:
-    """Raise the bound: passes over the variables forwards and backwards. Tables must be finite."""
-    sent = {(v, w): np.zeros(network.unary[w].size) for v, near in network.near.items() for w in near}
-    order = network.order
-    there, back = _ahead(network, order), _ahead(network, order[::-1])
-    for _ in range(rounds):
-        _sweep(network, there, sent)
-        _sweep(network, back, sent)
-    _settle(network, sent)
-    _collect(network, there)
-    _collect(network, back)
+class Messages:
+    """Messages between the variables of a network whose tables are finite.
+
+    ``states`` are the best that a pass has come by, by label, and ``cost`` is what they cost.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.order = network, network.order
+        self._pack({v: i for i, v in enumerate(self.order)})
+        self._at = np.zeros(len(self.order), dtype=np.int64)
+        self._best, self.cost = self._at, np.inf
+
+    def _pack(self, at: dict[int, int]) -> None:
+        """Lay the network out flat, equal tables once."""
+        from meshdsl.planner.kernels import Flat  # with its compiler, too much to import for those who plan nothing
+
+        network = self.network
+        ends = [(v, w) for v in self.order for w in network.near[v]]
+        half = {end: h for h, end in enumerate(ends)}
+        messages = _offsets([network.unary[w].size for _, w in ends])
+        edges = [network.near[v][w] for v, w in ends]
+        once = {id(table): table for table in edges}
+        places = dict(zip(once, _offsets([table.size for table in once.values()]), strict=False))
+        self.flat = Flat(
+            start=_offsets([network.unary[v].size for v in self.order]),
+            first=_offsets([len(network.near[v]) for v in self.order]),
+            to=np.array([at[w] for _, w in ends], dtype=np.int64),
+            back=np.array([half[w, v] for v, w in ends], dtype=np.int64),
+            out=messages[:-1],
+            table=np.array([places[id(table)] for table in edges], dtype=np.int64),
+        )
+        self.sent = np.zeros(messages[-1])
+        self.tables = _joined([table.ravel() for table in once.values()])
+        self.unary = _joined([network.unary[v] for v in self.order])
+
+    def run(self, passes: int) -> None:
+        """Pass over the variables forwards and backwards, so many times."""
+        from meshdsl.planner import kernels
+
+        for forward in (True, False) * passes:
+            cost = kernels.sweep(forward, self.flat, self.unary, self.tables, self.sent, self._at)
+            if cost < self.cost:
+                self._best, self.cost = self._at.copy(), cost
+
+    @property
+    def states(self) -> dict[int, int]:
+        """The best states so far of all variables of the network, those it has lost included."""
+        labels = self.network.labels
+        at = zip(self.order, self._best.tolist(), strict=True)
+        return self.network.decode({v: int(labels[v][i]) if v in labels else i for v, i in at})
+
+    def settle(self) -> None:
+        """Move what the messages say into the tables of the network, whose bound that raises."""
+        from meshdsl.planner import kernels
+
+        flat, sizes = self.flat, np.diff(self.flat.start)
+        ahead = np.repeat(np.arange(len(self.order)), np.diff(flat.first)) < flat.to
+        begin = _offsets(np.where(ahead, sizes[flat.to[flat.back]] * sizes[flat.to], 0).tolist())
+        own = np.where(ahead, begin[:-1], begin[flat.back])
+        tables = np.empty(begin[-1])
+        kernels.settle(flat, self.unary, self.tables, self.sent, own, tables)
+        for forward in (True, False):
+            kernels.collect(forward, flat, self.unary, own, tables)
+        self._write_back(own, tables)
+
+    def _write_back(self, own: _Ints, tables: Costs) -> None:
+        network, flat = self.network, self.flat
+        for i, v in enumerate(self.order):
+            network.unary[v] = self.unary[flat.start[i] : flat.start[i + 1]]
+            for h in range(flat.first[i], flat.first[i + 1]):
+                if i < flat.to[h]:
+                    w = self.order[flat.to[h]]
+                    old = network.near[v][w]
+                    _replace(network, v, w, tables[own[h] : own[h] + old.size].reshape(old.shape))
 
 
-def _ahead(network: Network, order: list[int]) -> list[tuple[int, list[int]]]:
-    """Every variable with its neighbours further on."""
-    at = {v: i for i, v in enumerate(order)}
-    return [(v, [w for w in network.near[v] if at[w] > i]) for v, i in at.items()]
+def _offsets(sizes: list[int]) -> _Ints:
+    """Where blocks of these sizes begin, one after the other, and where the last one ends."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _sweep(network: Network, order: list[tuple[int, list[int]]], sent: _Messages) -> None:
-    """Every variable hands its share of what it knows to the neighbours ahead."""
-    for v, ahead in order:
-        if not ahead:
-            continue
-        near = network.near[v]
-        total = network.unary[v].copy()
-        for w in near:
-            total += sent[w, v]
-        total /= max(len(ahead), len(near) - len(ahead))
-        for w in ahead:
-            sent[v, w] = _LEAST((total - sent[w, v])[:, None] + near[w])
-
-
-def _settle(network: Network, sent: _Messages) -> None:
-    """Move what the messages say from the edges into the variables' tables."""
-    for (v, w), message in sent.items():
-        network.unary[w] = network.unary[w] + message
-        if v < w:
-            _replace(network, v, w, network.near[v][w] - message[None] - sent[w, v][:, None])
-
-
-def _collect(network: Network, order: list[tuple[int, list[int]]]) -> None:
-    """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
-    for v, ahead in order:
-        near = network.near[v]
-        spare = {w: _LEAST(table, axis=1) for w, table in near.items()}
-        total = network.unary[v] + sum(spare.values())
-        part = total / max(len(ahead), len(near) - len(ahead), 1)
-        for w in list(near):
-            shift = (part if w in ahead else 0.0) - spare[w]
-            _replace(network, v, w, near[w] + shift[:, None])
-        network.unary[v] = total - part * len(ahead)
+def _joined(arrays: list[Costs]) -> Costs:
+    return np.concatenate(arrays) if arrays else np.zeros(0)
 
 
 def _replace(network: Network, v: int, w: int, table: Costs) -> None:
@@ -81,11 +113,16 @@ def _replace(network: Network, v: int, w: int, table: Costs) -> None:
 
 def cap(network: Network, limit: float) -> None:
     """Make all tables finite: no plan of interest has an entry above ``limit``."""
+    known: dict[int, Costs] = {}  # equal tables stay one
+
+    def capped(table: Costs) -> Costs:
+        if id(table) not in known:
+            known[id(table)] = np.minimum(table, limit)
+        return known[id(table)]
+
     for v, near in network.near.items():
         network.unary[v] = np.minimum(network.unary[v], limit)
-        for w, table in near.items():
-            if v < w:
-                _replace(network, v, w, np.minimum(table, limit))
+        network.near[v] = {w: capped(table) for w, table in near.items()}
 
 
 def fix(network: Network, upper: float) -> None:
@@ -103,15 +140,3 @@ def fix(network: Network, upper: float) -> None:
             network.labels[v] = keep if labels is None else labels[keep]
             for w in list(network.near[v]):
                 _replace(network, v, w, network.near[v][w][keep])
-
-
-def point(network: Network) -> dict[int, int]:
-    """The states that the messages point to, by label: greedily, then exactly over those eliminated."""
-    at: dict[int, int] = {}
-    for v in network.order:
-        cost = network.unary[v].copy()
-        for w, table in network.near[v].items():
-            cost += table[:, at[w]] if w in at else table.min(axis=1)
-        at[v] = int(cost.argmin())
-    chosen = {v: int(network.labels[v][i]) if v in network.labels else i for v, i in at.items()}
-    return network.decode(chosen)

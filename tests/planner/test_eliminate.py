@@ -80,7 +80,9 @@ def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
     best, _ = best_of(domains, unary, tables)
     before = messages.bound(network)
     network.reduce(10**largest)
-    messages.pass_messages(network, 5)
+    passing = messages.Messages(network)
+    passing.run(5)
+    passing.settle()
     assert before - 1e-9 <= messages.bound(network) <= best + 1e-9
     messages.fix(network, best)
     network.reduce(10**6)
@@ -94,10 +96,11 @@ def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem,
     best, cost = best_of(domains, unary, tables)
     network = network_of(unary, tables)
     network.reduce(10**largest)
-    messages.pass_messages(network, 2)
     messages.fix(network, best)
-    chosen = messages.point(network)
-    states = tuple(chosen[v] for v in range(len(domains)))
+    passing = messages.Messages(network)
+    passing.run(2)
+    states = tuple(passing.states[v] for v in range(len(domains)))
+    assert cost(states) == pytest.approx(passing.cost + network.constant)
     assert cost(states) >= best
     if not network.unary:
         assert cost(states) == best

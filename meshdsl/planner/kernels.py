@@ -1,0 +1,163 @@
+"""The loops of message passing, compiled: a pass over a training step has a million additions in tiny tables.
+
+Everything is flat (see ``Flat``): variables are numbered in order, and each has a *half edge* to
+every neighbour.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Costs = NDArray[np.float64]
+
+
+class Flat(NamedTuple):
+    """Where the arrays of variables and half edges lie.
+
+    Args:
+      start: per variable, and one past the last, where its states begin.
+      first: likewise, its first half edge.
+      to: per half edge, the variable it leads to.
+      back: its reverse.
+      out: where its message begins, which speaks of the states of ``to``.
+      table: where the table of its edge begins, with the states of ``to`` along the second dim.
+    """
+
+    start: Ints
+    first: Ints
+    to: Ints
+    back: Ints
+    out: Ints
+    table: Ints
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _compiled(function: _Function) -> _Function:
+    """The function as machine code, kept on disk; a minimum may be taken in any order."""
+    made: _Function = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
+    return made
+
+
+@_compiled
+def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> float:
+    """One pass: every variable hands its share of what it knows to the neighbours ahead.
+
+    On the way every variable takes the state that is cheapest given those behind it and what the
+    ones ahead say: ``states``. Returns what these cost in all.
+    """
+    start, first, to, back, out, table = flat
+    n = start.size - 1
+    cost = 0.0
+    for step in range(n):
+        v = step if forward else n - 1 - step
+        size, count = start[v + 1] - start[v], first[v + 1] - first[v]
+        total = unary[start[v] : start[v + 1]].copy()
+        paid, hoped = total.copy(), total.copy()
+        ahead = 0
+        for h in range(first[v], first[v + 1]):
+            message = sent[out[back[h]] :]
+            if (to[h] > v) == forward:
+                ahead += 1
+                _plus(hoped, message)
+            else:
+                behind = tables[table[back[h]] + states[to[h]] * size :]
+                _plus(hoped, behind)
+                _plus(paid, behind)
+            _plus(total, message)
+        states[v] = np.argmin(hoped)
+        cost += paid[states[v]]
+        share = max(ahead, count - ahead, 1)
+        for h in range(first[v], first[v + 1]):
+            if (to[h] > v) == forward:
+                heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
+                for i in range(size):
+                    paid[i] = total[i] / share - heard[i]
+                _least(paid, tables, table[h], sent[out[h] : out[h] + width])
+    return cost
+
+
+@_compiled
+def _plus(total: Costs, costs: Costs) -> None:
+    for i in range(total.size):
+        total[i] += costs[i]
+
+
+@_compiled
+def _least(known: Costs, tables: Costs, at: int, least: Costs) -> None:
+    """For each state of a neighbour, the least of what is known and a table together."""
+    width = least.size
+    for j in range(width):
+        least[j] = np.inf
+    for i in range(known.size):
+        row, base = tables[at + i * width : at + i * width + width], known[i]
+        for j in range(width):
+            least[j] = min(least[j], base + row[j])
+
+
+@_compiled
+def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
+    """Move what the messages say from the edges into the variables' tables.
+
+    Args:
+      own: where the table of each half edge begins in ``settled``; both halves share that of the earlier variable.
+    """
+    start, first, to, back, out, table = flat
+    for v in range(start.size - 1):
+        size = start[v + 1] - start[v]
+        for h in range(first[v], first[v + 1]):
+            there, here = out[h], out[back[h]]
+            for i in range(size):
+                unary[start[v] + i] += sent[here + i]
+            width = start[to[h] + 1] - start[to[h]]
+            for i in range(size if v < to[h] else 0):
+                for j in range(width):
+                    at = i * width + j
+                    settled[own[h] + at] = tables[table[h] + at] - sent[there + j] - sent[here + i]
+
+
+@_compiled
+def collect(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
+    """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
+    start, first, to = flat.start, flat.first, flat.to
+    n = start.size - 1
+    for step in range(n):
+        v = step if forward else n - 1 - step
+        total = unary[start[v] : start[v + 1]]
+        ahead, count = 0, first[v + 1] - first[v]
+        for h in range(first[v], first[v + 1]):
+            ahead += (to[h] > v) == forward
+            _draw(total, tables, own[h], start[to[h] + 1] - start[to[h]], to[h] < v)
+        share = max(ahead, count - ahead, 1)
+        for h in range(first[v], first[v + 1]):
+            if (to[h] > v) == forward:
+                _spread(total, share, tables, own[h], start[to[h] + 1] - start[to[h]], to[h] < v)
+        for i in range(total.size):
+            total[i] *= 1 - ahead / share
+
+
+@_compiled
+def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> None:
+    """Move the minimum of a table for each state of one variable to that variable."""
+    along, across = (1, total.size) if turned else (width, 1)
+    for i in range(total.size):
+        least = np.inf
+        for j in range(width):
+            least = min(least, tables[at + i * along + j * across])
+        for j in range(width):
+            tables[at + i * along + j * across] -= least
+        total[i] += least
+
+
+@_compiled
+def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned: bool) -> None:
+    """Add a share of a variable's costs to a table."""
+    along, across = (1, total.size) if turned else (width, 1)
+    for i in range(total.size):
+        for j in range(width):
+            tables[at + i * along + j * across] += total[i] / share
