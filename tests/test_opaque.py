@@ -12,7 +12,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, PartitionSpec
 
 import meshdsl as md
-from meshdsl.errors import TraceError
+from meshdsl.errors import RuleError, TraceError
 from tests.test_like_jit import same
 
 MESH = md.Mesh(data=4, model=2)
@@ -181,7 +181,8 @@ def test_what_cannot_run_inside_a_step():
     with pytest.raises(TraceError) as caught:
         md.parallelize(step, MESH).plan(X)
     nested = (
-        "and meshes do not nest; call the function that it maps on whole arrays, and state layouts with md.constrain"
+        "and meshes do not nest; call the function that it maps on whole arrays and state layouts with md.constrain, "
+        "or state by md.rule how that function splits"
     )
     ordered = "is ordered, which jax does on one device only; leave ordered=True out"
     assert str(caught.value).splitlines() == [
@@ -191,6 +192,30 @@ def test_what_cannot_run_inside_a_step():
         f"  debug_print at test_opaque.py:{at + 4}: {ordered}",
         f"  debug_callback at test_opaque.py:{at + 5}: {ordered}",
     ]
+
+
+def mapped(x):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    return jax.jit(jax.shard_map(jnp.sin, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d")))(x)
+
+
+def printed(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+UNRULED = {
+    "shard_map": (mapped, "mapped calls shard_map, which divides arrays by itself; a ruled function is given blocks"),
+    "custom_partitioning": (partitioned, "calls custom_partitioning, which divides arrays by itself"),
+    "print": (printed, r"printed has effects \(a print, a callback\), so no rule can speak for it"),
+}
+
+
+@pytest.mark.parametrize("name", UNRULED)
+def test_what_no_rule_can_speak_for(name):
+    function, said = UNRULED[name]
+    with pytest.raises(RuleError, match=said):
+        md.parallelize(lambda x: md.rule("a b -> a b")(function)(x).sum(), MESH).plan(X)
 
 
 def nested_loops(x, w):

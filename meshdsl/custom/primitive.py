@@ -8,13 +8,13 @@ All of them are the same primitive with another ``Ruled``: a function of flat ar
 signature that follows from the one that was stated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from meshdsl.custom.signature import Signature
@@ -22,6 +22,8 @@ from meshdsl.errors import RuleError
 from meshdsl.layouts.rule import Placements
 
 Arrays = Sequence[Any]
+
+DIVIDING = ("shard_map", "custom_partitioning")
 
 ruled_p = Primitive("ruled")
 ruled_p.multiple_results = True
@@ -91,7 +93,22 @@ def results_of(ruled: Ruled, arrays: Sequence[Any]) -> list[Any]:
     closed = jax.make_jaxpr(ruled.function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
     if closed.effects:
         raise RuleError(f"{ruled.name} has effects (a print, a callback), so no rule can speak for it")
+    divides = next((name for name in _names(closed.jaxpr) if name in DIVIDING), "")
+    if divides:
+        raise RuleError(
+            f"{ruled.name} calls {divides}, which divides arrays by itself; a ruled function is given blocks already:"
+            " call what runs on a block"
+        )
     return list(closed.out_avals)
+
+
+def _names(jaxpr: Jaxpr) -> Iterator[str]:
+    """The primitives of a jaxpr, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
+            if isinstance(x, ClosedJaxpr | Jaxpr):
+                yield from _names(x.jaxpr if isinstance(x, ClosedJaxpr) else x)
 
 
 def _along(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -22,8 +22,8 @@ def check_opaque(name: str, graph: Graph) -> None:
 def _shard_map(op: Op) -> str:
     mesh = ", ".join(f"{name}={size}" for name, size in op.params["mesh"].shape.items())
     return (
-        f"runs on a mesh of its own ({mesh}), and meshes do not nest; call the function that it maps on whole arrays,"
-        " and state layouts with md.constrain"
+        f"runs on a mesh of its own ({mesh}), and meshes do not nest; call the function that it maps on whole arrays"
+        " and state layouts with md.constrain, or state by md.rule how that function splits"
     )
 
 
