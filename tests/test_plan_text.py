@@ -59,6 +59,11 @@ def test_many_alternatives_are_cut():
     assert [g.name for g in group_arrays(arrays(*(f"p/w{c}" for c in "abcdef")))] == ["p/{wa,wb,wc,wd,+2}"]
 
 
+def test_names_with_hyphens_stay_whole():
+    lines = list(table([("a", "reason"), ("x" * 80, "scatter-add " * 30)]))
+    assert not any(line.endswith("-") for line in lines)
+
+
 def test_wide_tables_wrap_their_last_column():
     lines = list(table([("a", "reason"), ("x" * 80, "word " * 30)]))
     assert max(map(len, lines)) <= 120

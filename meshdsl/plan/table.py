@@ -15,6 +15,6 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     room = max(WIDTH - left, _LEAST)
     for row in rows:
         start = "".join(text.ljust(width + _GAP) for text, width in zip(row[:-1], widths, strict=False))
-        first, *rest = wrap(row[-1], room, break_long_words=False) or [""]
+        first, *rest = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
         yield (start + first).rstrip()
         yield from (" " * left + line for line in rest)
