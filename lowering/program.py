@@ -38,6 +38,7 @@ class LocalTarget(Target):
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
+        self.constants: set[int] = set()
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
@@ -60,6 +61,8 @@ class LocalTarget(Target):
         """The local program of ``op``."""
         inputs = tuple(self.solution.uses.get((op.id, i), self.nowhere) for i in range(len(op.inputs)))
         outputs = tuple(self.solution.layouts[value.id] for value in op.outputs)
+        if all(isinstance(x, Literal) or x.id in self.constants for x in op.inputs):
+            self.constants.update(value.id for value in op.outputs)
         return run_local(op, arrays, Local(self.sizes, inputs, outputs))
 
     def _block(self, value: Value, layout: Layout) -> jax.Array:
@@ -73,6 +76,8 @@ class LocalTarget(Target):
             return jnp.zeros(layout.local_shape(value.shape, self.sizes), value.dtype)
         move = next(move for move in self.solution.trees[value.id] if move.after == layout)
         source = self._block(value, move.before)
+        if value.id in self.constants and move.bytes:  # or the compiler works out what is planned to be sent
+            source = lax.optimization_barrier(source)
         with jax.named_scope(move_scope(move, value.dtype)):
             return apply_move(source, move, self.sizes)
 

@@ -1,6 +1,6 @@
 """What one device runs for each operation."""
 
-from meshdsl.lowering.local import effects, indexing, ordering, random, slicing, structural, windows, words
+from meshdsl.lowering.local import effects, indexing, ordering, random, slicing, structural, transforms, windows, words
 from meshdsl.lowering.local.registry import Local, bind, local, run_local
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "run_local",
     "slicing",
     "structural",
+    "transforms",
     "windows",
     "words",
 ]

@@ -42,14 +42,21 @@ class Sliding:
         return self.step * self.count - self.dilation * self.n
 
     @property
+    def hidden(self) -> bool:
+        """Whether nothing drifts and no window shows an element: all is padding, and nothing is lacking."""
+        shown = -self.low <= self.dilation * (self.n - 1) and self.low <= self.step * (self.count - 1) + self.reach
+        return self.drift == 0 and not shown
+
+    @property
     def before(self) -> int:
         """Elements that a block lacks in front."""
-        return max(0, (self.low + max(0, -self.drift)) // self.dilation)
+        return 0 if self.hidden else max(0, (self.low + max(0, -self.drift)) // self.dilation)
 
     @property
     def after(self) -> int:
         """Elements that a block lacks behind."""
-        return max(0, (self.reach - self.step - self.low + max(0, self.drift)) // self.dilation + 1)
+        lacking = (self.reach - self.step - self.low + max(0, self.drift)) // self.dilation + 1
+        return 0 if self.hidden else max(0, lacking)
 
     def extent(self, blocks: int) -> int:
         """Places that the windows of one block of the result cover, out of so many blocks."""

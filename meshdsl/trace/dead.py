@@ -2,7 +2,7 @@
 
 Loops shrink with their results: a carry stays only if its result is read or if another carry,
 a stacked output or the condition that stays reads it; consts, slices and operands stay if a
-body still reads them.
+body still reads them. A sort moves along only what is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +66,13 @@ def _cond(op: Op, wanted: Wanted) -> Op:
     return replace(op, inputs=inputs, outputs=kept(op.outputs, wanted), bodies=bodies)
 
 
-_SHRUNK: dict[str, Callable[[Op, Wanted], Op]] = {"scan": _scan, "while": _while, "cond": _cond}
+def _sort(op: Op, wanted: Wanted) -> Op:
+    """Keys are compared also if nobody reads them in order."""
+    stay = [i < op.params["num_keys"] or w for i, w in enumerate(wanted)]
+    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay))
+
+
+_SHRUNK: dict[str, Callable[[Op, Wanted], Op]] = {"scan": _scan, "while": _while, "cond": _cond, "sort": _sort}
 
 
 def _shrink(body: Graph, start: int, carries: Wanted, rest: Wanted) -> tuple[Graph, list[bool]]:

@@ -16,19 +16,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_000, help="when to stop; a run is always finished")
     parser.add_argument("--seed", type=int, help="of the first run; drawn and printed by default")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to look for a smaller failing case")
     asked = parser.parse_args()
     seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
-    failed = _fuzz(asked.cases, seed)
+    failed = _fuzz(asked.cases, seed, asked.patience)
     sys.exit(len(failed) > 0)
 
 
-def _fuzz(cases: int, seed: int) -> list[int]:
+def _fuzz(cases: int, seed: int, patience: float) -> list[int]:
     """Judges so many cases, in runs of consecutive seeds; returns the seeds that failed."""
     tally, failed, start = Tally(), [], time.time()
     while tally.cases < cases:
         known = len(tally.above)
         try:
-            run(seed, tally)
+            run(seed, tally, patience)
         except Exception as error:
             failed.append(seed)
             print(f"seed {seed} fails: {error}\n", flush=True)

@@ -1,5 +1,7 @@
 """Runs of random cases: a run is what one seed draws, so a seed is all that is needed to see it again."""
 
+import time
+
 import hypothesis
 import jax
 from hypothesis import HealthCheck
@@ -19,22 +21,33 @@ SETTINGS = hypothesis.settings(
 )
 
 
-def run(seed: int, tally: Tally) -> None:
-    """About fifty cases; raises the smallest case found that fails."""
-    failed = False  # from then on only to make the case smaller
+class _EnoughError(BaseException):
+    """No more time to make a failing case smaller."""
+
+
+def run(seed: int, tally: Tally, patience: float = 60.0) -> None:
+    """About fifty cases; raises the smallest that fails, having looked for smaller ones for so many seconds."""
+    failures: list[Exception] = []
+    since: list[float] = []
 
     @hypothesis.seed(seed)
     @SETTINGS
     @hypothesis.given(batches(CASES))
     def each(batch: Batch) -> None:
-        nonlocal failed
+        if since and time.monotonic() > since[0] + patience:
+            raise _EnoughError
         try:
             found = judge(batch)
-        except Exception:
-            failed = True
+        except Exception as error:
+            since.append(time.monotonic())
+            failures.append(error)
             raise
-        if not failed:
+        if not failures:
             tally.add(found)
 
-    each()
-    jax.clear_caches()
+    try:
+        each()
+    except (Exception, _EnoughError) as error:
+        raise min(failures, key=lambda error: len(str(error)), default=error) from None
+    finally:
+        jax.clear_caches()

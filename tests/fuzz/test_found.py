@@ -1,5 +1,6 @@
 """What random programs have found, each as small as it gets."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -67,3 +68,37 @@ def test_a_float32_result_may_be_as_rough_as_the_bfloat16_it_comes_from():
     x = jnp.sin(jnp.arange(64 * 32.0)).reshape(64, 32)
     (leaf,) = md.parallelize(step, md.Mesh(x=8), {"x": "x=S(0)"}).check(x).leaves
     assert 1e-3 < leaf.error < leaf.tolerance < 0.1
+
+
+def test_padding_around_nothing_sends_nothing():
+    """The gradient of a roll by nothing pads an empty slice."""
+
+    def step(x):
+        return jax.grad(lambda x: jnp.sum(jnp.square(jnp.roll(x, 2, axis=0))))(x)
+
+    sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES), {"x": "x=S(0)"})
+    assert sharded.verify(jnp.ones((2, 8))).equal
+
+
+def test_transforms_of_thin_blocks_compile():
+    """A dim of one element may lie anywhere, and the compiler moves it to where its transforms fail."""
+
+    def step(x):
+        return jax.grad(lambda x: jnp.sum(jnp.square(jnp.real(jnp.fft.fft(x, axis=0)))))(x)
+
+    sharded = md.parallelize(step, md.Mesh(x=2), {"x": "x=S(1)"}, outputs={"**": "x=B"})
+    assert sharded.check(jnp.arange(16.0).reshape(4, 2, 2)).ok
+
+
+def test_a_sort_moves_only_what_is_read():
+    """An argsort sorts two rows of positions, and the compiler drops the one that nobody reads."""
+    sharded = md.parallelize(lambda x: (jnp.argsort(x), x * 2), md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(0)"})
+    assert sharded.verify(jnp.ones(16)).equal
+
+
+def test_a_constant_that_is_planned_to_be_sent_is_sent():
+    """Where links are faster than memory, a constant may be made in blocks; the compiler knows what they make up."""
+    sharded = md.parallelize(lambda x: (jnp.zeros(16), x), md.Mesh(x=8, topology=SLOW_DEVICES), outputs={"**": "x=B"})
+    x = jnp.ones((16, 8))
+    assert sharded.plan(x).collectives
+    assert sharded.verify(x).equal
