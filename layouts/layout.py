@@ -9,7 +9,7 @@ An axis that is not named is ``B``. (In a *pin* it is free instead; a pin is a l
 ``axes`` say which it names.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshdsl.errors import NotationError
@@ -100,6 +100,9 @@ class Layout:
     def __hash__(self) -> int:
         return hash(self._key)
 
+    def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[tuple[tuple[str, Placement], ...]]]:
+        return _made, (self.placements,)
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a layout is a value; {name} cannot be set")
 
@@ -108,3 +111,7 @@ class Layout:
 
     def __str__(self) -> str:
         return " ".join(f"{n}={p}" for n, p in self.placements)
+
+
+def _made(placements: tuple[tuple[str, Placement], ...]) -> Layout:
+    return Layout(**dict(placements))

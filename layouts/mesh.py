@@ -1,6 +1,6 @@
 """Mesh: ordered, named axes of devices, with or without devices behind them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 
 from meshdsl.errors import LayoutError, NotationError, nearest
@@ -68,6 +68,9 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Callable[..., "Mesh"], tuple[dict[str, int], Topology]]:
+        return _made, (self.sizes_by_name, self.topology)
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a mesh is a value; {name} cannot be set")
 
@@ -80,3 +83,7 @@ class Mesh:
 
 def _is_size(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+
+
+def _made(sizes: dict[str, int], topology: Topology) -> Mesh:
+    return Mesh(topology=topology, **sizes)

@@ -35,23 +35,35 @@ TOLERANCES = {8: 1e-1, 16: 2e-2, 32: 2e-4, 64: 1e-9}  # by bits of a float
 
 @dataclass(frozen=True)
 class LeafError:
-    """How far one leaf is off, and by how much it may be; ``noise`` is what rounding its arguments does to it."""
+    """How far one leaf is off, and by how much it may be.
+
+    Args:
+      noise: what rounding its arguments does to it.
+      lost: how many of its values are not finite, in the unsharded step either.
+    """
 
     path: str
     error: float
     tolerance: float
     fault: str = ""
     noise: float = 0.0
+    lost: int = 0
 
     @property
     def ok(self) -> bool:
         """Within tolerance and without a fault."""
         return not self.fault and self.error <= self.tolerance
 
+    @property
+    def unknown(self) -> bool:
+        """Whether rounding its arguments moves it so far that its error says nothing."""
+        return self.ok and self.noise > 0 and self.tolerance >= 1
+
     def __str__(self) -> str:
         noise = f" (nudging the arguments moves it by {self.noise:.0e})" if self.noise else ""
+        lost = f" ({_values(self.lost)} not finite, in the unsharded step too)" if self.lost else ""
         name = self.path or "the result"
-        return f"{name}: {self.fault or f'relative error {self.error:.2e}, allowed {self.tolerance:.0e}'}{noise}"
+        return f"{name}: {self.fault or f'relative error {self.error:.2e}, allowed {self.tolerance:.0e}'}{noise}{lost}"
 
 
 @dataclass(frozen=True)
@@ -71,9 +83,12 @@ class CheckReport:
         return max((leaf.error for leaf in self.leaves), default=0.0)
 
     def __str__(self) -> str:
-        exact = sum(leaf.error == 0 and leaf.ok for leaf in self.leaves)
-        head = f"{len(self.leaves)} outputs agree, {exact} of them exactly; the worst:"
-        return "\n".join([head, *(f"  {leaf}" for leaf in self.leaves[:5])])
+        count, exact = len(self.leaves), sum(leaf.error == 0 and leaf.ok for leaf in self.leaves)
+        unknown, lost = sum(leaf.unknown for leaf in self.leaves), sum(leaf.lost > 0 for leaf in self.leaves)
+        said = [f"{count - unknown} of {count} outputs agree, {exact} of them exactly"]
+        said += [f"of {unknown} nothing can be said: rounding the arguments moves them as far"] if unknown else []
+        said += [f"{lost} not finite everywhere"] if lost else []
+        return "\n".join([f"{'; '.join(said)}; the worst:", *(f"  {leaf}" for leaf in self.leaves[:5])])
 
 
 def check_numbers(
@@ -161,10 +176,14 @@ def _compare(path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: f
         return LeafError(path, np.inf, allowed, "infinities or NaNs differ from the unsharded step's")
     if not np.isfinite(b[finite]).all():
         count = int((~np.isfinite(b[finite])).sum())
-        return LeafError(path, np.inf, allowed, f"{count} values are not finite, and are in the unsharded step")
+        return LeafError(path, np.inf, allowed, f"{_values(count)} not finite, but finite in the unsharded step")
     scale = max(_largest(a), floor)
     off = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
-    return LeafError(path, off / scale if off else 0.0, allowed)
+    return LeafError(path, off / scale if off else 0.0, allowed, lost=int((~finite).sum()))
+
+
+def _values(count: int) -> str:
+    return f"{count} value{' is' if count == 1 else 's are'}"
 
 
 def _exact(path: str, a: np.ndarray, b: np.ndarray) -> LeafError:

@@ -12,6 +12,7 @@ dtypes, static arguments and settings of jax:
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import update_wrapper
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
 from meshdsl.trace import Call, flatten_call, trace
+from meshdsl.trace.arguments import step_name
 from meshdsl.trace.values import check_values
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
@@ -92,9 +94,10 @@ def parallelize(
 
 
 class Sharded:
-    """A planned step; call it as the step itself."""
+    """A planned step; call it as the step itself, whose name and documentation it has."""
 
     def __init__(self, step: Callable[..., Any], options: Options) -> None:
+        update_wrapper(self, step, updated=())
         self.step, self.options = step, options
         self._planned: dict[Any, tuple[Traced, Plan]] = {}
         self._ready: dict[Any, Executable] = {}
@@ -113,6 +116,9 @@ class Sharded:
             except (TypeError, ValueError):
                 pass
         return self._run(self._call(args, kwargs), tree)
+
+    def __repr__(self) -> str:
+        return f"<{step_name(self.step)} on mesh {self.options.mesh}>"
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""

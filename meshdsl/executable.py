@@ -7,7 +7,7 @@ as ``jax.jit`` does, also those that had to be moved first.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshdsl.errors import TraceError
+from meshdsl.errors import TraceError, shortened
 from meshdsl.ir import Program
 from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.program import sharded_function
@@ -70,10 +70,28 @@ class Executable:
         """The compiled step; it takes flat arrays that lie as planned, or nowhere yet."""
         return self.lowered.compile()
 
-    @cached_property
+    @property
     def call(self) -> Callable[..., Any]:
-        """The step to call: ahead of time jax mistakes how elements of less than a byte lie in placed arrays."""
-        return self.jitted if any(_below_byte(value.dtype) for value in self.program.inputs) else self.compiled
+        """The step to call: compiled ahead of time, but where jax would go wrong with that."""
+        if _asked(_LOOKED_FOR):
+            return self._looked_at
+        return self.jitted if self._below_byte or _asked(("jax_disable_jit",)) else self.compiled
+
+    def _looked_at(self, *leaves: jax.Array) -> list[jax.Array]:
+        """The compiled step's results, none of them what jax looks for: it would go on op by op, without an end."""
+        wrong = [test for name, test in _LOOKED_FOR.items() if _asked((name,))]
+        with jax.debug_nans(False), jax.debug_infs(False):
+            results: list[jax.Array] = self.compiled(*leaves)
+            pairs = zip(self.program.outputs, results, strict=True)
+            bad = [leaf.path or "the result" for leaf, x in pairs if any(_holds(test, x) for test in wrong)]
+        if bad:
+            raise FloatingPointError(f"{self.program.name} gives NaNs or infinities in {', '.join(shortened(bad))}")
+        return results
+
+    @cached_property
+    def _below_byte(self) -> bool:
+        """Whether elements have less than a byte: ahead of time jax mistakes how they lie in placed arrays."""
+        return any(_below_byte(value.dtype) for value in self.program.inputs)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """The step's result from its flat outputs."""
@@ -150,6 +168,18 @@ def _lies_elsewhere(x: Any, target: NamedSharding) -> bool:
 
 def _is_weak(x: Any) -> bool:
     return getattr(x, "weak_type", None) or isinstance(x, int | float | complex)
+
+
+_LOOKED_FOR = {"jax_debug_nans": jnp.isnan, "jax_debug_infs": jnp.isinf}
+
+
+def _asked(settings: Iterable[str]) -> bool:
+    """Whether jax was asked for any of these."""
+    return any(getattr(jax.config, name) for name in settings)
+
+
+def _holds(test: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact) and bool(test(x).any())
 
 
 def _below_byte(dtype: Any) -> bool:

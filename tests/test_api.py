@@ -1,6 +1,8 @@
 """parallelize: plans without devices, runs what it planned, places arguments, caches, refuses."""
 
+import inspect
 import logging
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +210,32 @@ def test_results_go_in_again_without_a_move(sharded, warnings):
     for _ in range(3):
         params, _ = sharded(params, batch)
     assert warnings() == []
+
+
+def test_it_goes_by_the_name_of_the_step():
+    def train(params, batch):
+        """One step."""
+
+    sharded = md.parallelize(train, MESH)
+    assert (sharded.__name__, sharded.__doc__) == ("train", "One step.")
+    assert str(inspect.signature(sharded)) == "(params, batch)"
+    assert repr(sharded) == "<train on mesh data=4,model=2>"
+    assert repr(md.parallelize(partial(train, {}), MESH)) == repr(sharded)
+
+
+def test_what_jax_looks_for_is_found(sharded):
+    params, batch = arguments()
+    with jax.debug_nans(True):
+        close(sharded(params, batch), step(params, batch))
+        with pytest.raises(FloatingPointError, match="step gives NaNs or infinities in 0/w1, 0/w2, 1"):
+            sharded(params, np.nan * batch)
+    assert np.isnan(sharded(params, np.nan * batch)[1])
+
+
+def test_without_jit(sharded):
+    args = arguments()
+    with jax.disable_jit():
+        close(sharded(*args), step(*args))
 
 
 def test_inside_jit_it_is_inlined(sharded):

@@ -296,6 +296,7 @@ def test_what_is_no_tolerance(tolerance):
     [
         ({"kinds": ("all_reduce",)}, "kinds: no collective 'all_reduce'; did you mean 'all-reduce'?"),
         ({"kinds": {"all-reduce": "1"}}, "kinds['all-reduce']: '1' is a str, not a number of runs"),
+        ({"kinds": {"all-reduce": -1}}, "kinds['all-reduce']: -1 is an int, not a number of runs"),
         ({"kinds": "all-reduce"}, "kinds: 'all-reduce' is a str, not a list of kinds or a dict of kinds to runs"),
         ({"bytes": "1MB"}, "bytes: '1MB' is a str, not a number of bytes"),
     ],

@@ -1,10 +1,16 @@
 """Plan: what it says, that files keep all of it, and what a diff shows."""
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.errors import BudgetError, LayoutError, PlanFileError
 from meshdsl.ir import Graph, Op, Program, Value, check_graph
 from meshdsl.layouts import Layout, Mesh
@@ -111,6 +117,19 @@ def test_collectives_in_loops_have_trips_and_names():
     assert loop_plan().bytes == 6 * (192 + 192)
 
 
+def test_collectives_are_in_the_order_of_the_operations_that_wait_for_them():
+    def step(xs, late):
+        def body(total, x):
+            return md.constrain(md.constrain(total * x, "data=S(0) model=B"), "data=B model=B"), None
+
+        total, _ = jax.lax.scan(body, jnp.ones(64), xs)
+        return total * md.constrain(late, "data=B model=B")
+
+    pins = {"xs": "data=B model=B", "late": "data=S(0) model=B"}
+    plan = md.parallelize(step, MESH, pins).plan(np.ones((6, 64), np.float32), np.ones(64, np.float32))
+    assert [(c.kind, c.trips) for c in plan.collectives] == [("all-gather", 6), ("all-gather", 1)]
+
+
 def test_estimated_trips_are_marked_in_print():
     assert " ~6 " in str(loop_plan(estimated=True))
     assert "~" not in str(loop_plan())
@@ -157,6 +176,29 @@ def test_files_keep_everything(tmp_path):
     assert again.solution == plan.solution
     again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "p.json"
+    small_plan().save(file)
+    before = file.read_bytes()
+
+    def full(path, data):
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(PlanFileError) as caught:
+        replace(small_plan(), name="other").save(file)
+    assert str(caught.value) == f"cannot write the plan file '{file}': No space left on device"
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
+
+
+def test_plans_can_be_pickled_and_copied():
+    plan = small_plan()
+    assert pickle.loads(pickle.dumps(plan)) == deepcopy(plan) == plan
+    swapped = replace(plan.inputs[0], layout=Layout.parse("model=S(0) data=S(0)"))
+    assert str(pickle.loads(pickle.dumps(swapped)).layout) == "model=S(0) data=S(0)"
 
 
 def test_files_keep_the_order_of_axes(tmp_path):

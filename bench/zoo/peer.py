@@ -26,7 +26,7 @@ def alone(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layout], li
     """The compiled step where the batch alone is stated, and the layouts that XLA chose for inputs and outputs."""
     batch = NamedSharding(device_mesh(mesh), PartitionSpec(*(None,) * dim, mesh.names[0]))
     free = (None,) * (len(program.args) - 1)
-    compiled = jax.jit(program.step, in_shardings=(*free, batch)).lower(*program.args).compile()
+    compiled = jax.jit(program.step, in_shardings=(*free, batch), keep_unused=True).lower(*program.args).compile()
     chosen = compiled.input_shardings[0], compiled.output_shardings
     inputs, outputs = ([_layout(x, mesh) for x in jax.tree.leaves(each)] for each in chosen)
     return compiled, inputs, outputs

@@ -61,17 +61,15 @@ def sort(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
     return held
 
 
-@local("top_k", "approx_top_k")
+@local("top_k")
 def top_k(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """The largest of every block, and of those the largest; of equal ones the first is chosen in both."""
     dim = top_k_dim(op)
-    axes, whole = where.inputs[0].splitting(dim), op.inputs[0].shape[dim]
-    # an approximate choice recalls enough of the whole only if it knows how long that is
-    known = op.params.get("reduction_input_size_override", 0) < 0
-    values, places = bind(op, *arrays, **{"reduction_input_size_override": whole} if axes and known else {})
+    axes = where.inputs[0].splitting(dim)
+    values, places = bind(op, *arrays)
     if not axes:
         return values, places
-    offset = where.offset(where.inputs[0], dim, whole).astype(places.dtype)
+    offset = where.offset(where.inputs[0], dim, op.inputs[0].shape[dim]).astype(places.dtype)
     found, chosen = bind(op, gather(values, axes, dim))
     return found, jnp.take_along_axis(gather(places + offset, axes, dim), chosen, dim)
 

@@ -28,7 +28,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
-        collectives=(*_collectives(solution, reasons), *_inside(program, solution, reasons)),
+        collectives=tuple(_collectives(program, solution, reasons)),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
@@ -53,44 +53,56 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
-def _collectives(solution: Solution, reasons: Reasons) -> Iterator[Collective]:
-    """Every collective, in the order of the values that are moved."""
+def _collectives(program: Program, solution: Solution, reasons: Reasons) -> list[Collective]:
+    """Every collective, in the order of the operations that wait for it."""
+    found = [*_moves(solution, reasons), *_inside(program, solution, reasons)]
+    return [c for _, c in sorted(found, key=lambda pair: reasons.order[pair[0].id])]
+
+
+def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
+    """Every collective between operations, with the one that waits for it."""
     for value, graph in reasons.values():
         for move in solution.trees.get(value.id, ()):
             if move.kind in COLLECTIVES:
-                at, reason = reasons.explain(value, move)
-                yield Collective(
-                    kind=move.kind,
-                    axes=move.axes,
-                    bytes=move.bytes,
-                    trips=graph.trips,
-                    estimated=graph.estimated,
-                    seconds=move.seconds,
-                    phase=at.phase,
-                    source=str(at.source),
-                    reason=reason,
-                    value=reasons.name(value),
-                    shape=tuple(value.shape),
-                    dtype=str(value.dtype),
+                reader, at, reason = reasons.explain(value, move)
+                yield (
+                    reader,
+                    Collective(
+                        kind=move.kind,
+                        axes=move.axes,
+                        bytes=move.bytes,
+                        trips=graph.trips,
+                        estimated=graph.estimated,
+                        seconds=move.seconds,
+                        phase=at.phase,
+                        source=str(at.source),
+                        reason=reason,
+                        value=reasons.name(value),
+                        shape=tuple(value.shape),
+                        dtype=str(value.dtype),
+                    ),
                 )
 
 
-def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[Collective]:
-    """Every collective of a local program, in program order."""
+def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
+    """Every collective of a local program, with its operation."""
     for c in collectives_inside(program.graph, solution):
-        yield Collective(
-            kind=c.kind,
-            axes=c.axes,
-            bytes=c.bytes,
-            trips=c.graph.trips,
-            estimated=c.graph.estimated,
-            seconds=c.seconds,
-            phase=c.op.phase,
-            source=str(c.op.source),
-            reason=f"inside {c.op.name}, on {reasons.name(c.value)}: {c.exchange}",
-            value=reasons.name(c.value),
-            shape=tuple(c.value.shape),
-            dtype=str(c.value.dtype),
+        yield (
+            c.op,
+            Collective(
+                kind=c.kind,
+                axes=c.axes,
+                bytes=c.bytes,
+                trips=c.graph.trips,
+                estimated=c.graph.estimated,
+                seconds=c.seconds,
+                phase=c.op.phase,
+                source=str(c.op.source),
+                reason=f"inside {c.op.name}, on {reasons.name(c.value)}: {c.exchange}",
+                value=reasons.name(c.value),
+                shape=tuple(c.value.shape),
+                dtype=str(c.value.dtype),
+            ),
         )
 
 

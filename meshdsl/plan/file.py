@@ -5,7 +5,7 @@ depends on the time, the machine or the folder. A file is read whole or not at a
 was cut off, merged or edited is an error that names the entries.
 """
 
-from os import PathLike
+from os import PathLike, getpid
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,11 +43,14 @@ def plan_bytes(plan: Plan) -> bytes:
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan to a file; PlanFileError if that cannot be."""
+    """Write a plan to a file, all of it or nothing; PlanFileError if that cannot be."""
     file = _path(path)
+    begun = file.with_name(f"{file.name}.{getpid()}.part")
     try:
-        file.write_bytes(plan_bytes(plan))
+        begun.write_bytes(plan_bytes(plan))
+        begun.replace(file)
     except OSError as error:
+        begun.unlink(missing_ok=True)
         raise PlanFileError(f"cannot write the plan file {str(file)!r}: {error.strerror}") from error
 
 

@@ -22,6 +22,7 @@ class Reasons:
 
     def __init__(self, program: Program, solution: Solution) -> None:
         self.program, self.solution = program, solution
+        self.order = {op.id: i for i, (_, op) in enumerate(walk(program.graph))}
         self.makers: dict[int, Op] = {}
         self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
         self.readers: dict[int, list[tuple[Op, Layout]]] = {}
@@ -46,12 +47,12 @@ class Reasons:
         name = self.name(self.homes[value][0])
         return f"{name} ({maker.source})" if maker is not None and value not in self.names else name
 
-    def explain(self, value: Value, move: Move) -> tuple[Op, str]:
-        """The operation that the collective belongs to, and the sentence."""
+    def explain(self, value: Value, move: Move) -> tuple[Op, Op, str]:
+        """The first operation that waits for the collective, the one that it belongs to, and the sentence."""
         reader, maker = self._reader(value, move), self.makers.get(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
-        return at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
+        return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
 
     def _enter(self, graph: Graph, op: Op) -> None:
         for i, x in enumerate(op.inputs):

@@ -210,7 +210,11 @@ def _no_kinds(kinds: object) -> list[str]:
         return [f"kinds: {is_a(kinds)}, not a list of kinds or a dict of kinds to runs"]
     rows = [f"kinds: no collective {kind!r}{nearest(kind, COLLECTIVES)}" for kind in kinds if kind not in COLLECTIVES]
     counts = kinds.items() if isinstance(kinds, Mapping) else ()
-    return rows + [f"kinds[{kind!r}]: {is_a(n)}, not a number of runs" for kind, n in counts if not isinstance(n, int)]
+    return rows + [f"kinds[{kind!r}]: {is_a(n)}, not a number of runs" for kind, n in counts if not _is_count(n)]
+
+
+def _is_count(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 0
 
 
 def _over_bytes(plan: Plan, most: int | None) -> list[str]:

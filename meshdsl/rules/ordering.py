@@ -28,13 +28,18 @@ def cumulative(op: Op) -> Rule:
 
 @rule("sort")
 def sort(op: Op) -> Rule:
-    """The first operands are keys. The others are moved as the keys say, and moving commutes with any reduction."""
-    values = range(op.params["num_keys"], len(op.inputs)) if op.params["is_stable"] else range(0)
+    """The first operands are keys. The others are moved as the keys say, and moving commutes with any reduction.
+
+    Where equal keys may change places, others would on blocks; unless all operands are keys, that shows.
+    """
+    moved = range(op.params["num_keys"], len(op.inputs))
+    values = moved if op.params["is_stable"] else range(0)
     groups = [*((i,) for i in values), tuple(values)] if values else []
     extra = tuple(_moved(op, placed, group) for group in groups for placed in (P, P("max"), P("min")))
     blocks = (S(op.params["dimension"]),) * len(op.inputs)
     merged = Row(blocks, blocks, collectives=tuple(Exchange("sort", i) for i in range(len(op.inputs))))
-    return along(op, op.params["dimension"], extra=(merged, *extra))
+    same = op.params["is_stable"] or not moved
+    return along(op, op.params["dimension"], extra=(merged, *extra) if same else extra)
 
 
 def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
@@ -42,20 +47,24 @@ def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
     return Row(ports, ports)
 
 
-@rule("top_k", "approx_top_k")
+@rule("top_k")
 def top_k(op: Op) -> Rule:
     """Values and positions: those of the whole are among the candidates of the blocks."""
     dim = top_k_dim(op)
-    if not op.params.get("aggregate_to_topk", True):  # how many candidates there are depends on the length
-        return along(op, dim)
     inside = (Exchange("gather", 0, dim, length=op.params["k"]), Exchange("gather", 2))
     return along(op, dim, extra=(Row((S(dim),), (B, B), collectives=inside),))
 
 
 def top_k_dim(op: Op) -> int:
-    """The dim in which it chooses; for top_k older versions of JAX always take the last one."""
+    """The dim in which a top_k chooses; older versions of JAX always take the last one."""
     rank = len(op.inputs[0].shape)
-    return int(op.params.get("reduction_dimension", op.params.get("axis", -1))) % rank
+    return int(op.params.get("axis", -1)) % rank
+
+
+@rule("approx_top_k")
+def approx_top_k(op: Op) -> Rule:
+    """Values and positions. Of equal elements any may be chosen, so candidates of blocks could be others."""
+    return along(op, op.params["reduction_dimension"])
 
 
 def along(op: Op, axis: int, **properties: Any) -> Rule:

@@ -29,6 +29,7 @@ WHOLE = {
     **dict.fromkeys(
         "triangular_solve tridiagonal_solve".split(), "the matrix is one problem; right-hand sides are split"
     ),
+    "approx_top_k": "of equal elements any may be chosen; blocks could choose others",
     **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few numbers"),
 }
 
@@ -57,7 +58,13 @@ def _section(version: str, results: Sequence[Result]) -> str:
     header = ("primitive", "cases", *OUTCOMES, "gathered by")
     total = _row(f"**{len(rows)} primitives**", results)[:-1]
     counted = table(header, [*rows, (*total, "")])
-    parts = [f"## {version}\n", counted, _reasons(results), _gathered(results), _failures(results)]
+    parts = [
+        f"## {version}, {len(results)} of them judged\n",
+        counted,
+        _reasons(results),
+        _gathered(results),
+        _failures(results),
+    ]
     return "\n".join(part for part in parts if part)
 
 

@@ -21,7 +21,7 @@ def failure(expected, got, **options):
 def test_report_names_the_worst_first():
     report = check_numbers([BIG, BIG], [BIG, BIG + np.float32(2e-5)], ["a", "b"])
     assert str(report).splitlines() == [
-        "2 outputs agree, 1 of them exactly; the worst:",
+        "2 of 2 outputs agree, 1 of them exactly; the worst:",
         "  b: relative error 5.01e-06, allowed 2e-04",
         "  a: relative error 0.00e+00, allowed 2e-04",
     ]
@@ -112,7 +112,19 @@ def test_non_finite_values_stay():
     check_numbers([wild], [wild.copy()], ["w"])
     assert "infinities or NaNs differ" in failure(wild, wild[[0, 2, 1, 3]])[1]
     assert "infinities or NaNs differ" in failure(wild, np.nan_to_num(wild))[1]
-    assert "1 values are not finite, and are in the unsharded step" in failure(BIG, np.array([1, -2, np.inf], "f4"))[1]
+    assert "1 value is not finite, but finite in the unsharded step" in failure(BIG, np.array([1, -2, np.inf], "f4"))[1]
+
+
+def test_the_report_says_where_it_says_nothing():
+    wild = np.array([np.nan, np.inf, 1.0], np.float32)
+    loose = [[wild, np.float32(2) * BIG]]
+    report = check_numbers([wild, BIG], [wild, -BIG], ["wild", "w"], nudged=lambda: loose)
+    assert str(report).splitlines() == [
+        "1 of 2 outputs agree, 1 of them exactly; "
+        "of 1 nothing can be said: rounding the arguments moves them as far; 1 not finite everywhere; the worst:",
+        "  w: relative error 2.00e+00, allowed 4e+00 (nudging the arguments moves it by 1e+00)",
+        "  wild: relative error 0.00e+00, allowed 2e-04 (2 values are not finite, in the unsharded step too)",
+    ]
 
 
 def test_tolerance_depends_on_the_dtype():

@@ -105,7 +105,6 @@ BLOCKS = {
     ),
     "slice": (lambda x: x[2:-6] + 1, 128, "x=S(0)", ["collective-permute"] * 2),
     "product": (lambda x: jnp.prod(x, 0), 128, "", ["all-gather"]),
-    "approximate": (lambda x: jax.lax.approx_max_k(x, 4, 0), 128, "", ["all-gather"] * 2),
 }  # a step, the length of its operand, its result's pin, what it communicates
 
 
