@@ -16,7 +16,7 @@ _NAMES = {
     "meshdsl.errors": ("CheckError", "MeshDSLError", "VerifyError"),
     "meshdsl.constraint": ("constrain",),
     "meshdsl.custom": ("rule",),
-    "meshdsl.dsl.dims": ("Dims", "dims"),
+    "meshdsl.dsl.dims": ("Dims", "DimsLike", "dims"),
     "meshdsl.dsl.array": ("NamedArray", "Tensor"),
     "meshdsl.dsl.operands": ("named",),
     "meshdsl.dsl.elementwise": (
@@ -36,6 +36,9 @@ _NAMES = {
     "meshdsl.dsl.running": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
     "meshdsl.dsl.window": ("conv", "max_pool", "sum_pool"),
     "meshdsl.dsl.loops": ("scan", "vmap"),
+    "meshdsl.dsl.loss": ("cross_entropy",),
+    "meshdsl.dsl.remat": ("keep", "remat"),
+    "meshdsl.dsl.stack": ("stack",),
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
     "meshdsl.plan": ("Plan", "load_plan"),
 }

@@ -128,6 +128,19 @@ class Sharded:
         """The lowered program, as ``jax.jit(step).lower`` gives it, over flat arguments."""
         return self._executable(self._call(args, kwargs)).lowered
 
+    def init(self, make: Callable[[], Any], *rest: Any, **kwargs: Any) -> Any:
+        """The first arguments of the step, made where the plan wants them: no device holds more than its part.
+
+        Args:
+          make: makes them, one or a tuple of several, of nothing.
+          rest: the other arguments, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+        """
+        made = jax.eval_shape(make)
+        first = made if isinstance(made, tuple) else (made,)
+        shardings = self._executable(self._call((*first, *rest), kwargs)).shardings
+        leaves, tree = jax.tree.flatten(made)
+        return jax.jit(make, out_shardings=jax.tree.unflatten(tree, shardings[: len(leaves)]))()
+
     def verify(self, *args: Any, **kwargs: Any) -> VerifyReport:
         """Compare the compiled collectives with the planned ones; VerifyError if they differ."""
         executable = self._executable(self._call(args, kwargs))

@@ -14,7 +14,7 @@ from typing import Any
 from meshdsl.dsl.array import NamedArray
 from meshdsl.dsl.order import Names
 
-_METADATA = ("out_sharding", "sharding_names", "sharding")  # flax's names for it, newest first
+METADATA = ("out_sharding", "sharding_names", "sharding")  # flax's names for it, newest first
 
 
 def has_names(node: Any) -> bool:
@@ -38,7 +38,7 @@ def _of_variable(variable: Any) -> Names | None:
     if isinstance(value, NamedArray):
         return value.dims
     metadata = variable.get_metadata()
-    stated = next((metadata[key] for key in _METADATA if metadata.get(key) is not None), None)
+    stated = next((metadata[key] for key in METADATA if metadata.get(key) is not None), None)
     return _texts(stated) if isinstance(stated, tuple) else None
 
 
