@@ -22,6 +22,7 @@ from meshdsl.ir import Program
 from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.program import sharded_function
 from meshdsl.plan.value import Plan
+from meshdsl.trace.opaque import PLANNED
 from meshdsl.trace.values import is_gone
 from meshdsl.units import bytes_text
 
@@ -142,7 +143,8 @@ class Executable:
     def inline(self, leaves: Sequence[Any]) -> Any:
         """The step as part of an outer ``jax.jit``."""
         try:
-            return self.unflatten(guarded(self.function, self.program.name)(*leaves))
+            with jax.named_scope(PLANNED):
+                return self.unflatten(guarded(self.function, self.program.name)(*leaves))
         except jax.errors.UnexpectedTracerError as error:
             raise TraceError(
                 f"{self.program.name} reads a traced array of another function, which has ended\n"

@@ -15,17 +15,19 @@ arguments and the loss is free. A result that ``outputs`` names follows nothing.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshdsl.errors import NotationError, PinError, faults, nearest
 from meshdsl.globs import Parts, matches, split_path, suggest
 from meshdsl.ir import Leaf, Op, Program, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.placement import REDUCTIONS, P, Placement
 from meshdsl.layouts.rules import Rules
 from meshdsl.pin_faults import leaf_faults
 from meshdsl.planner.solution import Pins
 from meshdsl.rule_pins import RulePins
+from meshdsl.rules.registry import carries
 
 Table = Mapping[str, Layout | str]
 _SHOWN = 3
@@ -133,8 +135,16 @@ def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
 def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     value, pin = op.outputs[0], op.params["layout"]
     leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
-    found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh)]
+    found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
     return [f"constrain at {op.source}: {text}" for text in found]
+
+
+def _unreducible(pin: Layout, dtype: Any) -> list[str]:
+    """Partial placements of values that have no such reduction."""
+    alien = [(axis, pin.on(axis)) for axis in pin.partial() if not carries(pin.on(axis), dtype)]
+    known = [p for p in map(P, REDUCTIONS) if carries(p, dtype)]
+    said = f"it can be {' or '.join(map(str, known))}" if known else "state S or B"
+    return [f"{axis}={p}: a value of {dtype} has no such reduction; {said}" for axis, p in alien]
 
 
 def _remedy(program: Program) -> str:

@@ -118,6 +118,36 @@ def test_a_bad_constrain():
     assert text[1].startswith("  constrain at test_errors.py:")
 
 
+@pytest.mark.parametrize(
+    ("made", "layout", "said"),
+    [
+        (lambda x: x > 0, "data=P", "data=P: a value of bool has no such reduction; it can be P(max) or P(min)"),
+        (lambda x: x + 1j, "model=P(max)", "model=P(max): a value of complex64 has no such reduction; it can be P"),
+        (
+            lambda x: jax.random.key(0),
+            "data=P",
+            "data=P: a value of key<fry> has no such reduction; state S or B",
+        ),
+    ],
+)
+def test_a_partial_value_that_cannot_be_reduced(made, layout, said):
+    step = md.parallelize(lambda x: md.constrain(made(x), layout), MESH)
+    row = message(PinError, lambda: step.plan(ARGS[0])).splitlines()[1]
+    assert row.split(": ", 1)[1] == said
+
+
+def test_a_planned_step_inside_a_step():
+    inner = md.parallelize(lambda x: x * 2, MESH)
+
+    def outer(x):
+        return inner(x) + 1
+
+    assert message(TraceError, lambda: md.parallelize(outer, MESH).plan(ARGS[0])) == (
+        f"outer cannot be planned:\n  shard_map at test_errors.py:{outer.__code__.co_firstlineno + 1}: is planned "
+        "already, on mesh data=4, model=2; call the step that it was made of, and parallelize the whole"
+    )
+
+
 def test_a_memory_limit_that_nothing_meets():
     text = message(MemoryLimitError, lambda: md.parallelize(step, MESH, memory="100B")(*ARGS))
     assert text.startswith("no plan fits memory=100 B per device; the least found is ")

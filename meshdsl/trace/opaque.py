@@ -10,6 +10,8 @@ from typing import Any
 from meshdsl.errors import TraceError, faults
 from meshdsl.ir import Graph, Op, walk
 
+PLANNED = "planned by meshdsl"  # the name scope of a planned step in another function
+
 
 def check_opaque(name: str, graph: Graph) -> None:
     """TraceError names every operation of step ``name`` that cannot run inside it, with its line and a way out."""
@@ -21,6 +23,8 @@ def check_opaque(name: str, graph: Graph) -> None:
 
 def _shard_map(op: Op) -> str:
     mesh = ", ".join(f"{name}={size}" for name, size in op.params["mesh"].shape.items())
+    if PLANNED in op.scope:
+        return f"is planned already, on mesh {mesh}; call the step that it was made of, and parallelize the whole"
     return (
         f"runs on a mesh of its own ({mesh}), and meshes do not nest; call the function that it maps on whole arrays"
         " and state layouts with md.constrain, or state by md.rule how that function splits"

@@ -15,7 +15,8 @@ _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
-_SERVING = (_OWN, _OWN / "custom", _OWN / "dsl")  # what users call inside a step
+_LOWERING = (_OWN / "lowering", _OWN.parent / "lowering")  # installed, or in a checkout
+_SERVING = (_OWN, _OWN / "custom", _OWN / "dsl", *_LOWERING)  # what users call inside a step
 
 
 _NOWHERE = Source()
