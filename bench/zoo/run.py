@@ -37,7 +37,7 @@ def main() -> None:
         for name in asked.cases or CASES:
             _apart(name, part, asked)
     files = [asked.results / f"{name}.json" for name in CASES]
-    asked.page.write_text(page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}))
+    asked.page.write_text(page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}, CASES))
 
 
 def _apart(name: str, part: str, asked: argparse.Namespace) -> None:

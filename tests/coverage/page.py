@@ -30,6 +30,8 @@ WHOLE = {
         "triangular_solve tridiagonal_solve".split(), "the matrix is one problem; right-hand sides are split"
     ),
     "approx_top_k": "of equal elements any may be chosen; blocks could choose others",
+    "reshape": "no block of the operand is one of the result",
+    "slice": "more than half of the dim is cut off",
     **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few numbers"),
 }
 
