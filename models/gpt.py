@@ -1,0 +1,163 @@
+"""GPT-2 and GPT-3: decoders with learned positions, pre-norm blocks and tied embeddings.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), table 2; Brown et al., "Language
+Models are Few-Shot Learners" (2020), table 2.1. (GPT-3's sparse attention layers are dense here.)
+
+    tokens [batch seq] -> x [batch seq embed]
+    block by block: x + attention(norm(x)), x + mlp(norm(x))
+    x -> logits [batch seq vocab]
+
+Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key`` is ``seq`` as it is looked at.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import meshdsl as md
+from meshdsl.models.training import Strategies, train_step
+
+VOCABULARY = 50257
+
+RULES: Strategies = {
+    "data": "batch:data",
+    "tensor": "batch:data heads:model hidden:model",
+    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
+    "zero": md.Rules("batch:data", optimizer="embed:data"),
+    "fsdp+tensor": md.Rules("batch:data heads:model hidden:model", params="embed:data", optimizer="embed:data"),
+    "sequence": "batch:data seq:model",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of one model; ``head`` is ``embed // heads`` where the paper does not say otherwise."""
+
+    layers: int
+    embed: int
+    heads: int
+    head: int = 0
+    seq: int = 1024
+    vocab: int = VOCABULARY
+    remat: str = "none"
+
+    @property
+    def dims(self) -> md.Dims:
+        """The sizes by dim."""
+        head = self.head or self.embed // self.heads
+        return md.dims(
+            f"layers={self.layers} embed={self.embed} heads={self.heads} head={head} hidden={4 * self.embed} "
+            f"seq={self.seq} vocab={self.vocab}"
+        )
+
+
+CONFIGS = {
+    "gpt2-124m": Config(12, 768, 12),
+    "gpt2-355m": Config(24, 1024, 16),
+    "gpt2-774m": Config(36, 1280, 20),
+    "gpt2-1.5b": Config(48, 1600, 25),
+    "gpt3-125m": Config(12, 768, 12, seq=2048),
+    "gpt3-350m": Config(24, 1024, 16, seq=2048),
+    "gpt3-760m": Config(24, 1536, 16, seq=2048),
+    "gpt3-1.3b": Config(24, 2048, 24, head=128, seq=2048),
+    "gpt3-2.7b": Config(32, 2560, 32, seq=2048),
+    "gpt3-6.7b": Config(32, 4096, 32, seq=2048),
+    "gpt3-13b": Config(40, 5140, 40, head=128, seq=2048),
+    "gpt3-175b": Config(96, 12288, 96, seq=2048, remat="dots"),
+}
+
+
+class Norm(nnx.Module):
+    """Layer norm with scale and bias."""
+
+    def __init__(self, sizes: md.Dims) -> None:
+        self.scale, self.bias = nnx.Param(md.ones(sizes("embed"))), nnx.Param(md.zeros(sizes("embed")))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` of any dims with ``embed`` among them."""
+        return md.layer_norm(x, over="embed", eps=1e-5) * self.scale + self.bias
+
+
+class Linear(nnx.Module):
+    """A product with a weight, and a bias; normal with ``std``."""
+
+    def __init__(self, sizes: md.Dims, over: str, out: str, std: float, rngs: nnx.Rngs) -> None:
+        self.over = over
+        self.kernel = nnx.Param(md.normal(rngs.params(), sizes(over) + sizes(out), std=std))
+        self.bias = nnx.Param(md.zeros(sizes(out)))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` with the dims ``out`` in place of ``over``."""
+        return md.dot(x, self.kernel, over=self.over) + self.bias
+
+
+class Block(nnx.Module):
+    """Attention and perceptron, ``[batch seq embed]`` to the same."""
+
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
+        last = 0.02 / (2 * sizes["layers"]) ** 0.5  # of what is added to the residual stream, once per half block
+        self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
+        self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
+        self.out = Linear(sizes, "heads head", "embed", last, rngs)
+        self.up = Linear(sizes, "embed", "hidden", 0.02, rngs)
+        self.down = Linear(sizes, "hidden", "embed", last, rngs)
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """The next ``x``."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(md.gelu(self.up(self.norm2(x))))
+
+    def attention(self, x: md.Tensor) -> md.Tensor:
+        """What every position takes from those up to it."""
+        key, value = md.rename(self.key(x), seq="key"), md.rename(self.value(x), seq="key")
+        scores = md.dot(self.query(x), key, over="head") * key.shape["head"] ** -0.5
+        seen = md.causal(scores.shape("seq key"))
+        weights = md.softmax(md.where(seen, scores, -1e9), over="key")
+        return self.out(md.dot(weights, value, over="key"))
+
+
+class GPT(nnx.Module):
+    """The model; sizes as ``Config.dims`` gives them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        sizes = config.dims
+        self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
+        self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.01))
+        self.blocks = md.stack(lambda rngs: Block(sizes, rngs), sizes("layers"), rngs, remat=config.remat)
+        self.norm = Norm(sizes)
+
+    def __call__(self, tokens: md.Tensor) -> md.Tensor:
+        """Logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
+        position = md.index(self.position, seq=slice(0, tokens.shape["seq"]))
+        x = self.blocks(md.take(self.embed, tokens, over="vocab") + position)
+        return md.dot(self.norm(x), self.embed, over="embed")
+
+
+def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
+    """A training step with AdamW, by shapes only: ``step(params, opt_state, batch)``.
+
+    Args:
+      config: the name of one of ``CONFIGS``, or sizes of your own.
+      rules: which mesh axes split which dims, such as one of ``RULES``.
+      batch: sequences per step.
+      seq: tokens per sequence; default is the config's longest.
+    """
+    sizes = CONFIGS[config] if isinstance(config, str) else config
+    graph = nnx.graphdef(nnx.eval_shape(lambda: GPT(sizes, nnx.Rngs(0))))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, b2=0.95, weight_decay=0.1))
+
+    def loss(params: Any, batch: Any) -> Any:
+        logits = nnx.merge(graph, params)(batch["inputs"])
+        return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab"))
+
+    def init() -> Any:
+        params = nnx.state(GPT(sizes, nnx.Rngs(0)))
+        return params, optimizer.init(params)
+
+    tokens = md.named(jax.ShapeDtypeStruct((batch, seq or sizes.seq), jnp.int32), "batch seq")
+    args = (*jax.eval_shape(init), {"inputs": tokens, "targets": tokens})
+    return md.Program(train_step(loss, optimizer), args, rules=rules, init=init)
