@@ -36,6 +36,13 @@ def test_the_gradient_of_a_grouped_convolution_is_right():
     assert names["plain"].shape == right.shape  # what it holds is the partitioner's affair
 
 
+def test_named_dims_are_pinned_by_rules(capsys):
+    names = run("Named dims")
+    assert "model=S(hidden)" in capsys.readouterr().out
+    args = names["params"], names["optimizer"].init(names["params"]), names["batch"]
+    assert str(names["fsdp"].plan(*args).layout("params/up").on("data")) == "S(0)"
+
+
 def test_the_first_screen_is_ten_lines_and_their_plan(tmp_path):
     code, printed = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL).groups()
     assert len(code.strip().splitlines()) == 10

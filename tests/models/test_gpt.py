@@ -1,4 +1,4 @@
-"""GPT in the DSL: one step is that of a plain JAX model; its strategies plan and run; sizes are the papers'."""
+"""GPT in the DSL: one step is that of a plain JAX model."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,11 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt
+from tests.models.values import same_step, start
 
 CONFIG = gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64)
-TOKENS = md.named(jax.random.randint(jax.random.key(1), (8, 8), 0, 64), "batch seq")
-BATCH = {"inputs": TOKENS, "targets": md.roll(TOKENS, -1, over="seq")}
+TOKENS = np.random.default_rng(1).integers(0, 64, (2, 8, 8), np.int32)
+BATCH = {name: md.named(part, "batch seq") for name, part in zip(("inputs", "targets"), TOKENS)}
 
 
 def norm(x, p):
@@ -50,41 +51,10 @@ def plain(tree):
 
 def test_a_step_is_that_of_the_plain_model():
     program = gpt.program(CONFIG, gpt.RULES["tensor"], batch=8)
-    params, state = program.init()
-    after, _, value = jax.jit(program.step)(params, state, BATCH)
-
+    params, state = start(program)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, b2=0.95, weight_decay=0.1))
-    before = plain(params)
     arrays = (BATCH["inputs"].array, BATCH["targets"].array)
-    expected, gradient = jax.jit(jax.value_and_grad(loss_by_hand))(before, *arrays)
-    updates, _ = optimizer.update(gradient, optimizer.init(before), before)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    got, want = plain(after), optax.apply_updates(before, updates)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    size = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradient))
-    for x, y, g in zip(*map(jax.tree.leaves, (got, want, gradient))):
-        moved = jnp.abs(g) > 1e-4 * size  # Adam's first step is the sign of the gradient, which rounding turns near 0
-        np.testing.assert_allclose(jnp.where(moved, x, 0), jnp.where(moved, y, 0), rtol=1e-5, atol=2e-5)
-
-
-def test_tensor_parallelism_runs_as_planned():
-    program = gpt.program(CONFIG, gpt.RULES["tensor"], batch=8)
-    sharded = md.parallelize(program.step, "data=4,model=2", rules=program.rules)
-    args = (*program.init(), BATCH)
-    assert sharded.check(*args) and sharded.verify(*args)
-
-
-def test_a_strategy_says_where_parameters_lie():
-    program = gpt.program(CONFIG, gpt.RULES["fsdp+tensor"], batch=8)
-    plan = md.parallelize(program.step, "data=4,model=2", rules=program.rules).plan(*program.args)
-    dims = ("layers", "embed", "heads", "head")
-    assert str(plan.layout("params/blocks/block/query/kernel").named(dims)) == "data=S(embed) model=S(heads)"
-
-
-@pytest.mark.parametrize(("name", "size"), [("gpt2-124m", 124e6), ("gpt2-1.5b", 1.56e9), ("gpt3-175b", 175e9)])
-def test_sizes_are_the_papers(name, size):
-    program = models.build(name, batch=8)
-    assert sum(x.size for x in jax.tree.leaves(program.args[0])) == pytest.approx(size, rel=0.01)
+    same_step(jax.jit(program.step)(params, state, BATCH), plain(params), loss_by_hand, arrays, optimizer, plain)
 
 
 def test_names_that_there_are_not():
