@@ -36,7 +36,11 @@ does not divide over the devices (*uneven*), and what one device sends for it.
 EIGHT = (
     "predicted time is minimised: compute is split over `model` as well, and its sums run over 8 devices instead of 4"
 )
+WHOLE = (
+    "the plan gathers the batch and computes all on every device: latency is priced above compute, which shares 2 cores"
+)
 CAUSES = {
+    **{("step", name): WHOLE for name in ("convnext", "fourier", "recommender")},
     ("bytes", "gpt2"): f"{EIGHT}; and the search stopped 9% above the plan that keeps parameters whole",
     ("own", "inference"): EIGHT,
 }
