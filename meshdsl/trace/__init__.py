@@ -28,6 +28,7 @@ from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
+from meshdsl.trace.empty import make_empty
 from meshdsl.trace.failing import user_terms
 from meshdsl.trace.graphs import number
 from meshdsl.trace.invariant import drop_invariants
@@ -53,6 +54,7 @@ CLEANUPS: tuple[Pass, ...] = (
     find_rolls,
     fold_pads,
     find_shifts,
+    make_empty,
     drop_invariants,
     drop_dead,
     merge_common,

@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import meshdsl as md
 from meshdsl.ir import Literal, check_graph, walk
 from meshdsl.trace import trace
 from meshdsl.trace.alias import drop_identities
 from meshdsl.trace.clone import LONGEST, clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
+from meshdsl.trace.empty import make_empty
 from meshdsl.trace.invariant import drop_invariants
 from meshdsl.trace.read import read_jaxpr
 from tests.trace.steps import gpt, gpt_step, halving, unused
@@ -212,3 +214,14 @@ def test_a_layer_of_a_list_shares_no_constant_with_another():
     outside = [x for op in graph.ops if op.outputs and op.outputs[0].id not in free for x in op.inputs]
     shared = [x.id for x in outside if not isinstance(x, Literal) and x.id in free]
     assert len(shared) == len(set(shared)) and readers
+
+
+def test_empty_arrays_need_no_operand():
+    def step(x):
+        return x[1:1] * 2, jax.lax.scan(lambda total, y: (total + y[:0].sum(), y[:0]), 0.0, x)
+
+    graph = cleaned(lambda x: step(x), X, by=lambda graph: drop_dead(make_empty(graph)))
+    assert names(graph) == ["broadcast_in_dim", "scan", "return"]
+    assert names(graph.ops[1].bodies[0])[0] == "broadcast_in_dim"
+    plan = md.parallelize(lambda x: x[1:1], md.Mesh(x=2), {"x": "x=S(0)"}, {"**": "x=B"}).plan(X)
+    assert not plan.collectives
