@@ -1,8 +1,10 @@
 """One case of each primitive; `make coverage` runs all of them. And that the judge can say no."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+import meshdsl as md
 from meshdsl.layouts.rule import Rule
 from meshdsl.rules import RULES
 from tests.coverage.cases import cases
@@ -24,13 +26,24 @@ def test_case(case):
     assert verdict.outcome != "fail", verdict.reason
 
 
+def _cosine(args):
+    return jnp.cos(*args)
+
+
 def test_wrong_numbers_fail(monkeypatch):
-    """Maxima of blocks are summed, where their maximum is wanted."""
-    monkeypatch.setitem(RULES, "reduce_max", lambda op: Rule.parse("a b -> b"))
-    (case,) = (case for case in cases("reduce_max") if case.name == "reduce_max_dtypes_shape_float32_2_3_")
+    (case,) = cases("sin", 1)
+    parallelize = md.parallelize
+    monkeypatch.setattr(md, "parallelize", lambda step, *rest, **more: parallelize(_cosine, *rest, **more))
     verdict = judge(case)
     assert verdict.outcome == "fail"
     assert "differ from the unsharded step" in verdict.reason
+
+
+def test_a_rule_that_hides_what_is_sent_fails(monkeypatch):
+    monkeypatch.setitem(RULES, "sort", lambda op: Rule.parse("a b -> a b"))
+    verdict = judge(cases("sort", 1)[0])
+    assert verdict.outcome == "fail"
+    assert "communicates otherwise than planned" in verdict.reason
 
 
 def test_an_operation_without_rows_falls_back(monkeypatch):
