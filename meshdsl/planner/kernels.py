@@ -5,7 +5,7 @@ every neighbour.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -40,8 +40,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def _compiled(function: _Function) -> _Function:
     """The function as machine code, kept on disk; a minimum may be taken in any order."""
-    made: _Function = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
-    return made
+    made: Any = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
+    return cast("_Function", made)
 
 
 @_compiled
