@@ -27,3 +27,13 @@ def golden(request):
         assert text == file.read_text()
 
     return compare
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch):
+    """No test that uses this may reach the compiler."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)

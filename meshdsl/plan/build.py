@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
-from meshdsl.ir import LOOPS, Leaf, Op, Program, walk
+from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import COLLECTIVES
+from meshdsl.layouts.move import COLLECTIVES, Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
-from meshdsl.plan.inside import collectives_inside
+from meshdsl.plan.inside import Inside, collectives_inside
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
@@ -65,45 +65,32 @@ def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collectiv
         for move in solution.trees.get(value.id, ()):
             if move.kind in COLLECTIVES:
                 reader, at, reason = reasons.explain(value, move)
-                yield (
-                    reader,
-                    Collective(
-                        kind=move.kind,
-                        axes=move.axes,
-                        bytes=move.bytes,
-                        trips=graph.trips,
-                        estimated=graph.estimated,
-                        seconds=move.seconds,
-                        phase=at.phase,
-                        source=str(at.source),
-                        reason=reason,
-                        value=reasons.name(value),
-                        shape=tuple(value.shape),
-                        dtype=str(value.dtype),
-                    ),
-                )
+                yield reader, _collective(move, value, reasons.name(value), graph, at, reason)
 
 
 def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     """Every collective of a local program, with its operation."""
-    for c in collectives_inside(program.graph, solution):
-        yield (
-            c.op,
-            Collective(
-                kind=c.kind,
-                axes=c.axes,
-                bytes=c.bytes,
-                trips=c.graph.trips,
-                estimated=c.graph.estimated,
-                seconds=c.seconds,
-                phase=c.op.phase,
-                source=str(c.op.source),
-                reason=f"inside {c.op.name}, on {reasons.name(c.value)}: {c.exchange}",
-                value=reasons.name(c.value),
-                shape=tuple(c.value.shape),
-                dtype=str(c.value.dtype),
-            ),
-        )
+    for found in collectives_inside(program.graph, solution):
+        op, name = found.op, reasons.name(found.value)
+        reason = f"inside {op.name}, on {name}: {found.exchange}"
+        yield op, _collective(found, found.value, name, found.graph, op, reason)
+
+
+def _collective(sent: Move | Inside, value: Value, name: str, graph: Graph, at: Op, reason: str) -> Collective:
+    return Collective(
+        kind=sent.kind,
+        axes=sent.axes,
+        bytes=sent.bytes,
+        trips=graph.trips,
+        estimated=graph.estimated,
+        seconds=sent.seconds,
+        phase=at.phase,
+        source=str(at.source),
+        reason=reason,
+        value=name,
+        shape=tuple(value.shape),
+        dtype=str(value.dtype),
+    )
 
 
 def _opaque(program: Program) -> list[str]:

@@ -21,14 +21,13 @@ class Certificate:
     Args:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
-      known: a bound that is known to hold.
     """
 
-    def __init__(self, joint: Joint, best: Choice, known: float = 0.0) -> None:
+    def __init__(self, joint: Joint, best: Choice) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
         self._network = joint.bounds(best)
         cap(self._network, best.cost + 1.0)
-        self.bound: float = max(known, bound(self._network))
+        self.bound: float = bound(self._network)
 
     @property
     def gap(self) -> float:
