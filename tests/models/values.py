@@ -26,16 +26,17 @@ def start(program):
 def same_step(made, before, loss, batch, optimizer, plain):
     """Compare ``params, state, loss`` of a step with what a plain loss and the optimizer make of ``before``.
 
-    Adam's first step is the sign of the gradient, which rounding turns near 0: such elements are left out.
+    Adam's first step is the sign of the gradient, which rounding turns near 0: such elements are left out. How large
+    the gradients are is seen in the optimizer state.
     """
 
     @jax.jit
     def by_hand(params):
         value, gradient = jax.value_and_grad(loss)(params, *batch)
-        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-        return optax.apply_updates(params, updates), value, gradient
+        updates, state = optimizer.update(gradient, optimizer.init(params), params)
+        return optax.apply_updates(params, updates), value, gradient, state
 
-    want, value, gradient = jax.tree.map(np.asarray, by_hand(before))
+    want, value, gradient, state = jax.tree.map(np.asarray, by_hand(before))
     got = plain(made[0])
     np.testing.assert_allclose(made[2], value, rtol=1e-4)
     assert jax.tree.structure(got) == jax.tree.structure(want)
@@ -46,3 +47,5 @@ def same_step(made, before, loss, batch, optimizer, plain):
         compared.append(moved.any())
         np.testing.assert_allclose(np.asarray(x)[moved], y[moved], rtol=1e-5, atol=2e-5)
     assert compared.count(False) <= 1  # the bias of attention's keys, which softmax cancels
+    for x, y in zip(jax.tree.leaves(made[1]), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-9 + 1e-5 * np.abs(y).max())
