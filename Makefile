@@ -5,7 +5,8 @@ SHELL := /bin/bash
 SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do $$p -c '$(SUITABLE)' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
-LOCK := requirements/py$(shell $(PYTHON) -c 'import sys; print(311 if sys.version_info < (3, 12) else 312)').txt
+RELEASE := import sys; v = sys.version_info; print(312 if v >= (3, 12) else 311 if v >= (3, 11) else '')
+LOCK := requirements/py$(if $(PYTHON),$(shell $(PYTHON) -c "$(RELEASE)")).txt
 RUN := $(VENV)/bin/python
 ZOO := .venv/zoo
 CACHE := .cache/meshdsl
@@ -58,11 +59,13 @@ $(CACHE)/held_out.npy: | $(VENV)/ready
 	$(RUN) -m meshdsl.training.data --cache $(CACHE)
 
 $(VENV)/ready: pyproject.toml $(LOCK)
-	@test -n "$(PYTHON)" || { echo "meshdsl needs Python 3.11 or newer; none was found"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -r $(LOCK)
 	$(RUN) -m pip install --quiet --no-deps -e .
 	@touch $@
+
+requirements/py.txt:  # no version was read
+	@echo "meshdsl needs Python 3.11 or newer and '$(PYTHON)' is none; name one: make test PYTHON=/path/to/python"; exit 1
 
 $(ZOO)/ready: bench/zoo/requirements.txt
 	$(PYTHON) -m venv $(ZOO)
