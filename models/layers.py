@@ -1,0 +1,65 @@
+"""Layers that several models are made of.
+
+Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key`` is ``seq`` as it is looked at.
+"""
+
+from flax import nnx
+
+import meshdsl as md
+
+
+class Norm(nnx.Module):
+    """Layer norm with scale and bias."""
+
+    def __init__(self, sizes: md.Dims) -> None:
+        self.scale, self.bias = nnx.Param(md.ones(sizes("embed"))), nnx.Param(md.zeros(sizes("embed")))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` of any dims with ``embed`` among them."""
+        return md.layer_norm(x, over="embed", eps=1e-5) * self.scale + self.bias
+
+
+class Linear(nnx.Module):
+    """A product with a weight, and a bias; normal with ``std``."""
+
+    def __init__(self, sizes: md.Dims, over: str, out: str, std: float, rngs: nnx.Rngs) -> None:
+        self.over = over
+        self.kernel = nnx.Param(md.normal(rngs.params(), sizes(over) + sizes(out), std=std))
+        self.bias = nnx.Param(md.zeros(sizes(out)))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` with the dims ``out`` in place of ``over``."""
+        return md.dot(x, self.kernel, over=self.over) + self.bias
+
+
+class Block(nnx.Module):
+    """Attention and perceptron, each behind a norm and added: ``[batch seq embed]`` to the same.
+
+    Args:
+      sizes: of ``layers``, ``embed``, ``heads``, ``head`` and ``hidden``.
+      rngs: random streams.
+      causal: whether a position looks only at those up to it.
+    """
+
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True) -> None:
+        self.causal = causal
+        last = 0.02 / (2 * sizes["layers"]) ** 0.5  # of what is added to the residual stream, once per half block
+        self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
+        self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
+        self.out = Linear(sizes, "heads head", "embed", last, rngs)
+        self.up = Linear(sizes, "embed", "hidden", 0.02, rngs)
+        self.down = Linear(sizes, "hidden", "embed", last, rngs)
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """The next ``x``."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(md.gelu(self.up(self.norm2(x))))
+
+    def attention(self, x: md.Tensor) -> md.Tensor:
+        """What every position takes from those up to it, or from all."""
+        key, value = md.rename(self.key(x), seq="key"), md.rename(self.value(x), seq="key")
+        scores = md.dot(self.query(x), key, over="head") * key.shape["head"] ** -0.5
+        if self.causal:
+            scores = md.where(md.causal(scores.shape("seq key")), scores, -1e9)
+        weights = md.softmax(scores, over="key")
+        return self.out(md.dot(weights, value, over="key"))
