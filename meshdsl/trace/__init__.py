@@ -48,7 +48,7 @@ READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
 # Identities first: they hide patterns and equal expressions. Rolls, pads and shifts next: they leave slices unread.
-# Clones last: merging would undo them.
+# Merging reads only what lives, and leaves conditions unread. Clones last: merging would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
     find_rolls,
@@ -58,6 +58,7 @@ CLEANUPS: tuple[Pass, ...] = (
     drop_invariants,
     drop_dead,
     merge_common,
+    drop_dead,
     clone_constants,
 )
 

@@ -2,6 +2,8 @@
 
 Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
 expressions apart, so it equals nothing, and neither does an operation with effects.
+
+A choice between equal cases is that case: no compiler reads what would choose.
 """
 
 from typing import Any
@@ -20,10 +22,15 @@ def merge_common(graph: Graph) -> Graph:
     for op in graph.ops:
         op = in_bodies(merge_common, substitute(op, table))
         first = seen.setdefault(_key(op), op)
-        if first is op:
+        known = op.inputs[1:2] if _has_one_case(op) else first.outputs
+        if known is op.outputs:
             ops.append(op)
-        table.update({v.id: w for v, w in zip(op.outputs, first.outputs, strict=True) if v is not w})
+        table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
     return with_ops(graph, ops)
+
+
+def _has_one_case(op: Op) -> bool:
+    return op.name == "select_n" and len(set(map(_operand, op.inputs[1:]))) == 1
 
 
 def _key(op: Op) -> Any:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import meshdsl as md
-from tests.fuzz.generator import SLOW_DEVICES
+from tests.fuzz.generator import SLOW_DEVICES, SLOW_LINKS
 
 
 def test_a_dynamic_slice_that_is_split_starts_in_bounds():
@@ -102,3 +102,14 @@ def test_a_constant_that_is_planned_to_be_sent_is_sent():
     x = jnp.ones((16, 8))
     assert sharded.plan(x).collectives
     assert sharded.verify(x).equal
+
+
+def test_a_choice_between_equal_cases_sends_no_condition():
+    """The cases may be equal in two spellings."""
+
+    def step(x, asked):
+        return jnp.where(asked, jnp.sin(x), lax.sin(x)) * 2
+
+    layouts = {"x": "x=B", "asked": "x=S(0)"}
+    sharded = md.parallelize(step, md.Mesh(x=4, topology=SLOW_LINKS), layouts, outputs={"**": "x=B"})
+    assert sharded.verify(jnp.ones((8, 8)), jnp.ones((8, 8), bool)).equal

@@ -146,6 +146,14 @@ def test_equal_operations_merge():
     assert names(graph).count("sin") == 1
 
 
+def test_a_choice_between_equal_cases_is_no_choice():
+    def step(x, asked):
+        return jnp.where(asked, x[0], x[:1][0]) + jnp.where(asked, x[0], x[1])
+
+    graph = trace(step, (X, jax.ShapeDtypeStruct((4,), bool))).graph
+    assert names(graph).count("select_n") == 1
+
+
 def test_what_must_not_merge():
     def signs(x):
         return jax.lax.atan2(jnp.zeros(()), x[0, 0]), jax.lax.atan2(-jnp.zeros(()), x[0, 0]), x * 0.0, x * -0.0
