@@ -11,6 +11,7 @@ from meshdsl.errors import ArgumentError, nearest
 
 _GPT2, _GPT3 = "124m 355m 774m 1.5b".split(), "125m 350m 760m 1.3b 2.7b 6.7b 13b 175b".split()
 _HOME = dict.fromkeys([f"gpt2-{size}" for size in _GPT2] + [f"gpt3-{size}" for size in _GPT3], "meshdsl.models.gpt")
+_HOME |= dict.fromkeys(("vit-b", "vit-l", "vit-h"), "meshdsl.models.vit")
 NAMES = tuple(_HOME)
 
 

@@ -1,9 +1,13 @@
 """Values for arguments that are known by shape, so that no initialiser is compiled, and the comparison of a step."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from tests.trials import CHEAP
 
 
 def filled(shapes, size=0.3):
@@ -30,7 +34,7 @@ def same_step(made, before, loss, batch, optimizer, plain):
     the gradients are is seen in the optimizer state.
     """
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=CHEAP)
     def by_hand(params):
         value, gradient = jax.value_and_grad(loss)(params, *batch)
         updates, state = optimizer.update(gradient, optimizer.init(params), params)

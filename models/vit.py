@@ -1,0 +1,107 @@
+"""ViT: an image as a sequence of patches, read by a transformer encoder with a class token.
+
+Dosovitskiy et al., "An Image Is Worth 16x16 Words" (2021), table 1; without dropout, and with one linear layer as
+the head, as in the paper's fine-tuning.
+
+    images [batch height width channels] -> patches -> x [batch seq embed], the class token first
+    block by block: x + attention(norm(x)), x + mlp(norm(x))
+    x of the class token -> logits [batch classes]
+
+Dims: ``y`` and ``x`` inside a patch; those of the blocks are in ``layers.py``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+import meshdsl as md
+from meshdsl.models.layers import Block, Linear, Norm
+from meshdsl.models.training import Strategies, image_batch, train_step
+
+RULES: Strategies = {
+    "data": "batch:data",
+    "tensor": "batch:data heads:model hidden:model",
+    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
+    "zero": md.Rules("batch:data", optimizer="embed:data"),
+    "fsdp+tensor": md.Rules("batch:data heads:model hidden:model", params="embed:data", optimizer="embed:data"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of one model; images are square, ``image`` on a side, patches ``patch``."""
+
+    layers: int
+    embed: int
+    heads: int
+    patch: int = 16
+    image: int = 224
+    channels: int = 3
+    classes: int = 1000
+    remat: str = "none"
+
+    @property
+    def dims(self) -> md.Dims:
+        """The sizes by dim."""
+        return md.dims(
+            f"layers={self.layers} embed={self.embed} heads={self.heads} head={self.embed // self.heads} "
+            f"hidden={4 * self.embed} y={self.patch} x={self.patch} channels={self.channels} "
+            f"seq={(self.image // self.patch) ** 2 + 1} classes={self.classes}"
+        )
+
+
+CONFIGS = {
+    "vit-b": Config(12, 768, 12),
+    "vit-l": Config(24, 1024, 16),
+    "vit-h": Config(32, 1280, 16, patch=14),
+}
+
+
+class ViT(nnx.Module):
+    """The model; sizes as ``Config.dims`` gives them."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        sizes = config.dims
+        self.sizes = sizes
+        self.patches = Linear(sizes, "y x channels", "embed", 0.02, rngs)
+        self.token = nnx.Param(md.zeros(sizes("embed")))
+        self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.02))
+        self.blocks = md.stack(lambda rngs: Block(sizes, rngs, causal=False), sizes("layers"), rngs, config.remat)
+        self.norm, self.head = Norm(sizes), Linear(sizes, "embed", "classes", 0.02, rngs)
+
+    def __call__(self, images: md.Tensor) -> md.Tensor:
+        """Logits ``[batch classes]`` of images ``[batch height width channels]``."""
+        y, x = self.sizes("y"), self.sizes("x")
+        cut = md.split(images, height=md.dims("rows") + y, width=md.dims("columns") + x)
+        patches = md.merge(self.patches(cut), seq="rows columns")
+        token = md.broadcast(self.token, images.shape("batch") + "seq=1" + self.sizes("embed"))
+        seen = self.blocks(md.concat([token, patches], over="seq") + self.position)
+        return self.head(self.norm(md.index(seen, seq=0)))
+
+
+def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optimizer: Any = None) -> md.Program:
+    """A training step, by shapes only: ``step(params, opt_state, batch)``.
+
+    Args:
+      config: the name of one of ``CONFIGS``, or sizes of your own.
+      rules: which mesh axes split which dims, such as one of ``RULES``.
+      batch: images per step.
+      optimizer: an optax optimizer; default is AdamW as in the paper's table 3.
+    """
+    sizes = CONFIGS[config] if isinstance(config, str) else config
+    graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(sizes, nnx.Rngs(0))))
+    optimizer = optimizer or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
+
+    def loss(params: Any, batch: Any) -> Any:
+        logits = nnx.merge(graph, params)(batch["images"])
+        return md.mean(md.cross_entropy(logits, batch["labels"], over="classes"))
+
+    def init() -> Any:
+        params = nnx.state(ViT(sizes, nnx.Rngs(0)))
+        return params, optimizer.init(params)
+
+    args = (*jax.eval_shape(init), image_batch(batch, sizes.image, sizes.channels))
+    return md.Program(train_step(loss, optimizer), args, rules=rules, init=init)
