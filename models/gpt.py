@@ -9,16 +9,12 @@ Models are Few-Shot Learners" (2020), table 2.1. (GPT-3's sparse attention layer
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
 from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Norm
-from meshdsl.models.training import Strategies, train_step
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch
 
 VOCABULARY = 50257
 
@@ -97,17 +93,5 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: i
       seq: tokens per sequence; default is the config's longest.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
-    graph = nnx.graphdef(nnx.eval_shape(lambda: GPT(sizes, nnx.Rngs(0))))
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, b2=0.95, weight_decay=0.1))
-
-    def loss(params: Any, batch: Any) -> Any:
-        logits = nnx.merge(graph, params)(batch["inputs"])
-        return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab"))
-
-    def init() -> Any:
-        params = nnx.state(GPT(sizes, nnx.Rngs(0)))
-        return params, optimizer.init(params)
-
-    tokens = md.named(jax.ShapeDtypeStruct((batch, seq or sizes.seq), jnp.int32), "batch seq")
-    args = (*jax.eval_shape(init), {"inputs": tokens, "targets": tokens})
-    return md.Program(train_step(loss, optimizer), args, rules=rules, init=init)
+    shapes = token_batch(batch, seq or sizes.seq)
+    return flax_program(lambda rngs: GPT(sizes, rngs), next_token_loss, shapes, rules, adamw(6e-4))

@@ -1,4 +1,4 @@
-"""What models share: the step that trains them, rules for their usual strategies, batches by shapes."""
+"""What models share: the step that trains them, rules for their usual strategies, programs and batches by shapes."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -6,12 +6,11 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
-from meshdsl.dsl.array import Tensor
-from meshdsl.dsl.operands import named
-from meshdsl.layouts.rules import Rules
+import meshdsl as md
 
-Strategies: TypeAlias = dict[str, str | Rules]
+Strategies: TypeAlias = dict[str, str | md.Rules]
 
 
 def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
@@ -25,10 +24,56 @@ def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
     return step
 
 
-def image_batch(batch: int, side: int, channels: int) -> dict[str, Tensor]:
+def flax_program(
+    make: Callable[[nnx.Rngs], nnx.Module],
+    loss: Callable[[Any, Any], Any],
+    batch: Any,
+    rules: md.Rules | str,
+    optimizer: Any,
+) -> md.Program:
+    """A training step of a flax model, by shapes only: ``step(params, opt_state, batch)``.
+
+    Args:
+      make: makes the model from random streams.
+      loss: of the model and a batch.
+      batch: the shapes of a batch.
+      rules: which mesh axes split which dims.
+      optimizer: an optax optimizer.
+    """
+    graph = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+    def init() -> Any:
+        params = nnx.state(make(nnx.Rngs(0)))
+        return params, optimizer.init(params)
+
+    step = train_step(lambda params, batch: loss(nnx.merge(graph, params), batch), optimizer)
+    return md.Program(step, (*jax.eval_shape(init), batch), rules=rules, init=init)
+
+
+def adamw(rate: float) -> Any:
+    """AdamW with gradients clipped, as most language models use it, at a constant rate (Brown et al. 2020, B)."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1))
+
+
+def image_batch(batch: int, side: int, channels: int) -> dict[str, md.Tensor]:
     """The shapes of square images, ``[batch height width channels]``, and of their labels, ``[batch]``."""
     images = jax.ShapeDtypeStruct((batch, side, side, channels), jnp.float32)
     return {
-        "images": named(images, "batch height width channels"),
-        "labels": named(jax.ShapeDtypeStruct((batch,), jnp.int32), "batch"),
+        "images": md.named(images, "batch height width channels"),
+        "labels": md.named(jax.ShapeDtypeStruct((batch,), jnp.int32), "batch"),
     }
+
+
+def token_batch(batch: int, seq: int) -> dict[str, md.Tensor]:
+    """The shapes of tokens and of those that follow them, ``[batch seq]``."""
+    return dict.fromkeys(("inputs", "targets"), md.named(jax.ShapeDtypeStruct((batch, seq), jnp.int32), "batch seq"))
+
+
+def next_token_loss(model: Any, batch: Any) -> Any:
+    """The mean cross-entropy of a language model's logits ``[batch seq vocab]``."""
+    return md.mean(md.cross_entropy(model(batch["inputs"]), batch["targets"], over="vocab"))
+
+
+def label_loss(model: Any, batch: Any) -> Any:
+    """The mean cross-entropy of a classifier's logits ``[batch classes]`` of images."""
+    return md.mean(md.cross_entropy(model(batch["images"]), batch["labels"], over="classes"))

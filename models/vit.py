@@ -13,13 +13,12 @@ Dims: ``y`` and ``x`` inside a patch; those of the blocks are in ``layers.py``.
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import optax
 from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Linear, Norm
-from meshdsl.models.training import Strategies, image_batch, train_step
+from meshdsl.models.training import Strategies, flax_program, image_batch, label_loss
 
 RULES: Strategies = {
     "data": "batch:data",
@@ -92,16 +91,6 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optim
       optimizer: an optax optimizer; default is AdamW as in the paper's table 3.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
-    graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(sizes, nnx.Rngs(0))))
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
-
-    def loss(params: Any, batch: Any) -> Any:
-        logits = nnx.merge(graph, params)(batch["images"])
-        return md.mean(md.cross_entropy(logits, batch["labels"], over="classes"))
-
-    def init() -> Any:
-        params = nnx.state(ViT(sizes, nnx.Rngs(0)))
-        return params, optimizer.init(params)
-
-    args = (*jax.eval_shape(init), image_batch(batch, sizes.image, sizes.channels))
-    return md.Program(train_step(loss, optimizer), args, rules=rules, init=init)
+    shapes = image_batch(batch, sizes.image, sizes.channels)
+    return flax_program(lambda rngs: ViT(sizes, rngs), label_loss, shapes, rules, optimizer)

@@ -4,14 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import meshdsl as md
-from meshdsl import models
-from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt
-from tests.models.values import same_step, start
-from tests.trials import CHEAP
+from tests.models.values import quick, same_step, start
 
 CONFIG = gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64)
 TOKENS = np.random.default_rng(1).integers(0, 64, (2, 8, 8), np.int32)
@@ -56,18 +52,5 @@ def test_a_step_is_that_of_the_plain_model():
     params, state = start(program)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, b2=0.95, weight_decay=0.1))
     arrays = (BATCH["inputs"].array, BATCH["targets"].array)
-    same_step(
-        jax.jit(program.step, compiler_options=CHEAP)(params, state, BATCH),
-        plain(params),
-        loss_by_hand,
-        arrays,
-        optimizer,
-        plain,
-    )
-
-
-def test_names_that_there_are_not():
-    with pytest.raises(ArgumentError, match="no model 'gpt2-124'; did you mean 'gpt2-124m'"):
-        models.build("gpt2-124")
-    with pytest.raises(ArgumentError, match="gpt2-124m has no strategy 'fdsp'; did you mean 'fsdp'"):
-        models.build("gpt2-124m", "fdsp")
+    made = quick(program.step)(params, state, BATCH)
+    same_step(made, plain(params), loss_by_hand, arrays, optimizer, plain)

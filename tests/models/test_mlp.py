@@ -6,8 +6,7 @@ import optax
 
 import meshdsl as md
 from meshdsl.models import mlp
-from tests.models.values import same_step, start
-from tests.trials import CHEAP
+from tests.models.values import quick, same_step, start
 
 SIZES = "features=8 hidden=16 classes=4 layers=3"
 INPUTS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
@@ -31,7 +30,7 @@ def test_a_step_is_that_of_the_plain_model():
     params, state = start(program)
     arrays = BATCH["inputs"].array, BATCH["labels"].array
     same_step(
-        jax.jit(program.step, compiler_options=CHEAP)(params, state, BATCH),
+        quick(program.step)(params, state, BATCH),
         plain(params),
         loss_by_hand,
         arrays,

@@ -8,8 +8,7 @@ import optax
 import meshdsl as md
 from meshdsl.models import vit
 from tests.models.test_gpt import block_by_hand, norm, plain
-from tests.models.values import same_step, start
-from tests.trials import CHEAP
+from tests.models.values import quick, same_step, start
 
 CONFIG = vit.Config(layers=2, embed=16, heads=4, patch=4, image=8, classes=10)
 IMAGES = np.random.default_rng(1).normal(size=(8, 8, 8, 3)).astype(np.float32)
@@ -32,7 +31,7 @@ def test_a_step_is_that_of_the_plain_model():
     program = vit.program(CONFIG, vit.RULES["tensor"], batch=8)
     params, state = start(program)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
-    made = jax.jit(program.step, compiler_options=CHEAP)(params, state, BATCH)
+    made = quick(program.step)(params, state, BATCH)
     same_step(made, plain(params), loss_by_hand, (IMAGES, LABELS), optimizer, plain)
 
 

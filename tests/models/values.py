@@ -1,13 +1,16 @@
 """Values for arguments that are known by shape, so that no initialiser is compiled, and the comparison of a step."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tests.trials import CHEAP
+from tests.trials import fast_options
+
+
+def quick(fn):
+    """``fn`` compiled fast, not well."""
+    return jax.jit(fn, compiler_options=fast_options())
 
 
 def filled(shapes, size=0.3):
@@ -34,7 +37,7 @@ def same_step(made, before, loss, batch, optimizer, plain):
     the gradients are is seen in the optimizer state.
     """
 
-    @partial(jax.jit, compiler_options=CHEAP)
+    @quick
     def by_hand(params):
         value, gradient = jax.value_and_grad(loss)(params, *batch)
         updates, state = optimizer.update(gradient, optimizer.init(params), params)

@@ -1,0 +1,37 @@
+"""Models by name: shapes only, as many parameters as the papers say, and rules that speak of dims that there are."""
+
+import math
+
+import jax
+import pytest
+
+import meshdsl as md
+from meshdsl import models
+from meshdsl.errors import ArgumentError
+from meshdsl.models import gpt, vit
+
+PARAMETERS = {"gpt2-124m": 124.4e6, "gpt2-1.5b": 1.558e9, "gpt3-13b": 12.9e9, "gpt3-175b": 174.6e9}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_model_has_as_many_parameters_as_its_paper_says(name):
+    program = models.build(name, batch=8)
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(program.args))
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(program.args[0]))
+    assert count == pytest.approx(PARAMETERS[name], rel=0.005)
+
+
+@pytest.mark.parametrize("module, name", [(gpt, "gpt2-124m"), (vit, "vit-b")])
+def test_rules_speak_of_dims_that_there_are(module, name):
+    for strategy in module.RULES:
+        program = models.build(name, strategy)
+        leaves = jax.tree.leaves(program.args, is_leaf=lambda x: isinstance(x, md.NamedArray))
+        known = {dim for x in leaves if isinstance(x, md.NamedArray) for dim in x.dims}
+        assert known >= {dim for table in md.Rules.of(program.rules).tables.values() for dim in table}
+
+
+def test_names_that_there_are_not():
+    with pytest.raises(ArgumentError, match="no model 'gpt2-124'; did you mean 'gpt2-124m'"):
+        models.build("gpt2-124")
+    with pytest.raises(ArgumentError, match="gpt2-124m has no strategy 'fdsp'; did you mean 'fsdp'"):
+        models.build("gpt2-124m", "fdsp")

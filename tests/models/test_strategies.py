@@ -1,0 +1,59 @@
+"""Every family of models under every strategy of its own: all are planned at tiny sizes, some are run."""
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.topology import Link
+from meshdsl.models import gpt, mlp, vit
+from tests.models.values import start
+
+# Devices so slow that splitting work pays at a test's sizes: else all would be gathered and computed everywhere.
+SLOW = md.Topology("slow", 1e5, 1e5, 1e5, 4e9, 0.0, (Link(1e-5, 1e8),))
+MESH = md.Mesh(data=4, model=2, topology=SLOW)
+
+FAMILIES = {
+    "mlp": (mlp, lambda rules: mlp.program("features=8 hidden=16 classes=4 layers=3", rules, batch=16)),
+    "vit": (vit, lambda rules: vit.program(vit.Config(2, 16, 4, patch=4, image=8, classes=4), rules, batch=8)),
+    "gpt": (gpt, lambda rules: gpt.program(gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64), rules, batch=8)),
+}
+PLANNED = [(family, strategy) for family, (module, _) in FAMILIES.items() for strategy in module.RULES]
+RUN = [("mlp", "zero"), ("gpt", "fsdp+tensor")]
+
+
+def made(family, strategy):
+    """The program, and the step that is planned."""
+    module, program = FAMILIES[family]
+    tiny = program(module.RULES[strategy])
+    return tiny, md.parallelize(tiny.step, MESH, rules=tiny.rules)
+
+
+def filled(x):
+    """Values for a batch: integers are classes, or words, that all families have."""
+    draw = np.random.default_rng(0)
+    numbers = draw.normal(size=x.shape) if np.issubdtype(x.dtype, np.floating) else draw.integers(0, 4, x.shape)
+    return numbers.astype(x.dtype)
+
+
+def stated(rules):
+    """Every (dim, axis) that the rules speak of."""
+    tables = md.Rules.of(rules).tables.values()
+    return {(dim, axis) for table in tables for dim, axes in table.items() for axis in axes}
+
+
+@pytest.mark.parametrize("family, strategy", PLANNED)
+def test_a_plan_splits_what_the_strategy_says(family, strategy):
+    program, sharded = made(family, strategy)
+    plan = sharded.plan(*program.args)
+    split = {(dim, axis) for x in plan.inputs for i, dim in enumerate(x.dims) for axis in x.layout.splitting(i)}
+    assert split >= stated(program.rules)
+    assert plan.gap < 0.1
+
+
+@pytest.mark.parametrize("family, strategy", RUN)
+def test_a_planned_step_runs_as_planned_with_the_unsharded_numbers(family, strategy):
+    program, sharded = made(family, strategy)
+    args = (*start(program), jax.tree.map(filled, program.args[2]))
+    assert sharded.plan(*args).collectives
+    assert sharded.verify(*args) and sharded.check(*args)
