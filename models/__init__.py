@@ -12,6 +12,8 @@ from meshdsl.errors import ArgumentError, nearest
 _GPT2, _GPT3 = "124m 355m 774m 1.5b".split(), "125m 350m 760m 1.3b 2.7b 6.7b 13b 175b".split()
 _HOME = dict.fromkeys([f"gpt2-{size}" for size in _GPT2] + [f"gpt3-{size}" for size in _GPT3], "meshdsl.models.gpt")
 _HOME |= dict.fromkeys(("vit-b", "vit-l", "vit-h"), "meshdsl.models.vit")
+_RESNETS = "resnet50 resnet101 resnet152 wide-resnet50-2 wide-resnet101-2".split()
+_HOME |= dict.fromkeys(_RESNETS, "meshdsl.models.resnet")
 NAMES = tuple(_HOME)
 
 

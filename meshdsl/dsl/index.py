@@ -13,7 +13,7 @@ from meshdsl.dsl.order import aligned, permuted
 from meshdsl.errors import is_a
 
 
-def index(x: Any, **at: Any) -> Tensor:
+def index(x: Any, /, **at: Any) -> Tensor:
     """Positions and slices by name: ``md.index(x, seq=-1, embed=slice(0, 64))``.
 
     A position takes its dim away, a slice keeps it. Positions may be traced scalars;
@@ -47,7 +47,7 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
     return _take_along(x, positions, at) if shared else _take_rows(x, positions, at)
 
 
-def update(x: Any, part: Any, **start: Any) -> Tensor:
+def update(x: Any, part: Any, /, **start: Any) -> Tensor:
     """``x`` with ``part`` written over it, from these positions on: ``md.update(cache, keys, seq=length)``.
 
     ``part`` has the dims of ``x``; from where it starts in those that are not named is 0.

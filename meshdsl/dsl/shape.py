@@ -13,7 +13,7 @@ from meshdsl.dsl.operands import axes, axis, named_operand
 from meshdsl.dsl.order import aligned, permuted
 
 
-def rename(x: Any, **new: str) -> Tensor:
+def rename(x: Any, /, **new: str) -> Tensor:
     """``x`` with other names: ``md.rename(x, seq="key")``; the array is the same."""
     x = named_operand(x)
     axes(x, tuple(new))
@@ -35,7 +35,7 @@ def order(x: Any, dims: DimsLike) -> Tensor:
     return wrap(permuted(x.array, x.dims, names), names)
 
 
-def split(x: Any, **parts: DimsLike) -> Tensor:
+def split(x: Any, /, **parts: DimsLike) -> Tensor:
     """Dims split in place, major part first: ``md.split(x, embed="heads=8 head")``; one size may be left out."""
     x = named_operand(x)
     axes(x, tuple(parts))
@@ -44,7 +44,7 @@ def split(x: Any, **parts: DimsLike) -> Tensor:
     return _reshaped(x, [pair for piece in pieces for pair in piece])
 
 
-def merge(x: Any, **parts: DimsLike) -> Tensor:
+def merge(x: Any, /, **parts: DimsLike) -> Tensor:
     """Dims merged into one, major first, where the first of them stands: ``md.merge(x, embed="heads head")``.
 
     Dims that do not stand side by side in this order are transposed first.
@@ -100,7 +100,7 @@ def pack(tensors: Sequence[Any], over: str) -> Tensor:
     return computed(jnp.stack(arrays), (*read_names(over), *dims))
 
 
-def padded(x: Any, value: float = 0, **widths: tuple[int, int]) -> Tensor:
+def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
     """``x`` longer along some dims, by elements before and after: ``md.padded(x, seq=(1, 0))``."""
     x = named_operand(x)
     axes(x, tuple(widths))

@@ -98,6 +98,12 @@ CASES = {
     "log_softmax": ((x,), lambda x: md.log_softmax(x, over="seq"), lambda x: jax.nn.log_softmax(x, axis=1), X.names),
     "rms_norm": ((x,), lambda x: md.rms_norm(x, over="embed"), rms, X.names),
     "layer_norm": ((x,), lambda x: md.layer_norm(x, over="embed"), centre, X.names),
+    "dim called as the argument": (
+        (x,),
+        lambda x: md.index(md.rename(x, seq="x"), x=1),
+        lambda x: x[:, 1],
+        "batch embed",
+    ),
     "rename": ((x,), lambda x: md.rename(x, seq="key"), lambda x: x, "batch key embed"),
     "order": ((x,), lambda x: md.order(x, "embed batch seq"), lambda x: x.transpose(2, 0, 1), "embed batch seq"),
     "order as it is": ((x,), lambda x: md.order(x, X), lambda x: x, X.names),

@@ -1,0 +1,191 @@
+"""ResNet-50 to ResNet-152 and Wide ResNets: convolutions with batch norm in bottleneck blocks.
+
+He et al., "Deep Residual Learning for Image Recognition" (2016), table 1; Zagoruyko and Komodakis, "Wide Residual
+Networks" (2016), whose wide-resnet50-2 has twice the channels in the 3x3 convolutions of ResNet-50. The stride of a
+stage is in its 3x3 convolution, where most implementations have it.
+
+    images [batch height width channels] -> stem -> four stages of blocks, each but the first halving height and width
+    x -> mean over height and width -> logits [batch classes]
+
+Batch norm takes its statistics over the whole batch, on however many devices it lies; what is used after training,
+the running mean and variance, is state of the step. Blocks of a stage but its first are one stack.
+
+Dims: a kernel is ``[y x channels filters]``; what it makes are channels again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+import meshdsl as md
+from meshdsl.models.training import Strategies, image_batch
+
+RULES: Strategies = {
+    "data": "batch:data",
+    "spatial": "batch:data height:model",
+    "tensor": "batch:data filters:model",
+    "fsdp": md.Rules("batch:data", params="filters:data", optimizer="filters:data"),
+    "zero": md.Rules("batch:data", optimizer="filters:data"),
+}
+KEPT = 0.9  # of the running statistics, per step
+OUT = 4  # times the channels of a bottleneck are what a block makes
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of one model; images are square.
+
+    Args:
+      blocks: per stage.
+      wide: times the channels of the 3x3 convolutions.
+      base: channels of the stem and of the first stage's bottlenecks; every stage doubles them.
+      image: pixels on a side.
+      small: images are small: the stem is a 3x3 convolution, nothing is halved before the stages.
+    """
+
+    blocks: tuple[int, ...]
+    wide: int = 1
+    base: int = 64
+    image: int = 224
+    channels: int = 3
+    classes: int = 1000
+    small: bool = False
+
+
+CONFIGS = {
+    "resnet50": Config((3, 4, 6, 3)),
+    "resnet101": Config((3, 4, 23, 3)),
+    "resnet152": Config((3, 8, 36, 3)),
+    "wide-resnet50-2": Config((3, 4, 6, 3), wide=2),
+    "wide-resnet101-2": Config((3, 4, 23, 3), wide=2),
+}
+
+
+class BatchNorm(nnx.Module):
+    """Scale and bias after subtracting the batch's mean and dividing by its deviation, per channel."""
+
+    def __init__(self, channels: int) -> None:
+        dims = f"channels={channels}"
+        self.scale, self.bias = nnx.Param(md.ones(dims)), nnx.Param(md.zeros(dims))
+        self.mean, self.var = nnx.BatchStat(md.zeros(dims)), nnx.BatchStat(md.ones(dims))
+
+    def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
+        """``x [batch height width channels]``; in training its own statistics, which go into the running ones."""
+        mean, var = self.measure(x) if train else (self.mean.get_value(), self.var.get_value())
+        return (x - mean) * (md.rsqrt(var + 1e-5) * self.scale) + self.bias
+
+    def measure(self, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        """Mean and variance over all dims but channels."""
+        mean = md.mean(x, over="batch height width")
+        var = md.mean(md.square(x - mean), over="batch height width")
+        for running, now in ((self.mean, mean), (self.var, var)):
+            running.set_value(KEPT * running.get_value() + (1 - KEPT) * now)
+        return mean, var
+
+
+class Convolution(nnx.Module):
+    """A convolution, then batch norm."""
+
+    def __init__(self, window: int, inputs: int, outputs: int, rngs: nnx.Rngs, stride: int = 1) -> None:
+        self.stride = stride
+        dims = f"y={window} x={window} channels={inputs} filters={outputs}"
+        self.kernel = nnx.Param(md.normal(rngs.params(), dims, std=(2 / (window * window * outputs)) ** 0.5))
+        self.norm = BatchNorm(outputs)
+
+    def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
+        """``x`` with other channels, shorter by the stride."""
+        kernel = md.rename(self.kernel, y="height", x="width")
+        made = md.conv(x, kernel, over="height width", sum="channels", stride=self.stride)
+        return self.norm(md.rename(made, filters="channels"), train)
+
+
+class Block(nnx.Module):
+    """A bottleneck: fewer channels, a 3x3 convolution among them, more channels, and what came in is added."""
+
+    def __init__(self, inputs: int, middle: int, outputs: int, rngs: nnx.Rngs, stride: int = 1) -> None:
+        self.less = Convolution(1, inputs, middle, rngs)
+        self.over = Convolution(3, middle, middle, rngs, stride)
+        self.more = Convolution(1, middle, outputs, rngs)
+        fits = inputs == outputs and stride == 1
+        self.across = None if fits else Convolution(1, inputs, outputs, rngs, stride)
+
+    def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
+        """The next ``x``."""
+        made = md.relu(self.over(md.relu(self.less(x, train)), train))
+        kept = x if self.across is None else self.across(x, train)
+        return md.relu(self.more(made, train) + kept)
+
+
+class Stage(nnx.Module):
+    """Blocks of one size; the first has the stride."""
+
+    def __init__(self, inputs: int, middle: int, outputs: int, blocks: int, stride: int, rngs: nnx.Rngs) -> None:
+        self.first = Block(inputs, middle, outputs, rngs, stride)
+        more = md.dims(f"layers={blocks - 1}") if blocks > 1 else None
+        self.rest = more and md.stack(lambda rngs: Block(outputs, middle, outputs, rngs), more, rngs)
+
+    def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
+        """``x`` after all blocks."""
+        x = self.first(x, train)
+        return x if self.rest is None else self.rest(x, train)
+
+
+class ResNet(nnx.Module):
+    """The model."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        self.small = config.small
+        base = config.base
+        self.stem = Convolution(3 if config.small else 7, config.channels, base, rngs, 1 if config.small else 2)
+        self.stages, made = nnx.List(), base
+        for i, blocks in enumerate(config.blocks):
+            width = base * 2**i
+            self.stages.append(Stage(made, width * config.wide, width * OUT, blocks, 1 if i == 0 else 2, rngs))
+            made = width * OUT
+        head = f"channels={made} classes={config.classes}"
+        self.head = nnx.Param(md.fan_in(rngs.params(), head, over="channels"))
+        self.bias = nnx.Param(md.zeros(f"classes={config.classes}"))
+
+    def __call__(self, images: md.Tensor, train: bool) -> md.Tensor:
+        """Logits ``[batch classes]`` of images ``[batch height width channels]``."""
+        x = md.relu(self.stem(images, train))
+        if not self.small:
+            x = md.max_pool(x, over="height width", window=3, stride=2, padding="SAME")
+        for stage in self.stages:
+            x = stage(x, train)
+        return md.dot(md.mean(x, over="height width"), self.head, over="channels") + self.bias
+
+
+def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optimizer: Any = None) -> md.Program:
+    """A training step, by shapes only: ``step(params, statistics, opt_state, batch)``.
+
+    Args:
+      config: the name of one of ``CONFIGS``, or sizes of your own.
+      rules: which mesh axes split which dims, such as one of ``RULES``.
+      batch: images per step.
+      optimizer: an optax optimizer; default is the paper's gradient descent with momentum and weight decay.
+    """
+    sizes = CONFIGS[config] if isinstance(config, str) else config
+    graph, _, _ = nnx.split(nnx.eval_shape(lambda: ResNet(sizes, nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    optimizer = optimizer or optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9))
+
+    def loss(params: Any, statistics: Any, batch: Any) -> Any:
+        model = nnx.merge(graph, params, statistics, copy=True)  # its running statistics are set
+        logits = model(batch["images"], train=True)
+        value = md.mean(md.cross_entropy(logits, batch["labels"], over="classes"))
+        return value, nnx.state(model, nnx.BatchStat)
+
+    def step(params: Any, statistics: Any, opt_state: Any, batch: Any) -> Any:
+        (value, statistics), gradient = jax.value_and_grad(loss, has_aux=True)(params, statistics, batch)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), statistics, opt_state, value
+
+    def init() -> Any:
+        _, params, statistics = nnx.split(ResNet(sizes, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+        return params, statistics, optimizer.init(params)
+
+    args = (*jax.eval_shape(init), image_batch(batch, sizes.image, sizes.channels))
+    return md.Program(step, args, rules=rules, init=init)
