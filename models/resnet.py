@@ -140,12 +140,13 @@ class ResNet(nnx.Module):
         self.small = config.small
         base = config.base
         self.stem = Convolution(3 if config.small else 7, config.channels, base, rngs, 1 if config.small else 2)
-        self.stages, made = nnx.List(), base
-        for i, blocks in enumerate(config.blocks):
-            width = base * 2**i
-            self.stages.append(Stage(made, width * config.wide, width * OUT, blocks, 1 if i == 0 else 2, rngs))
-            made = width * OUT
-        head = f"channels={made} classes={config.classes}"
+        widths = [base * 2**i for i in range(len(config.blocks))]
+        came = [base, *(width * OUT for width in widths)]
+        self.stages = nnx.List(
+            Stage(came[i], widths[i] * config.wide, came[i + 1], blocks, 1 if i == 0 else 2, rngs)
+            for i, blocks in enumerate(config.blocks)
+        )
+        head = f"channels={came[-1]} classes={config.classes}"
         self.head = nnx.Param(md.fan_in(rngs.params(), head, over="channels"))
         self.bias = nnx.Param(md.zeros(f"classes={config.classes}"))
 
@@ -169,7 +170,7 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optim
       optimizer: an optax optimizer; default is the paper's gradient descent with momentum and weight decay.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
-    graph, _, _ = nnx.split(nnx.eval_shape(lambda: ResNet(sizes, nnx.Rngs(0))), nnx.Param, nnx.BatchStat)
+    graph = nnx.graphdef(nnx.eval_shape(lambda: ResNet(sizes, nnx.Rngs(0))))
     optimizer = optimizer or optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9))
 
     def loss(params: Any, statistics: Any, batch: Any) -> Any:
@@ -184,7 +185,8 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optim
         return optax.apply_updates(params, updates), statistics, opt_state, value
 
     def init() -> Any:
-        _, params, statistics = nnx.split(ResNet(sizes, nnx.Rngs(0)), nnx.Param, nnx.BatchStat)
+        model = ResNet(sizes, nnx.Rngs(0))
+        params, statistics = (nnx.state(model, kind) for kind in (nnx.Param, nnx.BatchStat))
         return params, statistics, optimizer.init(params)
 
     args = (*jax.eval_shape(init), image_batch(batch, sizes.image, sizes.channels))
