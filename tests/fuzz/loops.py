@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.fuzz.blocks import BLOCKS, NO_GRADIENT, block
-from tests.fuzz.shaping import indices
+from tests.fuzz.positions import indices
 from tests.fuzz.writer import Value, Writer
 
 DEEPEST = 2
@@ -100,7 +100,13 @@ def branch(w: Writer) -> None:
 def call(w: Writer) -> None:
     x = w.floats(0, 3)
     f = _function(w, x)
-    forms = ["jax.checkpoint({0})({1})", "jax.jit({0})({1})", "jax.grad(lambda t: jnp.sum(jnp.square({0}(t))))({1})"]
+    saved = "policy=jax.checkpoint_policies.dots_saveable"
+    forms = [
+        "jax.checkpoint({0})({1})",
+        f"jax.checkpoint({{0}}, {saved})({{1}})",
+        "jax.jit({0})({1})",
+        "jax.grad(lambda t: jnp.sum(jnp.square({0}(t))))({1})",
+    ]
     w.define(replace(x, size=x.size * 4 + 8, quantum=0.0), w.pick(forms).format(f, x), [x])
 
 
@@ -118,8 +124,12 @@ def mapped(w: Writer) -> None:
 def custom(w: Writer) -> None:
     x = w.floats()
     f = w.fresh("f")
-    w.lines.append(f"{f} = jax.custom_vjp(lambda t: jnp.tanh(t) * t)")
-    w.lines.append(f"{f}.defvjp(lambda t: ({f}(t), t), lambda t, g: (g * jnp.cos(t),))")
+    if w.chance(50):
+        w.lines.append(f"{f} = jax.custom_vjp(lambda t: jnp.tanh(t) * t)")
+        w.lines.append(f"{f}.defvjp(lambda t: ({f}(t), t), lambda t, g: (g * jnp.cos(t),))")
+    else:
+        w.lines.append(f"{f} = jax.custom_jvp(lambda t: jnp.tanh(t) * t)")
+        w.lines.append(f"{f}.defjvps(lambda g, y, t: g * jnp.cos(t))")
     w.define(replace(x, quantum=0.0), f"{f}({x})", [x])
 
 

@@ -3,7 +3,7 @@
 from math import prod
 
 from tests.fuzz.blocks import axis_of, block, moved, summed
-from tests.fuzz.writer import Value, Writer
+from tests.fuzz.writer import Writer
 
 # the same elements in another shape
 
@@ -84,76 +84,6 @@ def roll(w: Writer) -> None:
     moved(w, x, f"jnp.roll({x}, {w.number(-2, 3)}, axis={axis_of(w, x)})")
 
 
-# elements at positions
-
-
-@block(2)
-def gather(w: Writer) -> None:
-    x = w.floats(1, 3)
-    axis = axis_of(w, x)
-    ids = indices(w, x.shape[axis], w.shape(1, 2))
-    moved(w, x, f"jnp.take({x}, {ids}, axis={axis})" if w.chance(60) else f"{x}[{':, ' * axis}{ids}]", ids)
-
-
-@block()
-def take_along(w: Writer) -> None:
-    x = w.floats(1, 3)
-    axis = axis_of(w, x)
-    ids = indices(w, x.shape[axis], x.shape)
-    moved(w, x, f"jnp.take_along_axis({x}, {ids}, axis={axis})", ids)
-
-
-@block(2)
-def scatter(w: Writer) -> None:
-    x = w.floats(1, 3)
-    ids = indices(w, x.shape[0], w.shape(1, 2))
-    y = w.like((*ids.shape, *x.shape[1:]), x.dtype)
-    kind = w.pick(["add"] if w.differentiable else ["add", "add", "max", "min"])
-    size = x.size + y.size * (prod(ids.shape) if kind == "add" else 1)
-    w.write(f"{x}.at[{ids}].{kind}({y})", x, ids, y, size=size, quantum=min(x.quantum, y.quantum))
-
-
-@block()
-def segments(w: Writer) -> None:
-    x = w.floats(1, 3)
-    n = w.pick(w.dims)
-    ids = indices(w, n, x.shape[:1])
-    summed(w, f"jax.ops.segment_sum({x}, {ids}, {n})", x.shape[0], x, ids)
-
-
-@block()
-def one_hot(w: Writer) -> None:
-    n = w.pick(w.dims)
-    ids = indices(w, n, w.shape(1, 2))
-    w.write(f"jax.nn.one_hot({ids}, {n})", ids, quantum=1.0)
-
-
-@block()
-def dynamic_slice(w: Writer) -> None:
-    x = w.floats(1, 3)
-    axis = axis_of(w, x)
-    length = w.number(1, x.shape[axis])
-    start = indices(w, x.shape[axis] - length + 1, ())
-    moved(w, x, f"lax.dynamic_slice_in_dim({x}, {start}, {length}, {axis})", start)
-
-
-@block()
-def dynamic_update(w: Writer) -> None:
-    x = w.floats(1, 3)
-    axis = axis_of(w, x)
-    length = w.number(1, x.shape[axis])
-    start = indices(w, x.shape[axis] - length + 1, ())
-    y = w.like((*x.shape[:axis], length, *x.shape[axis + 1 :]), x.dtype)
-    text = f"lax.dynamic_update_slice_in_dim({x}, {y}, {start}, {axis})"
-    w.write(text, x, y, start, size=max(x.size, y.size), quantum=min(x.quantum, y.quantum))
-
-
-def indices(w: Writer, below: int, shape: tuple[int, ...]) -> Value:
-    """Whole numbers from 0 to ``below`` - 1; positions of slices are in bounds, which some compilers get wrong."""
-    found = w.find(lambda v: v.dtype == "int32" and v.shape == shape and (shape or v.size < below))
-    return found or w.input(shape, "index", "int32", size=below - 1)
-
-
 # along one dim
 
 
@@ -190,6 +120,15 @@ def largest(w: Writer) -> None:
         w.write(f"lax.top_k({x}, {k})[1]", x, size=x.shape[-1], quantum=1.0)
 
 
+@block(1, gradient=False)
+def sort_along(w: Writer) -> None:
+    """Equal keys stay in order, so what is moved along is the same everywhere."""
+    x = w.exact(1)
+    y = w.like(x.shape)
+    keys = w.number(1, 2)
+    moved(w, y, f"lax.sort(({x}, {y}), dimension={axis_of(w, x)}, num_keys={keys})[1]", x)
+
+
 # random numbers
 
 
@@ -198,6 +137,7 @@ def random(w: Writer) -> None:
     key = w.find(lambda v: v.dtype == "key") or w.input((), "key", "key")
     shape = w.shape(1, 3)
     form = w.pick(["uniform({0}, {1})", "bernoulli({0}, 0.7, {1})", "normal({0}, {1})", "randint({0}, {1}, 0, 5)",
+                   "bits({0}, {1}).astype(jnp.int32) % 5",
                    "uniform(jax.random.fold_in({0}, 3), {1})", "normal(jax.random.split({0})[1], {1})"])  # fmt: skip
     w.write(
         f"jax.random.{form.format(key, shape)}", key, size=6.0, quantum=1.0 if "int" in form or "bern" in form else 0.0

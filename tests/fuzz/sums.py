@@ -51,11 +51,24 @@ def convolve(w: Writer) -> None:
     groups = w.pick([1, 1, 2, channels]) if channels % 2 == 0 else 1
     kernel = w.input((window,) * spatial + (channels // groups, groups * w.number(1, 2)), dtype=images.dtype)
     numbers = ("NHWC", "HWIO", "NHWC") if spatial == 2 else ("NWC", "WIO", "NWC")
-    padding = "SAME" if min(images.shape[1:-1]) < window or w.chance(60) else "VALID"
+    padding = "'SAME'" if min(images.shape[1:-1]) < window or w.chance(60) else "'VALID'"
     strides = (w.pick([1, 1, 2, window]),) * spatial
-    how = f"{strides}, '{padding}', dimension_numbers={numbers}, feature_group_count={groups}"
+    spread = w.pick(["", "", f", lhs_dilation={(2,) * spatial}", f", rhs_dilation={(2,) * spatial}"])
+    padding = f"{((1, window),) * spatial}" if spread else padding
+    how = f"{strides}, {padding}, dimension_numbers={numbers}, feature_group_count={groups}{spread}"
     text = f"lax.conv_general_dilated({images}, {kernel}, {how})"
     summed(w, text, window**spatial * channels // groups, images, kernel)
+
+
+@block()
+def ragged(w: Writer) -> None:
+    """Groups of rows by matrices of their own; some rows belong to none."""
+    x = w.floats(2, 2, lambda v: v.dtype == "float32")
+    groups = w.pick(w.dims)
+    matrices = w.like((groups, x.shape[1], w.pick(w.dims)))
+    sizes = w.input((groups,), "index", "int32", size=max(1, x.shape[0] // groups))
+    if x.shape[0] >= groups:
+        summed(w, f"lax.ragged_dot({x}, {matrices}, {sizes})", x.shape[1], x, matrices, sizes)
 
 
 # reductions and normalisations

@@ -23,7 +23,9 @@ def ruled(w: Writer) -> None:
 def factored(w: Writer) -> None:
     x = w.floats(2, 3, lambda v: v.dtype == "float32" and 0 < v.shape[-2] <= 8)
     square = f"({x} @ jnp.swapaxes({x}, -1, -2) / {x.shape[-1] * (x.size + 1) ** 2} + 2 * jnp.eye({x.shape[-2]}))"
-    form = w.pick(["jnp.linalg.cholesky({0})", "jnp.linalg.inv({0})", "jnp.linalg.solve({0}, {1})"])
+    form = w.pick(["jnp.linalg.cholesky({0})", "jnp.linalg.inv({0})", "jnp.linalg.solve({0}, {1})",
+                   "lax.linalg.triangular_solve({0}, {1}, left_side=True, lower=True)",
+                   "jnp.abs(jnp.linalg.qr({0})[1])"])  # fmt: skip
     w.write(form.format(square, x), x, size=x.size + 2)
 
 
@@ -59,3 +61,12 @@ def pooled(w: Writer) -> None:
 def matrix(w: Writer) -> Value:
     found = w.find(lambda v: v.dtype == "float32" and v.rank == 2)
     return found or w.input((w.pick(w.dims), w.pick(w.dims)))
+
+
+@block()
+def marked(w: Writer) -> None:
+    x = w.floats()
+    forms = ["lax.optimization_barrier({0})", 'checkpoint_name({0}, "kept")',
+             "lax.stop_gradient({0}) * {0}"]  # fmt: skip
+    form = w.pick([*forms, "lax.reduce_precision({0}, 5, 6)"] if x.exact else forms)
+    w.write(form.format(x), x, size=x.size * max(x.size, 1.0))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
 
@@ -24,7 +25,7 @@ Draw = Callable[[int], int]  # a number below n
 
 DIGITS = {"float32": 2.0**23, "bfloat16": 2.0**7, "complex64": 2.0**23}
 LARGE = 1e4
-NAMES = {"jax": jax, "jnp": jnp, "lax": lax, "md": md}
+NAMES = {"jax": jax, "jnp": jnp, "lax": lax, "md": md, "checkpoint_name": checkpoint_name}
 
 
 @dataclass(frozen=True)
