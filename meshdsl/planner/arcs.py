@@ -32,7 +32,7 @@ def code(placed: Placement, rank: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """Moves: from, to, the price's parts, ties, and whether they make the value partial."""
+    """Moves: from, to, the price's parts, ties, whether they make the value partial, whether they are collectives."""
 
     source: Ids
     target: Ids
@@ -40,6 +40,7 @@ class Arcs:
     per_byte: Costs
     tie: Costs
     partial: _Mask
+    sends: _Mask
 
 
 class Arrays:
@@ -77,7 +78,7 @@ class Arrays:
         return np.asarray((codes * count + places) @ base)
 
     def _all(self) -> Iterator[tuple[NDArray[np.generic], ...]]:
-        yield tuple(np.zeros(0, dtype=kind) for kind in (np.intp, np.intp, float, float, float, np.bool_))
+        yield tuple(np.zeros(0, dtype=kind) for kind in (np.intp, np.intp, float, float, float, np.bool_, np.bool_))
         wide = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         for axes in chain.from_iterable(combinations(wide, count) for count in range(1, len(wide) + 1)):
             for source in range(self.rank + 1 + len(self.within.reductions)):
@@ -135,10 +136,9 @@ class Arrays:
         _, fixed, per_byte = rate(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh)
         others = [axis for axis in range(len(self.mesh.sizes)) if axis not in axes]
         sizes = np.where(self.codes[here][:, others] < self.rank, np.array(self.mesh.sizes)[others], 1)
-        tie = COLLECTIVE_TIE if kind in COLLECTIVES else MOVE_TIE
-        count = np.ones(len(here))
-        partial = kind in ("pad", "keep-first")
-        return here, to, fixed * count, per_byte / sizes.prod(axis=1), tie * count, np.full(len(here), partial)
+        sends, count = kind in COLLECTIVES, np.ones(len(here))
+        price = fixed * count, per_byte / sizes.prod(axis=1), (COLLECTIVE_TIE if sends else MOVE_TIE) * count
+        return here, to, *price, np.full(len(here), kind in ("pad", "keep-first")), np.full(len(here), sends)
 
 
 def _kind(source: Placement, target: Placement, axes: int) -> str:

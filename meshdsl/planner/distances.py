@@ -22,10 +22,16 @@ _Moves = tuple[Ids, Ids, Costs]  # from, to and price
 
 
 class Distances:
-    """Reshard costs between the layouts of tensors of one shape; layouts go by their number in ``space``."""
+    """Reshard costs between the layouts of tensors of one shape; layouts go by their number in ``space``.
 
-    def __init__(self, mesh: Mesh, shape: tuple[int, ...], itemsize: int, kinds: tuple[str, ...], scale: Scale) -> None:
-        self.scale, self.bytes = scale, prod(shape) * itemsize
+    Args:
+      sent: whether there are collectives among the moves, or only what every device does for itself.
+    """
+
+    def __init__(
+        self, mesh: Mesh, shape: tuple[int, ...], itemsize: int, kinds: tuple[str, ...], scale: Scale, sent: bool = True
+    ) -> None:
+        self.scale, self.bytes, self._sent = scale, prod(shape) * itemsize, sent
         self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
         self._arrays = arrays(self.space)
         self.codes = self._arrays.codes
@@ -58,7 +64,7 @@ class Distances:
         arcs = self._arrays.arcs
         fit = np.zeros(len(self.codes), dtype=np.bool_)
         fit[self.fitting] = True
-        usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target]
+        usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target] & (self._sent | ~arcs.sends)
         price = self.scale.pack(arcs.fixed + arcs.per_byte * self.bytes, arcs.tie)
         return arcs.source[usable], arcs.target[usable], price[usable]
 

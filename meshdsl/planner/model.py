@@ -183,9 +183,10 @@ class Model:
     def _distances_of(self, value: int) -> Distances:
         n, p = self.problem.defined[value]
         tensor, kinds = self.nodes[n].ports[p].value, self._kinds(value)
-        key = (tensor.shape, tensor.itemsize, kinds)
+        sent = value not in self.problem.unsent
+        key = (tensor.shape, tensor.itemsize, kinds, sent)
         if key not in self._distances:
-            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale)
+            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale, sent)
         return self._distances[key]
 
     def _kinds(self, value: int) -> tuple[str, ...]:

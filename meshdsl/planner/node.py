@@ -51,7 +51,11 @@ class Node:
 
 @dataclass(eq=False)
 class Problem:
-    """Nodes, and per value id the (node, port) that defines it and those that use it."""
+    """Nodes, and per value id the (node, port) that defines it and those that use it.
+
+    Args:
+      unsent: ids of values that are never sent: constants, which every device makes for itself.
+    """
 
     program: Program
     mesh: Mesh
@@ -59,6 +63,7 @@ class Problem:
     defined: dict[int, tuple[int, int]] = field(default_factory=dict)
     used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     trips: dict[int, int] = field(default_factory=dict)
+    unsent: set[int] = field(default_factory=set)
 
     def index(self) -> None:
         """Fill the tables by value id."""

@@ -31,13 +31,14 @@ from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.stacks import Stack, split_stacks
 from meshdsl.rules import rows_of
+from meshdsl.trace.clone import made_on_the_spot
 
 _Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
-    problem = Problem(program, mesh, list(_nodes(program, pins)))
+    problem = Problem(program, mesh, list(_nodes(program, pins)), unsent=made_on_the_spot(program.graph))
     _keep_split(problem, split_stacks(program, pins, mesh))
     problem.index()
     _count_trips(program.graph, problem.trips)

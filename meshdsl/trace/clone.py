@@ -5,6 +5,8 @@ layers that have nothing else in common: the planner would have to give one layo
 their masks, or to pay for moving one. Cloned, each reader has a mask in the layout it likes,
 for next to nothing; where layouts agree XLA merges them again. A loop's body is a reader like
 any other: autodiff moves masks out of a scan over layers, and here they go back in.
+A constant that is made on the spot is not sent either: a compiler works out what it becomes,
+makes equal ones once, and would send less than planned.
 
 This pass comes last, because merging equal expressions undoes it.
 """
@@ -12,7 +14,7 @@ This pass comes last, because merging equal expressions undoes it.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshdsl.ir import Graph, Literal, Op, Value
+from meshdsl.ir import Graph, Literal, Op, Value, walk
 from meshdsl.trace.graphs import Atom, Table, fresh_ids, kept, new_value, substitute, values, with_ops
 
 LONGEST = 6
@@ -26,6 +28,15 @@ CHEAP = frozenset({"iota", "convert_element_type", *_COMPARE, *_ARITHMETIC, *_FU
 def clone_constants(graph: Graph) -> Graph:
     """The graph with a copy of every chain of cheap operations on no input for each of its readers."""
     return _cloned(graph, _Cheap(fresh_ids(graph)))
+
+
+def made_on_the_spot(graph: Graph) -> set[int]:
+    """Ids of the values, in this graph and its bodies, that cheap operations make of nothing."""
+    found: set[int] = set()
+    for _, op in walk(graph):
+        if op.name in CHEAP and not op.effects and all(x.id in found for x in values(op.inputs)):
+            found.update(v.id for v in op.outputs)
+    return found
 
 
 class _Cheap:

@@ -98,10 +98,25 @@ def test_a_sort_moves_only_what_is_read():
 
 def test_a_constant_that_is_planned_to_be_sent_is_sent():
     """Where links are faster than memory, a constant may be made in blocks; the compiler knows what they make up."""
-    sharded = md.parallelize(lambda x: (jnp.zeros(16), x), md.Mesh(x=8, topology=SLOW_DEVICES), outputs={"**": "x=B"})
+
+    def step(x):
+        return jnp.cumsum(jnp.ones((16, 16)), axis=1), x
+
+    sharded = md.parallelize(step, md.Mesh(x=8, topology=SLOW_DEVICES), outputs={"**": "x=B"})
     x = jnp.ones((16, 8))
     assert sharded.plan(x).collectives
     assert sharded.verify(x).equal
+
+
+def test_constants_made_on_the_spot_are_not_sent():
+    """Positions, one copy for each of their readers: the compiler would make and send them once."""
+
+    def step(x, y):
+        return jnp.sum(jnp.square(x.at[::2].set(y)))
+
+    sharded = md.parallelize(jax.grad(step), md.Mesh(x=2, topology=SLOW_DEVICES))
+    assert {c.kind for c in sharded.plan(jnp.ones((8, 4)), jnp.ones((4, 4))).collectives} <= {"all-reduce"}
+    assert sharded.verify(jnp.ones((8, 4)), jnp.ones((4, 4))).equal
 
 
 def test_a_choice_between_equal_cases_sends_no_condition():

@@ -11,10 +11,13 @@ from meshdsl.planner.solution import Pins, Solution
 
 
 def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
-    """A solution in which every operation runs in one of its signatures, whatever that costs."""
+    """A solution in which every operation runs in one of its signatures, whatever that costs; constants are whole."""
     model = Model(make_problem(program, mesh, pins))
     states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
-    choice = Evaluator(model).evaluate(np.array([found[rng.integers(len(found))] for found in states]))
+    drawn = np.array([found[rng.integers(len(found))] for found in states])
+    unsent = [model.problem.defined[value][0] for value in sorted(model.problem.unsent)]
+    drawn[unsent] = model.whole[unsent]
+    choice = Evaluator(model).evaluate(drawn)
     own, uses = layouts_of(model, choice.rows)
     rows, trees = rows_by_op(model, choice.rows), trees_of(model, choice)
     return Solution(mesh, rows, own, uses, trees, model.scale.seconds(choice.cost), 0.0, 0, -1)
