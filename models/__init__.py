@@ -9,11 +9,14 @@ from typing import Any
 
 from meshdsl.errors import ArgumentError, nearest
 
-_GPT2, _GPT3 = "124m 355m 774m 1.5b".split(), "125m 350m 760m 1.3b 2.7b 6.7b 13b 175b".split()
-_HOME = dict.fromkeys([f"gpt2-{size}" for size in _GPT2] + [f"gpt3-{size}" for size in _GPT3], "meshdsl.models.gpt")
-_HOME |= dict.fromkeys(("vit-b", "vit-l", "vit-h"), "meshdsl.models.vit")
-_RESNETS = "resnet50 resnet101 resnet152 wide-resnet50-2 wide-resnet101-2".split()
-_HOME |= dict.fromkeys(_RESNETS, "meshdsl.models.resnet")
+_FAMILIES = {
+    "gpt": "gpt2-124m gpt2-355m gpt2-774m gpt2-1.5b "
+    "gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b",
+    "llama": "llama3-8b llama3-70b llama3-405b",
+    "resnet": "resnet50 resnet101 resnet152 wide-resnet50-2 wide-resnet101-2",
+    "vit": "vit-b vit-l vit-h",
+}
+_HOME = {name: f"meshdsl.models.{module}" for module, names in _FAMILIES.items() for name in names.split()}
 NAMES = tuple(_HOME)
 
 

@@ -62,7 +62,7 @@ CONFIGS = {
     "gpt3-2.7b": Config(32, 2560, 32, seq=2048),
     "gpt3-6.7b": Config(32, 4096, 32, seq=2048),
     "gpt3-13b": Config(40, 5140, 40, head=128, seq=2048),
-    "gpt3-175b": Config(96, 12288, 96, seq=2048, remat="dots"),
+    "gpt3-175b": Config(96, 12288, 96, seq=2048, remat="all"),
 }
 
 

@@ -32,6 +32,43 @@ class Linear(nnx.Module):
         return md.dot(x, self.kernel, over=self.over) + self.bias
 
 
+class RMSNorm(nnx.Module):
+    """Division by the root mean square, with a scale."""
+
+    def __init__(self, sizes: md.Dims) -> None:
+        self.scale = nnx.Param(md.ones(sizes("embed")))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` of any dims with ``embed`` among them."""
+        return md.rms_norm(x, over="embed") * self.scale
+
+
+class Matrix(nnx.Module):
+    """A product with a weight; normal with variance one over the number of summed elements, or with ``std``."""
+
+    def __init__(self, sizes: md.Dims, over: str, out: str, rngs: nnx.Rngs, std: float | None = None) -> None:
+        self.over, dims = over, sizes(over) + sizes(out)
+        key, std = rngs.params(), sizes(over).size ** -0.5 if std is None else std
+        self.kernel = nnx.Param(md.normal(key, dims, std))
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` with the dims ``out`` in place of ``over``."""
+        return md.dot(x, self.kernel, over=self.over)
+
+
+def rotated(x: md.Tensor, theta: float) -> md.Tensor:
+    """``x`` with the first and second half of ``head`` turned against each other, further from position to position.
+
+    Rotary positions (Su et al. 2021): pair i of n turns by ``theta ** (-i / n)`` per element of ``seq``.
+    """
+    half = x.shape["head"] // 2
+    steps = theta ** (md.arange(f"head={half}") * (-1 / half))
+    angle = md.arange(x.shape("seq")) * steps
+    first, second = md.index(x, head=slice(0, half)), md.index(x, head=slice(half, None))
+    cos, sin = md.cos(angle), md.sin(angle)
+    return md.concat([first * cos - second * sin, second * cos + first * sin], over="head")
+
+
 class Block(nnx.Module):
     """Attention and perceptron, each behind a norm and added: ``[batch seq embed]`` to the same.
 

@@ -8,9 +8,17 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.errors import ArgumentError
-from meshdsl.models import gpt, vit
+from meshdsl.models import gpt, llama, vit
 
-PARAMETERS = {"gpt2-124m": 124.4e6, "gpt2-1.5b": 1.558e9, "gpt3-13b": 12.9e9, "gpt3-175b": 174.6e9}
+PARAMETERS = {
+    "gpt2-124m": 124.4e6,
+    "gpt2-1.5b": 1.558e9,
+    "gpt3-13b": 12.9e9,
+    "gpt3-175b": 174.6e9,
+    "llama3-8b": 8.03e9,
+    "llama3-70b": 70.6e9,
+    "llama3-405b": 405.9e9,
+}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -21,7 +29,7 @@ def test_a_model_has_as_many_parameters_as_its_paper_says(name):
     assert count == pytest.approx(PARAMETERS[name], rel=0.005)
 
 
-@pytest.mark.parametrize("module, name", [(gpt, "gpt2-124m"), (vit, "vit-b")])
+@pytest.mark.parametrize("module, name", [(gpt, "gpt2-124m"), (llama, "llama3-8b"), (vit, "vit-b")])
 def test_rules_speak_of_dims_that_there_are(module, name):
     for strategy in module.RULES:
         program = models.build(name, strategy)

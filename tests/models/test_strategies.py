@@ -6,20 +6,23 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.topology import Link
-from meshdsl.models import gpt, mlp, vit
+from meshdsl.models import gpt, llama, mlp, vit
 from tests.models.values import start
 
 # Devices so slow that splitting work pays at a test's sizes: else all would be gathered and computed everywhere.
 SLOW = md.Topology("slow", 1e5, 1e5, 1e5, 4e9, 0.0, (Link(1e-5, 1e8),))
 MESH = md.Mesh(data=4, model=2, topology=SLOW)
 
+LLAMA = llama.Config(layers=2, embed=16, hidden=32, heads=4, groups=2, head=8, seq=8, vocab=64)
+
 FAMILIES = {
     "mlp": (mlp, lambda rules: mlp.program("features=8 hidden=16 classes=4 layers=3", rules, batch=16)),
     "vit": (vit, lambda rules: vit.program(vit.Config(2, 16, 4, patch=4, image=8, classes=4), rules, batch=8)),
     "gpt": (gpt, lambda rules: gpt.program(gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64), rules, batch=8)),
+    "llama": (llama, lambda rules: llama.program(LLAMA, rules, batch=8)),
 }
 PLANNED = [(family, strategy) for family, (module, _) in FAMILIES.items() for strategy in module.RULES]
-RUN = [("mlp", "zero"), ("gpt", "fsdp+tensor")]
+RUN = [("mlp", "zero"), ("gpt", "fsdp+tensor"), ("llama", "tensor")]
 
 
 def made(family, strategy):

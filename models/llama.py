@@ -1,0 +1,143 @@
+"""Llama 3: decoders with RMS norm, rotary positions, grouped-query attention, a gated perceptron and an untied head.
+
+Grattafiori et al., "The Llama 3 Herd of Models" (2024), table 3; with 128,256 words and rotary base 500,000.
+
+    tokens [batch seq] -> x [batch seq embed]
+    block by block: x + attention(norm(x)), x + mlp(norm(x))
+    x -> logits [batch seq vocab]
+
+Dims: ``heads`` of keys and values, ``queries`` that share one of them, ``head`` inside one; ``hidden`` of the
+perceptron; ``key`` is ``seq`` as it is looked at.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+import meshdsl as md
+from meshdsl.models.layers import Matrix, RMSNorm, rotated
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch
+
+RULES: Strategies = {
+    "data": "batch:data",
+    "tensor": "batch:data heads:model hidden:model",
+    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
+    "zero": md.Rules("batch:data", optimizer="embed:data"),
+    "fsdp+tensor": md.Rules(
+        "batch:data heads:model hidden:model vocab:model", params="embed:data", optimizer="embed:data"
+    ),
+    "sequence": "batch:data seq:model",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of one model.
+
+    Args:
+      heads: of queries; ``groups`` of them share their keys and values with others.
+      groups: heads of keys and values.
+      theta: base of the rotary positions' wavelengths.
+      rate: the largest learning rate.
+    """
+
+    layers: int
+    embed: int
+    hidden: int
+    heads: int
+    groups: int
+    head: int = 128
+    seq: int = 8192
+    vocab: int = 128256
+    theta: float = 5e5
+    rate: float = 3e-4
+    remat: str = "none"
+
+    @property
+    def dims(self) -> md.Dims:
+        """The sizes by dim."""
+        return md.dims(
+            f"layers={self.layers} embed={self.embed} hidden={self.hidden} heads={self.groups} "
+            f"queries={self.heads // self.groups} head={self.head} seq={self.seq} vocab={self.vocab}"
+        )
+
+
+CONFIGS = {
+    "llama3-8b": Config(32, 4096, 14336, 32, 8, remat="all"),
+    "llama3-70b": Config(80, 8192, 28672, 64, 8, rate=1.5e-4, remat="all"),
+    "llama3-405b": Config(126, 16384, 53248, 128, 8, rate=8e-5, remat="all"),
+}
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions, ``[batch seq embed]`` to the same."""
+
+    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs) -> None:
+        self.theta = theta
+        self.query = Matrix(sizes, "embed", "heads queries head", rngs)
+        self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
+        self.out = Matrix(sizes, "heads queries head", "embed", rngs)
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """What every position takes from those up to it."""
+        query, key = rotated(self.query(x), self.theta), rotated(self.key(x), self.theta)
+        scores = md.dot(query, md.rename(key, seq="key"), over="head") * key.shape["head"] ** -0.5
+        seen = md.causal(scores.shape("seq key"))
+        weights = md.softmax(md.where(seen, scores, -1e9), over="key")
+        return self.out(md.dot(weights, md.rename(self.value(x), seq="key"), over="key"))
+
+
+class Perceptron(nnx.Module):
+    """Two products with ``x``, one of which gates the other (SwiGLU, Shazeer 2020), and one back."""
+
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
+        self.gate, self.up = (Matrix(sizes, "embed", "hidden", rngs) for _ in range(2))
+        self.down = Matrix(sizes, "hidden", "embed", rngs)
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """``x`` of any dims with ``embed`` among them."""
+        return self.down(md.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """Attention and perceptron, each behind a norm and added."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
+        sizes = config.dims
+        self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
+        self.attention, self.mlp = Attention(sizes, config.theta, rngs), Perceptron(sizes, rngs)
+
+    def __call__(self, x: md.Tensor) -> md.Tensor:
+        """The next ``x``."""
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Llama(nnx.Module):
+    """The model."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs, block: Callable[[Any, nnx.Rngs], nnx.Module] = Block) -> None:
+        sizes = config.dims
+        self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
+        self.blocks = md.stack(lambda rngs: block(config, rngs), sizes("layers"), rngs, remat=config.remat)
+        self.norm, self.head = RMSNorm(sizes), Matrix(sizes, "embed", "vocab", rngs)
+
+    def __call__(self, tokens: md.Tensor) -> md.Tensor:
+        """Logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
+        return self.head(self.norm(self.blocks(md.take(self.embed, tokens, over="vocab"))))
+
+
+def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
+    """A training step with AdamW, by shapes only: ``step(params, opt_state, batch)``.
+
+    Args:
+      config: the name of one of ``CONFIGS``, or sizes of your own.
+      rules: which mesh axes split which dims, such as one of ``RULES``.
+      batch: sequences per step.
+      seq: tokens per sequence; default is the config's.
+    """
+    sizes = CONFIGS[config] if isinstance(config, str) else config
+    shapes = token_batch(batch, seq or sizes.seq)
+    return flax_program(lambda rngs: Llama(sizes, rngs), next_token_loss, shapes, rules, adamw(sizes.rate))
