@@ -10,6 +10,7 @@ from typing import Any
 from meshdsl.errors import ArgumentError, nearest
 
 _FAMILIES = {
+    "dlrm": "dlrm wide-and-deep",
     "gpt": "gpt2-124m gpt2-355m gpt2-774m gpt2-1.5b "
     "gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b",
     "llama": "llama3-8b llama3-70b llama3-405b",

@@ -24,16 +24,17 @@ Readers = dict[int, list[Op]]
 
 def mark_phases(graph: Graph) -> None:
     """Write the phase into every operation of a step."""
-    _mark(graph, set())
+    _mark(graph, set(), in_loop=False)
 
 
-def _mark(graph: Graph, updated: Collection[int]) -> None:
+def _mark(graph: Graph, updated: Collection[int], in_loop: bool = True) -> None:
     """Mark a graph; its inputs ``updated`` depend on backward results."""
     after = _after(graph, updated)
     readers = _readers(graph)
     for op in graph.ops:
         op.phase = _first_guess(op, after)
-    _mark_accumulators(graph, readers)
+    if in_loop:
+        _mark_accumulators(graph, readers)
     _mark_by_readers(graph, readers)
     _mark_constants(graph, readers)
     _mark_return(graph)

@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.errors import ArgumentError
-from meshdsl.models import gpt, llama, vit
+from meshdsl.models import dlrm, gpt, llama, resnet, vit
 
 PARAMETERS = {
     "gpt2-124m": 124.4e6,
@@ -18,6 +18,11 @@ PARAMETERS = {
     "llama3-8b": 8.03e9,
     "llama3-70b": 70.6e9,
     "llama3-405b": 405.9e9,
+    "vit-b": 86.6e6,
+    "vit-h": 632.0e6,
+    "resnet50": 25.56e6,
+    "wide-resnet50-2": 68.88e6,
+    "dlrm": 540.6e6,
 }
 
 
@@ -29,7 +34,10 @@ def test_a_model_has_as_many_parameters_as_its_paper_says(name):
     assert count == pytest.approx(PARAMETERS[name], rel=0.005)
 
 
-@pytest.mark.parametrize("module, name", [(gpt, "gpt2-124m"), (llama, "llama3-8b"), (vit, "vit-b")])
+FAMILIES = [(dlrm, "dlrm"), (gpt, "gpt2-124m"), (llama, "llama3-8b"), (resnet, "resnet50"), (vit, "vit-b")]
+
+
+@pytest.mark.parametrize("module, name", FAMILIES)
 def test_rules_speak_of_dims_that_there_are(module, name):
     for strategy in module.RULES:
         program = models.build(name, strategy)

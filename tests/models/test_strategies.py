@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.topology import Link
-from meshdsl.models import gpt, llama, mlp, vit
+from meshdsl.models import dlrm, gpt, llama, mlp, resnet, vit
 from tests.models.values import start
 
 # Devices so slow that splitting work pays at a test's sizes: else all would be gathered and computed everywhere.
@@ -14,15 +14,27 @@ SLOW = md.Topology("slow", 1e5, 1e5, 1e5, 4e9, 0.0, (Link(1e-5, 1e8),))
 MESH = md.Mesh(data=4, model=2, topology=SLOW)
 
 LLAMA = llama.Config(layers=2, embed=16, hidden=32, heads=4, groups=2, head=8, seq=8, vocab=64)
-
+RESNET = resnet.Config((3,), base=8, image=16, classes=4)
+CLICKS = dlrm.Config((400, 500, 100), dense=4, embed=8, bottom=(8, 8), top=(16,))
+WIDE = dlrm.Config((400, 500, 100), dense=4, embed=8, top=(16, 8), wide=True)
 FAMILIES = {
     "mlp": (mlp, lambda rules: mlp.program("features=8 hidden=16 classes=4 layers=3", rules, batch=16)),
     "vit": (vit, lambda rules: vit.program(vit.Config(2, 16, 4, patch=4, image=8, classes=4), rules, batch=8)),
+    "resnet": (resnet, lambda rules: resnet.program(RESNET, rules, batch=8)),
+    "dlrm": (dlrm, lambda rules: dlrm.program(CLICKS, rules, batch=16)),
+    "wide-and-deep": (dlrm, lambda rules: dlrm.program(WIDE, rules, batch=16)),
     "gpt": (gpt, lambda rules: gpt.program(gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64), rules, batch=8)),
     "llama": (llama, lambda rules: llama.program(LLAMA, rules, batch=8)),
 }
 PLANNED = [(family, strategy) for family, (module, _) in FAMILIES.items() for strategy in module.RULES]
-RUN = [("mlp", "zero"), ("gpt", "fsdp+tensor"), ("llama", "tensor")]
+RUN = [
+    ("mlp", "zero"),
+    ("resnet", "spatial"),
+    ("dlrm", "everywhere"),
+    ("wide-and-deep", "tensor"),
+    ("gpt", "fsdp+tensor"),
+    ("llama", "tensor"),
+]
 
 
 def made(family, strategy):
@@ -57,6 +69,6 @@ def test_a_plan_splits_what_the_strategy_says(family, strategy):
 @pytest.mark.parametrize("family, strategy", RUN)
 def test_a_planned_step_runs_as_planned_with_the_unsharded_numbers(family, strategy):
     program, sharded = made(family, strategy)
-    args = (*start(program), jax.tree.map(filled, program.args[2]))
+    args = (*start(program), jax.tree.map(filled, program.args[-1]))
     assert sharded.plan(*args).collectives
     assert sharded.verify(*args) and sharded.check(*args)

@@ -25,9 +25,9 @@ def filled(shapes, size=0.3):
 
 
 def start(program):
-    """Parameters with values, optimizer state of zeros."""
-    params, state = program.args[:2]
-    return filled(params), jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    """Parameters with values, all other state of zeros."""
+    params, *state, _ = program.args
+    return filled(params), *jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
 
 
 def same_step(made, before, loss, batch, optimizer, plain):

@@ -51,6 +51,15 @@ def test_backward_scans_hold_only_backward(stacked):
             assert {inner.phase for _, inner in walk(body)} == {op.phase}
 
 
+def test_a_sum_of_squares_kept_by_the_optimizer():
+    def step(w, total, x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+        total = total + gradient * gradient
+        return w - gradient * jax.lax.rsqrt(total), total
+
+    assert phases(step, X, X, X)["add"] == "optimizer"
+
+
 def test_accumulation():
     graph = trace(accumulate, (PARAMS, jax.ShapeDtypeStruct((3, 6, 4), jnp.float32))).graph
     scan = next(op for op in graph.ops if op.name == "scan")
