@@ -1,14 +1,14 @@
-"""An image classifier on scikit-learn's 1,797 scanned digits: prints its plan, trains, prints its accuracy."""
-
-import argparse
+"""An image classifier on scikit-learn's 1,797 scanned digits: ``meshdsl train examples/digits.py``."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 from sklearn.datasets import load_digits
 
 import meshdsl as md
+from meshdsl.training.batches import Batches, shuffled
 
 BATCH, HELD_OUT = 256, 357
 
@@ -50,30 +50,23 @@ def init():
     return params, optimizer.init(params)
 
 
+def evaluate(params, _):
+    return {"accuracy": jnp.argmax(predict(params, images[-HELD_OUT:]), -1) == digits[-HELD_OUT:]}
+
+
 def batches():
-    rng = np.random.default_rng(0)
-    while True:
-        chosen = rng.choice(len(digits) - HELD_OUT, BATCH, replace=False)
-        yield {"images": images[chosen], "digits": digits[chosen]}
+    return Batches(shuffled({"images": images[:-HELD_OUT], "digits": digits[:-HELD_OUT]}), BATCH)
 
 
-example = jax.eval_shape(lambda: next(batches()))
 program = md.Program(
-    step, (*jax.eval_shape(init), example), layouts={"batch/*": "data=S(0)"}, init=init, batches=batches
+    step,
+    (*jax.eval_shape(init), jax.eval_shape(lambda: {"images": images[:BATCH], "digits": digits[:BATCH]})),
+    layouts={"batch/*": "data=S(0)"},
+    init=init,
+    batches=batches,
+    evaluate=evaluate,
+    steps=100,
 )
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mesh", type=md.Mesh.parse, default="data=4,model=2")
-    parser.add_argument("--steps", type=int, default=100)
-    options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.mesh.size)
-    sharded = md.parallelize(step, options.mesh, layouts=program.layouts)
-    print(sharded.plan(*program.args))
-    state = init()
-    for number, batch in zip(range(options.steps), batches()):
-        *state, value = sharded(*state, batch)
-        if number % 20 == 0:
-            print(f"step {number:4d}   loss {value:.4f}")
-    right = np.argmax(predict(jax.device_get(state[0]), images[-HELD_OUT:]), -1) == digits[-HELD_OUT:]
-    print(f"accuracy on {HELD_OUT} held-out images: {np.mean(right):.3f}")
+    print(md.parallelize(step, md.Mesh(data=4, model=2), layouts=program.layouts).plan(*program.args))

@@ -6,7 +6,7 @@ import optax
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.training import batches, data
+from meshdsl.training import data, text
 
 VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 6, 64, 32, 400
 
@@ -30,8 +30,7 @@ class Block(nnx.Module):
 class GPT(nnx.Module):
     def __init__(self, rngs):
         self.embed, self.position = (nnx.Param(0.02 * rngs.normal((n, EMBED))) for n in (VOCABULARY, SEQ))
-        self.layers = nnx.vmap(Block)(rngs.fork(split=LAYERS))
-        self.norm = nnx.LayerNorm(EMBED, rngs=rngs)
+        self.layers, self.norm = nnx.vmap(Block)(rngs.fork(split=LAYERS)), nnx.LayerNorm(EMBED, rngs=rngs)
 
     def __call__(self, tokens):
         x = self.embed[tokens] + self.position[...]
@@ -71,8 +70,9 @@ program = md.Program(
     (*jax.eval_shape(init), dict.fromkeys(("inputs", "targets"), jax.ShapeDtypeStruct((BATCH, SEQ), jnp.int32))),
     layouts={"batch/*": "data=S(0)", "params/layers/up/kernel": "model=S(2)"},
     init=init,
-    batches=lambda: batches.text_batches(data.load().train, BATCH, SEQ),
-    evaluate=lambda params, _: [loss(params, b) for b in batches.fixed_batches(data.load().held_out, BATCH, SEQ)],
+    batches=lambda: text.text_batches(data.load().train, BATCH, SEQ),
+    evaluate=lambda p, _: {"held-out loss": [loss(p, b) for b in text.fixed_batches(data.load().held_out, BATCH, SEQ)]},
+    steps=STEPS,
 )
 
 if __name__ == "__main__":

@@ -136,10 +136,19 @@ class Sharded:
           rest: the other arguments, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
         """
         made = jax.eval_shape(make)
-        first = made if isinstance(made, tuple) else (made,)
-        shardings = self._executable(self._call((*first, *rest), kwargs)).shardings
-        leaves, tree = jax.tree.flatten(made)
-        return jax.jit(make, out_shardings=jax.tree.unflatten(tree, shardings[: len(leaves)]))()
+        several = isinstance(made, tuple)
+        first = made if several else (made,)
+        places = self.input_shardings(*first, *rest, **kwargs)[0][: len(first)]
+        return jax.jit(make, out_shardings=places if several else places[0])()
+
+    def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Where the step takes its arguments: ``args`` and ``kwargs`` with a ``NamedSharding`` for each array.
+
+        Arguments that lie so are passed on as they are, others are placed at each call.
+        """
+        call = self._call(args, kwargs)
+        places = self._executable(call).shardings
+        return call.args(places), call.kwargs(places)
 
     def verify(self, *args: Any, **kwargs: Any) -> VerifyReport:
         """Compare the compiled collectives with the planned ones; VerifyError if they differ."""

@@ -20,8 +20,9 @@ class Program:
       rules: mesh axes by named dims, a text or ``md.Rules``.
       pipeline: how to run the step as a pipeline.
       init: makes the arguments that the step replaces, for training.
-      batches: the batches of a training run.
-      evaluate: measures the held-out loss of the trained arguments.
+      batches: the batches of a training run, from the first: ``meshdsl.training.batches.Batches`` or any iterable.
+      evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained arguments.
+      steps: how long a training run is if nothing else is said.
     """
 
     step: Callable[..., Any]
@@ -31,7 +32,8 @@ class Program:
     pipeline: Any = None
     init: Callable[..., Any] | None = None
     batches: Callable[..., Iterable[Any]] | None = None
-    evaluate: Callable[..., Any] | None = None
+    evaluate: Callable[..., Mapping[str, Any]] | None = None
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no program."""
@@ -43,6 +45,8 @@ class Program:
             rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
         if self.rules is not None and not isinstance(self.rules, Rules | str):
             rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            rows.append(f"steps: {is_a(self.steps)}, not a number of training steps")
         if rows:
             raise ArgumentError(faults("arguments of Program that do not fit:", rows))
 

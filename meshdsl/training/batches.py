@@ -1,63 +1,79 @@
-"""Batches of text: shuffled windows whose position can be saved and restored.
+"""Batches of shuffled records, whose position in a run is the number of steps done.
 
-The flat array of tokens is cut into windows that do not overlap; grain shuffles them anew in
-every epoch. An iterator's ``get_state`` says where it stands; ``set_state`` puts a new one
-at the same place, so a resumed run sees exactly the batches that it would have seen.
+Records are a grain ``MapDataset``: record ``i`` is known from ``i`` alone, so a run goes on after any number of
+batches with exactly those it would have had, and a process of several reads only the rows that its devices hold.
+
+    Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
 """
 
-from collections.abc import Iterator
-from typing import Protocol, cast
+from collections.abc import Iterator, Mapping, Sequence
+from sys import maxsize
+from typing import Any, cast
 
 import grain.python as grain
 import numpy as np
 
-from meshdsl.training.data import Tokens
+from meshdsl.errors import ArgumentError, faults
 
 Batch = dict[str, np.ndarray]
 
 
-class BatchIterator(Protocol):
-    """Batches without end, with a position that can be saved."""
+class Batches:
+    """Batches of ``batch`` records each; iterating gives whole ones, from the first.
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    Args:
+      records: dicts of arrays without the batch dim, at least ``batch`` of them; repeated ones never end.
+      unit: what a run counts per second, such as tokens.
+      units: how many of these a record has.
+    """
 
-    def __next__(self) -> Batch: ...
+    def __init__(self, records: grain.MapDataset, batch: int, unit: str = "examples", units: int = 1) -> None:
+        if len(records) < batch:
+            raise ArgumentError(f"batch={batch} of {len(records)} records: give more records or a smaller batch")
+        self.records, self.batch, self.unit, self.units = records, batch, unit, units
 
-    def get_state(self) -> dict[str, object]:
-        """Where it stands, as JSON holds it."""
+    def __iter__(self) -> Iterator[Batch]:
+        return self.rows(range(self.batch))
 
-    def set_state(self, state: dict[str, object]) -> None:
-        """Stand where ``state`` says."""
+    def rows(self, rows: Sequence[int], done: int = 0) -> Iterator[Batch]:
+        """These rows of every batch, after the first ``done`` batches; read ahead by threads."""
+        chosen = grain.MapDataset.source(_Rows(self, rows, done)).batch(len(rows), drop_remainder=True)
+        return cast(Iterator[Batch], iter(chosen.to_iter_dataset()))
 
 
-class Windows:
-    """Windows of ``seq`` tokens and, one further, the tokens that they should predict."""
+class _Rows:
+    """Some rows of all batches from one on, as a flat source."""
 
-    def __init__(self, tokens: Tokens, seq: int) -> None:
-        self._tokens = tokens
-        self._seq = seq
+    def __init__(self, batches: Batches, rows: Sequence[int], done: int) -> None:
+        self._batches, self._rows, self._done = batches, rows, done
 
     def __len__(self) -> int:
-        return (len(self._tokens) - 1) // self._seq
+        size = len(self._batches.records)
+        return size if size == maxsize else (size // self._batches.batch - self._done) * len(self._rows)
 
     def __getitem__(self, index: int) -> Batch:
-        start = index * self._seq
-        window = self._tokens[start : start + self._seq + 1].astype(np.int32)
-        return {"inputs": window[:-1], "targets": window[1:]}
+        number, row = divmod(index, len(self._rows))
+        return cast(Batch, self._batches.records[(self._done + number) * self._batches.batch + self._rows[row]])
 
 
-def text_batches(tokens: Tokens, batch: int, seq: int, seed: int = 0) -> BatchIterator:
-    """Batches of shuffled windows without end: int32 ``inputs`` and ``targets`` ``[batch, seq]``."""
-    windows = grain.MapDataset.source(Windows(tokens, seq)).seed(seed).shuffle().repeat()
-    return cast(BatchIterator, iter(windows.batch(batch, drop_remainder=True).to_iter_dataset()))
+class Rows:
+    """Records of arrays whose first dim counts them."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        sizes = {name: len(array) for name, array in arrays.items()}
+        if len(set(sizes.values())) != 1:
+            rows = [f"{name}: {size} rows" for name, size in sizes.items()]
+            raise ArgumentError(faults("arrays of one data set differ in their number of rows:", rows))
+        self._arrays = dict(arrays)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: array[index] for name, array in self._arrays.items()}
 
 
-def fixed_batches(tokens: Tokens, batch: int, seq: int, count: int = 8) -> list[Batch]:
-    """The same ``count`` batches at every call, spread evenly over the tokens; for evaluation."""
-    windows = Windows(tokens, seq)
-    chosen = np.linspace(0, len(windows) - 1, count * batch).astype(int).reshape(count, batch)
-    return [_stack([windows[i] for i in row]) for row in chosen.tolist()]
-
-
-def _stack(windows: list[Batch]) -> Batch:
-    return {name: np.stack([window[name] for window in windows]) for name in windows[0]}
+def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
+    """The records of a source (``len`` and ``[i]``, or a dict of arrays) without end, shuffled anew in every epoch."""
+    records = Rows(source) if isinstance(source, Mapping) else source
+    return grain.MapDataset.source(records).seed(seed).shuffle().repeat()

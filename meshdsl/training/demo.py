@@ -17,16 +17,18 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.api import Program, Sharded
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.layouts.topology_file import load_topology, save_topology, topology_text
-from meshdsl.training.checkpoint import State
 from meshdsl.training.data import load, unigram_entropy
-from meshdsl.training.loop import History, Run, train
-from meshdsl.training.picture import draw_losses
+from meshdsl.training.loop import Run
+from meshdsl.training.picture import draw_curves
+from meshdsl.training.processes import STOPPED
+from meshdsl.training.record import History
 from meshdsl.training.sample import sample_text
+from meshdsl.training.trainer import check_trainable, made_by, planned, steps_of, train_program
 
 PROMPT = "ROMEO.\n"
 
@@ -40,13 +42,17 @@ def main() -> None:
     text = load()
     file = runpy.run_path(str(options.file))
     program: Program = file["program"]
-    run = Run(options.steps or file["STEPS"], options.folder)
+    check_trainable(program)
+    run = Run(options.steps or steps_of(program), options.folder)
 
     sharded = plan_program(program, Mesh(topology=measure(options.mesh, run.folder), **dict(options.mesh)), run.folder)
-    state, history = train_program(sharded, program, run)
+    console.rule(f"train {run.steps} steps, checkpoints in {run.folder}")
+    state, outcome = train_program(sharded, program, run)
+    if outcome.stopped:
+        raise SystemExit(STOPPED)
 
     unigram = unigram_entropy(text.held_out, text.held_out)
-    report(history, unigram, run.folder)
+    report(outcome.history, unigram, run.folder)
     show_sample(file["predict"], state[0], program.args[-1]["inputs"].shape[1])
 
 
@@ -63,29 +69,22 @@ def measure(mesh: Mesh, folder: Path) -> Topology:
 
 def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded:
     """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
-    state = tuple(range(len(program.args) - 1))
-    sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=state)
+    sharded = planned(program, mesh)
     plan = sharded.plan(*program.args)
     plan.save(folder / "plan.json")
     console.rule("plan")
     console.print(str(plan), markup=False, soft_wrap=True)
     console.rule("check: sharded numbers equal the unsharded step's")
-    console.print(str(sharded.check(*_made(program.init), next(iter(_made(program.batches))))), markup=False)
+    console.print(str(sharded.check(*made_by(program.init)(), next(iter(made_by(program.batches)())))), markup=False)
     console.rule("verify: compiled collectives equal the planned ones")
     console.print(str(sharded.verify(*program.args)), markup=False)
     return sharded
 
 
-def train_program(sharded: Sharded, program: Program, run: Run) -> tuple[State, History]:
-    """Train, from the newest checkpoint if there is one."""
-    console.rule(f"train {run.steps} steps, checkpoints in {run.folder}")
-    return train(sharded, _made(program.init), _made(program.batches), run, program.evaluate)
-
-
 def report(history: History, unigram: float, folder: Path) -> None:
     """Say how far below the unigram entropy the held-out loss ends, and draw the losses."""
-    loss = history.held_out[-1][1]
-    picture = draw_losses(history, folder / "loss.png", {"unigram entropy": unigram})
+    loss = history.evaluations[-1][1]["held-out loss"]
+    picture = draw_curves(history, folder / "curves.png", {"unigram entropy": unigram})
     console.rule("result")
     console.print(
         f"held-out loss {loss:.3f} nats per token, unigram entropy {unigram:.3f}: "
@@ -100,17 +99,11 @@ def show_sample(predict: Callable[..., Any], params: Any, window: int) -> None:
     console.print(sample_text(predict, alone, load().tokenizer, PROMPT, window=window), markup=False)
 
 
-def _made(make: Callable[..., Any] | None) -> Any:
-    if make is None:
-        raise SystemExit("the program needs init and batches to be trained")
-    return make()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Plan, check and train a program file, and show what came of it.")
-    parser.add_argument("file", type=Path, help="defines program, predict and STEPS")
+    parser.add_argument("file", type=Path, help="defines program and predict")
     parser.add_argument("--mesh", type=Mesh.parse, default="data=4,model=2", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, help="default: STEPS of the file")
+    parser.add_argument("--steps", type=int, help="default: those of the program")
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="default: %(default)s")
     return parser
 

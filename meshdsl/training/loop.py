@@ -1,26 +1,31 @@
-"""The training loop: call the step, watch it, save it, resume it.
+"""The training loop: call the step, watch it, save it, and stop cleanly when told to.
 
-    state, history = train(step, init(), batches, Run(steps=300, folder=Path("runs/gpt")))
+    done, state = resumed(run, like=state) or (0, state)
+    state, outcome = train(step, state, feed_of(batches), Run(steps=300, folder=Path("runs/gpt")), done)
 
 ``step`` is anything called as ``step(*state, batch) -> (*state, loss)``: a planned step or a
-plain ``jax.jit`` one. If ``folder`` holds checkpoints the run goes on from the newest, with
-the batches and the losses that it would have had without the interruption.
+plain ``jax.jit`` one. A run goes on from its newest checkpoint with the batches and the losses that it would
+have had without the interruption. With several processes all call this; the first shows and writes.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from meshdsl.training.batches import Batch, BatchIterator
 from meshdsl.training.checkpoint import Checkpoints, State
+from meshdsl.training.feed import Feed
 from meshdsl.training.progress import TrainingBar
+from meshdsl.training.record import History, Metrics, Record
+from meshdsl.training.stop import Stop
 
 Step = Callable[..., Any]
-Evaluate = Callable[..., Any]
+Evaluate = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,20 @@ class Run:
     """How long a run is and where it is kept.
 
     Args:
+      steps: of the whole run.
+      folder: where its checkpoints and its ``metrics.jsonl`` are.
       save_every: steps between checkpoints; the last step is always saved.
-      evaluate_every: steps between evaluations on held-out text; the last step always has one.
+      evaluate_every: steps between evaluations on held-out data; the last step always has one.
+      unit: what is counted per second.
+      units: how many of these a step has.
     """
 
     steps: int
     folder: Path
     save_every: int = 50
     evaluate_every: int = 50
+    unit: str = "steps"
+    units: int = 1
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint follows this many steps."""
@@ -45,61 +56,98 @@ class Run:
         """Whether an evaluation follows this many steps."""
         return step % self.evaluate_every == 0 or step == self.steps
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
 
-@dataclass
-class History:
-    """Loss of every step, and ``[step, loss]`` of every evaluation, in nats per token."""
 
-    losses: list[float] = field(default_factory=list)
-    held_out: list[list[float]] = field(default_factory=list)
+@dataclass(frozen=True)
+class Outcome:
+    """What a run measured so far, how many steps it has done, and whether it was stopped before its end."""
+
+    history: History
+    done: int
+    stopped: bool = False
+
+
+def resumed(run: Run, like: State) -> tuple[int, State] | None:
+    """Steps done and state of the newest checkpoint, placed as ``like``; None if there is none."""
+    checkpoints = Checkpoints(run.checkpoints)
+    done = checkpoints.newest
+    found = None if done is None else (done, checkpoints.restore(done, like))
+    checkpoints.close()
+    return found
 
 
 def train(
-    step: Step, state: State, batches: BatchIterator, run: Run, evaluate: Evaluate | None = None
-) -> tuple[State, History]:
-    """Train to ``run.steps`` steps, from the newest checkpoint in ``run.folder`` if there is one.
+    step: Step, state: State, feed: Feed, run: Run, done: int = 0, evaluate: Evaluate | None = None
+) -> tuple[State, Outcome]:
+    """Train ``state``, which ``done`` steps made, to ``run.steps`` steps.
 
     Args:
-      evaluate: ``(*state) -> losses`` on held-out batches; their mean is kept and shown.
+      evaluate: ``(*state) -> metrics`` on held-out data; of several values of one, the mean counts.
     """
-    checkpoints = Checkpoints(run.folder / "checkpoints")
-    state, history = _resume(checkpoints, state, batches)
-    done = len(history.losses)
-    with TrainingBar(run.steps, done) as bar:
+    with ExitStack() as stack:
+        stop = stack.enter_context(Stop())
+        bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
+        record = stack.enter_context(Record(run.folder / "metrics.jsonl" if _is_first() else None, done))
+        checkpoints = Checkpoints(run.checkpoints)
+        stack.callback(checkpoints.close)
+        loop = _Loop(step, run, bar, record, checkpoints, evaluate)
+        return loop.go(state, feed, done, stop)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    step: Step
+    run: Run
+    bar: TrainingBar
+    record: Record
+    checkpoints: Checkpoints
+    evaluate: Evaluate | None
+
+    def go(self, state: State, feed: Feed, done: int, stop: Stop) -> tuple[State, Outcome]:
         if done:
-            bar.note(f"resumed after step {done}")
-        for number in range(done + 1, run.steps + 1):
-            state, loss = _advance(step, state, next(batches), bar)
-            history.losses.append(loss)
-            if evaluate is not None and run.evaluates(number):
-                _evaluate(evaluate, state, number, history, bar)
-            if run.saves(number):
-                checkpoints.save(number, state, _notes(history, batches))
-    checkpoints.close()
-    return state, history
+            self.bar.note(f"resumed after step {done}")
+        stopped = False
+        for number, batch in zip(range(done + 1, self.run.steps + 1), feed(done), strict=False):
+            state, done = self._advance(state, number, batch), number
+            stopped = stop.after(number) and number < self.run.steps
+            if stopped or self.run.saves(number):
+                self.checkpoints.save(number, state)
+            if stopped:
+                break
+        else:
+            self._end(state, done)
+        return state, Outcome(self.record.history, done, stopped)
+
+    def _advance(self, state: State, number: int, batch: Any) -> State:
+        begun = time.perf_counter()
+        *after, loss = self.step(*state, batch)
+        value = float(loss)
+        seconds = time.perf_counter() - begun
+        rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
+        self.record.step(number, value, seconds=round(seconds, 6), **rate)
+        self.bar.advance(value, self.run.units)
+        if self.evaluate is not None and self.run.evaluates(number):
+            self._evaluate(tuple(after), number, value)
+        return tuple(after)
+
+    def _evaluate(self, state: State, number: int, loss: float) -> None:
+        assert self.evaluate is not None
+        metrics: Metrics = {name: float(np.mean(value)) for name, value in self.evaluate(*state).items()}
+        self.record.evaluation(number, metrics)
+        shown = "".join(f"   {name} {value:.3f}" for name, value in metrics.items())
+        self.bar.note(f"step {number:5d}   training loss {loss:.3f}{shown}")
+
+    def _end(self, state: State, done: int) -> None:
+        """Batches may end before the steps do; what was trained is kept."""
+        if done < self.run.steps:
+            self.bar.note(f"the batches ended after step {done} of {self.run.steps}")
+            if done and self.checkpoints.newest != done:
+                self.checkpoints.save(done, state)
 
 
-def _advance(step: Step, state: State, batch: Batch, bar: TrainingBar) -> tuple[State, float]:
-    *after, loss = step(*state, batch)
-    value = float(loss)
-    bar.advance(value, tokens=int(np.size(jax.tree.leaves(batch)[0])))
-    return tuple(after), value
-
-
-def _evaluate(evaluate: Evaluate, state: State, number: int, history: History, bar: TrainingBar) -> None:
-    loss = float(np.mean(evaluate(*state)))
-    history.held_out.append([number, loss])
-    bar.note(f"step {number:5d}   training loss {history.losses[-1]:.3f}   held-out loss {loss:.3f}")
-
-
-def _notes(history: History, batches: BatchIterator) -> dict[str, Any]:
-    return {"losses": history.losses, "held_out": history.held_out, "batches": batches.get_state()}
-
-
-def _resume(checkpoints: Checkpoints, state: State, batches: BatchIterator) -> tuple[State, History]:
-    found = checkpoints.restore(state)
-    if found is None:
-        return state, History()
-    _, state, notes = found
-    batches.set_state(notes["batches"])
-    return state, History(notes["losses"], notes["held_out"])
+def _is_first() -> bool:
+    return jax.process_index() == 0

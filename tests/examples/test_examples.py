@@ -31,10 +31,11 @@ def test_mlp_trains():
     assert len(losses) == 3 and losses[2] < losses[0] / 2
 
 
-def test_digits_are_learned():
-    printed = _python("examples/digits.py", "--mesh", "data=2,model=2")
+def test_digits_are_learned(tmp_path):
+    command = ("-m", "meshdsl", "train", "examples/digits.py", "--folder", str(tmp_path), "--mesh", "data=2,model=2")
+    printed = _python(*command)
     assert "plan of step on mesh data=2,model=2" in printed
-    assert float(re.search(r"held-out images: (\S+)", printed)[1]) > 0.9
+    assert float(re.findall(r"accuracy (\S+)", printed)[-1]) > 0.9
 
 
 def test_the_demo_in_small(small_gpt, tmp_path):
@@ -42,7 +43,9 @@ def test_the_demo_in_small(small_gpt, tmp_path):
     printed = _python(*command, "data=2,model=2")
     for part in ("topology", "plan of step on mesh data=2,model=2", "check", "verify", "unigram entropy", "sample"):
         assert part in printed
-    assert {"topology.toml", "plan.json", "loss.png", "checkpoints"} <= {p.name for p in (tmp_path / "run").iterdir()}
+    assert {"topology.toml", "plan.json", "curves.png", "metrics.jsonl", "checkpoints"} <= {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
     assert "resumed after step 21" in _python(*command, "data=2,model=2", "--steps", "22")
 
 

@@ -1,4 +1,4 @@
-"""A tiny training run in a process of its own: ``python tests/resumable_run.py FOLDER STEPS SECONDS_PER_STEP``.
+"""A tiny training run in a process of its own: ``python resumable_run.py FOLDER STEPS SECONDS_PER_STEP``.
 
 It writes its final parameters to FOLDER/final.npy, so that a run killed and resumed can be
 compared bit for bit with one that was not.
@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshdsl.training.batches import text_batches
-from meshdsl.training.loop import Run, train
+from meshdsl.training.feed import feed_of
+from meshdsl.training.loop import Run, resumed, train
+from meshdsl.training.text import text_batches
 
 OPTIMIZER = optax.adamw(1e-2)
 TOKENS = np.random.default_rng(0).integers(0, 64, 4000).astype(np.uint16)
@@ -37,10 +38,12 @@ def main(folder: Path, steps: int, pause: float) -> None:
         return step(*args)
 
     table = jnp.zeros((64, 64))
+    state = (table, OPTIMIZER.init(table))
     run = Run(steps, folder, save_every=5, evaluate_every=10)
-    state, history = train(slow, (table, OPTIMIZER.init(table)), text_batches(TOKENS, 8, 16), run)
+    done, state = resumed(run, state) or (0, state)
+    state, outcome = train(slow, state, feed_of(text_batches(TOKENS, 8, 16)), run, done)
     np.save(folder / "final.npy", np.asarray(state[0]))
-    np.save(folder / "losses.npy", np.asarray(history.losses))
+    np.save(folder / "losses.npy", np.asarray(outcome.history.losses))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""``python -m meshdsl``."""
+
+from meshdsl.cli import main
+
+main()

@@ -1,0 +1,69 @@
+"""What is named on the command line: a program as ``path/to/file.py`` or ``module:attribute``, a mesh, a topology."""
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from meshdsl.api import Program
+from meshdsl.errors import ArgumentError, is_a, nearest
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology_file import load_topology
+
+
+def load_program(name: str) -> Program:
+    """The ``program`` that a file or a module defines, or that its function of this name returns.
+
+    Raises ArgumentError if there is none; what the file itself raises is not touched.
+    """
+    module, colon, attribute = name.partition(":")
+    if name.endswith(".py"):
+        return _program(name, "program", runpy.run_path(str(_existing(Path(name)))))
+    if not colon:
+        raise ArgumentError(f"{name!r} is no program: give path/to/file.py, or module:attribute")
+    return _program(name, attribute, vars(_imported(module)))
+
+
+def load_mesh(text: str, topology: str) -> Mesh:
+    """The mesh written as ``data=4,model=2``, with a preset's costs or those in a TOML file."""
+    return Mesh.parse(text, topology=load_topology(topology) if topology.endswith(".toml") else topology)
+
+
+def short_name(name: str) -> str:
+    """What a program is called: ``gpt`` of ``examples/gpt.py``, ``tiny`` of ``models:tiny``."""
+    return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2]
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        beside = file.parent.glob("*.py") if file.parent.is_dir() else ()
+        raise ArgumentError(f"there is no file {file}{nearest(str(file), map(str, beside))}")
+    return file
+
+
+def _imported(module: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that the named one imports
+        raise ArgumentError(f"there is no module {module!r} to import from here: {error}") from error
+
+
+def _program(name: str, attribute: str, names: dict[str, Any]) -> Program:
+    if attribute not in names:
+        raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, _public(names))}")
+    found = names[attribute]
+    made = found() if callable(found) else found
+    if not isinstance(made, Program):
+        raise ArgumentError(f"{attribute} in {name}: {is_a(made)}, not an md.Program")
+    return made
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]

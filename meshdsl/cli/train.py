@@ -1,0 +1,47 @@
+"""``meshdsl train``: plan a program's step, and train it as planned."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.cli.names import load_mesh, load_program, short_name
+from meshdsl.errors import MeshDSLError
+
+
+def train(
+    program: Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)],
+    mesh: Annotated[str, typer.Option(help="the axes of the mesh, outermost first")] = "data=4,model=2",
+    topology: Annotated[str, typer.Option(help="what the mesh costs: a preset or a TOML file")] = "cpu",
+    rules: Annotated[str | None, typer.Option(help="dims to axes, as 'batch:data hidden:model'")] = None,
+    memory: Annotated[str | None, typer.Option(help="limit per device, as 60GiB; else the topology's")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="else those of the program")] = None,
+    folder: Annotated[Path | None, typer.Option(help="keeps the run; else runs/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's newest checkpoint")] = False,
+    save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 50,
+    processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
+) -> None:
+    """Plan a program's training step, and train it as planned, on one process or several.
+
+    The folder keeps the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On SIGTERM or
+    Ctrl-C the run saves and ends with status 143; --resume goes on, also on another mesh. Under SLURM, OpenMPI or
+    Kubernetes start one command per process: they find each other.
+    """
+    try:
+        from meshdsl.training import processes as group
+        from meshdsl.training.session import Session, check_folder
+    except ModuleNotFoundError as error:
+        raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
+
+    over = load_mesh(mesh, topology)
+    folder = folder or Path("runs") / short_name(program)
+    if group.announced() == 1:
+        check_folder(folder, resume)
+        if processes > 1:
+            raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
+    group.join(over)
+    session = Session(load_program(program), over, folder, rules, memory)
+    if session.train(steps, save_every, evaluate_every).stopped:
+        raise typer.Exit(group.STOPPED)

@@ -1,0 +1,97 @@
+"""Batches: order, epochs, resuming, and where they lie."""
+
+from itertools import islice
+
+import grain.python as grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError
+from meshdsl.lowering.boundary import device_mesh, named_sharding
+from meshdsl.training.batches import Batches, Rows, shuffled
+from meshdsl.training.feed import feed_of, placed_feed
+from meshdsl.training.text import Windows, fixed_batches, text_batches
+
+TOKENS = (np.arange(1000) % 256).astype(np.uint16)
+
+
+def test_windows_predict_the_next_token_and_cover_the_text_once():
+    windows = [Windows(TOKENS, 9)[i] for i in range(len(Windows(TOKENS, 9)))]
+    inputs = np.concatenate([w["inputs"] for w in windows])
+    np.testing.assert_array_equal(inputs, TOKENS[: len(inputs)])
+    np.testing.assert_array_equal(np.concatenate([w["targets"] for w in windows]), TOKENS[1 : len(inputs) + 1])
+    assert len(TOKENS) - len(inputs) <= 9
+
+
+def test_batches_go_on_after_any_number_and_give_the_rows_asked_for():
+    batches = text_batches(TOKENS, 4, 8)
+    seen = list(islice(batches, 70))
+    for expected, got, rows in zip(seen[33:], feed_of(batches)(33), batches.rows([1, 3], 33)):
+        np.testing.assert_array_equal(got["inputs"], expected["inputs"])
+        np.testing.assert_array_equal(rows["targets"], expected["targets"][[1, 3]])
+
+
+def test_other_iterables_are_followed_from_their_begin():
+    assert list(feed_of([1, 2, 3, 4])(2)) == [3, 4]
+
+
+def test_an_epoch_holds_every_window_and_the_next_is_shuffled_anew():
+    stream = iter(text_batches(TOKENS, 31, 8))
+    epochs = [np.concatenate([next(stream)["inputs"][:, 0] for _ in range(4)]) for _ in range(2)]
+    starts = [Windows(TOKENS, 8)[i]["inputs"][0] for i in range(124)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(starts)
+    assert list(epochs[0]) != list(epochs[1])
+
+
+def test_records_that_are_not_repeated_end():
+    batches = Batches(grain.MapDataset.source(Rows({"x": np.arange(10)})), 3)
+    assert [b["x"].tolist() for b in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert [b["x"].tolist() for b in batches.rows([0], 2)] == [[6]]
+
+
+def test_data_that_are_no_batches():
+    with pytest.raises(ArgumentError, match="differ in their number of rows:\n  x: 3 rows\n  y: 4 rows"):
+        shuffled({"x": np.zeros(3), "y": np.zeros(4)})
+    with pytest.raises(ArgumentError, match="batch=5 of 3 records: give more records or a smaller batch"):
+        Batches(grain.MapDataset.source(Rows({"x": np.zeros(3)})), 5)
+
+
+def test_fixed_batches_are_the_same_at_every_call():
+    first, second = (fixed_batches(TOKENS, 4, 8, count=3) for _ in range(2))
+    assert [b["inputs"].shape for b in first] == [(4, 8)] * 3
+    assert all((a["targets"] == b["targets"]).all() for a, b in zip(first, second, strict=True))
+
+
+MESH = md.Mesh(data=4, model=2)
+EXAMPLE = {"x": md.named(jax.ShapeDtypeStruct((8, 4), jnp.float32), "batch embed"), "y": np.zeros(8, np.int32)}
+
+
+def feed(batches):
+    devices = device_mesh(MESH)
+    layouts = {"x": "data=S(0) model=S(1)", "y": "model=S(0) data=S(0)"}
+    places = [named_sharding(md.Layout.parse(text), 2 - i, devices) for i, text in enumerate(layouts.values())]
+    return placed_feed(batches, EXAMPLE, dict(zip(layouts, places)))
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_batches_lie_as_planned_and_have_the_names_of_the_step(repeated):
+    arrays = {"x": np.arange(96, dtype=np.float32).reshape(24, 4), "y": np.arange(24, dtype=np.int32)}
+    records = shuffled(arrays) if repeated else grain.MapDataset.source(Rows(arrays))
+    got, expected = next(feed(Batches(records, 8))(1)), list(islice(Batches(records, 8), 2))[1]
+    assert got["x"].dims == ("batch", "embed")
+    np.testing.assert_array_equal(got["x"].array, expected["x"])
+    np.testing.assert_array_equal(got["y"], expected["y"])
+    assert got["x"].array.sharding.shard_shape((8, 4)) == (2, 2) and got["y"].sharding.shard_shape((8,)) == (1,)
+
+
+def test_a_batch_of_another_type():
+    with pytest.raises(ArgumentError) as error:
+        next(feed([{"x": np.zeros((8, 4)), "y": np.zeros(4, np.int32)}])(0))
+    assert str(error.value) == (
+        "a batch is not the step's last argument:\n"
+        "  ['x'].array: float64[8, 4]; the step takes float32[8, 4]\n"
+        "  ['y']: int32[4]; the step takes int32[8]"
+    )

@@ -1,0 +1,131 @@
+"""``meshdsl train``: on one process and several, stopped, killed, resumed, on other meshes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from meshdsl.cli import app, main
+from meshdsl.training.processes import STOPPED, announced
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = str(ROOT / "tests" / "training" / "tiny.py")
+LONG = ("--steps", "4000", "--save-every", "10", "--evaluate-every", "1000")
+
+
+def run(*options):
+    """The command in this process, on the devices of the tests."""
+    result = CliRunner().invoke(app, ["train", TINY, *map(str, options)], catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def started(*options, folder):
+    """The command in processes of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TINY_FOLDER": str(folder), "COLUMNS": "200"}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    command = [sys.executable, "-m", "meshdsl", "train", TINY, "--folder", str(folder), *map(str, options)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes)
+
+
+def losses(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def saved(folder):
+    return max((int(p.name) for p in (folder / "checkpoints").glob("*") if p.name.isdigit()), default=0)
+
+
+def wait_for_a_checkpoint(process, folder, after=0):
+    end = time.monotonic() + 120
+    while saved(folder) <= after:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_and_what_it_leaves(tmp_path):
+    status, printed = run("--folder", tmp_path / "a", "--evaluate-every", 10)
+    assert status == 0
+    for part in ("plan of step on mesh data=4,model=2", "total per step", "held-out loss", "examples/s", "curves"):
+        assert part in printed
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {"plan.json", "checkpoints", "metrics.jsonl", "curves.png"}
+    assert len(losses(tmp_path / "a")) == 30 and losses(tmp_path / "a")[-1] < 0.2 * losses(tmp_path / "a")[0]
+
+
+def test_a_run_goes_on_over_another_mesh_with_other_layouts(tmp_path):
+    run("--folder", tmp_path / "whole")
+    run("--folder", tmp_path / "parts", "--steps", 11)
+    status, printed = run("--folder", tmp_path / "parts", "--mesh", "model=4,data=2", "--resume")
+    assert status == 0 and "resumed after step 11" in printed
+    np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-4)
+
+
+def test_two_processes_stopped_killed_and_resumed_have_the_losses_of_one(tmp_path):
+    folder = tmp_path / "two"
+    process = started("--processes", 2, *LONG, folder=folder)
+    wait_for_a_checkpoint(process, folder)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    stopped = saved(folder)
+    assert process.returncode == STOPPED and f"stopped after step {stopped} of 4000; --resume goes on" in out
+    assert len(losses(folder)) == stopped
+
+    process = started("--processes", 2, "--resume", *LONG, folder=folder)
+    wait_for_a_checkpoint(process, folder, after=stopped)
+    os.kill(int((folder / "process-1").read_text()), signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert (
+        "process 1 of 2 ended with status -9, the others were ended" in said and str(folder / "process-1.log") in said
+    )
+
+    steps = saved(folder) + 5
+    process = started("--processes", 2, "--resume", "--steps", steps, folder=folder)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and f"resumed after step {steps - 5}" in out, said
+    run("--folder", tmp_path / "one", "--steps", steps)
+    np.testing.assert_allclose(losses(folder), losses(tmp_path / "one"), rtol=1e-4)
+
+
+def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch, nothing_is_compiled):
+    (tmp_path / "part.py").write_text("import meshdsl as md\nprogram = md.Program(lambda w: w, (1.0,))\nprograms = 3\n")
+    (tmp_path / "none.py").write_text("programme = 3\nprogram_ = 4\n")
+    (tmp_path / "held" / "checkpoints" / "5").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for options, message in {
+        ("prat.py",): "there is no file prat.py; did you mean 'part.py'?",
+        ("none.py",): "none.py defines no 'program'; did you mean 'program_'?",
+        ("part",): "'part' is no program: give path/to/file.py, or module:attribute",
+        ("part:program_s",): "part:program_s defines no 'program_s'; did you mean 'programs'?",
+        ("part:programs",): "programs in part:programs: 3 is an int, not an md.Program",
+        ("prt:program",): "there is no module 'prt' to import from here: No module named 'prt'",
+        ("part.py",): "this program cannot be trained:\n"
+        "  init: missing; it makes the arguments before the batch\n"
+        "  batches: missing; it gives the batches, the step's last argument\n"
+        "give them to md.Program",
+        (TINY, "--topology", "gpu"): "no topology 'gpu'; did you mean 'cpu'?",
+        (TINY, "--folder", "held"): "held holds a run: --resume goes on with it, --folder names another place",
+    }.items():
+        monkeypatch.setattr(sys, "argv", ["meshdsl", "train", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert capsys.readouterr().err == f"meshdsl: {message}\n"
+
+
+def test_what_launchers_announce():
+    assert announced({}) == 1
+    assert announced({"SLURM_NTASKS": "4"}) == 1  # an allocation, not a task of it
+    assert announced({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}) == 4
+    assert announced({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}) == 2
+    assert announced({"JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "a:1", "SLURM_NTASKS": "4"}) == 8
+    assert announced({"JOB_COMPLETION_INDEX": "0"}) == 0  # jax asks Kubernetes

@@ -1,0 +1,50 @@
+"""A program to train in a second: a linear model of random rows. What each process is goes to TINY_FOLDER, if set."""
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshdsl as md
+from meshdsl.training.batches import Batches, shuffled
+
+draw = np.random.default_rng(0)
+X = draw.normal(size=(256, 16)).astype(np.float32)
+Y = X @ draw.normal(size=(16, 8)).astype(np.float32)
+
+
+def loss(w, batch):
+    return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+
+def step(w, key, batch):
+    value, gradient = jax.value_and_grad(loss)(w, batch)
+    key, now = jax.random.split(key)
+    return w - 0.5 * gradient + 1e-3 * jax.random.normal(now, w.shape), key, value
+
+
+def batches():
+    if "TINY_FOLDER" in os.environ:
+        Path(os.environ["TINY_FOLDER"], f"process-{jax.process_index()}").write_text(str(os.getpid()))
+    return Batches(shuffled({"x": X, "y": Y}), 32)
+
+
+def evaluate(w, key):
+    return {"held-out loss": jax.jit(loss)(w, {"x": X, "y": Y})}
+
+
+program = md.Program(
+    step,
+    (
+        jax.ShapeDtypeStruct((16, 8), jnp.float32),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        {"x": jax.ShapeDtypeStruct((32, 16), jnp.float32), "y": jax.ShapeDtypeStruct((32, 8), jnp.float32)},
+    ),
+    layouts={"batch/*": "data=S(0)", "w": "model=S(1)"},
+    init=lambda: (jnp.zeros((16, 8)), jax.random.key(1)),
+    batches=batches,
+    evaluate=evaluate,
+    steps=30,
+)
