@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meshdsl.ir import Graph, Op, Program, Value, walk
 from meshdsl.layouts.placement import B, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.solution import Solution
 from meshdsl.rules import rows_of
 
@@ -61,7 +61,7 @@ def _read(op: Op) -> Iterator[tuple[int, Value]]:
     return ((i, x) for i, x in enumerate(op.inputs) if isinstance(x, Value))
 
 
-def _splits(row: Row, op: Op, devices: int) -> bool:
+def _splits(row: Signature, op: Op, devices: int) -> bool:
     """Whether a row splits something of ``op``, in equal blocks."""
     ports = zip((*row.inputs, *row.outputs), (*op.inputs, *op.outputs), strict=True)
     lengths = [x.shape[int(p.dim)] for p, x in ports if isinstance(p, Split)]

@@ -35,8 +35,8 @@ _DIM = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One signature on one axis.
+class Signature:
+    """One row of a rule: what the operation takes and gives on one mesh axis.
 
     Args:
       inputs: a placement per operand.
@@ -82,7 +82,7 @@ class Rule:
     increasing: tuple[int, ...] = ()
     decreasing: tuple[int, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    extra: tuple[Row, ...] = ()
+    extra: tuple[Signature, ...] = ()
     without: frozenset[Placements] = frozenset()
 
     @classmethod
@@ -91,7 +91,7 @@ class Rule:
         before, _, after = text.partition("->")
         return cls(_operands(before), _operands(after), **properties)  # type: ignore[arg-type]
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[Signature, ...]:
         """The table for one axis, every row once, all-``B`` first."""
         found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
         return tuple(row for row in dict.fromkeys(found) if (row.inputs, row.outputs) not in self.without)
@@ -100,13 +100,13 @@ class Rule:
         names = (name for dims in (*self.inputs, *self.outputs) for dim in dims for name in dim)
         return tuple(dict.fromkeys(names))
 
-    def _splits(self) -> Iterator[Row]:
+    def _splits(self) -> Iterator[Signature]:
         for factor in self._factors():
             row = self._split(factor)
             if row is not None:
                 yield row
 
-    def _split(self, factor: str) -> Row | None:
+    def _split(self, factor: str) -> Signature | None:
         ports = [self._dim(factor, dims) for dims in (*self.inputs, *self.outputs)]
         if any(dim == _MINOR for dim in ports):
             return None
@@ -115,7 +115,9 @@ class Rule:
         inputs, outputs = placed[: len(self.inputs)], placed[len(self.inputs) :]
         if gone is None and any(p is None for p in outputs):
             return None
-        return Row(tuple(p or B for p in inputs), tuple(p or gone or B for p in outputs), self.sizes.get(factor, 0))
+        return Signature(
+            tuple(p or B for p in inputs), tuple(p or gone or B for p in outputs), self.sizes.get(factor, 0)
+        )
 
     def _dim(self, factor: str, dims: Dims) -> int | None:
         """Where ``factor`` is the major factor; None if absent, _MINOR if it is not the major one."""
@@ -125,22 +127,22 @@ class Rule:
                 return i if lead == factor else _MINOR
         return None
 
-    def _partials(self) -> Iterator[Row]:
+    def _partials(self) -> Iterator[Signature]:
         for group in (*self.linear, *self.commuting):
             yield self._whole(P, group, P)
         for group in self.commuting:
             for kind in ("max", "min"):
                 yield self._whole(P(kind), group, P(kind))
 
-    def _monotone(self) -> Iterator[Row]:
+    def _monotone(self) -> Iterator[Signature]:
         for operands, flip in ((self.increasing, False), (self.decreasing, True)):
             for i in operands:
                 for kind, other in (("max", "min"), ("min", "max")):
                     yield self._whole(P(kind), (i,), P(other if flip else kind))
 
-    def _whole(self, placed: Placement, group: "tuple[int, ...] | range", result: Placement) -> Row:
+    def _whole(self, placed: Placement, group: "tuple[int, ...] | range", result: Placement) -> Signature:
         inputs = tuple(placed if i in group else B for i in range(len(self.inputs)))
-        return Row(inputs, (result,) * len(self.outputs))
+        return Signature(inputs, (result,) * len(self.outputs))
 
 
 _MINOR = -1

@@ -5,7 +5,7 @@ import numpy as np
 from meshdsl.ir import Graph, Leaf, Op, Program, Source, Value
 from meshdsl.layouts import B, Layout, Link, Mesh, P, S, Topology
 from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.layouts.space import complete
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan
@@ -53,9 +53,9 @@ def small_solution(mesh=MESH):
     return Solution(
         mesh=mesh,
         rows={
-            0: (Row((S(0), B), (S(0),)), Row((B, B), (B,))),
-            1: (Row((S(0),), (P,)), Row((B,), (B,))),
-            2: (Row((B, B), (B,)),) * 2,
+            0: (Signature((S(0), B), (S(0),)), Signature((B, B), (B,))),
+            1: (Signature((S(0),), (P,)), Signature((B,), (B,))),
+            2: (Signature((B, B), (B,)),) * 2,
         },
         layouts={0: cols, 1: rows, 2: rows, 3: part, 4: whole},
         uses={(0, 0): rows, (0, 1): whole, (1, 0): rows, (2, 0): whole, (2, 1): whole, (3, 0): cols, (3, 1): whole},

@@ -21,7 +21,7 @@ import numpy as np
 from meshdsl import simulated
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.lowering.local.registry import PROGRAMS
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast, carries
@@ -62,7 +62,7 @@ class Proof:
     """
 
     op: Op
-    listed: tuple[Row, ...]
+    listed: tuple[Signature, ...]
     expected: tuple[simulated.Array, ...]
     results: Results
     exact: bool
@@ -72,20 +72,20 @@ class Proof:
         trials = [Trial((row,), (ranks,)) for ranks in (2, 3) for row in self.listed]
         return [f"wrong {trial}" for trial in trials if divides(self.op, trial) and not self.holds(trial)]
 
-    def missing(self) -> list[Row]:
+    def missing(self) -> list[Signature]:
         """Rows that hold on any number of devices on which they can be tried, but are not listed."""
         right = {ranks: self._right(ranks) for ranks in (2, 3)}
         tried = {row: [k for k in right if divides(self.op, Trial((row,), (k,)))] for row in right[2] | right[3]}
         always = (row for row, ks in tried.items() if all(row in right[k] for k in ks))
         return [row for row in always if not implied(row, self.listed)]
 
-    def _right(self, ranks: int) -> set[Row]:
-        found: set[Row] = set()
+    def _right(self, ranks: int) -> set[Signature]:
+        found: set[Signature] = set()
         for trial, stacks in self.results.items():
             if trial.ranks == (ranks,):
                 inputs = trial.rows[0].inputs
                 fits = [self._fitting(trial, i, stack) for i, stack in enumerate(stacks)]
-                found |= {Row(inputs, outputs) for outputs in product(*fits)}
+                found |= {Signature(inputs, outputs) for outputs in product(*fits)}
         return found
 
     def _fitting(self, trial: Trial, i: int, stack: simulated.Array) -> list[Placement]:
@@ -106,7 +106,7 @@ class Proof:
         return found is not None and simulated.agree(found, self.expected[i], self.exact)
 
 
-def implied(row: Row, listed: tuple[Row, ...]) -> bool:
+def implied(row: Signature, listed: tuple[Signature, ...]) -> bool:
     """Whether a listed row gives ``row`` by reading B as P(max) or P(min), which costs nothing."""
     return any(
         all(map(_serves, row.inputs, known.inputs)) and all(map(_serves, known.outputs, row.outputs))
@@ -118,13 +118,13 @@ def _serves(held: Placement, wanted: Placement) -> bool:
     return held is wanted or (held is B and wanted in (P("max"), P("min")))
 
 
-def candidates(op: Op) -> list[Row]:
+def candidates(op: Op) -> list[Signature]:
     """Every combination of placements; results are left open where the local program does not ask."""
     results = list(product(*map(placements, op.outputs))) if op.name in PROGRAMS else [all_broadcast(op).outputs]
-    return [Row(inputs, outputs) for inputs in product(*map(placements, op.inputs)) for outputs in results]
+    return [Signature(inputs, outputs) for inputs in product(*map(placements, op.inputs)) for outputs in results]
 
 
-def some(rows: list[Row], op: Op, listed: tuple[Row, ...], rng: simulated.Random) -> list[Row]:
+def some(rows: list[Signature], op: Op, listed: tuple[Signature, ...], rng: simulated.Random) -> list[Signature]:
     """The listed ones of ``rows``, and ``BUDGET`` others."""
     chosen = [rows[i] for i in rng.permutation(len(rows))[:BUDGET]]
     return list(dict.fromkeys([_key(op, Trial((row,), (1,))).rows[0] for row in listed] + chosen))
@@ -136,10 +136,10 @@ def _key(op: Op, trial: Trial) -> Trial:
         return trial
     row = trial.rows[0]
     outputs = row.outputs if op.name in PROGRAMS else all_broadcast(op).outputs
-    return Trial((Row(row.inputs, outputs),), trial.ranks)
+    return Trial((Signature(row.inputs, outputs),), trial.ranks)
 
 
-def two_axes(listed: tuple[Row, ...], rng: simulated.Random) -> list[Trial]:
+def two_axes(listed: tuple[Signature, ...], rng: simulated.Random) -> list[Trial]:
     """A few rows with themselves and random pairs, on two axes; rows that exchange differently never meet."""
     rows = listed[1:]
     chosen = [(row, row) for row in rows] + [(a, b) for a, b in rng.choice(rows, (4, 2)).tolist()] if rows else []
@@ -148,7 +148,7 @@ def two_axes(listed: tuple[Row, ...], rng: simulated.Random) -> list[Trial]:
     return [Trial(pair, ranks) for pair, ranks in zip(legal, ((2, 3), (2, 2)) * (PAIRS // 2), strict=False)]
 
 
-def _mixed(rows: tuple[Row, ...]) -> bool:
+def _mixed(rows: tuple[Signature, ...]) -> bool:
     """Whether a value is partial in two ways; reductions do not commute, so no such layout exists."""
     ports = zip(*((*row.inputs, *row.outputs) for row in rows), strict=True)
     return any(len({p for p in port if isinstance(p, Partial)}) > 1 for port in ports)

@@ -18,7 +18,7 @@ from meshdsl import simulated
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Partial, Placement
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.lowering.local import Local, run_local
 from meshdsl.lowering.local.registry import PROGRAMS
 
@@ -36,7 +36,7 @@ Draws = Mapping[int, simulated.Array]
 class Trial:
     """A row per axis, and the devices per axis."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Signature, ...]
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def _grouped(op: Op, stacks: Mapping[Trial, list[simulated.Array]]) -> list[list
 def told(trial: Trial) -> Trial:
     """What a local program may ask: where its blocks lie, and which of its results are summed."""
     rows = (
-        Row(
+        Signature(
             tuple(B if isinstance(placed, Partial) else placed for placed in row.inputs),
             tuple(B if isinstance(placed, Partial) and placed is not P else placed for placed in row.outputs),
             collectives=row.collectives,
@@ -192,7 +192,7 @@ def _device(op: Op, trial: Trial, operands: tuple[int, ...]) -> Callable[..., tu
     return device
 
 
-def _layouts(rows: tuple[Row, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+def _layouts(rows: tuple[Signature, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
     def of(ports: Iterator[tuple[Placement, ...]]) -> tuple[Layout, ...]:
         return tuple(Layout(**dict(zip(AXES, placed, strict=False))) for placed in ports)
 

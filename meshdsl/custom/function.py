@@ -22,11 +22,11 @@ import numpy as np
 
 from meshdsl.custom.primitive import Cotangent, Ruled, results_of, ruled_p
 from meshdsl.custom.prove import Case, Untried, legal_rows
-from meshdsl.custom.signature import Groups, Signature, check_fit, parse
+from meshdsl.custom.stated_rule import Groups, StatedRule, check_fit, parse
 from meshdsl.errors import RuleError, is_a
 from meshdsl.globs import join_path
 from meshdsl.ir import Op
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 from meshdsl.rules.registry import RULES
 from meshdsl.rules.registry import rule as register
 
@@ -75,13 +75,13 @@ def rule(
 class RuleText:
     """A rule that has been stated; it decorates functions."""
 
-    signature: Signature
+    stated: StatedRule
 
     def __call__(self, function: Callable[..., Any]) -> "RuledFunction":
         """The function, ruled."""
         if not callable(function):
             raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) rules a primitive")
-        return RuledFunction(function, self.signature)
+        return RuledFunction(function, self.stated)
 
     def register(self, primitive: str) -> None:
         """Make it the rule of a primitive."""
@@ -92,16 +92,16 @@ class RuleText:
         def made(op: Op) -> Rule:
             operands = {f"operand {i}": tuple(x.shape) for i, x in enumerate(op.inputs)}
             results = {f"result {i}": tuple(x.shape) for i, x in enumerate(op.outputs)}
-            check_fit(f"{op.name} at {op.source}", self.signature, operands, results)
-            return self.signature.rule([*operands.values(), *results.values()])
+            check_fit(f"{op.name} at {op.source}", self.stated, operands, results)
+            return self.stated.rule([*operands.values(), *results.values()])
 
 
 class RuledFunction:
     """A function with a rule; call it as the function."""
 
-    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+    def __init__(self, function: Callable[..., Any], stated: StatedRule) -> None:
         update_wrapper(self, function)
-        self.function, self.signature = function, signature
+        self.function, self.stated = function, stated
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ class RuledFunction:
         ruled, arrays, tree = self._ruled(args, kwargs)
         return jax.tree.unflatten(tree, ruled_p.bind(*arrays, ruled=ruled))
 
-    def prove(self, *args: Any, **kwargs: Any) -> tuple[Row, ...]:
+    def prove(self, *args: Any, **kwargs: Any) -> tuple[Signature, ...]:
         """Try every row of the rule on 2 and 3 simulated devices, and those of the function's gradient.
 
         Args:
@@ -125,8 +125,8 @@ class RuledFunction:
         made = [i for i, x in enumerate(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
         if which and made:
             shapes = [tuple(x.shape) for x in (*arrays, *results)]
-            signature = ruled.signature.cotangent(which, made, shapes)
-            back = Ruled(f"{self.name}'s cotangent", Cotangent(ruled, which), signature)
+            stated = ruled.stated.cotangent(which, made, shapes)
+            back = Ruled(f"{self.name}'s cotangent", Cotangent(ruled, which), stated)
             rng = np.random.default_rng(0)
             cotangents = [rng.normal(size=results[i].shape).astype(results[i].dtype) for i in made]
             with suppress(Untried):  # it has no gradient
@@ -138,13 +138,13 @@ class RuledFunction:
         leaves, tree = jax.tree.flatten((args, kwargs))
         held = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
         flat = Flat(self.function, tree, held)
-        ruled = Ruled(self.name, flat, self.signature)
+        ruled = Ruled(self.name, flat, self.stated)
         arrays = {name: x for name, x in zip(self._names(args, kwargs), leaves, strict=True) if _is_array(x)}
         operands = {name: tuple(x.shape) for name, x in arrays.items()}
-        check_fit(self.name, self.signature, operands)
+        check_fit(self.name, self.stated, operands)
         found, out_tree = jax.tree_util.tree_flatten_with_path(jax.eval_shape(flat.whole, *arrays.values()))
         results = {join_path(["result", *map(_key, keys)]): tuple(y.shape) for keys, y in found}
-        check_fit(self.name, self.signature, operands, results)
+        check_fit(self.name, self.stated, operands, results)
         return ruled, list(arrays.values()), out_tree
 
     def _names(self, args: Any, kwargs: Any) -> list[str]:
@@ -178,7 +178,7 @@ class Flat:
         return [jnp.asarray(x) for x in jax.tree.leaves(self.whole(*arrays))]
 
 
-def _proved(ruled: Ruled, arrays: Sequence[Any]) -> tuple[Row, ...]:
+def _proved(ruled: Ruled, arrays: Sequence[Any]) -> tuple[Signature, ...]:
     results = results_of(ruled, arrays)
     ports = [*arrays, *results]
     rows = legal_rows(ruled, [tuple(x.shape) for x in ports], [x.dtype for x in ports])
@@ -196,4 +196,4 @@ def _key(key: Any) -> str:
 @register("ruled")
 def _rule_of(op: Op) -> Rule:
     ruled: Ruled = op.params["ruled"]
-    return replace(ruled.signature.rule([tuple(x.shape) for x in (*op.inputs, *op.outputs)]), without=ruled.false)
+    return replace(ruled.stated.rule([tuple(x.shape) for x in (*op.inputs, *op.outputs)]), without=ruled.false)

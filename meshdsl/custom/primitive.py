@@ -5,7 +5,7 @@
     vmap       an operation with one more dim
 
 All of them are the same primitive with another ``Ruled``: a function of flat arrays, and the
-signature that follows from the one that was stated.
+stated rule that follows from the one that was stated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from meshdsl.custom.signature import Signature
+from meshdsl.custom.stated_rule import StatedRule
 from meshdsl.errors import RuleError
 from meshdsl.layouts.rule import Placements
 
@@ -31,18 +31,18 @@ ruled_p.multiple_results = True
 
 @dataclass(frozen=True)
 class Ruled:
-    """A function of flat arrays with its signature; equal ones are one operation to the planner.
+    """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
 
-    ``false`` are rows of the signature that were tried and do not hold.
+    ``false`` are rows of that rule that were tried and do not hold.
     """
 
     name: str
     function: Callable[..., Arrays]
-    signature: Signature
+    stated: StatedRule
     false: frozenset[Placements] = frozenset()
 
     def __repr__(self) -> str:
-        return f"{self.name}[{self.signature}]"
+        return f"{self.name}[{self.stated}]"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Cotangent:
 
     def __call__(self, *arrays: Any) -> Arrays:
         """Cotangents of the operands, for operands and cotangents."""
-        count = len(self.of.signature.inputs)
+        count = len(self.of.stated.inputs)
         run, primals = _along(self.of, self.which, arrays[:count])
         cotangents: Arrays = jax.vjp(run, *primals)[1](list(arrays[count:]))
         return cotangents
@@ -126,7 +126,7 @@ def _inexact(x: Any) -> bool:
 
 
 def _derived(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Any, Any, list[int]]:
-    """What the signatures of derivatives need: positions of operands and inexact results, and all shapes."""
+    """What the rules of derivatives need: positions of operands and inexact results, and all shapes."""
     results = results_of(ruled, primals)
     made = [i for i, x in enumerate(results) if _inexact(x)]
     return tuple(which), [tuple(x.shape) for x in (*primals, *results)], made
@@ -139,8 +139,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: Ruled) -> tu
     zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
     if not which or not made:
         return results, zeros
-    signature = ruled.signature.tangent(which, made, shapes)
-    along = Ruled(f"{ruled.name}'s tangent", Tangent(ruled, which), signature)
+    stated = ruled.stated.tangent(which, made, shapes)
+    along = Ruled(f"{ruled.name}'s tangent", Tangent(ruled, which), stated)
     moved = dict(zip(made, ruled_p.bind(*primals, *(tangents[i] for i in which), ruled=along), strict=True))
     return results, [moved.get(i, zero) for i, zero in enumerate(zeros)]
 
@@ -153,7 +153,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: Ruled) -> list[
         base = ruled.function.of
         primals, wanted = primals[: -len(ruled.function.which)], list(ruled.function.which)
     which, shapes, made = _derived(base, wanted, primals)
-    back = Ruled(f"{base.name}'s cotangent", Cotangent(base, which), base.signature.cotangent(which, made, shapes))
+    back = Ruled(f"{base.name}'s cotangent", Cotangent(base, which), base.stated.cotangent(which, made, shapes))
     found = ruled_p.bind(*primals, *map(ad.instantiate_zeros, cotangents), ruled=back)
     grads = dict(zip(linear, found, strict=True))
     return [grads.get(i) for i in range(len(operands))]
@@ -166,7 +166,7 @@ def _defined(x: Any) -> Any:
 
 def _batch(operands: Sequence[Any], dims: Sequence[Any], *, ruled: Ruled) -> tuple[Arrays, list[int]]:
     axes = tuple(None if d is None else int(d) for d in dims)
-    results = ruled_p.bind(*operands, ruled=Ruled(ruled.name, Mapped(ruled, axes), ruled.signature.mapped(axes)))
+    results = ruled_p.bind(*operands, ruled=Ruled(ruled.name, Mapped(ruled, axes), ruled.stated.mapped(axes)))
     return results, [0] * len(results)
 
 

@@ -19,7 +19,7 @@ from meshdsl.custom.primitive import Ruled
 from meshdsl.errors import RuleError, faults
 from meshdsl.ir import Graph, Literal, Op, walk
 from meshdsl.layouts.placement import B, Placement, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.rules.registry import carries
 
 SMALL = 2**18  # elements: as many are tried as they are
@@ -40,19 +40,19 @@ class Case:
 
     ruled: Ruled
     operands: tuple[Array, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Signature, ...]
     devices: tuple[int, ...]
 
-    def check(self) -> tuple[Row, ...]:
+    def check(self) -> tuple[Signature, ...]:
         """The rows that were tried and hold; RuleError lists those that do not, Untried says what kept from trying."""
         found = self.results()
         faults_found = [f"{row} on {k} devices: {why}" for row, k, why in found if why]
         if faults_found:
-            title = f"the rule of {self.ruled.name} does not hold, {self.ruled.signature}:"
+            title = f"the rule of {self.ruled.name} does not hold, {self.ruled.stated}:"
             raise RuleError(faults(title, faults_found, "a dim that cannot be split is written _"))
         return tuple(dict.fromkeys(row for row, _, _ in found))
 
-    def results(self) -> list[tuple[Row, int, str]]:
+    def results(self) -> list[tuple[Signature, int, str]]:
         """Every row that was tried, on how many devices, and what is wrong with it, if anything."""
         shapes = self._result_shapes()
         tried = [(row, k) for row in self.rows for k in self.devices if _divides(row, k, self.operands, shapes)]
@@ -69,7 +69,7 @@ class Case:
         except Exception as error:  # of any kind: it is the user's function
             raise Untried(f"it does not run here ({_first_line(error)})") from error
 
-    def _blocks(self, row: Row, devices: int) -> list[tuple[Array, ...]]:
+    def _blocks(self, row: Signature, devices: int) -> list[tuple[Array, ...]]:
         """What each device holds of the operands."""
         rng = np.random.default_rng(0)
         pairs = zip(self.operands, row.inputs, strict=True)
@@ -81,7 +81,7 @@ class Case:
 class Verdict:
     """What trying a rule showed: rows that do not hold, with the reason, or why it could not be tried."""
 
-    false: tuple[tuple[Row, str], ...] = ()
+    false: tuple[tuple[Signature, str], ...] = ()
     untried: str = ""
 
     def note(self, name: str) -> str:
@@ -141,9 +141,9 @@ def _case(op: Op) -> Case:
     return Case(ruled, operands, tuple(row for row in rows if all(row.inputs[i] is B for i in fixed)), (2,))
 
 
-def legal_rows(ruled: Ruled, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> tuple[Row, ...]:
-    """The rows that the signature gives and the dtypes allow, without the one that splits nothing."""
-    rows = ruled.signature.rule(shapes).rows()[1:]
+def legal_rows(ruled: Ruled, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> tuple[Signature, ...]:
+    """The rows that the stated rule gives and the dtypes allow, without the one that splits nothing."""
+    rows = ruled.stated.rule(shapes).rows()[1:]
     return tuple(r for r in rows if all(carries(p, t) for p, t in zip((*r.inputs, *r.outputs), dtypes, strict=True)))
 
 
@@ -159,12 +159,12 @@ def random_array(shape: tuple[int, ...], dtype: Any, rng: simulated.Random) -> A
 
 
 def _shortened(ruled: Ruled, shapes: list[tuple[int, ...]]) -> tuple[Ruled, list[tuple[int, ...]]]:
-    signature = ruled.signature
-    short = {f: min(n, SHORT) for f, n in signature.lengths(shapes).items()}
-    ports = zip((*signature.inputs, *signature.outputs), shapes, strict=True)
+    stated = ruled.stated
+    short = {f: min(n, SHORT) for f, n in stated.lengths(shapes).items()}
+    ports = zip((*stated.inputs, *stated.outputs), shapes, strict=True)
     found = [tuple(_short(dim, n, short) for dim, n in zip(dims, shape, strict=True)) for dims, shape in ports]
-    sizes = tuple((f, short[f]) for f, _ in signature.sizes)
-    return replace(ruled, signature=replace(signature, sizes=sizes)), found
+    sizes = tuple((f, short[f]) for f, _ in stated.sizes)
+    return replace(ruled, stated=replace(stated, sizes=sizes)), found
 
 
 def _short(dim: tuple[str, ...], n: int, short: dict[str, int]) -> int:
@@ -213,13 +213,13 @@ def _options() -> dict[str, bool | str] | None:
     return {"xla_llvm_disable_expensive_passes": True} if jax.default_backend() == "cpu" else None
 
 
-def _divides(row: Row, devices: int, operands: Sequence[Array], results: Sequence[tuple[int, ...]]) -> bool:
+def _divides(row: Signature, devices: int, operands: Sequence[Array], results: Sequence[tuple[int, ...]]) -> bool:
     shapes = zip((*row.inputs, *row.outputs), (*(x.shape for x in operands), *results), strict=True)
     lengths = [row.size, *(shape[int(p.dim)] for p, shape in shapes if isinstance(p, Split))]
     return not any(n % devices for n in lengths)
 
 
-def _fault(row: Row, made: list[list[Array]] | str, expected: Sequence[Array]) -> str:
+def _fault(row: Signature, made: list[list[Array]] | str, expected: Sequence[Array]) -> str:
     """What is wrong with a row, given the results of every device; nothing if it holds."""
     if isinstance(made, str):
         return f"it does not run on these blocks ({made})"

@@ -16,9 +16,9 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.plan.damage import damage, mesh_of
-from meshdsl.plan.record import FORMAT, VERSION, Head, Moved, PlanFile, Signature, as_json, broken_seals, seals_of
+from meshdsl.plan.record import FORMAT, VERSION, Head, Moved, PlanFile, SignatureRecord, as_json, broken_seals, seals_of
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Solution
 
@@ -94,7 +94,7 @@ def _record(plan: Plan) -> PlanFile:
     """What the file says, before it is sealed."""
     s = plan.solution
     layouts: _Table[Layout] = _Table()
-    signatures: _Table[Row] = _Table()
+    signatures: _Table[Signature] = _Table()
     ops = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
     values = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]
     uses = [(op, i, layouts[layout]) for (op, i), layout in sorted(s.uses.items())]
@@ -119,7 +119,7 @@ def _record(plan: Plan) -> PlanFile:
         outputs=plan.outputs,
         collectives=plan.collectives,
         layouts=list(layouts),
-        signatures=[Signature(_texts(r.inputs), _texts(r.outputs), r.size, r.collectives) for r in signatures],
+        signatures=[SignatureRecord(_texts(r.inputs), _texts(r.outputs), r.size, r.collectives) for r in signatures],
         ops=ops,
         values=values,
         uses=uses,
@@ -140,7 +140,7 @@ def _plan(f: PlanFile) -> Plan:
 
 
 def _solution(f: PlanFile) -> Solution:
-    rows = [Row(_placements(s.inputs), _placements(s.outputs), s.size, s.collectives) for s in f.signatures]
+    rows = [Signature(_placements(s.inputs), _placements(s.outputs), s.size, s.collectives) for s in f.signatures]
     trees: dict[int, list[Move]] = {}
     for m in f.moves:
         ends = (parse_placement(m.source), parse_placement(m.target), f.layouts[m.before], f.layouts[m.after])

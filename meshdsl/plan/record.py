@@ -35,7 +35,7 @@ class Moved(msgspec.Struct, array_like=True, frozen=True):
     seconds: float
 
 
-class Signature(msgspec.Struct, array_like=True, frozen=True):
+class SignatureRecord(msgspec.Struct, array_like=True, frozen=True):
     """A row of a rule."""
 
     inputs: tuple[str, ...]
@@ -72,7 +72,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: tuple[Array, ...]
     collectives: tuple[Collective, ...]
     layouts: list[Layout]
-    signatures: list[Signature]
+    signatures: list[SignatureRecord]
     ops: list[tuple[int, tuple[int, ...]]]
     values: list[tuple[int, int]]
     uses: list[tuple[int, int, int]]

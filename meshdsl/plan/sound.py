@@ -22,7 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Arc, arcs, fits
 from meshdsl.layouts.placement import Placement, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.planner.memory import Liveness
@@ -60,7 +60,7 @@ def _pins(plan: Plan) -> Pins:
 
 
 def _signatures(problem: Problem, solution: Solution) -> Iterator[str]:
-    tables: dict[int, set[Row]] = {}
+    tables: dict[int, set[Signature]] = {}
     for node in problem.nodes:
         layouts = [_layout(port, solution) for port in node.ports]
         known = [layout for layout in layouts if layout is not None]
@@ -78,7 +78,7 @@ def _layout(port: Port, solution: Solution) -> Layout | None:
     return solution.uses.get(port.reader)
 
 
-def _node(node: Node, layouts: list[Layout], table: set[Row], solution: Solution) -> Iterator[str]:
+def _node(node: Node, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
     wrong = [text for i in range(len(solution.mesh.names)) for text in _axis(node, i, layouts, table, solution)]
     yield from wrong
     for port, layout in zip(node.ports, layouts, strict=True):
@@ -89,7 +89,7 @@ def _node(node: Node, layouts: list[Layout], table: set[Row], solution: Solution
     yield from (f"its tensors are split by {a} and {b} in different orders" for a, b in swapped)
 
 
-def _axis(node: Node, i: int, layouts: list[Layout], table: set[Row], solution: Solution) -> Iterator[str]:
+def _axis(node: Node, i: int, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
     axis = solution.mesh.names[i]
     placed = tuple(layout.on(axis) for layout in layouts)
     if _row(node, i, placed, solution) not in table:
@@ -98,10 +98,10 @@ def _axis(node: Node, i: int, layouts: list[Layout], table: set[Row], solution: 
         yield f"no signature on {axis} leads {text}"
 
 
-def _row(node: Node, axis: int, placed: tuple[Placement, ...], solution: Solution) -> Row | None:
+def _row(node: Node, axis: int, placed: tuple[Placement, ...], solution: Solution) -> Signature | None:
     """The row that the node takes on an axis, None if that is not how its tensors lie."""
     if node.op is None:
-        return Row((), placed)
+        return Signature((), placed)
     rows, tensors = solution.rows.get(node.op.id, ()), (*node.op.inputs, *node.op.outputs)
     if axis >= len(rows) or len((*rows[axis].inputs, *rows[axis].outputs)) != len(tensors):
         return None
@@ -110,9 +110,9 @@ def _row(node: Node, axis: int, placed: tuple[Placement, ...], solution: Solutio
     return _plain(rows[axis], said) if said == placed else None
 
 
-def _plain(row: Row, placed: tuple[Placement, ...]) -> Row:
+def _plain(row: Signature, placed: tuple[Placement, ...]) -> Signature:
     """A row to compare: all placements in one, exchanges without their ports."""
-    return Row((), placed, row.size, tuple(replace(e, port=0) for e in row.collectives))
+    return Signature((), placed, row.size, tuple(replace(e, port=0) for e in row.collectives))
 
 
 def _orders(layout: Layout) -> Iterator[tuple[str, str]]:

@@ -12,13 +12,13 @@ from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import price
 from meshdsl.layouts.placement import Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.exact import Costs
 
 Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
 
 
-def exchange_seconds(rows: tuple[Row, ...], shapes: Shapes, mesh: Mesh) -> "Costs | float":
+def exchange_seconds(rows: tuple[Signature, ...], shapes: Shapes, mesh: Mesh) -> "Costs | float":
     """Seconds of the exchanges, one array dim per mesh axis, over rows.
 
     Infinite where rows with different exchanges meet, and where blocks are too small for them.
@@ -49,7 +49,7 @@ def _everywhere(masks: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
 
 
 def _seconds(
-    e: Exchange, rows: tuple[Row, ...], array: tuple[tuple[int, ...], int], axes: tuple[str, ...], mesh: Mesh
+    e: Exchange, rows: tuple[Signature, ...], array: tuple[tuple[int, ...], int], axes: tuple[str, ...], mesh: Mesh
 ) -> "Costs | float":
     """Of one exchange over ``axes``, in every joint state, as if exactly they split its dim."""
     (shape, itemsize), sizes = array, [mesh.axis(name) for name in axes]

@@ -10,7 +10,7 @@ from meshdsl.ir import Literal, Op, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
@@ -86,7 +86,7 @@ class Evaluator:
         return found
 
 
-def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:
+def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
     """Per op id, its row on every mesh axis."""
     found = {}
     for n, node in enumerate(model.nodes):
@@ -95,13 +95,13 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Row, ...]]:
     return found
 
 
-def _full_row(op: Op, row: Row) -> Row:
+def _full_row(op: Op, row: Signature) -> Signature:
     """A row with the literals put back."""
     at = iter(row.outputs)
     inputs = tuple(B if isinstance(v, Literal) else next(at) for v in op.inputs)
     real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if not isinstance(v, Literal)]
     inside = tuple(replace(e, port=real[e.port]) for e in row.collectives)
-    return Row(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
+    return Signature(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
 
 
 def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[tuple[int, int], Layout]]:

@@ -5,7 +5,7 @@ from functools import cache
 
 from meshdsl.ir import Op, Value
 from meshdsl.layouts.placement import B, P, Placement, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.node import FREE, Node, Port, same_layout
 
 
@@ -48,10 +48,10 @@ def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node
 
 
 @cache
-def _stacks(rank: int, outer: bool, inner: bool) -> tuple[Row, ...]:
+def _stacks(rank: int, outer: bool, inner: bool) -> tuple[Signature, ...]:
     pairs: list[tuple[Placement, Placement]] = [(Split(i + 1), Split(i)) for i in range(rank)]
     pairs += [(placed, placed) for placed in (B, P, P("max"), P("min"))]
-    return tuple(Row((), (*[o] * outer, *[i] * inner)) for o, i in pairs)
+    return tuple(Signature((), (*[o] * outer, *[i] * inner)) for o, i in pairs)
 
 
 def _while_links(op: Op, trips: int) -> Iterator[Node]:
@@ -80,7 +80,7 @@ def _predicate(op: Op, trips: int) -> Iterator[Node]:
     """What decides a branch is the same everywhere."""
     value = op.inputs[0]
     if isinstance(value, Value):
-        yield Node((Port(value, False, (op.id, 0)),), (Row((), (B,)),), what="predicate", trips=trips)
+        yield Node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), what="predicate", trips=trips)
 
 
 def _some(node: Node | None) -> Iterator[Node]:

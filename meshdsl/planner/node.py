@@ -7,7 +7,7 @@ from meshdsl.ir import Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
 
 NO_WORK, FREE = Work(0.0, (), 4), Layout()
@@ -36,7 +36,7 @@ class Node:
     """
 
     ports: tuple[Port, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[Signature, ...]
     work: Work = NO_WORK
     op: Op | None = None
     trips: int = 1
@@ -81,6 +81,6 @@ def same_layout(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool =
 
 
 @cache
-def _alike(ports: int, rank: int, partial: bool) -> tuple[Row, ...]:
+def _alike(ports: int, rank: int, partial: bool) -> tuple[Signature, ...]:
     kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
-    return tuple(Row((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))
+    return tuple(Signature((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))

@@ -23,7 +23,7 @@ from dataclasses import replace
 from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import materialised, work_of
 from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
@@ -33,7 +33,7 @@ from meshdsl.planner.stacks import Stack, split_stacks
 from meshdsl.rules import rows_of
 from meshdsl.trace.clone import made_on_the_spot
 
-_Known = dict[Hashable, tuple[Row, ...]]  # tables by what they depend on
+_Known = dict[Hashable, tuple[Signature, ...]]  # tables by what they depend on
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
@@ -100,7 +100,7 @@ def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
     return Node(ports, rows, work, op, trips, what=f"{op.called} at {op.source}")
 
 
-def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:
+def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]:
     """The table of an operation without its literals, derived once for equal operations."""
     tensors = tuple((v.shape, v.dtype, isinstance(v, Value)) for v in (*op.inputs, *op.outputs))
     try:
@@ -111,10 +111,10 @@ def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Row, ...]:
     return found or known.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
 
 
-def _only(row: Row, real: Sequence[int]) -> Row:
+def _only(row: Signature, real: Sequence[int]) -> Signature:
     placed = (*row.inputs, *row.outputs)
     inside = tuple(replace(e, port=real.index(e.port)) for e in row.collectives)
-    return Row((), tuple(placed[i] for i in real), row.size, inside)
+    return Signature((), tuple(placed[i] for i in real), row.size, inside)
 
 
 def _count_trips(graph: Graph, trips: dict[int, int]) -> None:

@@ -1,7 +1,7 @@
 """Where a value can be partial at all."""
 
 from meshdsl.layouts.placement import Partial, Placement
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.node import Node, Problem
 
 
@@ -18,7 +18,7 @@ def drop_unreachable_partials(problem: Problem) -> None:
             for ports in rows.values():
                 if _reachable(node, ports, possible):
                     changed |= _spread(node, ports, possible)
-    shared: dict[tuple[int, tuple[int, ...]], tuple[Row, ...]] = {}
+    shared: dict[tuple[int, tuple[int, ...]], tuple[Signature, ...]] = {}
     for node, rows in concerned:
         lost = tuple(i for i, ports in rows.items() if not _reachable(node, ports, possible))
         if lost:
@@ -31,7 +31,7 @@ def drop_unreachable_partials(problem: Problem) -> None:
 _Mentions = tuple[tuple[int, Placement], ...]  # ports that are partial in a row, and how
 
 
-def _partial_mentions(rows: tuple[Row, ...]) -> dict[int, _Mentions]:
+def _partial_mentions(rows: tuple[Signature, ...]) -> dict[int, _Mentions]:
     found = (
         (i, tuple((p, at) for p, at in enumerate(row.outputs) if isinstance(at, Partial))) for i, row in enumerate(rows)
     )

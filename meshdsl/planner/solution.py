@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Solution:
     """
 
     mesh: Mesh
-    rows: dict[int, tuple[Row, ...]]
+    rows: dict[int, tuple[Signature, ...]]
     layouts: dict[int, Layout]
     uses: dict[tuple[int, int], Layout]
     trees: dict[int, tuple[Move, ...]]

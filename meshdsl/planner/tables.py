@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
 from meshdsl.planner.distances import codes_of
 from meshdsl.planner.exact import Costs, Ids
@@ -31,7 +31,9 @@ class Table:
     first: tuple[int, ...]
 
 
-def make_table(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh) -> Table:
+def make_table(
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
+) -> Table:
     """The table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
     codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
@@ -53,7 +55,9 @@ def make_table(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int],
     return Table(seconds, codes, kinds, first_state(np.isfinite(seconds)))
 
 
-def _seconds(rows: tuple[Row, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh) -> Costs:
+def _seconds(
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
+) -> Costs:
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
     compute = per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize))
@@ -93,7 +97,7 @@ def _divides(here: NDArray[np.bool_], sizes: Ids, length: int, mesh: Mesh) -> ND
     """Joint states whose axes divide a dim of this length, and the factor that carries the split.
 
     Args:
-      here: rows that split the dim. sizes: per row, what else the axes have to divide (see ``Row``).
+      here: rows that split the dim. sizes: per row, what else the axes have to divide (see ``Signature``).
     """
     shards = np.ones((), dtype=np.int64)
     limit = np.zeros((), dtype=np.int64)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import B, P
-from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
 
 MAX = P("max")
@@ -23,9 +23,9 @@ def dot_general(op: Op) -> Rule:
     return Rule((left, right), (result,), reduced=reduced, linear=bilinear(op), extra=_of_bools(op))
 
 
-def _of_bools(op: Op) -> tuple[Row, ...]:
+def _of_bools(op: Op) -> tuple[Signature, ...]:
     """A product of bools is an *or* of *ands*, which parts of an *or* pass through."""
-    return (Row((MAX, B), (MAX,)), Row((B, MAX), (MAX,))) if op.outputs[0].dtype == jnp.bool_ else ()
+    return (Signature((MAX, B), (MAX,)), Signature((B, MAX), (MAX,))) if op.outputs[0].dtype == jnp.bool_ else ()
 
 
 @rule("scaled_dot")

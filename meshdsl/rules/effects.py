@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import B, P
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import named
 
@@ -20,4 +20,4 @@ def once(op: Op) -> Rule:
     held = tuple(P("max") if v.dtype == jnp.bool_ else P for v in op.outputs)
     copies = {(whole, (B,) * len(op.outputs))} if op.outputs else set()
     operands = tuple(named(*(None for _ in x.shape)) for x in op.inputs)
-    return Rule(operands, none, extra=(Row(whole, held),), without=frozenset(copies))
+    return Rule(operands, none, extra=(Signature(whole, held),), without=frozenset(copies))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Placement
-from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
 
 MAX, MIN = P("max"), P("min")
@@ -57,10 +57,10 @@ INCREASING_SIGNED, INCREASING_UNSIGNED = "shift_right_arithmetic", "shift_right_
 # Monotone on a domain that is unbounded above: there minima pass, but not maxima.
 RISING, FALLING = "acosh log log1p log2 sqrt".split(), ["rsqrt"]
 # Joint maxima and minima, by distributivity.
-LATTICE: dict[str, tuple[Row, ...]] = {
-    "max": (Row((MAX, MAX), (MAX,)),),
-    "min": (Row((MIN, MIN), (MIN,)),),
-    "clamp": (Row((MAX, MAX, B), (MAX,)), Row((B, MIN, MIN), (MIN,)), Row((MIN, B, MIN), (MIN,))),
+LATTICE: dict[str, tuple[Signature, ...]] = {
+    "max": (Signature((MAX, MAX), (MAX,)),),
+    "min": (Signature((MIN, MIN), (MIN,)),),
+    "clamp": (Signature((MAX, MAX, B), (MAX,)), Signature((B, MIN, MIN), (MIN,)), Signature((MIN, B, MIN), (MIN,))),
 }
 TABLES = (UNRELATED, PASSED_ON, LINEAR, INCREASING, DECREASING, BELOW, ABOVE, RISING, FALLING)
 BY_DTYPE = (INCREASING_SIGNED, INCREASING_UNSIGNED, "and", "or", "convert_element_type", "div", "integer_pow")
@@ -143,17 +143,17 @@ def _scaled(op: Op, rising: bool) -> tuple[int, ...]:
     return tuple(i for i in scaled for scale in factors.values() if (scale > 0 if rising else scale < 0))
 
 
-def _on_domain(name: str) -> Iterator[Row]:
+def _on_domain(name: str) -> Iterator[Signature]:
     if name in RISING or name in FALLING:
-        yield Row((MIN,), (MIN if name in RISING else MAX,))
+        yield Signature((MIN,), (MIN if name in RISING else MAX,))
 
 
-def _on_bools(op: Op) -> Iterator[Row]:
+def _on_bools(op: Op) -> Iterator[Signature]:
     """``or`` and ``and`` are the max and min of bools."""
     if op.name in ("or", "and") and op.outputs[0].dtype == jnp.bool_:
         own = MAX if op.name == "or" else MIN
-        yield Row((own, own), (own,))
-        yield from (Row(_only(i, kind, 2), (kind,)) for i in range(2) for kind in (MAX, MIN))
+        yield Signature((own, own), (own,))
+        yield from (Signature(_only(i, kind, 2), (kind,)) for i in range(2) for kind in (MAX, MIN))
 
 
 def _only(i: int, placed: Placement, count: int) -> tuple[Placement, ...]:

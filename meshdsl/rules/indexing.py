@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import B, P, Placement, S
-from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.registry import carries, rule
 from meshdsl.rules.structural import kept, named
 
@@ -100,7 +100,7 @@ def _lookup(
 def gather(op: Op) -> Rule:
     """Batch, window and batching dims stay; looked up dims give partial results. Data movement in the operand."""
     dims = gather_dims(op)
-    extra = tuple(Row((S(d), B), (masked(op.inputs[0].dtype),)) for d in dims.looked_up)
+    extra = tuple(Signature((S(d), B), (masked(op.inputs[0].dtype),)) for d in dims.looked_up)
     inputs = (named(*dims.operand), named(*dims.indices))
     return Rule(inputs, (named(*dims.slices),), commuting=((0,),), extra=extra)
 
@@ -149,17 +149,17 @@ def scatter(op: Op) -> Rule:
 
 
 def _scatter_extreme(op: Op, held: Placement) -> Rule:
-    split = tuple(Row((B, S(q), S(at)), (held,)) for q, at in _lost(scatter_dims(op)))
-    extra = (Row((held, B, held), (held,)), Row((B, B, held), (held,)), *split)
+    split = tuple(Signature((B, S(q), S(at)), (held,)) for q, at in _lost(scatter_dims(op)))
+    extra = (Signature((held, B, held), (held,)), Signature((B, B, held), (held,)), *split)
     return _scatter(op, held, extra=extra, increasing=(0, 2) if _apart(op) else (0,))
 
 
-def _scatter(op: Op, held: Placement | None, extra: tuple[Row, ...] = (), **properties: Any) -> Rule:
+def _scatter(op: Op, held: Placement | None, extra: tuple[Signature, ...] = (), **properties: Any) -> Rule:
     """Dims of any scatter; ``held`` is what operand and result are where each device has a part of the updates."""
     dims = scatter_dims(op)
-    rows = [Row((S(d), B, B), (S(d),)) for d in dims.looked_up]
+    rows = [Signature((S(d), B, B), (S(d),)) for d in dims.looked_up]
     if held is not None:
-        rows += [Row((held, S(q), S(at)), (held,)) for q, at in _lost(dims)]
+        rows += [Signature((held, S(q), S(at)), (held,)) for q, at in _lost(dims)]
     inputs = (named(*dims.operand), named(*dims.indices), named(*dims.slices))
     return Rule(inputs, (named(*dims.operand),), extra=(*rows, *extra), **properties)
 
@@ -181,7 +181,7 @@ def dynamic_slice(op: Op) -> Rule:
     operand, sizes = op.inputs[0], op.params["slice_sizes"]
     dims, cut = window(operand.shape, sizes)
     starts = (B,) * (len(op.inputs) - 1)
-    extra = tuple(Row((S(d), *starts), (masked(operand.dtype),)) for d in cut)
+    extra = tuple(Signature((S(d), *starts), (masked(operand.dtype),)) for d in cut)
     return Rule((dims, *((),) * len(starts)), (dims,), commuting=((0,),), extra=extra)
 
 
@@ -191,7 +191,7 @@ def dynamic_update_slice(op: Op) -> Rule:
     operand, update, *starts = op.inputs
     dims, cut = window(operand.shape, update.shape)
     blank = carries(masked(operand.dtype), operand.dtype)  # keys have no zeros to put around a window
-    extra = tuple(Row((S(d), B, *[B] * len(starts)), (S(d),)) for d in cut if blank)
+    extra = tuple(Signature((S(d), B, *[B] * len(starts)), (S(d),)) for d in cut if blank)
     return Rule((dims, dims, *[()] * len(starts)), (dims,), commuting=((0, 1),), extra=extra)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from meshdsl.ir import Op
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, P, Placement, S
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept
 
@@ -22,8 +22,8 @@ _PASSING = {"cumsum": P, "cummax": P("max"), "cummin": P("min")}
 def cumulative(op: Op) -> Rule:
     """A running reduction commutes with the reduction it runs; blocks are joined by the totals of those before."""
     passing, dim = _PASSING.get(op.name), int(op.params["axis"])
-    blocks = Row((S(dim),), (S(dim),), collectives=(Exchange("gather", 1, dim, length=1),))
-    return along(op, dim, extra=(blocks, Row((passing,), (passing,))) if passing else (blocks,))
+    blocks = Signature((S(dim),), (S(dim),), collectives=(Exchange("gather", 1, dim, length=1),))
+    return along(op, dim, extra=(blocks, Signature((passing,), (passing,))) if passing else (blocks,))
 
 
 @rule("sort")
@@ -37,14 +37,14 @@ def sort(op: Op) -> Rule:
     groups = [*((i,) for i in values), tuple(values)] if values else []
     extra = tuple(_moved(op, placed, group) for group in groups for placed in (P, P("max"), P("min")))
     blocks = (S(op.params["dimension"]),) * len(op.inputs)
-    merged = Row(blocks, blocks, collectives=tuple(Exchange("sort", i) for i in range(len(op.inputs))))
+    merged = Signature(blocks, blocks, collectives=tuple(Exchange("sort", i) for i in range(len(op.inputs))))
     same = op.params["is_stable"] or not moved
     return along(op, op.params["dimension"], extra=(merged, *extra) if same else extra)
 
 
-def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Row:
+def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Signature:
     ports = tuple(placed if i in group else B for i in range(len(op.inputs)))
-    return Row(ports, ports)
+    return Signature(ports, ports)
 
 
 @rule("top_k")
@@ -52,7 +52,7 @@ def top_k(op: Op) -> Rule:
     """Values and positions: those of the whole are among the candidates of the blocks."""
     dim = top_k_dim(op)
     inside = (Exchange("gather", 0, dim, length=op.params["k"]), Exchange("gather", 2))
-    return along(op, dim, extra=(Row((S(dim),), (B, B), collectives=inside),))
+    return along(op, dim, extra=(Signature((S(dim),), (B, B), collectives=inside),))
 
 
 def top_k_dim(op: Op) -> int:

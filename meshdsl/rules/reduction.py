@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from meshdsl.ir import Op
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, Partial, S
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 from meshdsl.rules.registry import rule
 from meshdsl.rules.structural import kept, named
 
@@ -26,7 +26,7 @@ def position(op: Op) -> Rule:
     (dim,), rank = map(int, op.params["axes"]), len(op.inputs[0].shape)
     left = named(*(f"d{i}" for i in range(rank) if i != dim))
     inside = (Exchange("gather", 0, dim, length=1), Exchange("gather", 1))
-    return Rule((kept(rank, dim),), (left,), extra=(Row((S(dim),), (B,), collectives=inside),))
+    return Rule((kept(rank, dim),), (left,), extra=(Signature((S(dim),), (B,), collectives=inside),))
 
 
 @rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor")
@@ -37,11 +37,11 @@ def reduction(op: Op) -> Rule:
     kind = reduces(op)
     if kind is None:
         inside = (Exchange("gather", 1),)
-        joined = tuple(Row((S(d),), (B,), collectives=inside) for d in axes if op.name in JOINED)
+        joined = tuple(Signature((S(d),), (B,), collectives=inside) for d in axes if op.name in JOINED)
         return Rule((kept(rank, *axes),), (left,), extra=joined)
     part = Partial(kind)
     gone = {f"d{i}": kind for i in axes}
-    return Rule((kept(rank),), (left,), reduced=gone, extra=(Row((part,), (part,)),))
+    return Rule((kept(rank),), (left,), reduced=gone, extra=(Signature((part,), (part,)),))
 
 
 def reduces(op: Op) -> str | None:

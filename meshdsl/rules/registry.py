@@ -8,7 +8,7 @@ from jax import dtypes
 
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.placement import B, P, Partial, Placement
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 
 RuleOf = Callable[[Op], Rule]
 RULES: dict[str, RuleOf] = {}
@@ -26,7 +26,7 @@ def rule(*names: str) -> Callable[[RuleOf], RuleOf]:
     return register
 
 
-def rows_of(op: Op) -> tuple[Row, ...]:
+def rows_of(op: Op) -> tuple[Signature, ...]:
     """The one-axis table of ``op``; the all-``B`` row alone where no rule is registered."""
     made = RULES.get(op.name)
     if made is None:
@@ -34,9 +34,9 @@ def rows_of(op: Op) -> tuple[Row, ...]:
     return tuple(row for row in made(op).rows() if _fits(row, op))
 
 
-def all_broadcast(op: Op) -> Row:
+def all_broadcast(op: Op) -> Signature:
     """Every operand and result ``B``: legal for any operation."""
-    return Row((B,) * len(op.inputs), (B,) * len(op.outputs))
+    return Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
 
 
 def carries(placed: Placement, dtype: Any) -> bool:
@@ -48,7 +48,7 @@ def carries(placed: Placement, dtype: Any) -> bool:
     return dtype != jnp.bool_ if placed is P else not jnp.issubdtype(dtype, jnp.complexfloating)
 
 
-def _fits(row: Row, op: Op) -> bool:
+def _fits(row: Signature, op: Op) -> bool:
     """Literals are never placed, and every placement suits its dtype."""
     operands = zip(row.inputs, op.inputs, strict=True)
     results = zip(row.outputs, op.outputs, strict=True)

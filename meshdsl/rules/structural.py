@@ -10,7 +10,7 @@ from math import gcd
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, S
-from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import rule
 from meshdsl.rules.sliding import Sliding
@@ -64,7 +64,7 @@ def rev(op: Op) -> Rule:
     """Dims that are not reversed; blocks of a reversed one change places."""
     turned = op.params["dimensions"]
     dims, inside = kept(_rank(op), *turned), (Exchange("mirror", 0),)
-    extra = tuple(Row((S(d),), (S(d),), collectives=inside) for d in turned)
+    extra = tuple(Signature((S(d),), (S(d),), collectives=inside) for d in turned)
     return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
@@ -74,7 +74,7 @@ def roll(op: Op) -> Rule:
     dim, shift = op.params["axis"], op.params["shift"]
     inside = (Exchange("cycle", 0, dim, before=shift, after=-shift),)
     dims = kept(_rank(op), dim)
-    return Rule((dims,), (dims,), commuting=((0,),), extra=(Row((S(dim),), (S(dim),), collectives=inside),))
+    return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(dim),), (S(dim),), collectives=inside),))
 
 
 @rule("slice")
@@ -82,7 +82,7 @@ def slice_(op: Op) -> Rule:
     """Dims that are kept whole, those of which every k-th element is kept, and those that lose little at their ends."""
     cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
     dims, moved = kept(_rank(op), *cut), [(d, slice_windows(op, d)) for d in cut]
-    extra = tuple(Row((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
+    extra = tuple(Signature((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
     return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
@@ -102,8 +102,8 @@ def pad(op: Op) -> Rule:
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
     moved = [(d, pad_windows(op, d)) for d in padded if not grows_at_end(op, d)]
     extra = (
-        *(Row((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
-        *(Row((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
+        *(Signature((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
+        *(Signature((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
     )
     dims, fill = kept(_rank(op), *padded), op.inputs[1]
     literal = isinstance(fill, Literal)

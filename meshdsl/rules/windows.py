@@ -25,7 +25,7 @@ from typing import Any
 
 from meshdsl.ir import Op
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.rule import Dims, Row, Rule
+from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.contraction import bilinear
 from meshdsl.rules.registry import rule
 from meshdsl.rules.sliding import Sliding, Spreading
@@ -57,15 +57,15 @@ def _placed(spec: tuple[int, ...], first: Factors, second: Factors) -> Dims:
     return tuple(by_dim.get(d, ()) for d in range(len(spec)))
 
 
-def _spatial(op: Op) -> Iterator[Row]:
+def _spatial(op: Op) -> Iterator[Signature]:
     spec = op.params["dimension_numbers"]
     for k, dims in enumerate(zip(spec.lhs_spec[2:], spec.rhs_spec[2:], spec.out_spec[2:], strict=True)):
         image, kernel, result = map(S, dims)
         by_result, by_kernel = conv_windows(op, k)
         if by_result.splits and (by_result.drift == 0 or not by_kernel.splits):
-            yield Row((image, B), (result,), collectives=by_result.exchanges(0, dims[0]))
+            yield Signature((image, B), (result,), collectives=by_result.exchanges(0, dims[0]))
         elif by_kernel.splits:
-            yield Row((image, kernel), (P,), collectives=by_kernel.exchanges(0, dims[0]))
+            yield Signature((image, kernel), (P,), collectives=by_kernel.exchanges(0, dims[0]))
 
 
 def conv_windows(op: Op, k: int) -> tuple[Sliding, Sliding]:
@@ -91,7 +91,7 @@ def reduce_window_sum(op: Op) -> Rule:
 def reduce_window_extreme(op: Op) -> Rule:
     """A maximum of maxima."""
     own = P(op.name.removeprefix("reduce_window_"))
-    return _pooled(op, Row((own,), (own,)))
+    return _pooled(op, Signature((own,), (own,)))
 
 
 @rule("reduce_window")
@@ -100,7 +100,7 @@ def reduce_window(op: Op) -> Rule:
     return _pooled(op)
 
 
-def _pooled(op: Op, *rows: Row, **properties: Any) -> Rule:
+def _pooled(op: Op, *rows: Signature, **properties: Any) -> Rule:
     halos = [(d, pool_windows(op, d)) for d in range(len(op.inputs[0].shape))]
     split = (_pooled_dim(op, d, sliding) for d, sliding in halos if sliding.splits and sliding.low <= sliding.reach)
     whole: Dims = ((),) * len(halos)
@@ -108,10 +108,12 @@ def _pooled(op: Op, *rows: Row, **properties: Any) -> Rule:
     return Rule(inputs, (whole,) * len(op.outputs), extra=(*split, *rows), **properties)
 
 
-def _pooled_dim(op: Op, d: int, sliding: Sliding) -> Row:
+def _pooled_dim(op: Op, d: int, sliding: Sliding) -> Signature:
     arrays = [i for i, x in enumerate(op.inputs) if x.shape]
     inside = tuple(e for i in arrays for e in sliding.exchanges(i, d))
-    return Row(tuple(S(d) if i in arrays else B for i in range(len(op.inputs))), (S(d),) * len(op.outputs), 0, inside)
+    return Signature(
+        tuple(S(d) if i in arrays else B for i in range(len(op.inputs))), (S(d),) * len(op.outputs), 0, inside
+    )
 
 
 def pool_windows(op: Op, d: int) -> Sliding:
@@ -134,7 +136,7 @@ def select_and_scatter_add(op: Op) -> Rule:
     """The gradient of max pooling: from windows (first operand) back to the places of their maxima."""
     whole: Dims = ((),) * len(op.inputs[1].shape)
     spread = [(d, scatter_windows(op, d)) for d in range(len(whole))]
-    extra = (Row((S(d), S(d)), (S(d),), collectives=s.exchanges(d)) for d, s in spread if s.splits)
+    extra = (Signature((S(d), S(d)), (S(d),), collectives=s.exchanges(d)) for d, s in spread if s.splits)
     return Rule((whole, whole), (whole,), linear=((0,),), extra=tuple(extra))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.rule import Row, Rule
+from meshdsl.layouts.rule import Rule, Signature
 
 
 def table(rule):
@@ -60,16 +60,16 @@ def test_a_factor_missing_in_one_of_two_results_is_not_split():
 
 def test_merged_dims_split_through_the_major_factor_as_far_as_it_goes():
     rows = Rule.parse("(a b) c -> a (b c)", sizes={"a": 4, "b": 3}).rows()
-    assert rows == (Row((B,), (B,)), Row((S(0),), (S(0),), 4))
+    assert rows == (Signature((B,), (B,)), Signature((S(0),), (S(0),), 4))
 
 
 def test_a_major_factor_of_length_one_does_not_count():
     rows = Rule.parse("(a b) -> a b", sizes={"a": 1, "b": 6}).rows()
-    assert Row((S(0),), (S(1),), 6) in rows
+    assert Signature((S(0),), (S(1),), 6) in rows
 
 
 def test_rows_of_no_property_are_listed_once():
-    extra = Row((P("max"),), (P("max"),))
+    extra = Signature((P("max"),), (P("max"),))
     assert table(Rule.parse("_ -> _", increasing=(0,), extra=(extra, extra))) == [
         "B -> B",
         "P(max) -> P(max)",

@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, S
-from meshdsl.layouts.rule import Row
+from meshdsl.layouts.rule import Signature
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.planner.exchanges import exchange_seconds
@@ -19,10 +19,10 @@ MESH = md.Mesh(x=4, y=2)
 EDGES = (Exchange("window", 0, 0, before=1, after=1),)
 SUMS = (Exchange("gather", 0, 1, length=1),)
 ROWS = (
-    Row((), (B, B)),
-    Row((), (S(0), S(0)), collectives=EDGES),
-    Row((), (S(1), S(1)), collectives=SUMS),
-    Row((), (S(2), S(2))),
+    Signature((), (B, B)),
+    Signature((), (S(0), S(0)), collectives=EDGES),
+    Signature((), (S(1), S(1)), collectives=SUMS),
+    Signature((), (S(2), S(2))),
 )
 
 
@@ -35,7 +35,7 @@ def test_rows_that_exchange_differently_do_not_meet():
 
 
 def test_blocks_too_small_for_a_gather_do_not_exchange():
-    rows = (Row((), (B,)), Row((), (S(0),), collectives=(Exchange("gather", 0, 0, length=3),)))
+    rows = (Signature((), (B,)), Signature((), (S(0),), collectives=(Exchange("gather", 0, 0, length=3),)))
     seconds = exchange_seconds(rows, (((8,), 4),), MESH)
     assert np.isfinite(seconds).tolist() == [[True, True], [False, False]]
 
@@ -60,7 +60,7 @@ def test_listed_as_priced(name):
     rows = rows_of(op)
     shapes = tuple((v.shape, v.itemsize) for v in (*op.inputs, *op.outputs))
     tables = exchange_seconds(
-        tuple(Row((), (*r.inputs, *r.outputs), r.size, r.collectives) for r in rows), shapes, MESH
+        tuple(Signature((), (*r.inputs, *r.outputs), r.size, r.collectives) for r in rows), shapes, MESH
     )
     state = tuple(rows.index(row) for row in solution.rows[op.id])
     listed = list(collectives_inside(graph, solution))

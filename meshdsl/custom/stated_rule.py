@@ -1,10 +1,10 @@
-"""Signatures: the text of a rule that a user states, and what follows for derivatives.
+"""The text of a rule that a user states, and what follows for derivatives.
 
     b s h _, b t h _, b t h e -> b s h e
 
 A letter or word names the length of a dim; dims with the same name are split together. ``_`` is a
 dim that cannot be split, and so is one whose name a result lacks, unless the function sums over
-it (``reduced``). From the signature of a function follow those of its derivatives: a cotangent
+it (``reduced``). From the text of a function's rule follow those of its derivatives: a cotangent
 has the dims of what it belongs to, and a dim that an operand lacks is summed over in the
 operand's cotangent. If blocks of the one are right, so are blocks of the other.
 """
@@ -21,7 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Signature:
+class StatedRule:
     """Factors and properties of a function; the fields are those of ``Rule``, as values that can be compared."""
 
     inputs: tuple[Dims, ...]
@@ -69,18 +69,18 @@ class Signature:
             {f: known[f] for f in sorted(shared)},
         )
 
-    def tangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "Signature":
+    def tangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "StatedRule":
         """Of the derivative along operands ``which``: operands, their tangents -> the tangents of results ``made``."""
         inputs = (*self.inputs, *(self.inputs[i] for i in which))
         summed = [f for f, kind in self.reduced if kind == "sum"]
         return self._derived(inputs, [self.outputs[i] for i in made], summed, len(which), shapes)
 
-    def cotangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "Signature":
+    def cotangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "StatedRule":
         """Of the transpose: operands, cotangents of results ``made`` -> cotangents of operands ``which``."""
         inputs = (*self.inputs, *(self.outputs[i] for i in made))
         return self._derived(inputs, [self.inputs[i] for i in which], self._divisible(), len(made), shapes)
 
-    def mapped(self, axes: Sequence[int | None]) -> "Signature":
+    def mapped(self, axes: Sequence[int | None]) -> "StatedRule":
         """Of the function under ``vmap`` over one more dim of some operands; the results have it in front."""
         used = {f for dims in (*self.inputs, *self.outputs) for dim in dims for f in dim}
         name = next(n for i in range(len(used) + 1) if (n := f"map{i}") not in used)
@@ -92,11 +92,11 @@ class Signature:
 
     def _derived(
         self, inputs: Sequence[Dims], outputs: Sequence[Dims], summed: Iterable[str], count: int, shapes: Shapes
-    ) -> "Signature":
+    ) -> "StatedRule":
         """A derivative, which is linear in its last ``count`` operands together."""
         divisible = self._divisible()
         known = self.lengths(shapes)
-        return Signature(
+        return StatedRule(
             tuple(_only(dims, divisible) for dims in inputs),
             tuple(_only(dims, divisible) for dims in outputs),
             reduced=tuple((f, "sum") for f in summed),
@@ -117,51 +117,51 @@ class Signature:
 
 def check_fit(
     name: str,
-    signature: Signature,
+    given: StatedRule,
     operands: Mapping[str, tuple[int, ...]],
     results: Mapping[str, tuple[int, ...]] | None = None,
 ) -> None:
     """RuleError lists the operands, and the results once they are known, that the text of a rule does not fit."""
-    counts = [("operands", len(signature.inputs), operands)]
-    counts += [] if results is None else [("results", len(signature.outputs), results)]
+    counts = [("operands", len(given.inputs), operands)]
+    counts += [] if results is None else [("results", len(given.outputs), results)]
     rows = [f"{what}: the text has {n}, the call {len(x)} ({', '.join(x)})" for what, n, x in counts if n != len(x)]
-    rows = rows or signature.misfits({**operands, **(results or {})})
+    rows = rows or given.misfits({**operands, **(results or {})})
     if rows:
-        raise RuleError(faults(f"the rule of {name} does not fit, {signature}:", rows))
+        raise RuleError(faults(f"the rule of {name} does not fit, {given}:", rows))
 
 
-def parse(text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], **groups: Groups) -> Signature:
-    """The signature that ``text`` states; RuleError lists what is wrong with it."""
+def parse(text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], **groups: Groups) -> StatedRule:
+    """What ``text`` states; RuleError lists what is wrong with it."""
     found = Rule.parse(text)
     properties = {name: tuple(value) for name, value in groups.items()}
-    signature = Signature(
+    given = StatedRule(
         found.inputs,
         found.outputs,
         reduced=tuple(reduced.items()),
         sizes=tuple(sorted(sizes.items())),
         **properties,  # type: ignore[arg-type]
     )
-    rows = list(_text_faults(text, signature))
+    rows = list(_text_faults(text, given))
     if rows:
         raise RuleError(faults(f"{text!r} is no rule:", rows, "a rule reads 'b m k, b k n -> b m n'"))
-    return signature
+    return given
 
 
-def _text_faults(text: str, signature: Signature) -> Iterator[str]:
+def _text_faults(text: str, given: StatedRule) -> Iterator[str]:
     if text.count("->") != 1:
         yield "it needs one '->'"
-    operands = {f for dims in signature.inputs for dim in dims for f in dim}
-    results = dict.fromkeys(f for dims in signature.outputs for dim in dims for f in dim)
+    operands = {f for dims in given.inputs for dim in dims for f in dim}
+    results = dict.fromkeys(f for dims in given.outputs for dim in dims for f in dim)
     yield from (
         f"{f} is in a result, but in no operand; write _ if it cannot be split" for f in results if f not in operands
     )
-    yield from (f"{f} is reduced, but in no operand" for f, _ in signature.reduced if f not in operands)
-    for f, kind in signature.reduced:
+    yield from (f"{f} is reduced, but in no operand" for f, _ in given.reduced if f not in operands)
+    for f, kind in given.reduced:
         if kind not in ("sum", "max", "min"):
             yield f"{f} is reduced by {kind!r}; reductions are sum, max and min"
-    count = len(signature.inputs)
+    count = len(given.inputs)
     for name in ("linear", "commuting", "increasing", "decreasing"):
-        stated = getattr(signature, name)
+        stated = getattr(given, name)
         numbers = stated if name.endswith("ing") and name != "commuting" else [i for group in stated for i in group]
         yield from (
             f"{name}: there is no operand {i}; they count from 0 to {count - 1}" for i in numbers if not 0 <= i < count
