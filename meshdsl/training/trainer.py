@@ -13,9 +13,10 @@ from typing import Any
 import jax
 
 from meshdsl.api import Program, Sharded, parallelize
-from meshdsl.errors import ArgumentError, faults
+from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
+from meshdsl.plan.value import Array, Plan
 from meshdsl.training.batches import Batches
 from meshdsl.training.checkpoint import State
 from meshdsl.training.feed import placed_feed
@@ -38,8 +39,7 @@ def check_trainable(program: Program) -> None:
     """Refuse a program that lacks what training needs."""
     rows = [f"{name}: missing; {what}" for name, what in _NEEDED.items() if getattr(program, name) is None]
     if not rows:
-        made = jax.eval_shape(made_by(program.init))
-        made = made if isinstance(made, tuple) else (made,)
+        made = _state(jax.eval_shape(made_by(program.init)))
         if len(made) != len(program.args) - 1:
             rows.append(f"init: makes {len(made)} arguments; the step takes {len(program.args) - 1} and a batch")
     if rows:
@@ -52,6 +52,25 @@ _NEEDED = {
 }
 
 
+def check_step(plan: Plan, count: int) -> None:
+    """Refuse a step that is not ``step(*state, batch) -> (*state, loss)``.
+
+    Args:
+      count: arrays of the state.
+    """
+    rows = [
+        f"result {result.path or i}: {_type(result)}; {before.path} is {_type(before)}"
+        for i, (before, result) in enumerate(zip(plan.inputs[:count], plan.outputs, strict=False))
+        if _type(before) != _type(result)
+    ]
+    if len(plan.outputs) != count + 1:
+        rows = [f"{len(plan.outputs)} arrays; the state has {count}, and the loss is one more"]
+    elif plan.outputs[-1].shape:
+        rows.append(f"the last result, {_type(plan.outputs[-1])}, is no loss: a loss is one number")
+    if rows:
+        raise ArgumentError(faults("the step does not give the state and the loss:", shortened(rows), "return them so"))
+
+
 def steps_of(program: Program) -> int:
     """How many steps the program asks for."""
     if program.steps is None:
@@ -62,12 +81,13 @@ def steps_of(program: Program) -> int:
 def train_program(sharded: Sharded, program: Program, run: Run) -> tuple[State, Outcome]:
     """Train as planned, from the newest checkpoint in the run's folder if there is one."""
     check_trainable(program)
-    *state, example = program.args
+    check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
+    *_, example = program.args
     *places, batch_places = sharded.input_shardings(*program.args)[0]
     batches = made_by(program.batches)()
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
-    like = jax.tree.map(_placed_shape, tuple(state), tuple(places))
+    like = jax.tree.map(_placed_shape, _state(jax.eval_shape(made_by(program.init))), tuple(places))
     done, start = resumed(run, like) or (0, _made(sharded, program))
     return train(sharded, start, placed_feed(batches, example, batch_places), run, done, program.evaluate)
 
@@ -79,9 +99,17 @@ def made_by(make: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _made(sharded: Sharded, program: Program) -> State:
-    made = sharded.init(made_by(program.init), program.args[-1])
+    return _state(sharded.init(made_by(program.init), program.args[-1]))
+
+
+def _state(made: Any) -> State:
+    """One argument of the step, or several, as a tuple."""
     return made if isinstance(made, tuple) else (made,)
 
 
 def _placed_shape(x: Any, at: jax.sharding.NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+
+def _type(x: Array) -> str:
+    return f"{x.dtype}{list(x.shape)}"

@@ -1,0 +1,62 @@
+"""Programs that are trained, and those that cannot be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError
+from meshdsl.training.loop import Run
+from meshdsl.training.trainer import planned, steps_of, train_program
+
+SHAPE = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+
+
+def step(w, batch):
+    value, gradient = jax.value_and_grad(lambda w: jnp.mean((batch - w) ** 2))(w)
+    return w - gradient, value
+
+
+def program(step=step, init=lambda: jnp.zeros((8, 4)), args=(SHAPE, SHAPE), **more):
+    return md.Program(step, args, init=init, batches=lambda: (np.full((8, 4), n, np.float32) for n in range(9)), **more)
+
+
+def trained(program, folder):
+    return train_program(planned(program, md.Mesh(data=4, model=2)), program, Run(3, folder))
+
+
+def test_a_state_of_one_argument_and_any_batches(tmp_path):
+    (w,), outcome = trained(program(layouts={"w": "data=S(0) model=B"}), tmp_path)
+    alone = jnp.zeros((8, 4))
+    for n in range(3):
+        alone, _ = step(alone, jnp.full((8, 4), n))
+    np.testing.assert_allclose(w, alone, rtol=1e-6)
+    assert w.sharding.spec[0] == "data" and len(outcome.history.losses) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "row"),
+    [
+        (lambda w, batch: (w[:4], w.sum()), "result 0: float32[4, 4]; w is float32[8, 4]"),
+        (lambda w, batch: w, "1 arrays; the state has 1, and the loss is one more"),
+        (lambda w, batch: (w, w[0]), "the last result, float32[4], is no loss: a loss is one number"),
+    ],
+)
+def test_a_step_that_gives_something_else(wrong, row, tmp_path, nothing_is_compiled):
+    with pytest.raises(ArgumentError) as error:
+        trained(program(wrong), tmp_path)
+    assert str(error.value) == f"the step does not give the state and the loss:\n  {row}\nreturn them so"
+
+
+def test_init_makes_another_number_of_arguments(tmp_path, nothing_is_compiled):
+    with pytest.raises(ArgumentError, match="init: makes 2 arguments; the step takes 1 and a batch"):
+        trained(program(init=lambda: (jnp.zeros(3), 1.0)), tmp_path)
+
+
+def test_steps_that_nobody_states():
+    with pytest.raises(ArgumentError, match="give --steps, or md"):
+        steps_of(program())
+    assert steps_of(program(steps=7)) == 7
+    with pytest.raises(ArgumentError, match="steps: 'many' is a str, not a number of training steps"):
+        program(steps="many")
