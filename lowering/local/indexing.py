@@ -8,6 +8,10 @@ scatter drops it.
 
 A gather that answers positions out of bounds with a fill value must say it once in a partial
 sum: the first device does.
+
+XLA (as of jax 0.10) reads a slice of a slice from where the two together start, without bounds,
+and it makes a scatter to one position of slices: out of bounds it would write what another device
+holds. A barrier hides from it that the block is a slice.
 """
 
 import jax
@@ -64,7 +68,8 @@ def scatter(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Ar
         return bind(op, operand, indices, updates)
     at = signed(indices)
     mine = shift(clip(at, dims) if op.params["mode"] == CLIP else at, dims, split, op.inputs[0].shape, where)
-    return bind(op, operand, mine, updates, mode=FILL)
+    once = indices.size == indices.shape[-1]
+    return bind(op, lax.optimization_barrier(operand) if once else operand, mine, updates, mode=FILL)
 
 
 def _split(dims: Lookup, where: Local) -> tuple[int, ...]:

@@ -67,6 +67,7 @@ def dynamic_update_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) ->
     written = update
     for part in parts:
         written = _shifted(written, part.dim, part.near - part.ahead, part.held)
+    for part in parts:
         at = lax.broadcasted_iota(jnp.int32, written.shape, part.dim) + (part.near - part.ahead)
         inside = inside & (at >= 0) & (at < part.size)
     old = lax.dynamic_slice(operand, before, written.shape)

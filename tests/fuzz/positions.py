@@ -102,7 +102,7 @@ def overwrite(w: Writer) -> None:
     x = w.floats(1, 3)
     at = indices(w, x.shape[0], ())
     y = w.like(x.shape[1:], x.dtype)
-    forms = ["{0}.at[{1}].set({2})", "{0}.at[::2].set({2})"]
+    forms = ["{0}.at[{1}].set({2})", *["{0}.at[::2].set({2})"] * (x.shape[0] > 1)]
     form = w.pick(forms if w.differentiable else [*forms, "{0}.at[{1}].multiply({2})"])
     w.write(form.format(x, at, y), x, at, y, size=x.size * y.size + x.size + y.size)
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import meshdsl as md
@@ -16,6 +17,17 @@ def test_a_dynamic_slice_that_is_split_starts_in_bounds():
 
     sharded = md.parallelize(step, md.Mesh(x=4), {"x": "x=B"}, outputs={"**": "x=S(0)"})
     assert sharded.check(jnp.arange(16.0), jnp.int32(12)).ok
+
+
+@pytest.mark.parametrize("at", [0, 11])
+def test_a_scatter_to_one_position_leaves_other_blocks_alone(at):
+    """The same in XLA's scatter to one position, where the operand is a block of a whole array."""
+
+    def step(x, i, y):
+        return x.at[i].set(y), x.at[i].multiply(y)
+
+    sharded = md.parallelize(step, md.Mesh(x=3), {"x": "x=B"}, outputs={"**": "x=S(0)"})
+    assert sharded.check(jnp.arange(48.0).reshape(12, 4), jnp.int32(at), jnp.arange(4.0) - 7).ok
 
 
 def test_axes_may_swap_past_one_that_stays():
@@ -128,3 +140,12 @@ def test_a_choice_between_equal_cases_sends_no_condition():
     layouts = {"x": "x=B", "asked": "x=S(0)"}
     sharded = md.parallelize(step, md.Mesh(x=4, topology=SLOW_LINKS), layouts, outputs={"**": "x=B"})
     assert sharded.verify(jnp.ones((8, 8)), jnp.ones((8, 8), bool)).equal
+
+
+def test_a_window_is_written_over_several_blocks_in_two_dims():
+    def step(x, u, i, j):
+        return lax.dynamic_update_slice(x, u, (i, j))
+
+    sharded = md.parallelize(step, md.Mesh(x=2, y=2), {"x": "x=S(0) y=S(1)"})
+    assert sharded.check(jnp.zeros((8, 8)), jnp.ones((6, 5)), jnp.int32(1), jnp.int32(3)).ok
+    assert not sharded.plan(jnp.zeros((8, 8)), jnp.ones((6, 5)), jnp.int32(1), jnp.int32(3)).collectives
