@@ -14,7 +14,10 @@ _FAMILIES = {
     "gpt": "gpt2-124m gpt2-355m gpt2-774m gpt2-1.5b "
     "gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b",
     "llama": "llama3-8b llama3-70b llama3-405b",
+    "mixture": "switch-base mixtral-8x7b deepseek-moe-16b",
+    "recurrent": "mamba-130m mamba-370m mamba-790m mamba-1.4b mamba-2.8b",
     "resnet": "resnet50 resnet101 resnet152 wide-resnet50-2 wide-resnet101-2",
+    "t5": "t5-small t5-base t5-large t5-3b t5-11b",
     "vit": "vit-b vit-l vit-h",
 }
 _HOME = {name: f"meshdsl.models.{module}" for module, names in _FAMILIES.items() for name in names.split()}

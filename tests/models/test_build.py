@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl import models
 from meshdsl.errors import ArgumentError
-from meshdsl.models import dlrm, gpt, llama, resnet, vit
+from meshdsl.models import dlrm, gpt, llama, mixture, recurrent, resnet, t5, vit
 
 PARAMETERS = {
     "gpt2-124m": 124.4e6,
@@ -18,6 +18,12 @@ PARAMETERS = {
     "llama3-8b": 8.03e9,
     "llama3-70b": 70.6e9,
     "llama3-405b": 405.9e9,
+    "mixtral-8x7b": 46.7e9,
+    "deepseek-moe-16b": 16.88e9,  # 16.4e9 with a dense first layer
+    "mamba-130m": 129.1e6,
+    "mamba-2.8b": 2.768e9,
+    "t5-small": 60.5e6,
+    "t5-11b": 11.3e9,
     "vit-b": 86.6e6,
     "vit-h": 632.0e6,
     "resnet50": 25.56e6,
@@ -34,7 +40,16 @@ def test_a_model_has_as_many_parameters_as_its_paper_says(name):
     assert count == pytest.approx(PARAMETERS[name], rel=0.005)
 
 
-FAMILIES = [(dlrm, "dlrm"), (gpt, "gpt2-124m"), (llama, "llama3-8b"), (resnet, "resnet50"), (vit, "vit-b")]
+FAMILIES = [
+    (dlrm, "dlrm"),
+    (gpt, "gpt2-124m"),
+    (llama, "llama3-8b"),
+    (mixture, "switch-base"),
+    (recurrent, "mamba-130m"),
+    (resnet, "resnet50"),
+    (t5, "t5-small"),
+    (vit, "vit-b"),
+]
 
 
 @pytest.mark.parametrize("module, name", FAMILIES)

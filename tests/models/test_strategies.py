@@ -6,17 +6,19 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.topology import Link
-from meshdsl.models import dlrm, gpt, llama, mlp, resnet, vit
+from meshdsl.models import dlrm, gpt, llama, mixture, mlp, recurrent, resnet, t5, vit
 from tests.models.values import start
 
 # Devices so slow that splitting work pays at a test's sizes: else all would be gathered and computed everywhere.
-SLOW = md.Topology("slow", 1e5, 1e5, 1e5, 4e9, 0.0, (Link(1e-5, 1e8),))
+SLOW = md.Topology("slow", 1e6, 1e6, 1e9, 4e9, 0.0, (Link(1e-6, 1e7),))
 MESH = md.Mesh(data=4, model=2, topology=SLOW)
 
 LLAMA = llama.Config(layers=2, embed=16, hidden=32, heads=4, groups=2, head=8, seq=8, vocab=64)
+MIXTURE = mixture.Config(*(2, 16, 32, 4, 2, 8, 8, 64), experts=8, choices=2, group=8)
 RESNET = resnet.Config((3,), base=8, image=16, classes=4)
 CLICKS = dlrm.Config((400, 500, 100), dense=4, embed=8, bottom=(8, 8), top=(16,))
 WIDE = dlrm.Config((400, 500, 100), dense=4, embed=8, top=(16, 8), wide=True)
+
 FAMILIES = {
     "mlp": (mlp, lambda rules: mlp.program("features=8 hidden=16 classes=4 layers=3", rules, batch=16)),
     "vit": (vit, lambda rules: vit.program(vit.Config(2, 16, 4, patch=4, image=8, classes=4), rules, batch=8)),
@@ -25,6 +27,9 @@ FAMILIES = {
     "wide-and-deep": (dlrm, lambda rules: dlrm.program(WIDE, rules, batch=16)),
     "gpt": (gpt, lambda rules: gpt.program(gpt.Config(layers=2, embed=16, heads=4, seq=8, vocab=64), rules, batch=8)),
     "llama": (llama, lambda rules: llama.program(LLAMA, rules, batch=8)),
+    "mixture": (mixture, lambda rules: mixture.program(MIXTURE, rules, batch=8)),
+    "t5": (t5, lambda rules: t5.program(t5.Config(2, 16, 32, 4, 8, 64), rules, batch=8, source=16, seq=8)),
+    "recurrent": (recurrent, lambda rules: recurrent.program(recurrent.Config(2, 16, vocab=64), rules, 8, 8)),
 }
 PLANNED = [(family, strategy) for family, (module, _) in FAMILIES.items() for strategy in module.RULES]
 RUN = [
@@ -34,6 +39,8 @@ RUN = [
     ("wide-and-deep", "tensor"),
     ("gpt", "fsdp+tensor"),
     ("llama", "tensor"),
+    ("mixture", "expert"),
+    ("recurrent", "tensor"),
 ]
 
 
