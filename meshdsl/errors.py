@@ -46,6 +46,10 @@ class RuleError(MeshDSLError):
     """A rule that is none, that does not fit its operands, or that does not hold."""
 
 
+class ScheduleError(MeshDSLError):
+    """A pipeline schedule that cannot run, or that there is not."""
+
+
 class MemoryLimitError(MeshDSLError):
     """No plan was found that fits the memory limit."""
 

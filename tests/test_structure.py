@@ -11,7 +11,7 @@ import meshdsl
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     ("meshdsl.errors", "meshdsl.globs", "meshdsl.units"),
-    ("meshdsl.layouts",),
+    ("meshdsl.layouts", "meshdsl.pipeline"),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),
     ("meshdsl.stated",),

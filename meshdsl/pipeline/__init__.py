@@ -1,0 +1,1 @@
+"""Pipelines: schedules as data, their check, and what they cost."""

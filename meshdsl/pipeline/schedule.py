@@ -1,0 +1,145 @@
+"""Schedules as data: what every rank of the pipeline does, in which order.
+
+A task is a stage's work on one microbatch: forward ``F``, backward ``B``, or backward in two parts, the gradient of
+the stage's input ``I`` and of its weights ``W``. Stages are numbered through the model, and each lives on one rank.
+A schedule has a list of tasks per rank. Its text is that of torch.distributed.pipelining, one line per rank:
+
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from meshdsl.errors import ScheduleError, faults, shortened
+
+_TASK = re.compile(r"(\d+)(F|B|I|W)(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """A stage's work of one kind on one microbatch."""
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Task":
+        """The task written as ``2F0``; ScheduleError if it is none."""
+        found = _TASK.fullmatch(text.strip())
+        if not found:
+            raise ScheduleError(f"{text.strip()!r} is no task: stage, F B I or W, microbatch, as in 2F0")
+        return cls(int(found[1]), found[2], int(found[3]))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The tasks of every rank, in order; checked when made.
+
+    Raises ScheduleError that lists tasks that are missing or doubled, stages on two ranks, and what waits for ever.
+    """
+
+    ranks: tuple[tuple[Task, ...], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot run."""
+        rows = list(_miscounted(self)) or list(_deadlocks(self))
+        if rows:
+            raise ScheduleError(faults("a schedule that cannot run:", shortened(rows)))
+
+    @classmethod
+    def parse(cls, text: str) -> "Schedule":
+        """The schedule written with one line per rank; empty cells are idle and mean nothing."""
+        lines = text.strip().splitlines()
+        return cls(tuple(tuple(Task.parse(cell) for cell in line.split(",") if cell.strip()) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(",".join(map(str, tasks)) for tasks in self.ranks)
+
+    @cached_property
+    def home(self) -> dict[int, int]:
+        """Stage -> the rank that it lives on."""
+        return {task.stage: rank for rank, tasks in enumerate(self.ranks) for task in tasks}
+
+    @property
+    def stages(self) -> int:
+        """Stages of the model."""
+        return len(self.home)
+
+    @cached_property
+    def microbatches(self) -> int:
+        """Microbatches of a step."""
+        return len({task.microbatch for tasks in self.ranks for task in tasks})
+
+    @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """Stage and microbatch of every backward that is done in two parts."""
+        return frozenset((t.stage, t.microbatch) for tasks in self.ranks for t in tasks if t.kind == "I")
+
+    def needs(self, task: Task) -> Iterator[Task]:
+        """What has to be done before a task, wherever it is done."""
+        stage, m = task.stage, task.microbatch
+        if task.kind == "F" and stage:
+            yield Task(stage - 1, "F", m)
+        if task.kind == "W":
+            yield Task(stage, "I", m)
+        if task.kind in "BI":
+            yield Task(stage, "F", m)
+            if stage + 1 < self.stages:
+                yield Task(stage + 1, "I" if (stage + 1, m) in self.split else "B", m)
+
+    def stash(self, rank: int) -> int:
+        """The most stage inputs, one per stage and microbatch, that a rank holds at any time."""
+        alive, most = 0, 0
+        for task in self.ranks[rank]:
+            alive += (task.kind == "F") - (task.kind in "BW")
+            most = max(most, alive)
+        return most
+
+
+def _miscounted(schedule: Schedule) -> Iterator[str]:
+    """Tasks that are missing, doubled or in two places."""
+    counts = Counter(task for tasks in schedule.ranks for task in tasks)
+    if not counts:
+        yield "it has no tasks"
+        return
+    for task, count in sorted(counts.items()):
+        if count > 1:
+            yield f"{task} is done {count} times"
+    stages = range(max(task.stage for task in counts) + 1)
+    for stage in stages:
+        homes = [rank for rank, tasks in enumerate(schedule.ranks) if any(task.stage == stage for task in tasks)]
+        if len(homes) > 1:
+            yield f"stage {stage} is on ranks {' and '.join(map(str, homes))}: a stage lives on one"
+    for stage, m in product(stages, range(max(task.microbatch for task in counts) + 1)):
+        kinds = "".join(kind for kind in "FBIW" if counts[Task(stage, kind, m)])
+        if kinds not in ("FB", "FIW"):
+            yield f"stage {stage}, microbatch {m}: {kinds or 'nothing'}; each needs F and B, or F, I and W"
+
+
+def _deadlocks(schedule: Schedule) -> Iterator[str]:
+    """What the ranks wait for when nothing can go on, each doing its tasks in order."""
+    done: set[Task] = set()
+    at = [0] * len(schedule.ranks)
+    moved = True
+    while moved:
+        moved = False
+        for rank, tasks in enumerate(schedule.ranks):
+            while at[rank] < len(tasks) and done.issuperset(schedule.needs(tasks[at[rank]])):
+                done.add(tasks[at[rank]])
+                at[rank] += 1
+                moved = True
+    for rank, tasks in enumerate(schedule.ranks):
+        if at[rank] < len(tasks):
+            task = tasks[at[rank]]
+            missing = next(need for need in schedule.needs(task) if need not in done)
+            where = schedule.home[missing.stage]
+            yield f"rank {rank} waits at {task} for {missing}, which rank {where} does not reach: a deadlock"

@@ -1,0 +1,80 @@
+"""The uniform schedule: in every tick all ranks do the same operations, so that nothing in the program diverges.
+
+With p ranks, v chunks of stages per rank and m microbatches, a rank has ``n = m v`` units of each kind. Forward unit u
+of rank r runs in tick ``u + r``; backward unit w in tick ``w + A + (p - 1 - r)`` with ``A = v p - 1``, where the last
+stage's backward runs in the tick of its forward. Whatever a unit needs was made one tick earlier by the
+neighbour on the ring. Ticks in which a rank has no unit are idle, or masked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshdsl.errors import ScheduleError
+from meshdsl.pipeline.schedule import Schedule, Task
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Ticks of a pipeline in which every rank does the same.
+
+    Args:
+      ranks: of the pipeline, p.
+      microbatches: per step, m; a multiple of p if there are several chunks.
+      chunks: stages per rank, v.
+      split: weight gradients in ticks of their own, the same tick on all ranks (zero-bubble).
+    """
+
+    ranks: int
+    microbatches: int
+    chunks: int = 1
+    split: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that have no such schedule."""
+        p, m, v = self.ranks, self.microbatches, self.chunks
+        if v > 1 and m % p:
+            near = sorted({max(1, m // p) * p, (m // p + 1) * p})
+            raise ScheduleError(
+                f"{v} chunks per rank need microbatches in groups of {p}, the ranks, and {m} do not divide\n"
+                f"use {' or '.join(map(str, near))} microbatches, or 1 chunk"
+            )
+
+    @property
+    def ahead(self) -> int:
+        """Ticks of forwards alone."""
+        return self.chunks * self.ranks - 1
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of a step; the first ``ahead`` have no backwards, the last ``ahead`` no forwards."""
+        return self.microbatches * self.chunks + self.ahead + self.ranks - 1
+
+    def forward(self, tick: int, rank: int) -> Task | None:
+        """The forward of a rank in a tick."""
+        return self._task("F", tick - rank, rank)
+
+    def backward(self, tick: int, rank: int) -> Task | None:
+        """The backward of a rank in a tick, or its first part."""
+        return self._task("I" if self.split else "B", tick - self.ahead - (self.ranks - 1 - rank), rank)
+
+    def weights(self, tick: int, rank: int) -> Task | None:
+        """The weight gradient of a rank in a tick, if that is a part of its own."""
+        return self._task("W", tick - self.ahead - (self.ranks - 1), rank) if self.split else None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The same as lists of tasks."""
+        return Schedule(tuple(tuple(self._tasks(rank)) for rank in range(self.ranks)))
+
+    def _tasks(self, rank: int) -> Iterator[Task]:
+        for tick in range(self.ticks):
+            found = self.forward(tick, rank), self.backward(tick, rank), self.weights(tick, rank)
+            yield from (task for task in found if task is not None)
+
+    def _task(self, kind: str, unit: int, rank: int) -> Task | None:
+        p, v = self.ranks, self.chunks
+        if not 0 <= unit < self.microbatches * v:
+            return None
+        chunk = unit // p % v
+        stage = (chunk if kind == "F" else v - 1 - chunk) * p + rank
+        return Task(stage, kind, unit // (p * v) * p + unit % p)

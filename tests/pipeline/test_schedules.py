@@ -1,0 +1,124 @@
+"""Schedules: the numbers of the papers, what cannot run, the text, the uniform one."""
+
+import pytest
+
+from meshdsl.errors import ScheduleError
+from meshdsl.pipeline.generators import make_schedule
+from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.timing import Durations, time_schedule
+from meshdsl.pipeline.uniform import Uniform
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 32)]
+
+
+def seconds(schedule, chunks=1, **durations):
+    return time_schedule(schedule, Durations(**durations)).seconds / chunks
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_gpipe_and_1f1b_have_their_bubble_and_stash(p, m):
+    for name in ("gpipe", "1f1b"):
+        timing = time_schedule(make_schedule(name, p, m), Durations())
+        assert timing.seconds == 3 * (m + p - 1)
+        assert timing.bubble == pytest.approx((p - 1) / (m + p - 1))
+    assert [make_schedule("gpipe", p, m).stash(r) for r in range(p)] == [m] * p
+    assert [make_schedule("1f1b", p, m).stash(r) for r in range(p)] == [min(m, p - r) for r in range(p)]
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 16), (8, 2, 32), (8, 3, 32)])
+def test_interleaving_divides_the_bubble_by_the_chunks(p, v, m):
+    schedule = make_schedule("interleaved", p, m, v)
+    assert seconds(schedule, v) == pytest.approx(3 * m + 3 * (p - 1) / v)
+    assert [schedule.stash(r) for r in range(p)] == [
+        min(m * v, (v - 1) * p + 2 * (p - 1 - r) + (r < p - 1 or v > 1)) for r in range(p)
+    ]
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_split_backwards_never_cost_more_and_hold_no_more(p, m):
+    split, whole = make_schedule("zb", p, m), make_schedule("1f1b", p, m)
+    assert seconds(split) <= seconds(whole)
+    assert max(split.stash(r) for r in range(p)) <= p
+    if m >= 2 * p > 2:
+        assert seconds(split) - 3 * m < 0.7 * (seconds(whole) - 3 * m)
+
+
+def test_slow_links_delay_what_has_to_arrive():
+    schedule = make_schedule("1f1b", 4, 1)
+    assert seconds(schedule, transfer=0.5) == 12 + 6 * 0.5
+    assert seconds(make_schedule("1f1b", 1, 4), transfer=0.5) == 12
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb"])
+def test_the_text_reads_back(name):
+    schedule = make_schedule(name, 3, 4)
+    assert Schedule.parse(str(schedule)) == schedule
+    assert Schedule.parse(str(schedule).replace(",", ", ,")) == schedule
+
+
+def test_the_timeline_is_drawn_to_scale():
+    drawn = time_schedule(make_schedule("1f1b", 2, 2), Durations()).timeline()
+    assert drawn == "rank 0   F0 F1 ......B0    ...B1    \nrank 1   ...F0 B0    F1 B1    ......"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("0F0,0B0\n1B0,1F0", ["rank 0 waits at 0B0 for 1B0, which rank 1 does not reach: a deadlock"]),
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1", ["stage 0, microbatch 1: F; each needs F and B, or F, I and W"]),
+        ("0F0,0F0,0B0", ["0F0 is done 2 times"]),
+        ("0F0,0B0,1F0\n1B0", ["stage 1 is on ranks 0 and 1: a stage lives on one"]),
+        ("0F0,0I0,0B0,0W0", ["stage 0, microbatch 0: FBIW; each needs F and B, or F, I and W"]),
+        ("0F0,0W0,0I0", ["rank 0 waits at 0W0 for 0I0, which rank 0 does not reach: a deadlock"]),
+        ("0F0,0B0\n2F0,2B0", ["stage 1, microbatch 0: nothing; each needs F and B, or F, I and W"]),
+        (",", ["it has no tasks"]),
+    ],
+)
+def test_schedules_that_cannot_run(text, rows):
+    with pytest.raises(ScheduleError) as error:
+        Schedule.parse(text)
+    assert str(error.value).startswith("a schedule that cannot run:\n  ")
+    assert set(rows) <= {row.strip() for row in str(error.value).splitlines()}
+
+
+def test_other_bad_input():
+    with pytest.raises(ScheduleError, match="'0G1' is no task: stage, F B I or W, microbatch, as in 2F0"):
+        Schedule.parse("0F0,0G1")
+    with pytest.raises(ScheduleError, match="no schedule '1f1'; did you mean '1f1b'"):
+        make_schedule("1f1", 2, 2)
+    with pytest.raises(
+        ScheduleError, match="'gpipe' has one chunk of stages per rank, not 2: 'interleaved' takes more"
+    ):
+        make_schedule("gpipe", 2, 2, 2)
+    with pytest.raises(ScheduleError, match="6 do not divide\nuse 4 or 8 microbatches"):
+        make_schedule("interleaved", 4, 6, 2)
+    with pytest.raises(ScheduleError, match="3 do not divide\nuse 4 microbatches, or 1 chunk"):
+        Uniform(4, 3, chunks=2)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    ("p", "v", "m"), [(1, 1, 3), (2, 1, 1), (4, 1, 2), (4, 1, 32), (2, 3, 4), (4, 2, 8), (8, 3, 16)]
+)
+def test_the_uniform_schedule(p, v, m, split):
+    uniform = Uniform(p, m, v, split)
+    schedule = uniform.schedule  # which checks itself
+    assert uniform.ticks == m * v + v * p - 1 + p - 1
+    made = {
+        task: (tick, rank)
+        for tick in range(uniform.ticks)
+        for rank in range(p)
+        for task in (uniform.forward(tick, rank), uniform.backward(tick, rank), uniform.weights(tick, rank))
+        if task is not None
+    }
+    for task, (tick, rank) in made.items():
+        for need in schedule.needs(task):
+            before, where = made[need]
+            if where != rank or need.stage != task.stage:  # from the neighbour on the ring, one tick earlier
+                assert before == tick - 1 and (where - rank) % p in (1 % p, p - 1)
+    if v == 1 and not split:
+        assert [schedule.stash(r) for r in range(p)] == [min(m, 2 * (p - 1 - r) + 1) for r in range(p)]
+
+
+def test_tasks_sort_and_print():
+    assert str(Task(2, "F", 0)) == "2F0" and Task.parse(" 2F0 ") == Task(2, "F", 0)
