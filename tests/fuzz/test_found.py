@@ -102,6 +102,17 @@ def test_transforms_of_thin_blocks_compile():
     assert sharded.check(jnp.arange(16.0).reshape(4, 2, 2)).ok
 
 
+def test_transforms_that_are_read_in_another_order_compile():
+    """The order in which the result is read was handed on to the operand."""
+
+    def step(x):
+        found = md.constrain(jnp.real(jnp.fft.fft(md.constrain(x, "x=B"), axis=2)), "x=S(2)")
+        return lax.cummax(md.constrain(found, "x=B"), axis=0, reverse=True)
+
+    sharded = md.parallelize(step, md.Mesh(x=4), {"x": "x=S(0)"}, outputs={"**": "x=B"})
+    assert sharded.check(jnp.arange(160.0).reshape(4, 10, 4)).ok
+
+
 def test_a_sort_moves_only_what_is_read():
     """An argsort sorts two rows of positions, and the compiler drops the one that nobody reads."""
     sharded = md.parallelize(lambda x: (jnp.argsort(x), x * 2), md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(0)"})
