@@ -1,4 +1,4 @@
-# Every target does its own set-up: a virtual environment with pinned packages, and the text.
+# Every target does its own set-up: a virtual environment with pinned packages, and data.
 # `make demo PYTHON=python3.12` chooses the Python; any from 3.11 on will do.
 
 SHELL := /bin/bash
@@ -10,6 +10,7 @@ LOCK := requirements/py$(if $(PYTHON),$(shell $(PYTHON) -c "$(RELEASE)")).txt
 RUN := $(VENV)/bin/python
 ZOO := .venv/zoo
 CACHE := .cache/meshdsl
+DATA := $(CACHE)/held_out.npy $(CACHE)/flights.npz
 TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
@@ -22,7 +23,7 @@ help:  ## say what there is
 demo: $(VENV)/ready $(CACHE)/held_out.npy  ## plan, check, verify and train a GPT on 8 virtual CPU devices
 	$(RUN) -m meshdsl.training.demo examples/gpt.py --mesh data=4,model=2
 
-test: $(VENV)/ready $(CACHE)/held_out.npy  ## run the tests
+test: $(VENV)/ready $(DATA)  ## run the tests
 	$(RUN) -m pytest $(FLAGS)
 
 test-all:  ## run the tests on every suitable Python that is installed
@@ -50,13 +51,16 @@ zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
 
-data: $(CACHE)/held_out.npy  ## fetch and tokenize the text
+data: $(DATA)  ## fetch the text and the flights
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache runs build dist *.egg-info
 
 $(CACHE)/held_out.npy: | $(VENV)/ready
 	$(RUN) -m meshdsl.training.data --cache $(CACHE)
+
+$(CACHE)/flights.npz: | $(VENV)/ready
+	$(RUN) -m meshdsl.training.flights --cache $(CACHE)
 
 $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)

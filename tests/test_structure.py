@@ -20,6 +20,7 @@ LAYERS = [
     ("meshdsl.pin_faults", "meshdsl.rule_pins", "meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.asked", "meshdsl.executable", "meshdsl.api"),
+    ("meshdsl.planned",),
     ("meshdsl.report",),
     ("meshdsl.training",),
     ("meshdsl.cli", "meshdsl.__main__"),

@@ -1,22 +1,21 @@
 """The command ``meshdsl``; also ``python -m meshdsl``.
 
-Bad input ends with one message on standard error and status 2, before anything is compiled.
+Bad input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that
+something does not hold: no plan fits the memory, plans differ, compiled and planned collectives differ.
 """
 
 import sys
 
 import typer
 
+from meshdsl.cli import plan, topology
 from meshdsl.cli.train import train
-from meshdsl.errors import MeshDSLError
+from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
 
 app = typer.Typer(no_args_is_help=True, help="Plan training steps over device meshes, and run exactly the plans.")
-app.command()(train)
-
-
-@app.callback()
-def _several() -> None:
-    """Plan training steps over device meshes, and run exactly the plans."""
+for command in (plan.plan, plan.diff, plan.check, plan.verify, train):
+    app.command()(command)
+app.add_typer(topology.app, name="topology")
 
 
 def main() -> None:
@@ -25,4 +24,4 @@ def main() -> None:
         app()
     except MeshDSLError as error:
         print(f"meshdsl: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, MemoryLimitError | VerifyError | CheckError) else 2)

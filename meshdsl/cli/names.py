@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from meshdsl.api import Program
 from meshdsl.errors import ArgumentError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology, topology
 from meshdsl.layouts.topology_file import load_topology
+from meshdsl.program import Program
 
 
 def load_program(name: str) -> Program:
@@ -28,8 +29,13 @@ def load_program(name: str) -> Program:
 
 
 def load_mesh(text: str, topology: str) -> Mesh:
-    """The mesh written as ``data=4,model=2``, with a preset's costs or those in a TOML file."""
-    return Mesh.parse(text, topology=load_topology(topology) if topology.endswith(".toml") else topology)
+    """The mesh written as ``data=4,model=2``, with the costs of a topology."""
+    return Mesh.parse(text, topology=load_topology_named(topology))
+
+
+def load_topology_named(name: str) -> Topology:
+    """A preset, or what a TOML file says."""
+    return load_topology(name) if name.endswith(".toml") else topology(name)
 
 
 def short_name(name: str) -> str:

@@ -7,15 +7,16 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli.names import load_mesh, load_program, short_name
+from meshdsl.cli.options import MemoryText, MeshText, ProgramName, RulesText, TopologyName
 from meshdsl.errors import MeshDSLError
 
 
 def train(
-    program: Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)],
-    mesh: Annotated[str, typer.Option(help="the axes of the mesh, outermost first")] = "data=4,model=2",
-    topology: Annotated[str, typer.Option(help="what the mesh costs: a preset or a TOML file")] = "cpu",
-    rules: Annotated[str | None, typer.Option(help="dims to axes, as 'batch:data hidden:model'")] = None,
-    memory: Annotated[str | None, typer.Option(help="limit per device, as 60GiB; else the topology's")] = None,
+    program: ProgramName,
+    mesh: MeshText = "data=4,model=2",
+    topology: TopologyName = "cpu",
+    rules: RulesText = None,
+    memory: MemoryText = None,
     steps: Annotated[int | None, typer.Option(min=1, help="else those of the program")] = None,
     folder: Annotated[Path | None, typer.Option(help="keeps the run; else runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's newest checkpoint")] = False,

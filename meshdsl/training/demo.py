@@ -22,13 +22,14 @@ from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
 from meshdsl.layouts.topology_file import load_topology, save_topology, topology_text
+from meshdsl.planned import planned
 from meshdsl.training.data import load, unigram_entropy
 from meshdsl.training.loop import Run
 from meshdsl.training.picture import draw_curves
 from meshdsl.training.processes import STOPPED
 from meshdsl.training.record import History
 from meshdsl.training.sample import sample_text
-from meshdsl.training.trainer import check_trainable, made_by, planned, steps_of, train_program
+from meshdsl.training.trainer import check_trainable, made_by, steps_of, train_program
 
 PROMPT = "ROMEO.\n"
 

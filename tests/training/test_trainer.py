@@ -7,8 +7,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError
+from meshdsl.planned import planned
 from meshdsl.training.loop import Run
-from meshdsl.training.trainer import planned, steps_of, train_program
+from meshdsl.training.trainer import steps_of, train_program
 
 SHAPE = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 

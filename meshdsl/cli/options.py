@@ -1,0 +1,25 @@
+"""Arguments and options that several commands share, and how their results are shown."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+ProgramName = Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)]
+MeshText = Annotated[str, typer.Option("--mesh", help="the axes of the mesh, outermost first")]
+TopologyName = Annotated[str, typer.Option("--topology", help="what the mesh costs: a preset or a TOML file")]
+RulesText = Annotated[str | None, typer.Option("--rules", help="dims to axes, as 'batch:data hidden:model'")]
+MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per device, as 60GiB; else the topology's")]
+AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+out = Console(highlight=False, soft_wrap=True)
+progress = Console(stderr=True, highlight=False)
+
+
+def show(text: object, facts: Any, as_json: bool) -> None:
+    """Print the text, or the facts as JSON."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        out.print(str(text), markup=False)

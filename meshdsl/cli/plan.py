@@ -1,0 +1,102 @@
+"""``meshdsl plan``, ``diff``, ``check`` and ``verify``: what a program communicates, before anything runs."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshdsl.cli.names import load_mesh, load_program
+from meshdsl.cli.options import AsJSON, MemoryText, MeshText, ProgramName, RulesText, TopologyName, progress, show
+
+PlanFile = Annotated[Path, typer.Argument(help="a plan that was saved", show_default=False)]
+
+
+def plan(
+    program: ProgramName,
+    mesh: MeshText = "data=4,model=2",
+    topology: TopologyName = "cpu",
+    rules: RulesText = None,
+    memory: MemoryText = None,
+    save: Annotated[Path | None, typer.Option(help="keep the plan in this file")] = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
+    over = load_mesh(mesh, topology)
+    found = _planned(program, over, rules, memory)
+    if save is not None:
+        found.save(save)
+    show(found, facts(found), as_json)
+
+
+def diff(before: PlanFile, after: PlanFile, as_json: AsJSON = False) -> None:
+    """Show what the second plan does otherwise than the first; status 1 if there is anything."""
+    from meshdsl.plan import load_plan
+
+    _show_difference(load_plan(before).diff(load_plan(after)), as_json)
+
+
+def check(
+    saved: PlanFile,
+    program: ProgramName,
+    rules: RulesText = None,
+    memory: MemoryText = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Plan a program again, over the mesh and topology of a saved plan; status 1 and the difference if it changed.
+
+    For CI: the saved plan is the lock file of what a program communicates.
+    """
+    from meshdsl.plan import load_plan
+
+    before = load_plan(saved)
+    _show_difference(before.diff(_planned(program, before.mesh, rules, memory)), as_json)
+
+
+def verify(
+    program: ProgramName,
+    mesh: MeshText = "data=4,model=2",
+    topology: TopologyName = "cpu",
+    rules: RulesText = None,
+    memory: MemoryText = None,
+) -> None:
+    """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ."""
+    import jax
+
+    from meshdsl.planned import planned
+
+    over = load_mesh(mesh, topology)
+    jax.config.update("jax_num_cpu_devices", over.size)
+    loaded = load_program(program)
+    with progress.status(f"planning and compiling {program} over {over}"):
+        report = planned(loaded, over, rules, memory).verify(*loaded.args)
+    show(report, None, as_json=False)
+
+
+def facts(found: Any) -> dict[str, Any]:
+    """A plan as plain values."""
+    return {
+        "mesh": str(found.mesh),
+        "topology": found.topology.name,
+        "seconds": found.seconds,
+        "lower_bound": found.lower_bound,
+        "gap": found.gap,
+        "bytes": found.bytes,
+        "memory": found.memory,
+        "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
+        "collectives": [asdict(each) for each in found.collectives],
+    }
+
+
+def _planned(program: str, mesh: Any, rules: str | None, memory: str | None) -> Any:
+    from meshdsl.planned import planned
+
+    loaded = load_program(program)
+    with progress.status(f"planning {program} over {mesh}"):
+        return planned(loaded, mesh, rules, memory).plan(*loaded.args)
+
+
+def _show_difference(found: Any, as_json: bool) -> None:
+    show(found, asdict(found), as_json)
+    if found:
+        raise typer.Exit(1)

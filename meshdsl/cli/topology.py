@@ -1,0 +1,51 @@
+"""``meshdsl topology``: what meshes cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.cli.names import load_mesh, load_topology_named
+from meshdsl.cli.options import AsJSON, MeshText, out, progress, show
+from meshdsl.layouts.topology import preset_names, topology
+from meshdsl.layouts.topology_file import save_topology, topology_text
+from meshdsl.units import bytes_text
+
+app = typer.Typer(no_args_is_help=True, help="What meshes cost: presets, and this machine measured.")
+
+
+@app.command("list")
+def list_presets(as_json: AsJSON = False) -> None:
+    """The presets: FLOP/s of 16 and 32 bits, memory, and the fastest link."""
+    found = [topology(name) for name in preset_names()]
+    lines = (
+        f"{t.name:14} {t.flops16 / 1e12:7.3g} {t.flops32 / 1e12:7.3g} TFLOP/s  {bytes_text(int(t.memory)):>7}  "
+        f"{bytes_text(int(t.links[0].bandwidth)):>7}/s"
+        for t in found
+    )
+    show("\n".join(lines), [t.name for t in found], as_json)
+
+
+@app.command("show")
+def show_one(name: Annotated[str, typer.Argument(help="a preset or a TOML file", show_default=False)]) -> None:
+    """One topology, as the TOML that ``--topology`` takes."""
+    print(topology_text(load_topology_named(name)), end="")
+
+
+@app.command()
+def calibrate(
+    mesh: MeshText = "data=4,model=2",
+    save: Annotated[Path | None, typer.Option(help="keep it in this TOML file")] = None,
+) -> None:
+    """Measure this machine: latency and bandwidth of every axis, FLOP/s, memory bandwidth; under a minute."""
+    import jax
+
+    from meshdsl.calibrate import calibrate as measure
+
+    over = load_mesh(mesh, "cpu")
+    jax.config.update("jax_num_cpu_devices", over.size)
+    with progress.status(f"measuring {over}"):
+        found = measure(over)
+    if save is not None:
+        save_topology(found, save)
+    out.print(topology_text(found), markup=False, end="")

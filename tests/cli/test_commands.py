@@ -1,0 +1,99 @@
+"""``meshdsl plan``, ``diff``, ``check``, ``verify``, ``topology``."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import meshdsl as md
+from meshdsl.cli import app, main
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = """
+import jax, jax.numpy as jnp
+import meshdsl as md
+
+def step(w, batch):
+    return w - 0.1 * jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(w)
+
+program = md.Program(
+    step, (jax.ShapeDtypeStruct((64, 32), jnp.float32), jax.ShapeDtypeStruct((128, 64), jnp.float32)),
+    layouts={"batch": "data=S(0)", "w": LAYOUT},
+)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, layout in {"whole": "data=B model=B", "split": "data=S(0) model=B"}.items():
+        (tmp_path / f"{name}.py").write_text(SOURCE.replace("LAYOUT", repr(layout)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*options):
+    result = CliRunner().invoke(app, list(options), catch_exceptions=False)
+    return result.exit_code, result.stdout
+
+
+def test_a_plan_is_printed_saved_and_json(folder):
+    status, printed = run("plan", "whole.py", "--mesh", "data=64,model=8", "--topology", "dgx-h100", "--save", "p.json")
+    plan = md.load_plan(folder / "p.json")
+    assert status == 0 and str(plan) in printed and "topology dgx-h100" in printed
+    _, printed = run("plan", "whole.py", "--mesh", "data=64,model=8", "--topology", "dgx-h100", "--json")
+    facts = json.loads(printed)
+    assert facts["seconds"] == plan.seconds and facts["inputs"]["batch"].startswith("data=S(0)")
+    assert [c["kind"] for c in facts["collectives"]] == [c.kind for c in plan.collectives]
+
+
+def test_plans_are_compared_and_checked(folder):
+    for name in ("whole", "split"):
+        run("plan", f"{name}.py", "--save", f"{name}.json")
+    assert run("diff", "whole.json", "whole.json") == (0, "the plans are equal\n")
+    status, printed = run("diff", "whole.json", "split.json")
+    assert status == 1 and printed == str(md.load_plan("whole.json").diff(md.load_plan("split.json"))) + "\n"
+    assert json.loads(run("diff", "whole.json", "split.json", "--json")[1])["layouts"][0][0] == "w"
+    assert run("check", "whole.json", "whole.py") == (0, "the plans are equal\n")
+    status, printed = run("check", "whole.json", "split.py")
+    assert status == 1 and "float32[64,32] data=S(0)" in printed
+
+
+def test_compiled_collectives_are_verified(folder):
+    status, printed = run("verify", "whole.py")
+    assert status == 0 and "compiled bytes" in printed
+
+
+def test_topologies_are_listed_shown_and_taken(folder):
+    assert [line.split()[0] for line in run("topology", "list")[1].splitlines()] == ["cpu", "dgx-h100"]
+    assert json.loads(run("topology", "list", "--json")[1]) == ["cpu", "dgx-h100"]
+    text = run("topology", "show", "dgx-h100")[1]
+    (folder / "mine.toml").write_text(text.replace('"dgx-h100"', '"mine"'))
+    assert "topology mine" in run("plan", "whole.py", "--topology", "mine.toml")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (("plan", "whole.py", "--mesh", "data:4"), 2, "data:4"),
+        (("plan", "whole.py", "--mesh", "model=4"), 2, "no axis 'data'"),
+        (("plan", "whole.py", "--memory", "1KiB"), 1, "no plan fits memory=1.02 kB per device"),
+        (("plan", "whole.py", "--rules", "hidden:model"), 2, "hidden"),
+        (("diff", "whole.json", "other.json"), 2, "whole.json"),
+        (("topology", "show", "gpu"), 2, "no topology 'gpu'; did you mean 'cpu'?"),
+    ],
+)
+def test_bad_input(folder, options, status, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["meshdsl", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == status
+    said = capsys.readouterr().err
+    assert said.startswith("meshdsl: ") and message in said
+
+
+def test_help_does_not_load_jax():
+    code = "import sys, meshdsl.cli; assert 'jax' not in sys.modules, 'jax'"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
