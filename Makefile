@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz strategies data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -39,6 +39,7 @@ lint: $(VENV)/ready  ## ruff and mypy
 
 bench: $(VENV)/ready  ## measure the figures of the README
 	$(RUN) -m bench.planning
+	$(RUN) -m bench.models
 	$(RUN) -m bench.single
 	$(RUN) -m bench.step
 
@@ -50,6 +51,9 @@ zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 
 fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
+
+strategies: $(VENV)/ready  ## run every strategy of every model at tiny sizes; FAMILY='gpt llama'
+	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.models $(FAMILY)
 
 data: $(DATA)  ## fetch the text and the flights
 
