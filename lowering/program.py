@@ -7,7 +7,7 @@ the next reader. So the compiled program contains exactly the planned collective
 a name like ``all-gather(model) float32``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
+from meshdsl.lowering.apart import Moved, another, repeats
 from meshdsl.lowering.boundary import input_layouts, output_layouts, partition_spec
 from meshdsl.lowering.invariant import gathered_inside, read_by, tie, varying
 from meshdsl.lowering.local.registry import Local, run_local
@@ -33,8 +34,8 @@ Shape = tuple[int, ...]
 class LocalTarget(Target):
     """Blocks of one device by (value, layout)."""
 
-    def __init__(self, solution: Solution) -> None:
-        self.solution = solution
+    def __init__(self, solution: Solution, repeats: Mapping[Moved, int]) -> None:
+        self.solution, self.repeats = solution, repeats
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
         self.blocks: dict[tuple[int, Layout], jax.Array] = {}
@@ -42,7 +43,7 @@ class LocalTarget(Target):
 
     def inner(self) -> "LocalTarget":
         """An empty environment under the same solution."""
-        return LocalTarget(self.solution)
+        return LocalTarget(self.solution, self.repeats)
 
     def enter(self, body: Graph, consts: int, carries: int, arrays: Arrays) -> Arrays:
         """The body's inputs, with those tied to the trip whose collectives are planned inside the loop."""
@@ -78,13 +79,16 @@ class LocalTarget(Target):
         source = self._block(value, move.before)
         if value.id in self.constants and move.bytes:  # or the compiler works out what is planned to be sent
             source = lax.optimization_barrier(source)
+        if (value.id, layout) in self.repeats:
+            source = another(source, self.repeats[value.id, layout], move, self.sizes)
         with jax.named_scope(move_scope(move, value.dtype)):
             return apply_move(source, move, self.sizes)
 
 
 def lower_program(program: Program, solution: Solution) -> Callable[..., Arrays]:
     """The step on one device's blocks, flat; it runs where the mesh axes are bound."""
-    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution))
+    again = repeats(program.graph, solution.trees)
+    return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again))
 
 
 def sharded_function(program: Program, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:

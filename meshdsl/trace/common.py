@@ -21,7 +21,7 @@ def merge_common(graph: Graph) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(merge_common, substitute(op, table))
-        first = seen.setdefault(_key(op), op)
+        first = seen.setdefault(expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op) else first.outputs
         if known is op.outputs:
             ops.append(op)
@@ -33,8 +33,8 @@ def _has_one_case(op: Op) -> bool:
     return op.name == "select_n" and len(set(map(_operand, op.inputs[1:]))) == 1
 
 
-def _key(op: Op) -> Any:
-    """Equal for equal operations."""
+def expression(op: Op) -> Any:
+    """What an operation computes; equal for equal operations."""
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
     return op.primitive, _frozen(op.params), tuple(_operand(x) for x in op.inputs)

@@ -160,3 +160,23 @@ def test_a_window_is_written_over_several_blocks_in_two_dims():
     sharded = md.parallelize(step, md.Mesh(x=2, y=2), {"x": "x=S(0) y=S(1)"})
     assert sharded.check(jnp.zeros((8, 8)), jnp.ones((6, 5)), jnp.int32(1), jnp.int32(3)).ok
     assert not sharded.plan(jnp.zeros((8, 8)), jnp.ones((6, 5)), jnp.int32(1), jnp.int32(3)).collectives
+
+
+def test_what_remat_computes_again_is_sent_again():
+    """A memory limit has the weight gathered for either pass; the compiler would gather it once, and keep it."""
+
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for pair in weights:
+                y = jax.checkpoint(lambda w, y: y + jnp.tanh(jnp.tanh(y @ w[0]) @ w[1]))(pair, y)
+            return jnp.mean(jnp.square(y))
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    weights = [[jnp.ones((32, 256)), jnp.ones((256, 32))] for _ in range(3)]
+    layouts = {"weights/**": "x=S(0)", "x": "x=S(0)"}
+    sharded = md.parallelize(step, md.Mesh(x=8), layouts, memory="220KiB")
+    args = weights, jnp.ones((256, 32))
+    assert sum(c.kind == "all-gather" for c in sharded.plan(*args).collectives) > 6
+    assert sharded.verify(*args).equal
