@@ -74,8 +74,8 @@ CONFIGS = {
     "switch-base": Config(
         12, 768, 2048, 12, 12, 64, 512, 32128, experts=128, choices=1, capacity=1.25, weighed=False, remat="all"
     ),
-    # Mixtral drops no token. Here that means slots for all in each expert: four times the products it needs. It can look
-    # back 32,768 tokens, whose scores no device here could hold: a step has sequences of 4,096 if not told otherwise.
+    # Mixtral drops no token. Here that means slots for all in each expert: four times the products it needs. It can
+    # look back 32,768 tokens, whose scores fit no device: a step has sequences of 4,096 if not told otherwise.
     "mixtral-8x7b": Config(
         32, 4096, 14336, 32, 8, seq=4096, vocab=32000, theta=1e6, group=256, capacity=0, remat="all"
     ),
