@@ -40,14 +40,14 @@ def flax_program(
       rules: which mesh axes split which dims.
       optimizer: an optax optimizer.
     """
-    graph = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+    graph, params = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
     def init() -> Any:
         params = nnx.state(make(nnx.Rngs(0)))
         return params, optimizer.init(params)
 
     step = train_step(lambda params, batch: loss(nnx.merge(graph, params), batch), optimizer)
-    return md.Program(step, (*jax.eval_shape(init), batch), rules=rules, init=init)
+    return md.Program(step, (params, jax.eval_shape(optimizer.init, params), batch), rules=rules, init=init)
 
 
 def adamw(rate: float) -> Any:

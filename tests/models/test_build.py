@@ -61,6 +61,14 @@ def test_rules_speak_of_dims_that_there_are(module, name):
         assert known >= {dim for table in md.Rules.of(program.rules).tables.values() for dim in table}
 
 
+@pytest.mark.parametrize("name", [name for _, name in FAMILIES])
+def test_init_makes_what_the_step_replaces(name):
+    program = models.build(name)
+    made, stated = jax.eval_shape(program.init), program.args[:-1]
+    assert jax.tree.structure(made) == jax.tree.structure(stated)
+    assert jax.tree.leaves(made) == jax.tree.leaves(stated)
+
+
 def test_names_that_there_are_not():
     with pytest.raises(ArgumentError, match="no model 'gpt2-124'; did you mean 'gpt2-124m'"):
         models.build("gpt2-124")
