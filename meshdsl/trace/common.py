@@ -3,15 +3,17 @@
 Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
 expressions apart, so it equals nothing, and neither does an operation with effects.
 
-A choice between equal cases is that case: no compiler reads what would choose.
+A choice between equal cases is that case: no compiler reads what would choose. A sort moves
+every operand once.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.trace.graphs import Atom, Table, in_bodies, substitute, with_ops
+from meshdsl.trace.graphs import Atom, Table, in_bodies, kept, substitute, with_ops
 
 
 def merge_common(graph: Graph) -> Graph:
@@ -20,13 +22,25 @@ def merge_common(graph: Graph) -> Graph:
     seen: dict[Any, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(merge_common, substitute(op, table))
+        op = _each_once(in_bodies(merge_common, substitute(op, table)), table)
         first = seen.setdefault(expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op) else first.outputs
         if known is op.outputs:
             ops.append(op)
         table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
     return with_ops(graph, ops)
+
+
+def _each_once(op: Op, table: Table) -> Op:
+    """A sort without the second of two equal operands, whose result is the first one's; other operations unchanged."""
+    places: dict[Any, int] = {}
+    at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)] if op.name == "sort" else []
+    if len(places) == len(at):
+        return op
+    stay = [i == first for i, first in enumerate(at)]
+    table.update({op.outputs[i].id: op.outputs[first] for i, first in enumerate(at) if i != first})
+    params = {**op.params, "num_keys": sum(stay[: op.params["num_keys"]])}
+    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params)
 
 
 def _has_one_case(op: Op) -> bool:

@@ -154,6 +154,16 @@ def test_a_choice_between_equal_cases_is_no_choice():
     assert names(graph).count("select_n") == 1
 
 
+def test_a_sort_moves_every_operand_once():
+    def step(x, y):
+        return jax.lax.sort((x, x * 1, y, x), num_keys=3)
+
+    graph = trace(step, (X, X)).graph
+    (sort,) = (op for op in graph.ops if op.name == "sort")
+    assert (len(sort.inputs), sort.params["num_keys"]) == (2, 2)
+    assert [v.id for v in graph.returned] == [sort.outputs[i].id for i in (0, 0, 1, 0)]
+
+
 def test_what_must_not_merge():
     def signs(x):
         return jax.lax.atan2(jnp.zeros(()), x[0, 0]), jax.lax.atan2(-jnp.zeros(()), x[0, 0]), x * 0.0, x * -0.0
