@@ -164,7 +164,8 @@ class Sharded:
         jitted = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
 
         def alone(leaves: Sequence[Any]) -> list[Any]:
-            return jax.tree.leaves(jitted(*executable.copies(leaves, whole=True)))
+            results = jitted(*executable.copies(leaves, whole=True))
+            return jax.tree.leaves(jax.block_until_ready(results))  # beside it, collectives may wait for ever (CPU)
 
         def nudged() -> Iterator[list[Any]]:
             least = rounding(executable.program)

@@ -131,7 +131,7 @@ def _run(planned: Sequence[Planned], batch: Batch) -> None:
     if _differences(planned, compiled, batch):  # compiled fast, a constant may be worked out that is planned to be sent
         wrong = _differences(planned, lowered.compile(), batch)
         assert not wrong, f"sent otherwise than planned: {wrong}"
-    _check_results(planned, args, compiled(jax.device_put(args, at)))
+    _check_results(planned, args, jax.block_until_ready(compiled(jax.device_put(args, at))))
 
 
 def _differences(planned: Sequence[Planned], compiled: jax.stages.Compiled, batch: Batch) -> list[Line]:
