@@ -3,9 +3,9 @@
 Messages see all axes jointly and end within 1% of the optimum on training steps of any depth, but
 may settle badly where a few operations disagree; a sweep decides one mesh axis exactly.
 
-This looks at the joint states of two mesh axes. On a mesh of more it goes from neighbourhood to
-neighbourhood of the best plan so far: first the axes take rows in two groups, then two axes
-move and the others stay.
+This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
+neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, then two
+axes move and the others stay. If they can be looked at once, messages give the first plan and the bound.
 """
 
 from collections.abc import Iterator
@@ -25,10 +25,11 @@ from meshdsl.planner.sweep import States, Sweeper, sweep_order
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
-_LEAST, _MOST = 16, 192  # passes
+_LEAST, _MOST = 64, 192  # passes
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
 _GAP, _OPEN = 1e-2, 2e-2  # gaps: good enough; large enough to sweep
-_JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together
+_JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
+_ONCE = 20_000_000  # ... and once, for the certificate
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
@@ -37,8 +38,10 @@ _STALLED = 2e-4
 def search(model: Model) -> tuple[Choice, float]:
     """The best plan found, memory aside, and seconds that no plan can undercut."""
     evaluator = Evaluator(model)
-    if _jointly(model):
+    if _jointly(model, _ONCE):
         best, bound = _proved(Joint(model), evaluator)
+        if not _jointly(model, _JOINTLY) and bound < (1 - _GAP) * best.cost:
+            best = evaluator.exact(min((best, *plans(model, evaluator, best)), key=lambda choice: choice.cost))
     else:
         best = evaluator.exact(min(plans(model, evaluator), key=lambda choice: choice.cost))
         bound = sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
@@ -82,7 +85,7 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> li
     Args:
       known: a plan to begin from; without it, the one that does everything everywhere.
     """
-    if _jointly(model):
+    if _jointly(model, _JOINTLY):
         return _plans_near(Joint(model), _every_axis(model), evaluator, evaluator.evaluate(model.whole))
     found = [] if known is None else [known]
     for groups in _neighbourhoods(model.wide, known is None):
@@ -92,10 +95,10 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> li
     return found
 
 
-def _jointly(model: Model) -> bool:
-    """Whether the states of all mesh axes can be looked at together."""
+def _jointly(model: Model, most: int) -> bool:
+    """Whether the states of all mesh axes can be looked at together, with so many pairs of layouts at most."""
     layouts = sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
-    return len(model.wide) <= 2 or layouts <= _JOINTLY
+    return len(model.wide) <= 2 or layouts <= most
 
 
 def _every_axis(model: Model) -> Groups:
