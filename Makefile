@@ -37,11 +37,12 @@ lint: $(VENV)/ready  ## ruff and mypy
 	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/meshdsl/* $(CURDIR)/{layouts,lowering,models} $(TYPES)/
 	MYPYPATH=$(dir $(TYPES)) $(RUN) -m mypy -p meshdsl
 
-bench: $(VENV)/ready  ## measure the figures of the README
+bench: $(VENV)/ready $(DATA)  ## measure the figures of the README, and train the examples
 	$(RUN) -m bench.planning
 	$(RUN) -m bench.models
 	$(RUN) -m bench.single
 	$(RUN) -m bench.step
+	$(RUN) -m bench.examples
 
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.coverage $(CASES)

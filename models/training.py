@@ -24,6 +24,12 @@ def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
     return step
 
 
+def bound(make: Callable[[nnx.Rngs], nnx.Module]) -> Callable[..., Any]:
+    """``model(params)``: the model that ``make`` makes, with these variables in place of its own."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+    return lambda *states: nnx.merge(graph, *states)
+
+
 def flax_program(
     make: Callable[[nnx.Rngs], nnx.Module],
     loss: Callable[[Any, Any], Any],

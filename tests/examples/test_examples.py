@@ -14,13 +14,16 @@ from meshdsl.api import parallelize
 from meshdsl.layouts import Mesh
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("mlp", "gpt", "digits")
+PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "moe")
+LARGEST = "data=64,model=8"
+MESHES = ("data=1,model=1", "data=8,model=8", LARGEST, "model=8,data=64")
+PLANNED = [(name, mesh) for name in PLAIN for mesh in MESHES] + [(name, LARGEST) for name in NAMED]
 SIZES = "2048, 256, 1024, 8, 6, 64, 32, "  # of the GPT: vocabulary, embed, wide, heads, layers, batch, seq
 
 
 def test_every_example_is_short_and_tested():
     files = list((ROOT / "examples").glob("*.py"))
-    assert sorted(f.stem for f in files) == sorted(NAMES)
+    assert sorted(f.stem for f in files) == sorted(PLAIN + NAMED)
     assert all(len(f.read_text().splitlines()) < 80 for f in files)
 
 
@@ -49,11 +52,10 @@ def test_the_demo_in_small(small_gpt, tmp_path):
     assert "resumed after step 21" in _python(*command, "data=2,model=2", "--steps", "22")
 
 
-@pytest.mark.parametrize("mesh", ["data=1,model=1", "data=8,model=8", "data=64,model=8", "model=8,data=64"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, mesh", PLANNED)
 def test_every_example_plans_on_any_mesh(name, mesh, small_gpt):
     program = runpy.run_path(str(small_gpt if name == "gpt" else ROOT / "examples" / f"{name}.py"))["program"]
-    plan = parallelize(program.step, Mesh.parse(mesh), program.layouts).plan(*program.args)
+    plan = parallelize(program.step, Mesh.parse(mesh), program.layouts, rules=program.rules).plan(*program.args)
     assert (len(plan.collectives) == 0) == (mesh == "data=1,model=1")
     assert len(plan.inputs) == len(jax.tree.leaves(program.args))
 

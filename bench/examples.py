@@ -1,0 +1,65 @@
+"""Every example that is trained on data reaches what its docstring states.
+
+python -m bench.examples --only vit dlrm
+
+Each is trained by ``meshdsl train`` over data=4,model=2 in a folder of its own, anew.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from bench.report import machine, table
+from meshdsl.training.record import Record
+
+
+@dataclass(frozen=True)
+class Stated:
+    metric: str
+    least: float = float("-inf")
+    most: float = float("inf")
+
+    def holds(self, found: float) -> bool:
+        return self.least <= found <= self.most
+
+    def __str__(self) -> str:
+        return f">= {self.least}" if self.most == float("inf") else f"<= {self.most}"
+
+
+STATED = {
+    "digits": Stated("accuracy", least=0.9),
+    "gpt": Stated("held-out loss", most=4.95),
+    "vit": Stated("accuracy", least=0.8),
+    "dlrm": Stated("AUC", least=0.69),
+    "moe": Stated("held-out loss", most=4.5),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=STATED, default=list(STATED))
+    rows = [measured(name) for name in parser.parse_args().only]
+    print(table(("example", "steps", "seconds", "metric", "stated", "found"), rows), f"\n{machine()}")
+    sys.exit(any(row[-1].endswith("short of it") for row in rows))
+
+
+def measured(name: str) -> tuple[str, ...]:
+    """A row of the table: the example trained, and its last evaluation."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = perf_counter()
+        command = ("-m", "meshdsl", "train", f"examples/{name}.py", "--mesh", "data=4,model=2", "--folder", folder)
+        subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+        seconds = perf_counter() - begun
+        steps, metrics = Record(Path(folder) / "metrics.jsonl", sys.maxsize).history.evaluations[-1]
+    stated = STATED[name]
+    found = metrics[stated.metric]
+    verdict = f"{found:.3f}" + ("" if stated.holds(found) else ", short of it")
+    return name, str(steps), f"{seconds:.0f}", stated.metric, str(stated), verdict
+
+
+if __name__ == "__main__":
+    main()
