@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import meshdsl as md
+from meshdsl import models
 from meshdsl.models import recurrent
 from tests.models.test_gpt import plain
 from tests.models.test_llama import BATCH, norm
@@ -49,3 +51,10 @@ def test_a_step_is_that_of_the_plain_model():
     arrays = (BATCH["inputs"].array, BATCH["targets"].array)
     made = quick(program.step)(params, state, BATCH)
     same_step(made, plain(params), loss_by_hand, arrays, optimizer, plain)
+
+
+def test_channels_that_are_split_exchange_nothing_along_the_sequence():
+    program = models.build("mamba-130m", "tensor", batch=64)
+    mesh = md.Mesh(data=8, model=8, topology=md.topology("dgx-h100"))
+    plan = md.parallelize(program.step, mesh, rules=program.rules).plan(*program.args)
+    assert {c.trips for c in plan.collectives} == {1, recurrent.CONFIGS["mamba-130m"].layers}
