@@ -22,6 +22,7 @@ from meshdsl.lowering.moves import Sizes
 from meshdsl.trace.common import expression
 from meshdsl.trace.graphs import Table, substitute, values
 
+_IDENTITIES = ("optimization_barrier", "constrain")
 Moved = tuple[int, Layout]  # a value, and the layout it is moved to
 
 
@@ -49,7 +50,7 @@ def _repeats(graph: Graph, trees: Mapping[int, Sequence[Move]]) -> dict[Moved, i
 
 def _first(op: Op, seen: dict[object, Sequence[Value]]) -> Sequence[Value]:
     """The first values that are equal to the operation's results."""
-    if op.name == "optimization_barrier" and len(tuple(values(op.inputs))) == len(op.outputs):
+    if op.name in _IDENTITIES and len(tuple(values(op.inputs))) == len(op.outputs):
         return tuple(values(op.inputs))
     return op.outputs if op.bodies else seen.setdefault(expression(op), op.outputs)
 
