@@ -41,7 +41,6 @@ WHOLE = (
 )
 CAUSES = {
     **{("step", name): WHOLE for name in ("convnext", "fourier", "recommender")},
-    ("bytes", "gpt2"): f"{EIGHT}; and the search stopped 9% above the plan that keeps parameters whole",
     ("own", "inference"): EIGHT,
 }
 

@@ -8,7 +8,7 @@
 A *node* is an operation, an input, an output or a link of a loop; a *port* is one of its
 tensors. Every value has one port that defines it and any number that use it. On each mesh
 axis a node takes one row of its table; what the rows say at the two ends of a value decides
-which moves lie between.
+which moves lie between. A constant that is cheap to make is never sent: every device makes its own.
 
 Loops need no special treatment by the solver. A const of a loop body is a node that reads the
 outer value once and defines the inner one: reshard before it and it happens once, after it and

@@ -162,7 +162,7 @@ def complex_numbers(w: Writer) -> None:
     x = w.floats(1, more=lambda v: v.dtype == "float32")
     y = w.like(x.shape)
     text = w.pick(["jnp.abs(lax.complex({0}, {1}) + 2.5)",
-                   "jnp.real(lax.complex({0}, {1}) * lax.complex({1}, {0}))",
+                   "jnp.real(lax.complex({0}, {1}) * lax.complex({0}, -{1}))",
                    "jnp.imag(jnp.exp(1j * {0}) * {1})",
                    "jnp.real(jnp.sum(lax.complex({0}, {1}), axis=0))"])  # fmt: skip
     w.write(text.format(x, y), x, y, size=(x.size + y.size + 3) ** 2 * x.shape[0])
