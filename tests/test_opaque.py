@@ -108,6 +108,31 @@ def test_effects_happen_once_per_trip(ordered):
         assert [i for i, _ in (h for h in heard if len(h) == 2)] == list(range(8))
 
 
+def test_callbacks_in_bodies_of_every_kind():
+    """In scans, in while loops and their conditions, in branches; host calls see whole arrays there as well."""
+    heard = []
+
+    def told(x):
+        jax.debug.callback(lambda y: heard.append(y.shape), x)
+        return numpy_sine(x)
+
+    def step(x):
+        in_scan, _ = jax.lax.scan(lambda c, i: (told(c) + i, None), x, jnp.arange(2.0))
+        in_while = jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, told(s[1])), (0, x))[1]
+        asked = jax.lax.while_loop(
+            lambda s: (s[0] < 2) & (told(s[1]).sum() < 1e9), lambda s: (s[0] + 1, s[1] * 2), (0, x)
+        )[1]
+        in_branch = jax.lax.cond(x[0, 0] < 9.0, told, lambda y: y + 1, x)
+        return in_scan, in_while, asked, in_branch
+
+    sharded = md.parallelize(step, MESH, LAYOUTS)
+    assert sharded.verify(X).equal
+    heard.clear()
+    same(sharded(X), jax.jit(step)(X))
+    jax.effects_barrier()
+    assert heard == [X.shape] * 2 * (2 + 2 + 3 + 1)  # ours, and those of jax.jit
+
+
 class Counter:
     """Every call gives the next number, in all kinds of dtypes, beside what it was called with."""
 
