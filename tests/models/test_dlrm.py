@@ -65,3 +65,13 @@ def test_a_step_is_that_of_the_plain_model(name):
 
     made = quick(program.step)(params, state, BATCH)
     same_step(made, plain(params), loss, (), optax.adam(1e-3), plain)
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "everywhere"])
+def test_what_is_sent_does_not_grow_with_the_table(strategy):
+    def sent(rows):
+        config = dlrm.Config((rows, rows), dense=4, embed=16, bottom=(64, 16), top=(64,))
+        program = dlrm.program(config, dlrm.RULES[strategy], batch=512)
+        return md.parallelize(program.step, "data=4,model=2", rules=program.rules).plan(*program.args).bytes
+
+    assert sent(1 << 20) == sent(1 << 22) < 1 << 20  # the larger table has 512 MiB
