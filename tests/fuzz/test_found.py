@@ -30,6 +30,17 @@ def test_a_scatter_to_one_position_leaves_other_blocks_alone(at):
     assert sharded.check(jnp.arange(48.0).reshape(12, 4), jnp.int32(at), jnp.arange(4.0) - 7).ok
 
 
+def test_a_slice_of_one_element_of_a_product_of_a_slice_is_multiplied():
+    """XLA (jax 0.10 and 0.12, CPU) loses ``3 *`` of whole numbers between two slices, also without a mesh."""
+
+    def step(x):
+        made = md.constrain(md.constrain(x, "x=S(0) y=B") * 3, "x=S(0) y=B")
+        return md.constrain(made, "x=S(0) y=S(0)") + 1
+
+    sharded = md.parallelize(step, md.Mesh(x=2, y=3), {"x": "x=B y=B"}, outputs={"**": "x=S(0) y=S(0)"})
+    assert sharded.check(jnp.array([5, 1, 4, 2, 3, 9])).ok
+
+
 def test_axes_may_swap_past_one_that_stays():
     """The pairs of the compiled permutation differ in two axes only; the plan names all three that split the dim."""
     mesh = md.Mesh(x=2, y=2, z=2)

@@ -1,11 +1,11 @@
-"""Images and flights."""
+"""Images, flights and ratings."""
 
 import gzip
 
 import numpy as np
 import pytest
 
-from meshdsl.training import flights, images
+from meshdsl.training import flights, images, movies
 from meshdsl.training.archive import DataError
 
 
@@ -49,6 +49,30 @@ def test_without_the_cache_the_message_names_the_command(tmp_path):
     assert str(error.value) == (
         f"no flights.npz in {tmp_path}\nfetch the flights once: python -m meshdsl.training.flights --cache {tmp_path}"
     )
+
+
+def test_ratings_meet_their_person_and_film():
+    people = [{"user_id": "7", "age": "20", "gender": "F", "occupation": "other"}]
+    people += [{"user_id": "8", "age": "40", "gender": "M", "occupation": "none"}]
+    films = [{"item_id": "1", "release_year": "1995", "class": "Comedy Drama"}]
+    films += [{"item_id": "2", "release_year": "", "class": "Action"}]
+    given = [("8", "2", "5.0"), ("7", "1", "4"), ("8", "1", "3"), ("7", "2", "1"), ("8", "2", "4"), ("7", "1", "2")]
+    ratings = [dict(zip(("user_id", "item_id", "rating"), row)) for row in given]
+    made = movies.encode(ratings, people, films)
+    np.testing.assert_array_equal(made.train["labels"], [1, 0, 0, 1])
+    np.testing.assert_array_equal(made.held_out["labels"], [1, 0])  # every fifth, from the first
+    np.testing.assert_array_equal(
+        made.train["sparse"][:, :5], [[1, 1, 1, 2, 2], [2, 1, 2, 1, 2], [1, 2, 1, 2, 1], [2, 2, 2, 1, 1]]
+    )
+    np.testing.assert_array_equal(made.train["dense"], [[-1, 0], [1, 0], [-1, 0], [1, 0]])
+    assert made.features == (3, 3, 3, 3, 3, 3)
+
+
+def test_there_are_a_hundred_thousand_ratings():
+    made = movies.load()
+    assert [len(part["labels"]) for part in (made.train, made.held_out)] == [80_000, 20_000]
+    assert 0.55 < made.train["labels"].mean() < 0.56
+    assert made.features[0] == 944 and (made.held_out["sparse"] < made.features).all()
 
 
 def test_images_are_read_as_they_were_written(tmp_path):
