@@ -7,11 +7,9 @@ shapes of the parameters, tracing forward, backward and update, the search, and 
 of the processor, which other programs on the machine do not change much; tracing and planning use one at a time.
 """
 
-import argparse
-import subprocess
-import sys
 import time
 
+from bench.apart import rows_apart
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.layouts.mesh import Mesh
@@ -32,13 +30,8 @@ HEADER = ("step", "operations", "trace, s", "plan, s", "predicted step", "gap", 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", nargs="?", choices=CASES, help="one case, in this process")
-    case = parser.parse_args().case
-    if case:
-        print("|".join(map(str, measure(case))))
-    else:
-        print(f"{STRATEGY} on {MESH}, {MESH.topology.name}\n{table(HEADER, map(_apart, CASES))}\n{versions()}")
+    rows = rows_apart("bench.models", __doc__, CASES, measure)
+    print(f"{STRATEGY} on {MESH}, {MESH.topology.name}\n{table(HEADER, rows)}\n{versions()}")
 
 
 def measure(case: str) -> tuple[object, ...]:
@@ -51,12 +44,6 @@ def measure(case: str) -> tuple[object, ...]:
     end = time.process_time()
     figures = seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.memory), bytes_text(plan.bytes)
     return case, sum(plan.operations.values()), f"{middle - start:.1f}", f"{end - middle:.1f}", *figures
-
-
-def _apart(case: str) -> list[str]:
-    """The row of ``case``, measured in a process of its own."""
-    ran = subprocess.run([sys.executable, "-m", "bench.models", case], check=True, capture_output=True, text=True)
-    return ran.stdout.strip().splitlines()[-1].split("|")
 
 
 if __name__ == "__main__":

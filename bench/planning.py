@@ -3,13 +3,11 @@
 python -m bench.planning
 """
 
-import argparse
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
+from bench.apart import rows_apart
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl.api import Program
@@ -28,13 +26,8 @@ HEADER = ("step", "mesh", "operations", "seconds", "gap", "peak memory of the pr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", nargs="?", choices=CASES, help="one case, in this process")
-    case = parser.parse_args().case
-    if case:
-        print("|".join(map(str, measure(case))))
-    else:
-        print(table(HEADER, [_apart(name) for name in CASES]), f"\n{versions()}")
+    rows = rows_apart("bench.planning", __doc__, CASES, measure)
+    print(table(HEADER, rows), f"\n{versions()}")
 
 
 def measure(case: str) -> tuple[object, ...]:
@@ -52,12 +45,6 @@ def _plan(program: Program, mesh: Mesh) -> tuple[int, float, float]:
     pins = make_pins(traced, mesh, program.layouts, {})
     plan = build_plan(traced, solve(traced, mesh, pins), pins)
     return sum(1 for _ in walk(traced.graph)), time.perf_counter() - start, plan.gap
-
-
-def _apart(case: str) -> list[str]:
-    """The row of ``case``, measured in a process of its own."""
-    ran = subprocess.run([sys.executable, "-m", "bench.planning", case], check=True, capture_output=True, text=True)
-    return ran.stdout.strip().splitlines()[-1].split("|")
 
 
 if __name__ == "__main__":

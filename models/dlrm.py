@@ -94,10 +94,8 @@ class DLRM(nnx.Module):
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         vectors = len(config.features) + 1
-        self.features, self.table = (
-            config.features,
-            nnx.Param(md.normal(rngs.params(), config.table, std=config.embed**-0.5)),
-        )
+        self.features = config.features
+        self.table = nnx.Param(md.normal(rngs.params(), config.table, std=config.embed**-0.5))
         self.bottom = Perceptron((config.dense, *config.bottom), rngs)
         self.top = Perceptron((config.embed + vectors * (vectors - 1) // 2, *config.top, 1), rngs)
 
@@ -113,10 +111,8 @@ class WideAndDeep(nnx.Module):
     """A weight per category, and a perceptron over the numbers and the rows of all categories."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
-        self.features, self.table = (
-            config.features,
-            nnx.Param(md.normal(rngs.params(), config.table, std=config.embed**-0.5)),
-        )
+        self.features = config.features
+        self.table = nnx.Param(md.normal(rngs.params(), config.table, std=config.embed**-0.5))
         self.weight = nnx.Param(md.zeros(config.table("vocab")))
         self.deep = Perceptron((config.dense + len(config.features) * config.embed, *config.top, 1), rngs)
 

@@ -14,18 +14,11 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Norm
-from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch, usual
 
 VOCABULARY = 50257
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data heads:model hidden:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
-    "fsdp+tensor": md.Rules("batch:data heads:model hidden:model", params="embed:data", optimizer="embed:data"),
-    "sequence": "batch:data seq:model",
-}
+RULES: Strategies = usual("heads:model hidden:model") | {"sequence": "batch:data seq:model"}
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,9 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Matrix, RMSNorm, rotated
-from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch, usual
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data heads:model hidden:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
+RULES: Strategies = usual("heads:model hidden:model") | {
     "fsdp+tensor": md.Rules(
         "batch:data heads:model hidden:model vocab:model", params="embed:data", optimizer="embed:data"
     ),

@@ -22,19 +22,15 @@ from flax import nnx
 import meshdsl as md
 from meshdsl.models import llama
 from meshdsl.models.layers import Matrix, RMSNorm
-from meshdsl.models.training import Strategies, adamw, flax_program, token_batch
+from meshdsl.models.training import Strategies, adamw, flax_program, token_batch, usual
 
 BALANCE = 0.01  # weight of the balance loss (Switch, section 2.2)
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data heads:model hidden:model",
+RULES: Strategies = usual("heads:model hidden:model") | {
     "expert": "batch:data experts:data",
     "expert+tensor": "batch:data experts:data heads:model hidden:model",
     "expert-model": "batch:(data,model) experts:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
     "fsdp+expert": md.Rules("batch:data heads:model experts:model", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
 }
 
 

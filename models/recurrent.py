@@ -23,17 +23,11 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Linear, Matrix, RMSNorm
-from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch
+from meshdsl.models.training import adamw, flax_program, next_token_loss, token_batch, usual
 
 SHORTEST, LONGEST = 1e-3, 1e-1  # steps at the start of training
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data inner:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
-    "fsdp+tensor": md.Rules("batch:data inner:model", params="embed:data", optimizer="embed:data"),
-}
+RULES = usual("inner:model")
 
 
 @dataclass(frozen=True)

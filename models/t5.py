@@ -22,17 +22,11 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Matrix, RMSNorm
-from meshdsl.models.training import Strategies, adamw, flax_program, token_batch
+from meshdsl.models.training import adamw, flax_program, token_batch, usual
 
 BUCKETS, FARTHEST, VOCABULARY = 32, 128, 32128
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data heads:model hidden:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
-    "fsdp+tensor": md.Rules("batch:data heads:model hidden:model", params="embed:data", optimizer="embed:data"),
-}
+RULES = usual("heads:model hidden:model")
 
 
 @dataclass(frozen=True)

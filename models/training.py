@@ -13,6 +13,22 @@ import meshdsl as md
 Strategies: TypeAlias = dict[str, str | md.Rules]
 
 
+def usual(split: str) -> Strategies:
+    """The strategies of a model with a dim ``embed``: data, tensor, FSDP, ZeRO-1, and the first and third of these.
+
+    Args:
+      split: the dims that tensor parallelism splits, as layout rules.
+    """
+    sharded = {"params": "embed:data", "optimizer": "embed:data"}
+    return {
+        "data": "batch:data",
+        "tensor": f"batch:data {split}",
+        "fsdp": md.Rules("batch:data", **sharded),
+        "zero": md.Rules("batch:data", optimizer="embed:data"),
+        "fsdp+tensor": md.Rules(f"batch:data {split}", **sharded),
+    }
+
+
 def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
     """``step(params, opt_state, batch) -> params, opt_state, loss``."""
 

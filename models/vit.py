@@ -18,15 +18,9 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Linear, Norm
-from meshdsl.models.training import Strategies, flax_program, image_batch, label_loss
+from meshdsl.models.training import flax_program, image_batch, label_loss, usual
 
-RULES: Strategies = {
-    "data": "batch:data",
-    "tensor": "batch:data heads:model hidden:model",
-    "fsdp": md.Rules("batch:data", params="embed:data", optimizer="embed:data"),
-    "zero": md.Rules("batch:data", optimizer="embed:data"),
-    "fsdp+tensor": md.Rules("batch:data heads:model hidden:model", params="embed:data", optimizer="embed:data"),
-}
+RULES = usual("heads:model hidden:model")
 
 
 @dataclass(frozen=True)

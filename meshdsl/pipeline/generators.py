@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import chain, zip_longest
 
 from meshdsl.errors import ScheduleError, nearest
-from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.schedule import Schedule, Task, check_groups
 
 
 def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -31,12 +31,7 @@ def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> 
         raise ScheduleError(
             f"schedule {name!r} has one chunk of stages per rank, not {chunks}: 'interleaved' takes more"
         )
-    if chunks > 1 and microbatches % ranks:
-        near = sorted({max(1, microbatches // ranks) * ranks, (microbatches // ranks + 1) * ranks})
-        raise ScheduleError(
-            f"interleaved deals microbatches out in groups of {ranks}, the ranks, and {microbatches} do not divide\n"
-            f"use {' or '.join(map(str, near))} microbatches"
-        )
+    check_groups(ranks, microbatches, chunks)
     return SCHEDULES[name](ranks, microbatches, chunks)
 
 

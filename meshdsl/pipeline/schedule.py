@@ -105,6 +105,18 @@ class Schedule:
         return most
 
 
+def check_groups(ranks: int, microbatches: int, chunks: int) -> None:
+    """Several chunks per rank take microbatches in groups of as many as there are ranks; ScheduleError otherwise."""
+    if chunks > 1 and microbatches % ranks:
+        groups = microbatches // ranks
+        near = sorted({max(1, groups) * ranks, (groups + 1) * ranks})
+        raise ScheduleError(
+            f"{chunks} chunks per rank need microbatches in groups of {ranks}, the ranks, and "
+            f"{microbatches} do not divide\n"
+            f"use {' or '.join(map(str, near))} microbatches, or 1 chunk"
+        )
+
+
 def _miscounted(schedule: Schedule) -> Iterator[str]:
     """Tasks that are missing, doubled or in two places."""
     counts = Counter(task for tasks in schedule.ranks for task in tasks)

@@ -9,8 +9,7 @@ neighbour on the ring. Ticks in which a rank has no unit are idle, or masked.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.errors import ScheduleError
-from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.schedule import Schedule, Task, check_groups
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         """Refuse numbers that have no such schedule."""
-        p, m, v = self.ranks, self.microbatches, self.chunks
-        if v > 1 and m % p:
-            near = sorted({max(1, m // p) * p, (m // p + 1) * p})
-            raise ScheduleError(
-                f"{v} chunks per rank need microbatches in groups of {p}, the ranks, and {m} do not divide\n"
-                f"use {' or '.join(map(str, near))} microbatches, or 1 chunk"
-            )
+        check_groups(self.ranks, self.microbatches, self.chunks)
 
     @property
     def ahead(self) -> int:

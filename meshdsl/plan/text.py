@@ -21,7 +21,15 @@ _HELD = 2
 
 def plan_text(plan: Plan) -> str:
     """The whole plan as text, at most about 120 columns wide."""
-    sections = (_title(plan), _inputs(plan), _outputs(plan), _collectives(plan), _totals(plan), _notes(plan))
+    return _text(_title(plan), _inputs(plan), _outputs(plan), _collectives(plan), _totals(plan), _notes(plan))
+
+
+def summary_text(plan: Plan) -> str:
+    """What a plan costs, without its arrays and single collectives."""
+    return _text(_title(plan), _totals(plan))
+
+
+def _text(*sections: Iterable[str]) -> str:
     return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
 
 

@@ -12,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.ir import array_type
 
 State = tuple[Any, ...]
 
@@ -74,4 +75,4 @@ def _by_name(state: State) -> dict[str, Any]:
 def _type(x: Any) -> str:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # keys are kept as their data
         x = jax.eval_shape(jax.random.key_data, x)
-    return f"{x.dtype}{list(x.shape)}"
+    return array_type(x.dtype, x.shape, ())

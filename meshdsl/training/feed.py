@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.ir import array_type
 from meshdsl.training.batches import Batches
 
 Feed: TypeAlias = Callable[[int], Iterator[Any]]
@@ -85,8 +86,7 @@ class _Placed:
 
 
 def _type(x: Any, rows: int | None) -> str:
-    shape = list(x.shape) if rows is None else [rows, *x.shape[1:]]
-    return f"{x.dtype}{shape}"
+    return array_type(x.dtype, x.shape if rows is None else (rows, *x.shape[1:]), ())
 
 
 def _own_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.sharding.NamedSharding]) -> list[int]:

@@ -9,6 +9,7 @@ from rich.console import Console
 from meshdsl.api import Program, Sharded
 from meshdsl.errors import ArgumentError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.plan.text import summary_text
 from meshdsl.planned import planned
 from meshdsl.training.loop import Outcome, Run
 from meshdsl.training.trainer import check_trainable, steps_of, train_program
@@ -55,9 +56,7 @@ class Session:
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             plan.save(self.folder / "plan.json")
-        parts = str(plan).split("\n\n")
-        totals = [part for part in parts if part.startswith("total per step")]
-        self._console.print("\n\n".join([parts[0], *totals]), markup=False, soft_wrap=True)
+        self._console.print(summary_text(plan), markup=False, soft_wrap=True)
         self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}")
         return sharded
 

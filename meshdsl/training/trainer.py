@@ -14,6 +14,7 @@ import jax
 
 from meshdsl.api import Program, Sharded
 from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.ir import array_type
 from meshdsl.plan.value import Array, Plan
 from meshdsl.training.batches import Batches
 from meshdsl.training.checkpoint import State
@@ -98,4 +99,4 @@ def _placed_shape(x: Any, at: jax.sharding.NamedSharding) -> jax.ShapeDtypeStruc
 
 
 def _type(x: Array) -> str:
-    return f"{x.dtype}{list(x.shape)}"
+    return array_type(x.dtype, x.shape, ())

@@ -92,6 +92,6 @@ def test_a_batch_of_another_type():
         next(feed([{"x": np.zeros((8, 4)), "y": np.zeros(4, np.int32)}])(0))
     assert str(error.value) == (
         "a batch is not the step's last argument:\n"
-        "  ['x'].array: float64[8, 4]; the step takes float32[8, 4]\n"
+        "  ['x'].array: float64[8,4]; the step takes float32[8,4]\n"
         "  ['y']: int32[4]; the step takes int32[8]"
     )

@@ -39,7 +39,7 @@ def test_a_state_of_one_argument_and_any_batches(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "row"),
     [
-        (lambda w, batch: (w[:4], w.sum()), "result 0: float32[4, 4]; w is float32[8, 4]"),
+        (lambda w, batch: (w[:4], w.sum()), "result 0: float32[4,4]; w is float32[8,4]"),
         (lambda w, batch: w, "1 arrays; the state has 1, and the loss is one more"),
         (lambda w, batch: (w, w[0]), "the last result, float32[4], is no loss: a loss is one number"),
     ],
