@@ -17,11 +17,11 @@ Backends differ in details that are undone here: asynchronous ``-start``/``-done
 TPU's chains of fusions count once; several tensors combined into one instruction count with all
 their bytes; and floats that a backend sends in another width than planned (a CPU widens
 bfloat16, a TPU narrows what only its matrix unit reads) count in the planned width, which the
-instruction's scope tells.
+scope of the instruction tells, or of the line that takes its tensor out of a combined one.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -39,6 +39,8 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
+_INDEX = re.compile(r"\bindex=(\d+)")
+_OPERAND = re.compile(r"%([\w.\-]+)\)")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
 _SENT_FLOATS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
@@ -72,7 +74,7 @@ class CompiledCollective:
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
     """Every collective of the program with compiled HLO ``text`` that joins more than one device."""
     module = parse_module(text)
-    found = (_collective(site, mesh) for site in _sites(module))
+    found = (_collective(site, module, mesh) for site in _sites(module))
     return tuple(c for c in found if c.group > 1)
 
 
@@ -112,7 +114,7 @@ def _kind(opcode: str) -> str:
     return base if base in KINDS else ""
 
 
-def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
+def _collective(site: _Site, module: Module, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = _kind(line.opcode)
     if kind == "collective-permute":
@@ -123,12 +125,13 @@ def _collective(site: _Site, mesh: Mesh) -> CompiledCollective:
         groups = replica_groups(line.rest, mesh.size)
         axes, group = axes_of_groups(groups, sizes), len(groups[0])
     scope = _scope(line)
-    text = _result(line)
-    width = _width(scope, text)
-    sent = _SENT[kind](sum((array.bytes for array in arrays(text)), Fraction(0)) * width, group)
+    parts = arrays(_result(line))
+    scopes = _scopes_of_parts(line, module.computations[site.inside]) if len(parts) > 1 else {}
+    widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
+    sent = _SENT[kind](sum((p.bytes * w for p, w in zip(parts, widths, strict=True)), Fraction(0)), group)
     if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
         kind, sent = "reduce-scatter", sent / 2
-    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, width != 1, scope)
+    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, any(w != 1 for w in widths), scope)
 
 
 _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
@@ -154,6 +157,20 @@ def _scope(line: Instruction) -> str:
     return match.group(1) if match else ""
 
 
+def _scopes_of_parts(line: Instruction, around: Sequence[Instruction]) -> dict[int, str]:
+    """The scope of each tensor that was combined into one instruction: that of the line which takes it out, if it has one."""
+    names = {line.name} | {done.name for done in around if done.opcode.endswith("-done") and _operand(done) == line.name}
+    taken = [other for other in around if other.opcode == "get-tuple-element" and _operand(other) in names]
+    found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
+    return {i: scope for i, scope in found.items() if _SCOPE.search(scope)}
+
+
+def _operand(line: Instruction) -> str:
+    """The first one's name; some compilers write its type before it."""
+    match = _OPERAND.search(line.rest)
+    return match.group(1) if match else ""
+
+
 def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
     """The axes that the name of a permutation states, if these are all it moves along: one of three may stay."""
     named = _PERMUTED.findall(scope)
@@ -161,9 +178,9 @@ def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, 
     return stated if moved and set(moved) < set(stated) else moved
 
 
-def _width(scope: str, type: str) -> Fraction:
+def _width(scope: str, sent: str) -> Fraction:
     """Planned over compiled bits where the backend sends floats in another width than planned, else 1."""
-    planned, sent = _SCOPE.findall(scope), {array.dtype for array in arrays(type)}
-    if not planned or planned[-1] not in _FLOATS or len(sent) != 1 or not sent <= _SENT_FLOATS.keys():
+    planned = _SCOPE.findall(scope)
+    if not planned or planned[-1] not in _FLOATS or sent not in _SENT_FLOATS:
         return Fraction(1)
-    return Fraction(_FLOATS[planned[-1]], _SENT_FLOATS[sent.pop()])
+    return Fraction(_FLOATS[planned[-1]], _SENT_FLOATS[sent])

@@ -175,6 +175,17 @@ def test_floats_count_in_the_planned_width(planned, sent, size):
     assert (found.recast, found.bytes) == (planned[-2:] != sent[-2:] and sent != "s32", Fraction(size))
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_tensors_combined_into_one_count_each_in_its_own_width(done):
+    scopes = [f'metadata={{op_name="all-reduce(y) {name}/psum"}}' for name in ("bfloat16", "float32")]
+    both = "(f32[8]{0}, f32[2]{0:T(128)})"
+    lines = [f"%r = {both} all-reduce{'-start' * done}(%a, %b), {Y}, to_apply=%add, {scopes[0]}"]
+    lines += [f"%d = {both} all-reduce-done({both} %r)"] if done else []
+    taken = "%d" if done else "%r"
+    lines += [f"%t{i} = f32[] get-tuple-element({both} {taken}), index={i}, {scopes[i]}" for i in (1, 0)]
+    assert only(module(*lines)) == ("all-reduce", ("y",), 16 + 8)
+
+
 def test_program_of_the_xla_partitioner():
     devices = device_mesh(MESH)
     split = [NamedSharding(devices, PartitionSpec(*axes)) for axes in (("x", "y"), ("y", None), ("x", None))]
