@@ -6,6 +6,7 @@ what is exchanged, as data that prices, documents and lists it:
 
     pattern   what a device has afterwards                                     one device sends
     gather    the same ``length`` elements of dim (or the array) of everybody  (k-1) such pieces
+              (not whole blocks: to move those to ``B`` first costs no more)
     window    its block with ``before`` elements in front and ``after`` behind,
               filled up where the dim ends                                     the pieces others lack
     cycle     the same, the last block being followed by the first             the pieces others lack
@@ -98,7 +99,7 @@ def steps(distance: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
 def _gather(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
     if e.dim is None:
         return (Part("all-gather", tuple(range(len(sizes)))),)
-    return (Part("all-gather", tuple(range(len(sizes))), stop=e.length),) if e.length <= extent else None
+    return (Part("all-gather", tuple(range(len(sizes))), stop=e.length),) if e.length < extent else None
 
 
 def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:

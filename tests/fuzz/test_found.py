@@ -185,3 +185,15 @@ def test_what_is_planned_to_be_gathered_again_is_gathered_again():
     assert [c.kind for c in sharded.plan(*args).collectives] == ["all-gather"] * 2
     assert sharded.verify(*args).equal
     assert sharded.check(*args).ok
+
+
+def test_a_running_maximum_does_not_send_whole_blocks():
+    """Blocks of one element that two readers gather are sent once, and were planned to be sent twice."""
+
+    def step(x, i, y):
+        return lax.cummax(x, axis=0, reverse=True), x.at[i].min(y)
+
+    sharded = md.parallelize(step, md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(0)"}, outputs={"1": "x=B"})
+    args = jnp.ones(8), jnp.zeros((8, 4), jnp.int32), jnp.ones((8, 4))
+    assert sharded.verify(*args).equal
+    assert sharded.check(*args).ok

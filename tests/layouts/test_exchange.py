@@ -42,8 +42,8 @@ def test_parts_of_an_exchange():
     assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == [("collective-permute", (0,), 1, 4)]
     assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 1, 4, 2) == [("collective-permute", (0,), 4, 1)]
     assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []
-    assert parts(Exchange("gather", 0, 1, length=3), 3, 4) == [("all-gather", (0,), 0, 3)]
-    assert parts(Exchange("gather", 0, 1, length=3), 2, 4) is None
+    assert parts(Exchange("gather", 0, 1, length=3), 4, 4) == [("all-gather", (0,), 0, 3)]
+    assert parts(Exchange("gather", 0, 1, length=3), 3, 4) is None
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8])
