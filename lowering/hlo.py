@@ -159,7 +159,9 @@ def _scope(line: Instruction) -> str:
 
 def _scopes_of_parts(line: Instruction, around: Sequence[Instruction]) -> dict[int, str]:
     """The scope of each tensor that was combined into one instruction: that of the line which takes it out, if it has one."""
-    names = {line.name} | {done.name for done in around if done.opcode.endswith("-done") and _operand(done) == line.name}
+    names = {line.name} | {
+        done.name for done in around if done.opcode.endswith("-done") and _operand(done) == line.name
+    }
     taken = [other for other in around if other.opcode == "get-tuple-element" and _operand(other) in names]
     found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
     return {i: scope for i, scope in found.items() if _SCOPE.search(scope)}
