@@ -158,7 +158,7 @@ def _scope(line: Instruction) -> str:
 
 
 def _scopes_of_parts(line: Instruction, around: Sequence[Instruction]) -> dict[int, str]:
-    """The scope of each tensor that was combined into one instruction: that of the line which takes it out, if it has one."""
+    """The scope of each tensor that was combined into one instruction: that of the line that takes it out, if any."""
     names = {line.name} | {
         done.name for done in around if done.opcode.endswith("-done") and _operand(done) == line.name
     }
