@@ -7,7 +7,7 @@ the next reader. So the compiled program contains exactly the planned collective
 a name like ``all-gather(model) float32``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.lowering.apart import Moved, another, repeats
+from meshdsl.lowering.apart import Repeats, another, repeats
 from meshdsl.lowering.boundary import input_layouts, output_layouts, partition_spec
 from meshdsl.lowering.invariant import gathered_inside, read_by, tie, varying
 from meshdsl.lowering.local.registry import Local, run_local
@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 class LocalTarget(Target):
     """Blocks of one device by (value, layout)."""
 
-    def __init__(self, solution: Solution, repeats: Mapping[Moved, int]) -> None:
+    def __init__(self, solution: Solution, repeats: Repeats) -> None:
         self.solution, self.repeats = solution, repeats
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
@@ -64,7 +64,16 @@ class LocalTarget(Target):
         outputs = tuple(self.solution.layouts[value.id] for value in op.outputs)
         if all(isinstance(x, Literal) or x.id in self.constants for x in op.inputs):
             self.constants.update(value.id for value in op.outputs)
-        return run_local(op, arrays, Local(self.sizes, inputs, outputs))
+        return run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
+
+    def _apart(self, op: Op, arrays: Arrays) -> Arrays:
+        """The operands, with those that were exchanged before held for others."""
+        again = [self.repeats.reads.get((op.id, i), 0) for i in range(len(arrays))]
+        if not any(again):
+            return arrays
+        axis = self.solution.exchanging(op.id)[0]
+        pairs = zip(arrays, again, strict=True)
+        return tuple(another(x, n, axis, self.sizes[axis]) if n else x for x, n in pairs)
 
     def _block(self, value: Value, layout: Layout) -> jax.Array:
         key = value.id, layout
@@ -79,15 +88,16 @@ class LocalTarget(Target):
         source = self._block(value, move.before)
         if value.id in self.constants and move.bytes:  # or the compiler works out what is planned to be sent
             source = lax.optimization_barrier(source)
-        if (value.id, layout) in self.repeats:
-            source = another(source, self.repeats[value.id, layout], move, self.sizes)
+        if (value.id, layout) in self.repeats.moves:
+            axis = move.axes[0]
+            source = another(source, self.repeats.moves[value.id, layout], axis, self.sizes[axis])
         with jax.named_scope(move_scope(move, value.dtype)):
             return apply_move(source, move, self.sizes)
 
 
 def lower_program(program: Program, solution: Solution) -> Callable[..., Arrays]:
     """The step on one device's blocks, flat; it runs where the mesh axes are bound."""
-    again = repeats(program.graph, solution.trees)
+    again = repeats(program.graph, solution)
     return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again))
 
 

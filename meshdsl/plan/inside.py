@@ -54,7 +54,7 @@ def _exchanges(op: Op, solution: Solution) -> tuple[Exchange, ...]:
 def _collectives(op: Op, graph: Graph, e: Exchange, solution: Solution) -> Iterator[tuple[object, Inside]]:
     """The collectives of one exchange, each with what tells its piece from others."""
     mesh = solution.mesh
-    axes = tuple(name for name, row in zip(mesh.names, solution.rows[op.id], strict=True) if row.collectives)
+    axes = solution.exchanging(op.id)
     value, layout = _port(op, e.port, solution)
     block = list(layout.local_shape(value.shape, mesh.sizes_by_name))
     for part in e.parts(block[e.dim] if e.dim is not None else 1, [mesh.axis(name) for name in axes]) or ():

@@ -54,3 +54,8 @@ class Solution:
     peak_op: int
     held: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    def exchanging(self, op: int) -> tuple[str, ...]:
+        """The mesh axes over which the local program of an operation exchanges."""
+        rows = zip(self.mesh.names, self.rows.get(op, ()), strict=False)
+        return tuple(name for name, row in rows if row.collectives)

@@ -197,3 +197,17 @@ def test_a_running_maximum_does_not_send_whole_blocks():
     args = jnp.ones(8), jnp.zeros((8, 4), jnp.int32), jnp.ones((8, 4))
     assert sharded.verify(*args).equal
     assert sharded.check(*args).ok
+
+
+def test_what_is_planned_to_be_exchanged_again_is_exchanged_again():
+    """As remat has it: blocks in mirrored order, once for either pass."""
+
+    def step(x):
+        again = lax.optimization_barrier(x)
+        return jnp.flip(x, 0) * 2, jnp.tanh(jnp.flip(again, 0))
+
+    sharded = md.parallelize(step, md.Mesh(x=4, topology=SLOW_DEVICES), {"x": "x=S(0)"})
+    x = jnp.arange(64.0).reshape(16, 4)
+    assert [c.kind for c in sharded.plan(x).collectives] == ["collective-permute"] * 2
+    assert sharded.verify(x).equal
+    assert sharded.check(x).ok
