@@ -4,11 +4,15 @@ Layouts are the planner's business, so placing an array on devices, or constrain
 sharding the jax way, is an identity here too.
 
 The compiler takes identities out as well. Left in the plan they would hide that two moves are of
-one value, and the compiled program would communicate less than planned.
+one value, and the compiled program would communicate less than planned. So would reshapes one after the
+other that end in the shape they began with.
 """
 
+from collections.abc import Sequence
+from math import prod
+
 from meshdsl.ir import Graph, Literal, Op, Value
-from meshdsl.trace.graphs import Table, in_bodies, substitute, with_ops
+from meshdsl.trace.graphs import Atom, Table, in_bodies, substitute, with_ops
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
 _ALWAYS = PLACING | {"copy", "copy_p", "stop_gradient", "name", "pvary", "pcast"}
@@ -16,19 +20,33 @@ _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
 _NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
 # Identities whenever shape and dtype stay the same.
 _BY_SHAPE = frozenset({"convert_element_type", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"})
+_RESHAPES = frozenset({"broadcast_in_dim", "squeeze", "reshape"})
 
 
 def drop_identities(graph: Graph) -> Graph:
     """The graph without identities: their users read the operand instead."""
     table: Table = {}
+    reshaped: dict[int, Value] = {}
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(drop_identities, substitute(op, table))
-        if _is_identity(op):
-            table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=False)})
+        known = op.inputs if _is_identity(op) else _before_reshapes(op, reshaped)
+        if known:
+            table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
         else:
             ops.append(op)
     return with_ops(graph, ops)
+
+
+def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
+    """The value that reshapes began with if this one leads back to it; else it is noted among those ``reshaped``."""
+    if op.name not in _RESHAPES or (op.params.get("dimensions") is not None and op.name == "reshape"):
+        return ()
+    x, made = op.inputs[0], op.outputs[0]
+    if not isinstance(x, Value) or prod(x.shape) != prod(made.shape):
+        return ()
+    reshaped[made.id] = first = reshaped.get(x.id, x)
+    return (first,) if first.shape == made.shape else ()
 
 
 def _is_identity(op: Op) -> bool:

@@ -2,24 +2,30 @@
 
 The parameters get one spelling whatever the version of jax: ``num_consts`` and ``num_carry``
 of a scan, ``cond_nconsts`` and ``body_nconsts`` of a while. Arrays that a body closes over come
-in front of the consts that it has.
+in front of the consts that it has. A scan of one trip is read in place, as compilers have it.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
+from jax import lax
+
 from meshdsl.ir import Graph, Value
 from meshdsl.trace.graphs import Atom
-from meshdsl.trace.read import Frame, Site, closed, read_graph, reader
+from meshdsl.trace.read import Frame, Site, closed, inline, read_graph, reader
 
 Captured = dict[int, tuple[Any, Value]]
+_SQUEEZE: dict[str, Any] = {"primitive": lax.squeeze_p, "params": {"dimensions": (0,)}}
 
 
 @reader("scan")
 def _scan(site: Site) -> Sequence[Atom]:
     given = site.eqn.params
     consts, carries = _scan_counts(given)
+    if given["length"] == 1:
+        return _only_trip(site, consts + carries, carries)
     body, captured = _body(site, given["jaxpr"])
     params = {
         "length": given["length"],
@@ -29,6 +35,24 @@ def _scan(site: Site) -> Sequence[Atom]:
         "unroll": given.get("unroll", 1),
     }
     return _emit(site, "scan", (*_passed(site, captured), *site.inputs), params, _taking(body, captured))
+
+
+def _only_trip(site: Site, kept: int, carries: int) -> Sequence[Atom]:
+    """The body of a scan, from the first ``kept`` operands as they are and the only slices of the others."""
+    slices = [site.emit("squeeze", (x,), (_slice_of(x),), **_SQUEEZE)[0] for x in site.inputs[kept:]]
+    found = inline(closed(site.eqn.params["jaxpr"]), (*site.inputs[:kept], *slices), site.frame, site.place)
+    return (*found[:carries], *(_stacked(site, x) for x in found[carries:]))
+
+
+def _slice_of(x: Atom) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _stacked(site: Site, x: Atom) -> Atom:
+    shape = (1, *x.shape)
+    params = {"shape": shape, "broadcast_dimensions": tuple(range(1, len(shape))), "sharding": None}
+    made = jax.ShapeDtypeStruct(shape, x.dtype)
+    return site.emit("broadcast_in_dim", (x,), (made,), primitive=lax.broadcast_in_dim_p, params=params)[0]
 
 
 @reader("while")

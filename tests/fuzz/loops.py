@@ -99,7 +99,6 @@ def branch(w: Writer) -> None:
 @block(2)
 def call(w: Writer) -> None:
     x = w.floats(0, 3)
-    f = _function(w, x)
     saved = "policy=jax.checkpoint_policies.dots_saveable"
     forms = [
         "jax.checkpoint({0})({1})",
@@ -107,7 +106,9 @@ def call(w: Writer) -> None:
         "jax.jit({0})({1})",
         "jax.grad(lambda t: jnp.sum(jnp.square({0}(t))))({1})",
     ]
-    w.define(replace(x, size=x.size * 4 + 8, quantum=0.0), w.pick(forms).format(f, x), [x])
+    form = w.pick(forms)
+    f = _function(replace(w, differentiable=w.differentiable or "grad" in form), x)
+    w.define(replace(x, size=x.size * 4 + 8, quantum=0.0), form.format(f, x), [x])
 
 
 @block()

@@ -57,6 +57,19 @@ def test_identities_go(identity):
 
 
 @pytest.mark.parametrize(
+    "reshapes",
+    [
+        lambda x: jnp.squeeze(x.reshape(2, 8).reshape(1, 16), 0).reshape(4, 4),
+        lambda x: jnp.squeeze(jnp.expand_dims(x, (0, 2)), (0, 2)),
+    ],
+)
+def test_reshapes_that_lead_back_go(reshapes):
+    graph = drop_dead(cleaned(lambda x: jnp.sin(reshapes(x)), X, by=drop_identities))
+    assert names(graph) == ["sin", "return"]
+    assert graph.ops[0].inputs == graph.inputs
+
+
+@pytest.mark.parametrize(
     "identity",
     [
         lambda x: jax.lax.rev(x, (1, 3)),

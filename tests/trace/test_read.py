@@ -52,6 +52,17 @@ def test_scan_parameters():
     assert op.primitive is None and len(op.inputs) == 3 and len(op.outputs) == 2
 
 
+def test_a_scan_of_one_trip_is_read_in_place():
+    def loss(w, x):
+        carry, rows = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), c.sum()), x, w[None])
+        return carry.sum() + rows.sum()
+
+    assert "scan" not in names(graph(jax.grad(loss), X, X))
+    sharded = md.parallelize(jax.grad(loss), md.Mesh(x=2), {"x": "x=S(0)"})
+    assert sharded.check(jnp.eye(4) / 2, jnp.arange(16.0).reshape(4, 4) / 9).ok
+    assert sharded.verify(X, X).equal
+
+
 def test_while_and_cond_parameters():
     def step(a, b, x):
         return jax.lax.while_loop(lambda c: c[0, 0] < a[0, 0], lambda c: c @ b, x)
