@@ -29,7 +29,7 @@ from meshdsl.errors import ArgumentError, CheckError, faults, is_a
 from meshdsl.ir import Program, walk
 
 FLOOR = 1e-3
-MARGIN, NUDGES = 4.0, 3
+MARGIN, NUDGES = 8.0, 3
 TOLERANCES = {8: 1e-1, 16: 2e-2, 32: 2e-4, 64: 1e-9}  # by bits of a float
 
 

@@ -1,7 +1,7 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,8 @@ from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of, tree
+
+States = Sequence[tuple[int, ...]]  # a row per mesh axis, per node
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Evaluator:
                 edges[value] = found
         return Choice(rows, total, edges)
 
+    def around(self, n: int, values: Iterable[int], states: States) -> float:
+        """What a node and the moves of these values cost, ``states`` being one per node."""
+        moves = (self._tree(value, states)[0] * self.model.trips(value) for value in values)
+        return float(self.model.unit(n)[states[n]]) + sum(moves)
+
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""
         states = list(map(tuple, choice.rows.tolist()))
@@ -66,7 +73,7 @@ class Evaluator:
             total += sum(float(costs[a][b]) for a, b in edges) * model.trips(value)
         return Choice(choice.rows, total, choice.edges)
 
-    def _tree(self, value: int, states: list[tuple[int, ...]]) -> tuple[float, Edges]:
+    def _tree(self, value: int, states: States) -> tuple[float, Edges]:
         problem, closure = self.model.problem, self.model.closures[value]
         own = self._layout(closure, *problem.defined[value], states)
         wanted = {self._layout(closure, n, port, states) for n, port in problem.used.get(value, ())} - {own}
@@ -78,7 +85,7 @@ class Evaluator:
             self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]
 
-    def _layout(self, closure: Closure, n: int, port: int, states: list[tuple[int, ...]]) -> int:
+    def _layout(self, closure: Closure, n: int, port: int, states: States) -> int:
         key = (id(self.model.tables[n]), port, closure.number, self.model.orders[n], states[n])
         found = self._layouts.get(key)
         if found is None:

@@ -1,7 +1,8 @@
 """The search: messages point to a plan, a certificate says how good it is, sweeps improve what it leaves open.
 
 Messages see all axes jointly and end within 1% of the optimum on training steps of any depth, but
-may settle badly where a few operations disagree; a sweep decides one mesh axis exactly.
+may settle badly where a few operations disagree; a sweep decides one mesh axis exactly. What shares moves
+otherwise than the network has it is polished at last.
 
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
 neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, then two
@@ -19,6 +20,7 @@ from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
+from meshdsl.planner.polish import polished
 from meshdsl.planner.projection import projections
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
@@ -32,7 +34,8 @@ _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at
 _ONCE = 20_000_000  # ... and once, for the certificate
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_STALLED = 2e-4
+_STALLED, _TIED = 2e-4, 1e-9
+_FEW = 20_000  # states of nodes that are polished
 
 
 def search(model: Model) -> tuple[Choice, float]:
@@ -62,6 +65,8 @@ def _proved(joint: Joint, evaluator: Evaluator) -> tuple[Choice, float]:
         if better.cost < best.cost:
             certificate.best = best = better
             bound = _raised(certificate)
+    if certificate.gap > _TIED:
+        best = evaluator.exact(polished(model, evaluator, best, _FEW))
     return best, bound
 
 

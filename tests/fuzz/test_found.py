@@ -211,3 +211,15 @@ def test_what_is_planned_to_be_exchanged_again_is_exchanged_again():
     assert [c.kind for c in sharded.plan(x).collectives] == ["collective-permute"] * 2
     assert sharded.verify(x).equal
     assert sharded.check(x).ok
+
+
+def test_copies_that_a_later_reader_shares_are_found():
+    """One block for the condition's branch and the product, while the reshape reads the whole."""
+
+    def step(x, w, asked):
+        found = lax.cond(asked, lambda t: jnp.sum(jnp.tanh(t) * t), lambda t: 0.0, x)
+        return found, x @ w, x.reshape(68)
+
+    args = jnp.ones((17, 4)), jnp.ones((4, 4)), jnp.bool_(True)
+    sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES))
+    assert sharded.plan(*args).gap < 1e-6
