@@ -19,11 +19,11 @@ from meshdsl.training.batches import Batches, shuffled
 from meshdsl.training.images import CLASSES, load
 from meshdsl.training.measure import whole
 
-BATCH, STEPS = 256, 400
+BATCH, STEPS = 256, 1500
 
 images = load()
 config = vit.Config(4, 64, heads=8, patch=images.side // 4, image=images.side, channels=1, classes=CLASSES)
-schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps=50, decay_steps=STEPS)
+schedule = optax.warmup_cosine_decay_schedule(0.0, 2e-3, warmup_steps=100, decay_steps=STEPS)
 model = bound(lambda rngs: vit.ViT(config, rngs))
 
 

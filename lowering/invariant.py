@@ -8,6 +8,7 @@ trip; the barrier computes nothing.
 """
 
 from collections.abc import Collection
+from itertools import repeat
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,14 @@ def _origins(x: Value | Literal, origins: dict[int, frozenset[int]]) -> frozense
 
 
 def _exchanges(op: Op, solution: Solution) -> bool:
-    return any(row.collectives for row in solution.rows.get(op.id, ()))
+    """Whether an operation communicates, or what is in it if it is a loop: one that is the same in every trip moves."""
+    return bool(solution.exchanging(op.id)) or any(map(_sends, op.bodies, repeat(solution)))
+
+
+def _sends(body: Graph, solution: Solution) -> bool:
+    made = (value.id for op in body.ops for value in op.outputs)
+    sent = any(_communicates(value, solution) for value in (*(x.id for x in body.inputs), *made))
+    return sent or any(_exchanges(op, solution) for op in body.ops)
 
 
 def _communicates(value: int, solution: Solution) -> bool:

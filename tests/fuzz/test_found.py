@@ -223,3 +223,22 @@ def test_copies_that_a_later_reader_shares_are_found():
     args = jnp.ones((17, 4)), jnp.ones((4, 4)), jnp.bool_(True)
     sharded = md.parallelize(step, md.Mesh(x=2, topology=SLOW_DEVICES))
     assert sharded.plan(*args).gap < 1e-6
+
+
+def test_a_loop_that_is_the_same_in_every_trip_stays_in_its_loop():
+    """The inner loop begins from what the outer one never changes; the compiler would run it once, before."""
+
+    def step(x, w):
+        def outer(c, _):
+            return c + lax.scan(inner, w, length=6)[0], None
+
+        def inner(p, _):
+            p = md.constrain(p, "x=S(0)")
+            return 0.5 * p + jnp.sum(p) * 0.125, None
+
+        return lax.scan(outer, x, length=16)[0]
+
+    sharded = md.parallelize(step, md.Mesh(x=4), {"w": "x=S(0)", "x": "x=S(0)"}, outputs={"**": "x=S(0)"})
+    args = jnp.ones((64, 64)), jnp.ones((64, 64))
+    assert {c.trips for c in sharded.plan(*args).collectives} == {96}
+    assert sharded.verify(*args).equal
