@@ -47,6 +47,7 @@ class Topology:
       half_side: rows, columns or summed elements at which a matrix product reaches half its rate
         (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
         times as long as its FLOPs say, and so on for n and k.
+      grouped: FLOP/s per device of convolutions in groups, depthwise ones among them; 0 for as fast as others.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
     """
 
@@ -59,17 +60,20 @@ class Topology:
     links: tuple[Link, ...]
     axes: tuple[tuple[str, Link], ...] = ()
     half_side: float = 0.0
+    grouped: float = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what are no costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
-        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side"))
+        check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped"))
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
 
-    def flops(self, itemsize: int) -> float:
-        """Matrix FLOP/s for operands of ``itemsize`` bytes."""
+    def flops(self, itemsize: int, grouped: bool = False) -> float:
+        """FLOP/s of matrix products for operands of ``itemsize`` bytes, or of convolutions in groups."""
+        if grouped and self.grouped:
+            return self.grouped
         return self.flops16 if itemsize <= 2 else self.flops32
 
     def axis_links(self, axes: Iterable[tuple[str, int]]) -> dict[str, Link]:

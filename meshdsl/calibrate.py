@@ -10,6 +10,7 @@ program over all devices at once, which matters where virtual devices share a fe
     collectives        seconds = latency + bytes sent / bandwidth, fitted per mesh axis
     matrix products    FLOP/s of one device while all the others multiply too, and how much
                        slower thin ones are
+    convolutions       FLOP/s of depthwise ones, likewise
     elementwise        bytes read and written per second, likewise
     overhead           seconds of an operation too small to matter otherwise
 
@@ -40,6 +41,7 @@ REPEATS = 7
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
 MATRIX, THIN = 512, 32
 VECTOR = 1 << 20  # elements
+IMAGE, WINDOW = (2, 16, 16, 32), 5  # of a depthwise convolution
 BYTES_PER_PROGRAM = 1 << 23
 
 Body = Callable[[jax.Array], jax.Array]
@@ -61,6 +63,7 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
         flops16=_flops(bench, jnp.bfloat16, half_side),
         flops32=_flops(bench, jnp.float32, half_side),
         half_side=half_side,
+        grouped=_grouped(bench),
         memory_bandwidth=memory,
         memory=_memory(bench.mesh),
         overhead=overhead,
@@ -96,6 +99,15 @@ def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
     """FLOP/s of one device in large matrix products."""
     square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
     return 2 * MATRIX**3 / square * (1 + half_side / MATRIX) ** 3
+
+
+def _grouped(bench: _Bench) -> float:
+    """FLOP/s of one device in depthwise convolutions."""
+    kernel = jnp.ones((WINDOW, WINDOW, 1, IMAGE[-1]))
+    body = lambda x: lax.conv_general_dilated(  # noqa: E731
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=IMAGE[-1]
+    )
+    return 2 * prod(IMAGE) * WINDOW**2 / bench.seconds(body, IMAGE, loops=2)
 
 
 def _half_side(bench: _Bench) -> float:

@@ -1,7 +1,7 @@
 """What an operation costs at local shapes: the compute and memory-traffic term of the objective.
 
 Seconds of an operation = max(FLOPs / rate, bytes / memory bandwidth) of what one device does;
-thin matrix products run below the rate (``Topology.half_side``).
+thin matrix products run below the rate (``Topology.half_side``), convolutions in groups at one of their own.
 A compiler fuses elementwise chains, so charging every equation's bytes would over-count:
 only *materialised* values are read and written. A value is materialised if an operation that
 cannot be fused makes it or reads it whole, if it has several readers, or if it enters or
@@ -35,12 +35,14 @@ class Work:
       flops: multiply-adds counted twice.
       touched: per operand and result, whether its bytes are read or written.
       itemsize: bytes per element of the operands, which decides the FLOP rate.
+      grouped: a convolution in groups, which has a FLOP rate of its own.
       sides: of a matrix product or convolution: rows, columns and what is summed.
     """
 
     flops: float
     touched: tuple[bool, ...]
     itemsize: int
+    grouped: bool = False
     sides: tuple["Side", ...] = ()
 
 
@@ -86,7 +88,11 @@ def work_of(op: Op, kept: set[int]) -> Work:
         reads[0] = False
     writes = [v.id in kept for v in op.outputs]
     itemsize = max((v.dtype.itemsize for v in op.inputs if hasattr(v.dtype, "itemsize")), default=4)
-    return Work(_flops(op), (*reads, *writes), itemsize, _sides(op))
+    return Work(_flops(op), (*reads, *writes), itemsize, _in_groups(op), _sides(op))
+
+
+def _in_groups(op: Op) -> bool:
+    return any(op.params.get(name, 1) > 1 for name in ("feature_group_count", "batch_group_count"))
 
 
 def _sides(op: Op) -> tuple[Side, ...]:

@@ -60,7 +60,7 @@ def _seconds(
 ) -> Costs:
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
-    compute = per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize))
+    compute = per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize, work.grouped))
     for side in work.sides:
         dims = {Split(dim) for dim in side.dims}
         split = np.array([row.outputs[side.tensor] in dims for row in rows])
