@@ -13,6 +13,7 @@ import msgspec
 
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.value import Array, Collective
 
@@ -103,4 +104,11 @@ def broken_seals(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def as_json(value: Any) -> bytes:
     """JSON without spaces, layouts and placements as text."""
-    return msgspec.json.encode(value, enc_hook=str)
+    return msgspec.json.encode(value, enc_hook=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    """Of what JSON has no form for, only these are written as text; a number of another library would be damage."""
+    if isinstance(value, Layout | Placement):
+        return str(value)
+    raise TypeError(f"a plan file holds no {type(value).__name__}: {value!r}")

@@ -147,5 +147,14 @@ def _plain(site: Site) -> Sequence[Atom]:
     body = written_out(eqn)
     if body is not None:
         return inline(body, site.inputs, site.frame, site.place)
-    more = {"primitive": eqn.primitive, "params": dict(eqn.params), "effects": bool(eqn.effects)}
+    more = {"primitive": eqn.primitive, "params": _plain_numbers(dict(eqn.params)), "effects": bool(eqn.effects)}
     return site.emit(eqn.primitive.name, site.inputs, eqn.outvars, **more)
+
+
+def _plain_numbers(x: Any) -> Any:
+    """Parameters with numpy's whole numbers, which autodiff leaves in some, as Python's."""
+    if isinstance(x, dict):
+        return {name: _plain_numbers(value) for name, value in x.items()}
+    if type(x) is tuple:
+        return tuple(map(_plain_numbers, x))
+    return int(x) if isinstance(x, np.integer) else x
