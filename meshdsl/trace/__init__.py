@@ -31,7 +31,7 @@ from meshdsl.trace.dead import drop_dead
 from meshdsl.trace.empty import make_empty
 from meshdsl.trace.failing import user_terms
 from meshdsl.trace.graphs import number
-from meshdsl.trace.invariant import drop_invariants
+from meshdsl.trace.invariant import drop_invariants, run_once
 from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.opaque import check_opaque
 from meshdsl.trace.pads import fold_pads
@@ -48,7 +48,8 @@ READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
 # Identities first: they hide patterns and equal expressions. Rolls, pads and shifts next: they leave slices unread.
-# Merging reads only what lives, and leaves conditions unread. Clones last: merging would undo them.
+# What does the same in every trip shows once the dead are gone. Merging leaves conditions unread. Clones last: merging
+# would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
     find_rolls,
@@ -57,6 +58,7 @@ CLEANUPS: tuple[Pass, ...] = (
     make_empty,
     drop_invariants,
     drop_dead,
+    run_once,
     merge_common,
     drop_dead,
     clone_constants,

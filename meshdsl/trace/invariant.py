@@ -1,15 +1,18 @@
-"""Clean-up: what a scan never changes is no carry.
+"""Clean-up: what a scan never changes is no carry, and where nothing changes there is no loop.
 
 A scan that carries a value unchanged through every trip (parameters next to a gradient
-accumulator) gets it as a const, which may be moved once before the loop or in every trip.
+accumulator) gets it as a const, which may be moved once before the loop or in every trip. A scan of
+consts alone makes the same in every trip: compilers make it once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from jax import lax
+
 from meshdsl.ir import Graph, Op
-from meshdsl.trace.graphs import Table, in_bodies, kept, returning, substitute, with_ops
+from meshdsl.trace.graphs import Table, in_bodies, kept, look_up, returning, substitute, with_ops
 
 T = TypeVar("T")
 
@@ -25,6 +28,29 @@ def drop_invariants(graph: Graph) -> Graph:
             table.update(fixed)
         ops.append(op)
     return with_ops(graph, ops)
+
+
+def run_once(graph: Graph) -> Graph:
+    """The graph with scans that neither carry anything nor read slices done once, and what they stack repeated."""
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(run_once, op)
+        repeats = op.name == "scan" and len(op.inputs) == op.params["num_consts"] and op.params["length"] > 0
+        ops += _once(op) if repeats and not any(inner.effects for inner in op.bodies[0].ops) else [op]
+    return with_ops(graph, ops)
+
+
+def _once(op: Op) -> Iterator[Op]:
+    """The operations of a body, and its results stacked."""
+    (body,) = op.bodies
+    table: Table = {v.id: x for v, x in zip(body.inputs, op.inputs, strict=True)}
+    for inner in body.ops[:-1]:
+        yield substitute(inner, table)
+    for x, made in zip(body.returned, op.outputs, strict=True):
+        along = tuple(range(1, len(made.shape)))
+        params = {"shape": made.shape, "broadcast_dimensions": along, "sharding": None}
+        whole = replace(op, name="broadcast_in_dim", primitive=lax.broadcast_in_dim_p, params=params, bodies=())
+        yield replace(whole, inputs=(look_up(x, table),), outputs=(made,))
 
 
 def _uncarried(op: Op) -> tuple[Op, Table]:

@@ -33,7 +33,8 @@ def einsum(w: Writer) -> None:
     kept = [t for t in terms if w.chance(60)][:4]
     if w.chance(50):
         kept.reverse()
-    if prod(sizes[t] for t in kept) > 4096:
+    squares = x.name == y.name and set(left) == set(right) and not kept  # compilers make one of all sums of squares
+    if squares or prod(sizes[t] for t in kept) > 4096:
         return
     summed(
         w,

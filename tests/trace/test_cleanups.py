@@ -256,3 +256,22 @@ def test_empty_arrays_need_no_operand():
     assert names(graph.ops[1].bodies[0])[0] == "broadcast_in_dim"
     plan = md.parallelize(lambda x: x[1:1], md.Mesh(x=2), {"x": "x=S(0)"}, {"**": "x=B"}).plan(X)
     assert not plan.collectives
+
+
+def test_a_scan_of_consts_alone_is_done_once():
+    """Nothing changes from trip to trip: slices that nobody reads, carries that nobody changes."""
+
+    def step(x, y):
+        return jax.lax.scan(lambda c, row: (c, (jnp.sort(y) + c, 1.0)), x, y)[1]
+
+    graph = trace(step, (X, X)).graph
+    assert sorted(names(graph)) == ["add", "broadcast_in_dim", "broadcast_in_dim", "return", "sort"]
+    assert [v.shape for v in graph.returned] == [(4, 4, 4), (4,)]
+    assert md.parallelize(step, md.Mesh(x=2), {"y": "x=S(0)"}).check(jnp.eye(4), jnp.eye(4)[::-1]).ok
+
+
+def test_a_scan_of_consts_with_effects_stays():
+    def step(x):
+        return jax.lax.scan(lambda c, _: (c, jax.debug.print("{}", x.sum())), None, length=3)[1], x
+
+    assert "scan" in names(trace(step, (X,)).graph)
