@@ -7,7 +7,6 @@ width allows: if it is narrow, the bound is the optimum.
 """
 
 from meshdsl.planner.eliminate import lower_bound
-from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.messages import Messages, bound, cap, fix
@@ -51,9 +50,5 @@ class Certificate:
 
     def finish(self, largest: int) -> None:
         """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof."""
-        network = self._network
-        at = {v: i for i, v in enumerate(network.order)}
-        tables: list[tuple[tuple[int, ...], Costs]] = [((i,), network.unary[v]) for v, i in at.items()]
-        tables += [((i, at[w]), t) for v, i in at.items() for w, t in network.near[v].items() if i < at[w]]
-        rest = lower_bound([network.unary[v].size for v in at], tables, largest)
-        self.bound = max(self.bound, network.constant + rest)
+        domains, tables = self._network.listed()
+        self.bound = max(self.bound, self._network.constant + lower_bound(domains, tables, largest))

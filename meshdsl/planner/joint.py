@@ -20,9 +20,10 @@ states for that as well.
 Both begin as one network without those values, reduced as far as it goes.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,22 @@ class Joint:
             self._add(value)
         self._common.reduce(LARGEST, frozenset(n for v in self._wide for n, _ in self._ends[v]))
 
-    def plans(self) -> Network:
-        """The network whose costs can be paid."""
+    @property
+    def chains(self) -> list[tuple[int, int]]:
+        """Values with more than two readers, each with the number of every reader that may come first in its chain."""
+        return [(value, i) for value in self._wide for i in range(len(self._ends[value]) - 1)]
+
+    def plans(self, first: Mapping[int, int] = MappingProxyType({})) -> Network:
+        """The network whose costs can be paid; chains begin with the reader that is ``first``, else with number 0."""
         network = self._common.copy()
         least = sum([float(states.cost.min()) for states in self.states])
         for value in self._wide:
             if self._stake(value) < _STAKE * least:
                 self._star(network, value, dict.fromkeys(self._ends[value][1:], 1.0))
             else:
-                self._chain(network, value)
+                source, *readers = self._ends[value]
+                at = first.get(value, 0)
+                self._chain(network, value, source, [readers[at], *readers[:at], *readers[at + 1 :]])
         network.reduce(LARGEST)
         return network
 
@@ -193,9 +201,8 @@ class Joint:
         closure = self.model.closures[value]
         return np.asarray(closure.fitting[closure.partial])
 
-    def _chain(self, network: Network, value: int) -> None:
+    def _chain(self, network: Network, value: int, source: _End, readers: Sequence[_End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
-        source, *readers = self._ends[value]
         before, at = source[0], self._read(source)
         for reader in readers[:-1]:
             hub, layouts = self._new_hub(network, value, before)

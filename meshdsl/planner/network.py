@@ -110,6 +110,13 @@ class Network:
         """Entries of all tables: what one pass of messages costs."""
         return sum(table.size for v, tables in self.near.items() for w, table in tables.items() if v < w)
 
+    def listed(self) -> tuple[list[int], list[tuple[tuple[int, ...], Costs]]]:
+        """Number of states per variable that is left, in order, and the tables by positions in that order."""
+        at = {v: i for i, v in enumerate(self.order)}
+        tables: list[tuple[tuple[int, ...], Costs]] = [((i,), self.unary[v]) for v, i in at.items()]
+        tables += [((i, at[w]), t) for v, i in at.items() for w, t in self.near[v].items() if i < at[w]]
+        return [self.unary[v].size for v in at], tables
+
     def reduce(self, largest: int, keep: frozenset[int] = frozenset()) -> None:
         """Eliminate variables with at most two neighbours while no table passes ``largest`` entries."""
         todo: Iterable[int] = self.unary

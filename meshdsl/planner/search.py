@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from meshdsl.planner.bound import Certificate
+from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
@@ -36,6 +37,7 @@ _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated 
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED, _TIED = 2e-4, 1e-9
 _FEW = 20_000  # states of nodes that are polished
+_FORKS = 32  # readers of which each may come first
 
 
 def search(model: Model) -> tuple[Choice, float]:
@@ -63,11 +65,32 @@ def _proved(joint: Joint, evaluator: Evaluator) -> tuple[Choice, float]:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < best.cost:
-            certificate.best = best = better
+            start, certificate.best = swept, better
             bound = _raised(certificate)
     if certificate.gap > _TIED:
-        best = evaluator.exact(polished(model, evaluator, best, _FEW))
-    return best, bound
+        found = certificate.best
+        if network.entries < _SMALL and len(joint.chains) <= _FORKS:
+            found = _rechained(joint, start, found, evaluator)
+        certificate.best = evaluator.exact(polished(model, evaluator, found, _FEW))
+    return certificate.best, bound
+
+
+def _rechained(joint: Joint, start: States, best: Choice, evaluator: Evaluator) -> Choice:
+    """The best plan of small networks whose chains begin with one reader or another, value by value."""
+    first: dict[int, int] = {}
+    for value, reader in joint.chains:
+        network = joint.plans({**first, value: reader})
+        found = evaluator.evaluate(joint.rows(_eliminated(network, start)))
+        if found.cost < best.cost:
+            best, first[value] = found, reader
+    return best
+
+
+def _eliminated(network: Network, start: States) -> States:
+    """The best states of a small network; where it is wide, some stay where they are."""
+    domains, tables = network.listed()
+    found = eliminate(domains, tables, [start[v] for v in network.order], _NARROW)
+    return network.decode(dict(zip(network.order, found.states.tolist(), strict=True)))
 
 
 def _raised(certificate: Certificate) -> float:
