@@ -84,13 +84,13 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
 
 
 def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
-    """The moves along the edges, given as numbers of layouts; each layout is made once."""
+    """The moves along the edges, given as numbers of layouts; each layout is made once, and nothing on the way to one."""
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[Move] = []
     for source, target in edges:
-        for move in reshard(layouts[source], layouts[target], shape, itemsize, within.mesh):
-            if move.after not in made:
-                found.append(move)
-                made.add(move.after)
+        way = reshard(layouts[source], layouts[target], shape, itemsize, within.mesh)
+        known = max((i for i, move in enumerate(way, 1) if move.after in made), default=0)
+        found += way[known:]
+        made.update(move.after for move in way[known:])
     return tuple(found)

@@ -1,12 +1,17 @@
 """The tree of shared moves against brute force."""
 
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdsl.planner.tree import tree
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.space import complete, space
+from meshdsl.planner.tree import moves_of, tree
+from tests.fuzz.generator import SLOW_DEVICES
 
 
 def closure(seed, n):
@@ -54,3 +59,19 @@ def test_the_tree_is_the_cheapest(seed, wanted):
         made.add(target)
     assert wanted <= made | {0}
     assert sum(costs[e] for e in edges) == cost
+
+
+@pytest.mark.parametrize("own", ["x=P y=S(1)", "x=P y=S(2)"])
+def test_every_move_leads_to_a_layout_that_is_wanted(own):
+    """Ways may cross: what led to the crossing is not made a second time."""
+    mesh, shape = Mesh(x=4, y=2, topology=SLOW_DEVICES), (4, 8, 2)
+    within = space(mesh, 3)
+    fitting = [i for i in range(len(within.layouts)) if within.fits(i, shape)]
+    start = within.index[complete(Layout.parse(own), mesh)]
+    for wanted in permutations([i for i in fitting if i != start], 2):
+        moves = moves_of(within, shape, 4, [(start, target) for target in wanted])
+        used = {within.layouts[target] for target in wanted}
+        for move in reversed(moves):
+            assert move.after in used
+            used.add(move.before)
+        assert within.layouts[start] in used
