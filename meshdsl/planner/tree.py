@@ -84,7 +84,7 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
 
 
 def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
-    """The moves along the edges, given as numbers of layouts; each layout is made once, and nothing on the way to one."""
+    """The moves along the edges, given as numbers of layouts; each layout is made once, and so is the way to it."""
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[Move] = []

@@ -2,7 +2,7 @@
 
 A scan that carries a value unchanged through every trip (parameters next to a gradient
 accumulator) gets it as a const, which may be moved once before the loop or in every trip. A scan of
-consts alone makes the same in every trip: compilers make it once.
+consts alone makes the same in every trip, and a ``while`` may count to one: compilers do either once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,7 @@ from jax import lax
 
 from meshdsl.ir import Graph, Op
 from meshdsl.trace.graphs import Table, in_bodies, kept, look_up, returning, substitute, with_ops
+from meshdsl.trace.trips import counted
 
 T = TypeVar("T")
 
@@ -31,17 +32,34 @@ def drop_invariants(graph: Graph) -> Graph:
 
 
 def run_once(graph: Graph) -> Graph:
-    """The graph with scans that neither carry anything nor read slices done once, and what they stack repeated."""
+    """The graph without loops of one trip, and with scans that neither carry nor read slices done once."""
+    table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(run_once, op)
-        repeats = op.name == "scan" and len(op.inputs) == op.params["num_consts"] and op.params["length"] > 0
-        ops += _once(op) if repeats and not any(inner.effects for inner in op.bodies[0].ops) else [op]
+        op = in_bodies(run_once, substitute(op, table))
+        if op.name == "while" and not any(asked.effects for asked in op.bodies[0].ops) and counted(op) == 1:
+            ops += _inlined(op, table)
+        else:
+            ops += _stacked(op) if op.name == "scan" and _repeats(op) else [op]
     return with_ops(graph, ops)
 
 
-def _once(op: Op) -> Iterator[Op]:
-    """The operations of a body, and its results stacked."""
+def _repeats(op: Op) -> bool:
+    changes = len(op.inputs) > op.params["num_consts"] or any(inner.effects for inner in op.bodies[0].ops)
+    return not changes and op.params["length"] > 0
+
+
+def _inlined(op: Op, table: Table) -> Iterator[Op]:
+    """The operations of the only trip; ``table`` gets what replaces the loop's results."""
+    body, inputs = op.bodies[1], op.inputs[op.params["cond_nconsts"] :]
+    inside: Table = {v.id: x for v, x in zip(body.inputs, inputs, strict=True)}
+    for inner in body.ops[:-1]:
+        yield substitute(inner, inside)
+    table.update((v.id, look_up(x, inside)) for v, x in zip(op.outputs, body.returned, strict=True))
+
+
+def _stacked(op: Op) -> Iterator[Op]:
+    """The operations of a scan's body, and its results stacked."""
     (body,) = op.bodies
     table: Table = {v.id: x for v, x in zip(body.inputs, op.inputs, strict=True)}
     for inner in body.ops[:-1]:

@@ -32,11 +32,11 @@ def _times(op: Op) -> tuple[Sequence[int], bool]:
         return (op.params["length"],), False
     if op.name == "cond":
         return (1,) * len(op.bodies), False
-    trips = _counted(op)
+    trips = counted(op)
     return (GUESS + 1, GUESS) if trips is None else (trips + 1, trips), trips is None
 
 
-def _counted(op: Op) -> int | None:
+def counted(op: Op) -> int | None:
     """Trips of ``while i < stop: i += stride``, where start, stop and stride are literals."""
     condition, body = op.bodies
     test = _made_by(condition, condition.returned[0])

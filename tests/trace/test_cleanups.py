@@ -270,6 +270,15 @@ def test_a_scan_of_consts_alone_is_done_once():
     assert md.parallelize(step, md.Mesh(x=2), {"y": "x=S(0)"}).check(jnp.eye(4), jnp.eye(4)[::-1]).ok
 
 
+def test_a_while_that_counts_to_one_is_no_loop():
+    def step(x, n=1):
+        return jax.lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.sin(s[1]) + x), (0, x))[1]
+
+    assert names(trace(step, (X,)).graph) == ["sin", "add", "return"]
+    assert "while" in names(trace(lambda x: step(x, 2), (X,)).graph)
+    assert md.parallelize(step, md.Mesh(x=2), {"x": "x=S(0)"}, static_argnames="n").check(jnp.eye(4)).ok
+
+
 def test_a_scan_of_consts_with_effects_stays():
     def step(x):
         return jax.lax.scan(lambda c, _: (c, jax.debug.print("{}", x.sum())), None, length=3)[1], x
