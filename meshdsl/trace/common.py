@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.trace.graphs import Atom, Table, in_bodies, kept, substitute, with_ops
+from meshdsl.trace.graphs import Atom, Table, in_bodies, kept, look_up, substitute, with_ops
 
 
 def merge_common(graph: Graph) -> Graph:
@@ -22,25 +22,26 @@ def merge_common(graph: Graph) -> Graph:
     seen: dict[Any, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = _each_once(in_bodies(merge_common, substitute(op, table)), table)
+        op, twice = _each_once(in_bodies(merge_common, substitute(op, table)))
         first = seen.setdefault(expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op) else first.outputs
         if known is op.outputs:
             ops.append(op)
         table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
+        table.update({id: look_up(x, table) for id, x in twice.items()})
     return with_ops(graph, ops)
 
 
-def _each_once(op: Op, table: Table) -> Op:
-    """A sort without the second of two equal operands, whose result is the first one's; other operations unchanged."""
+def _each_once(op: Op) -> tuple[Op, Table]:
+    """A sort without the second of two equal operands, and whose results are the first one's; others unchanged."""
     places: dict[Any, int] = {}
     at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)] if op.name == "sort" else []
     if len(places) == len(at):
-        return op
+        return op, {}
     stay = [i == first for i, first in enumerate(at)]
-    table.update({op.outputs[i].id: op.outputs[first] for i, first in enumerate(at) if i != first})
+    twice: Table = {op.outputs[i].id: op.outputs[first] for i, first in enumerate(at) if i != first}
     params = {**op.params, "num_keys": sum(stay[: op.params["num_keys"]])}
-    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params)
+    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params), twice
 
 
 def _has_one_case(op: Op) -> bool:

@@ -284,3 +284,12 @@ def test_a_scan_of_consts_with_effects_stays():
         return jax.lax.scan(lambda c, _: (c, jax.debug.print("{}", x.sum())), None, length=3)[1], x
 
     assert "scan" in names(trace(step, (X,)).graph)
+
+
+def test_a_sort_of_one_array_twice_that_equals_another_sort():
+    def step(x):
+        return jax.lax.sort((x,), dimension=0)[0], jax.lax.sort((x, x), dimension=0, num_keys=1)[1]
+
+    graph = trace(step, (X,)).graph
+    assert names(graph) == ["sort", "return"]
+    assert graph.returned[0] is graph.returned[1]
