@@ -43,7 +43,7 @@ COUNTED = (
     "five of XLA's eleven collectives stand in loops whose trips only the data decides, and count once; ours in none"
 )
 CAUSES = {
-    **{("step", name): WHOLE for name in ("convnext", "fourier", "recommender")},
+    **{("step", name): WHOLE for name in ("fourier", "recommender")},
     **{
         (
             "bytes",
