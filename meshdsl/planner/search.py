@@ -36,7 +36,7 @@ _ONCE = 20_000_000  # ... and once, for the certificate
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED, _TIED = 2e-4, 1e-9
-_FEW = 20_000  # states of nodes that are polished
+_FEW = 4_000  # states of nodes that are polished
 _FORKS = 32  # readers of which each may come first
 
 
