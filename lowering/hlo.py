@@ -21,7 +21,7 @@ scope of the instruction tells, or of the line that takes its tensor out of a co
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -30,6 +30,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.groups import axes_of_groups, axes_of_pairs, replica_groups, source_target_pairs
 from meshdsl.lowering.hlo_text import Instruction, Module, arrays, called, members, parse_module, trip_count
 
+_Readers = Mapping[str, Sequence[Instruction]]
 KINDS = (
     "all-gather",
     "all-reduce",
@@ -74,7 +75,8 @@ class CompiledCollective:
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
     """Every collective of the program with compiled HLO ``text`` that joins more than one device."""
     module = parse_module(text)
-    found = (_collective(site, module, mesh) for site in _sites(module))
+    readers = {name: _readers(lines) for name, lines in module.computations.items()}
+    found = (_collective(site, readers[site.inside], mesh) for site in _sites(module))
     return tuple(c for c in found if c.group > 1)
 
 
@@ -114,7 +116,7 @@ def _kind(opcode: str) -> str:
     return base if base in KINDS else ""
 
 
-def _collective(site: _Site, module: Module, mesh: Mesh) -> CompiledCollective:
+def _collective(site: _Site, readers: _Readers, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = _kind(line.opcode)
     if kind == "collective-permute":
@@ -126,7 +128,7 @@ def _collective(site: _Site, module: Module, mesh: Mesh) -> CompiledCollective:
         axes, group = axes_of_groups(groups, sizes), len(groups[0])
     scope = _scope(line)
     parts = arrays(_result(line))
-    scopes = _scopes_of_parts(line, module.computations[site.inside]) if len(parts) > 1 else {}
+    scopes = _scopes_of_parts(line, readers) if len(parts) > 1 else {}
     widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
     sent = _SENT[kind](sum((p.bytes * w for p, w in zip(parts, widths, strict=True)), Fraction(0)), group)
     if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
@@ -157,12 +159,19 @@ def _scope(line: Instruction) -> str:
     return match.group(1) if match else ""
 
 
-def _scopes_of_parts(line: Instruction, around: Sequence[Instruction]) -> dict[int, str]:
+def _readers(lines: Sequence[Instruction]) -> _Readers:
+    """The lines that wait for something or take it out of a tuple, by the name of what they read."""
+    found: dict[str, list[Instruction]] = {}
+    for line in lines:
+        if line.opcode == "get-tuple-element" or line.opcode.endswith("-done"):
+            found.setdefault(_operand(line), []).append(line)
+    return found
+
+
+def _scopes_of_parts(line: Instruction, readers: _Readers) -> dict[int, str]:
     """The scope of each tensor that was combined into one instruction: that of the line that takes it out, if any."""
-    names = {line.name} | {
-        done.name for done in around if done.opcode.endswith("-done") and _operand(done) == line.name
-    }
-    taken = [other for other in around if other.opcode == "get-tuple-element" and _operand(other) in names]
+    taken = list(readers.get(line.name, ()))
+    taken += [other for done in taken if done.opcode.endswith("-done") for other in readers.get(done.name, ())]
     found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
     return {i: scope for i, scope in found.items() if _SCOPE.search(scope)}
 

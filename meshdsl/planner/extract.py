@@ -16,7 +16,7 @@ from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of, tree
 
-States = Sequence[tuple[int, ...]]  # a row per mesh axis, per node
+Rows = Sequence[tuple[int, ...]]  # per node, its row on every mesh axis
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Evaluator:
                 edges[value] = found
         return Choice(rows, total, edges)
 
-    def around(self, n: int, values: Iterable[int], states: States) -> float:
+    def around(self, n: int, values: Iterable[int], states: Rows) -> float:
         """What a node and the moves of these values cost, ``states`` being one per node."""
         moves = (self._tree(value, states)[0] * self.model.trips(value) for value in values)
         return float(self.model.unit(n)[states[n]]) + sum(moves)
@@ -73,7 +73,7 @@ class Evaluator:
             total += sum(float(costs[a][b]) for a, b in edges) * model.trips(value)
         return Choice(choice.rows, total, choice.edges)
 
-    def _tree(self, value: int, states: States) -> tuple[float, Edges]:
+    def _tree(self, value: int, states: Rows) -> tuple[float, Edges]:
         problem, closure = self.model.problem, self.model.closures[value]
         own = self._layout(closure, *problem.defined[value], states)
         wanted = {self._layout(closure, n, port, states) for n, port in problem.used.get(value, ())} - {own}
@@ -85,7 +85,7 @@ class Evaluator:
             self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]
 
-    def _layout(self, closure: Closure, n: int, port: int, states: States) -> int:
+    def _layout(self, closure: Closure, n: int, port: int, states: Rows) -> int:
         key = (id(self.model.tables[n]), port, closure.number, self.model.orders[n], states[n])
         found = self._layouts.get(key)
         if found is None:

@@ -10,7 +10,7 @@ from jax import dtypes
 from jax.lax import broadcast_in_dim_p
 
 from meshdsl.ir import Graph, Literal, Op, Value
-from meshdsl.trace.graphs import in_bodies, values, with_ops
+from meshdsl.trace.graphs import broadcast_params, in_bodies, values, with_ops
 
 
 def make_empty(graph: Graph) -> Graph:
@@ -32,7 +32,7 @@ def _made(op: Op) -> tuple[Op, ...]:
     """One operation for each result."""
     found = []
     for value in op.outputs:
-        params = {"shape": value.shape, "broadcast_dimensions": (), "sharding": None}
+        params = broadcast_params(value.shape, ())
         zero = Literal(np.zeros((), jnp.dtype(value.dtype)), (), value.dtype)
         found.append(
             Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (zero,), (value,), source=op.source, scope=op.scope)

@@ -4,10 +4,10 @@ A pass makes new operations and graphs but keeps the values, so a table from val
 replaces it is all that has to be carried along.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
 
@@ -45,6 +45,11 @@ def with_ops(graph: Graph, ops: Iterable[Op]) -> Graph:
 def returning(graph: Graph, atoms: Iterable[Atom]) -> Graph:
     """The graph returning other atoms."""
     return with_ops(graph, (*graph.ops[:-1], replace(graph.ops[-1], inputs=tuple(atoms))))
+
+
+def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any]:
+    """Parameters of ``broadcast_in_dim`` to ``shape``, whose ``dims`` are those of the operand."""
+    return {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}
 
 
 def kept(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from jax import lax
 
 from meshdsl.ir import Graph, Op
-from meshdsl.trace.graphs import Table, in_bodies, kept, look_up, returning, substitute, with_ops
+from meshdsl.trace.graphs import Table, broadcast_params, in_bodies, kept, look_up, returning, substitute, with_ops
 from meshdsl.trace.trips import counted
 
 T = TypeVar("T")
@@ -65,8 +65,7 @@ def _stacked(op: Op) -> Iterator[Op]:
     for inner in body.ops[:-1]:
         yield substitute(inner, table)
     for x, made in zip(body.returned, op.outputs, strict=True):
-        along = tuple(range(1, len(made.shape)))
-        params = {"shape": made.shape, "broadcast_dimensions": along, "sharding": None}
+        params = broadcast_params(made.shape, range(1, len(made.shape)))
         whole = replace(op, name="broadcast_in_dim", primitive=lax.broadcast_in_dim_p, params=params, bodies=())
         yield replace(whole, inputs=(look_up(x, table),), outputs=(made,))
 

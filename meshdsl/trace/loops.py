@@ -13,7 +13,7 @@ import jax
 from jax import lax
 
 from meshdsl.ir import Graph, Value
-from meshdsl.trace.graphs import Atom
+from meshdsl.trace.graphs import Atom, broadcast_params
 from meshdsl.trace.read import Frame, Site, closed, inline, read_graph, reader
 
 Captured = dict[int, tuple[Any, Value]]
@@ -50,7 +50,7 @@ def _slice_of(x: Atom) -> jax.ShapeDtypeStruct:
 
 def _stacked(site: Site, x: Atom) -> Atom:
     shape = (1, *x.shape)
-    params = {"shape": shape, "broadcast_dimensions": tuple(range(1, len(shape))), "sharding": None}
+    params = broadcast_params(shape, range(1, len(shape)))
     made = jax.ShapeDtypeStruct(shape, x.dtype)
     return site.emit("broadcast_in_dim", (x,), (made,), primitive=lax.broadcast_in_dim_p, params=params)[0]
 
