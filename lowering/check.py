@@ -15,7 +15,9 @@ Some leaves are made of digits that no order of summation agrees on: Adam divide
 that is zero but for rounding by its own size. So before a leaf is called wrong, the unsharded
 step runs a few times more with its arguments *nudged* by the rounding of the coarsest floats it
 computes in (a loss in float32 may come from products in bfloat16); what that does to the leaf,
-times ``MARGIN``, is allowed as well. A tolerance that was asked for is kept as it is.
+times ``MARGIN``, is allowed as well. And the unsharded step runs once in wider floats, if it sums
+in short ones: the sharded step may be as far from that as the unsharded step is, so twice that
+distance may lie between the two. A tolerance that was asked for is kept as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +42,7 @@ class LeafError:
 
     Args:
       noise: what rounding its arguments does to it.
+      own: how far the unsharded step is off the same step in wider floats.
       lost: how many of its values are not finite, in the unsharded step either.
     """
 
@@ -48,6 +51,7 @@ class LeafError:
     tolerance: float
     fault: str = ""
     noise: float = 0.0
+    own: float = 0.0
     lost: int = 0
 
     @property
@@ -57,14 +61,16 @@ class LeafError:
 
     @property
     def unknown(self) -> bool:
-        """Whether rounding its arguments moves it so far that its error says nothing."""
-        return self.ok and self.noise > 0 and self.tolerance >= 1
+        """Whether rounding moves it so far that its error says nothing."""
+        return self.ok and max(self.noise, self.own) > 0 and self.tolerance >= 1
 
     def __str__(self) -> str:
         noise = f" (nudging the arguments moves it by {self.noise:.0e})" if self.noise else ""
+        own = f" (the unsharded step is {self.own:.0e} off itself in wider floats)" if self.own else ""
         lost = f" ({_values(self.lost)} not finite, in the unsharded step too)" if self.lost else ""
         name = self.path or "the result"
-        return f"{name}: {self.fault or f'relative error {self.error:.2e}, allowed {self.tolerance:.0e}'}{noise}{lost}"
+        said = self.fault or f"relative error {self.error:.2e}, allowed {self.tolerance:.0e}"
+        return f"{name}: {said}{noise}{own}{lost}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class CheckReport:
         count, exact = len(self.leaves), sum(leaf.error == 0 and leaf.ok for leaf in self.leaves)
         unknown, lost = sum(leaf.unknown for leaf in self.leaves), sum(leaf.lost > 0 for leaf in self.leaves)
         said = [f"{count - unknown} of {count} outputs agree, {exact} of them exactly"]
-        said += [f"of {unknown} nothing can be said: rounding the arguments moves them as far"] if unknown else []
+        said += [f"of {unknown} nothing can be said: rounding moves them as far"] if unknown else []
         said += [f"{lost} not finite everywhere"] if lost else []
         return "\n".join([f"{'; '.join(said)}; the worst:", *(f"  {leaf}" for leaf in self.leaves[:5])])
 
@@ -98,18 +104,22 @@ def check_numbers(
     paths: Sequence[str],
     tolerance: float | None = None,
     nudged: Callable[[], Iterable[Sequence[Any]]] = tuple,
+    widened: Callable[[], Sequence[Any] | None] = lambda: None,
 ) -> CheckReport:
     """Compare flat outputs; ``tolerance`` replaces the default of every float dtype.
 
     Args:
       nudged: makes the expected outputs for nudged arguments, a few times; asked only where a leaf is off.
+      widened: makes them in wider floats, if the step has shorter ones; likewise.
 
     Raises CheckError naming the leaves that are off, worst first.
     """
     report = _compare_all(expected, got, paths, tolerance)
     if not report.ok and tolerance is None:
         noise = [_compare_all(expected, outputs, paths, None) for outputs in nudged()]
-        report = CheckReport(tuple(_with_noise(leaf, noise) for leaf in report.leaves))
+        wide = widened()
+        own = [_compare_all(expected, _like(expected, wide), paths, None)] if wide is not None else []
+        report = CheckReport(tuple(_with_noise(leaf, noise, own) for leaf in report.leaves))
     if not report.ok:
         wrong = [str(leaf) for leaf in report.leaves if not leaf.ok]
         title = f"{len(wrong)} of {len(report.leaves)} outputs differ from the unsharded step"
@@ -149,12 +159,24 @@ def _compare_all(
     return CheckReport(tuple(sorted(leaves, key=lambda leaf: (leaf.ok, -leaf.error))))
 
 
-def _with_noise(leaf: LeafError, reports: Iterable[CheckReport]) -> LeafError:
-    """A leaf that is off, with what nudging does to it as part of its tolerance."""
+def _with_noise(leaf: LeafError, nudged: Iterable[CheckReport], wide: Iterable[CheckReport]) -> LeafError:
+    """A leaf that is off, with what rounding does to it as part of its tolerance."""
     if leaf.ok or leaf.fault:
         return leaf
-    noise = max((x.error for r in reports for x in r.leaves if x.path == leaf.path and not x.fault), default=0.0)
-    return replace(leaf, noise=noise, tolerance=max(leaf.tolerance, MARGIN * noise))
+    noise, own = _worst(leaf.path, nudged), _worst(leaf.path, wide)
+    return replace(leaf, noise=noise, own=own, tolerance=max(leaf.tolerance, MARGIN * noise, 2 * own))
+
+
+def _worst(path: str, reports: Iterable[CheckReport]) -> float:
+    return max((x.error for r in reports for x in r.leaves if x.path == path and not x.fault), default=0.0)
+
+
+def _like(expected: Sequence[Any], wide: Sequence[Any]) -> list[Any]:
+    """The outputs of the wide step, in the dtypes of the other."""
+    return [
+        jnp.asarray(b, a.dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else b
+        for a, b in zip(expected, wide, strict=True)
+    ]
 
 
 def _plain(x: Any) -> np.ndarray:

@@ -37,6 +37,10 @@ class Target(ABC):
         """What a loop's body starts with, given consts, carries and slices; ``arrays`` as they are by default."""
         return arrays
 
+    def literal(self, x: Literal) -> jax.Array:
+        """A literal as an operand, of exactly its dtype by default."""
+        return literal(x)
+
     @abstractmethod
     def define(self, value: Value, array: jax.Array) -> None:
         """Keep ``array`` as ``value``."""
@@ -64,7 +68,9 @@ def _run(target: Target, op: Op) -> Sequence[jax.Array]:
 
 
 def _operands(target: Target, op: Op) -> Arrays:
-    return tuple(literal(x) if isinstance(x, Literal) else target.read(op, i, x) for i, x in enumerate(op.inputs))
+    return tuple(
+        target.literal(x) if isinstance(x, Literal) else target.read(op, i, x) for i, x in enumerate(op.inputs)
+    )
 
 
 def literal(x: Literal) -> jax.Array:

@@ -27,6 +27,7 @@ from meshdsl.layouts.rules import Rules
 from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
+from meshdsl.lowering.wide import wide_step
 from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
 from meshdsl.pins import make_pins
@@ -171,8 +172,13 @@ class Sharded:
             least = rounding(executable.program)
             return (alone([nudge(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
 
+        def widened() -> list[Any] | None:
+            step = wide_step(self._trace(call))
+            return step and jax.block_until_ready(jax.jit(step)(*executable.copies(call.leaves, whole=True)))
+
         expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
-        return check_numbers(expected, got, [leaf.path for leaf in executable.program.outputs], tolerance, nudged)
+        paths = [leaf.path for leaf in executable.program.outputs]
+        return check_numbers(expected, got, paths, tolerance, nudged, widened)
 
     def _run(self, call: Call, tree: Any = None) -> Any:
         check_values(call.name, call.paths, call.leaves)

@@ -23,15 +23,25 @@ dim that can be split pinned, and compares the numbers with the unsharded functi
 A sweep can be limited to some cases of each primitive; the rows count the cases that were judged.
 XLA's optimizations are off.
 """
-# Operations on which nothing but a gather is known to be as good, and why.
+# Operations on which nothing but a gather is known to be as good and to give the same numbers, and why.
 WHOLE = {
-    **dict.fromkeys("cholesky eig eigh lu qr svd".split(), "one matrix is one problem; batches are split"),
+    **dict.fromkeys("eig eigh qr svd".split(), "unique but for signs: blocks would find others; batches are split"),
     **dict.fromkeys(
-        "triangular_solve tridiagonal_solve".split(), "the matrix is one problem; right-hand sides are split"
+        "cholesky lu".split(), "by blocks, half of that or more is sent, panel after panel; batches are split"
+    ),
+    **dict.fromkeys(
+        "triangular_solve tridiagonal_solve".split(), "each row waits for those before it; right-hand sides are split"
     ),
     "approx_top_k": "of equal elements any may be chosen; blocks could choose others",
+    "sort": "not stable: equal keys may change places; blocks could change others",
     "reshape": "no block of the operand is one of the result",
+    "concatenate": "no block of an operand is one of the result; other dims are split",
     "slice": "more than half of the dim is cut off",
+    "pad": "what is added is longer than a block",
+    **dict.fromkeys("reduce_window_max select_and_scatter_add".split(), "a window is longer than a block"),
+    "scatter-mul": "updates are split, and no collective multiplies",
+    **dict.fromkeys("reduce_max reduce_min".split(), "complex numbers, of which no collective takes the largest"),
+    "reduce": "a function of one's own, whose first value need not be neutral",
     **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few numbers"),
 }
 
@@ -90,7 +100,10 @@ def _gathered(results: Iterable[Result]) -> str:
         key: [r.bytes for r in found if (r.reason, r.outcome) == key] for key in {(r.reason, r.outcome) for r in found}
     }
     ranked = sorted(costs.items(), key=lambda item: (-sum(item[1]), item[0]))
-    rows = [(name, kind, len(sent), sum(sent), max(sent), WHOLE.get(name, "")) for (name, kind), sent in ranked]
+    rows = [
+        (name, kind, len(sent), sum(sent), max(sent), WHOLE.get(name, "") if kind == "fallback" else "")
+        for (name, kind), sent in ranked
+    ]
     header = ("gathered by", "outcome", "cases", "bytes", "most in a case", "why")
     return "\n".join(["Bytes that one device sends for what is gathered:\n", table(header, rows), ""]) if rows else ""
 

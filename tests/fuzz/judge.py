@@ -22,6 +22,7 @@ from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, check_numbers, nudge, rounding
 from meshdsl.lowering.hlo import compiled_collectives
 from meshdsl.lowering.verify import Line, compare
+from meshdsl.lowering.wide import wide_step
 from meshdsl.pad import pad_program, plan_program
 from meshdsl.pad.choose import padded_sizes
 from meshdsl.pins import make_pins
@@ -158,10 +159,18 @@ def _check_results(planned: Sequence[Planned], args: Sequence[Any], got: Sequenc
 
     expected = alone(args)
     for i, one in enumerate(planned):
-        noise = partial(_each, nudged, i)
-        check_numbers(expected[i], got[i], [leaf.path for leaf in one.program.outputs], None, noise)
+        wide = partial(_wide, one.case)
+        check_numbers(
+            expected[i], got[i], [leaf.path for leaf in one.program.outputs], None, partial(_each, nudged, i), wide
+        )
 
 
 def _each(nudged: Callable[[int], Any], i: int) -> Iterator[Any]:
     """The results of case ``i`` for nudged arguments."""
     return (nudged(seed)[i] for seed in range(NUDGES))
+
+
+def _wide(case: Case) -> list[Any] | None:
+    """The results of a case in wider floats."""
+    step = wide_step(trace(case.step, case.args()))
+    return step and jax.jit(step)(*jax.tree.leaves(case.args()))

@@ -123,7 +123,7 @@ def test_the_report_says_where_it_says_nothing():
     report = check_numbers([wild, BIG], [wild, -BIG], ["wild", "w"], nudged=lambda: loose)
     assert str(report).splitlines() == [
         "1 of 2 outputs agree, 1 of them exactly; "
-        "of 1 nothing can be said: rounding the arguments moves them as far; 1 not finite everywhere; the worst:",
+        "of 1 nothing can be said: rounding moves them as far; 1 not finite everywhere; the worst:",
         "  w: relative error 2.00e+00, allowed 4e+00 (nudging the arguments moves it by 1e+00)",
         "  wild: relative error 0.00e+00, allowed 2e-04 (2 values are not finite, in the unsharded step too)",
     ]
