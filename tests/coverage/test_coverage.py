@@ -65,6 +65,6 @@ def test_page():
     text = page({"jax 1": [*results, Result("sin", "sin_1", "fail", "ValueError: no")]})
     assert "| sort | 2 |  |  | 1 |  | 1 | sort |" in text
     assert "| **2 primitives** | 3 |  |  | 1 | 1 | 1 |  |" in text
-    assert "| sort | fallback | 1 | 24 | 24 |  |" in text
+    assert "| sort | fallback | 1 | 24 | 24 | not stable: " in text
     assert "Skipped: 1 no dim to split." in text
     assert "* `sin_1`: ValueError: no" in text
