@@ -40,6 +40,7 @@ _NAMES = {
     "meshdsl.dsl.remat": ("keep", "remat"),
     "meshdsl.dsl.stack": ("stack",),
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
+    "meshdsl.pipeline.spec": ("Pipeline",),
     "meshdsl.plan": ("Plan", "load_plan"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -31,6 +31,7 @@ from meshdsl.lowering.wide import wide_step
 from meshdsl.options import Options, donated_leaves, settings
 from meshdsl.pad import pad_program, plan_program
 from meshdsl.pins import make_pins
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.match import check_match
 from meshdsl.plan.sound import check_sound
 from meshdsl.plan.value import Plan
@@ -39,6 +40,7 @@ from meshdsl.program import Program
 from meshdsl.trace import Call, flatten_call, trace
 from meshdsl.trace.arguments import step_name
 from meshdsl.trace.values import check_values
+from meshdsl.turns import in_turns, whole_function
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
 
@@ -58,6 +60,7 @@ def parallelize(
     plan: Plan | None = None,
     devices: Sequence[jax.Device] | None = None,
     rules: Rules | str | None = None,
+    pipeline: Pipeline | None = None,
 ) -> "Sharded":
     """The step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -74,6 +77,7 @@ def parallelize(
       static_argnames: the same by name.
       plan: run this plan, a loaded one say, instead of planning; mesh, topology, memory and pins have to agree with it.
       devices: the devices of the mesh, outermost axis first; default is the first of all.
+      pipeline: take the batch in microbatches; default is as ``plan`` does.
 
     Raises ArgumentError, listing all arguments that are not of these kinds.
     """
@@ -90,6 +94,7 @@ def parallelize(
         static_argnames=static_argnames,
         plan=plan,
         devices=devices,
+        pipeline=pipeline,
     )
     return Sharded(step, options)
 
@@ -162,7 +167,7 @@ class Sharded:
         call = self._call(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
         executable = self._executable(call)
-        jitted = jax.jit(lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves)))
+        jitted = jax.jit(self._reference(call))
 
         def alone(leaves: Sequence[Any]) -> list[Any]:
             results = jitted(*executable.copies(leaves, whole=True))
@@ -179,6 +184,12 @@ class Sharded:
         expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
         paths = [leaf.path for leaf in executable.program.outputs]
         return check_numbers(expected, got, paths, tolerance, nudged, widened)
+
+    def _reference(self, call: Call) -> Callable[..., Any]:
+        """What the planned step is compared with, on flat arrays."""
+        if self.options.pipeline and self.options.pipeline.per_microbatch:
+            return whole_function(self._trace(call).graph)
+        return lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))
 
     def _run(self, call: Call, tree: Any = None) -> Any:
         check_values(call.name, call.paths, call.leaves)
@@ -224,8 +235,9 @@ class Sharded:
 
     def _trace(self, call: Call) -> Traced:
         static = self.options.static_argnums, self.options.static_argnames
-        rules = self.options.rules.inside
-        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
+        rules, pipeline = self.options.rules.inside, self.options.pipeline
+        traced = trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
+        return in_turns(traced, pipeline) if pipeline else traced
 
     def _call(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)

@@ -17,6 +17,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.options import Options, argument_faults, memory_bytes
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.value import Plan
 from meshdsl.trace.arguments import step_name
 
@@ -39,6 +40,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
         static_argnames=_several("static_argnames", asked["static_argnames"], str, rows),
         plan=plan,
         devices=_devices(asked["devices"], rows),
+        pipeline=_pipeline(asked["pipeline"], plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -115,6 +117,16 @@ def _plan(plan: object, rows: list[str]) -> Plan | None:
         f"md.load_plan({str(plan)!r}) reads a file" if file else "sharded.plan(*args) and md.load_plan(file) give one"
     )
     rows.append(f"plan: {is_a(plan)}, not a plan; {made}")
+    return None
+
+
+def _pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline | None:
+    """The pipeline; that of the plan to run if none is stated."""
+    if pipeline is None:
+        return plan.pipeline if plan else None
+    if isinstance(pipeline, Pipeline):
+        return pipeline
+    rows.append(f"pipeline: {is_a(pipeline)}, not a pipeline; write md.Pipeline(microbatches=8)")
     return None
 
 

@@ -50,6 +50,10 @@ class ScheduleError(MeshDSLError):
     """A pipeline schedule that cannot run, or that there is not."""
 
 
+class PipelineError(MeshDSLError):
+    """A step that cannot be run microbatch by microbatch, or stage by stage."""
+
+
 class MemoryLimitError(MeshDSLError):
     """No plan was found that fits the memory limit."""
 

@@ -22,6 +22,7 @@ from math import prod
 from typing import Any
 
 from meshdsl.errors import TraceError
+from meshdsl.pipeline.spec import Pipeline
 
 LOOPS = ("scan", "while", "cond")
 
@@ -152,6 +153,7 @@ class Program:
 
     Args:
       spread: it states shardings of jax's own, so that ``jax.jit`` runs it on several devices only.
+      pipeline: how it takes the batch in microbatches, if it does.
     """
 
     graph: Graph
@@ -162,6 +164,7 @@ class Program:
     name: str = "step"
     notes: list[str] = field(default_factory=list)
     spread: bool = False
+    pipeline: Pipeline | None = None
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

@@ -15,6 +15,7 @@ from meshdsl.ir import Leaf
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.value import Plan
 
 _UNITS = {
@@ -53,6 +54,7 @@ class Options:
     static_argnames: tuple[str, ...] = ()
     plan: Plan | None = None
     devices: tuple[jax.Device, ...] | None = None
+    pipeline: Pipeline | None = None
 
 
 def settings() -> tuple[Any, ...]:

@@ -49,8 +49,8 @@ def make_pins(
       donated: indices of inputs whose memory the step may reuse.
       rules: mesh axes by named dims; where a glob names an axis too, the glob decides it.
     """
-    follows = _follows(program.inputs, program.outputs)
-    ruled = RulePins(program, mesh, rules or Rules(), follows)
+    replaced = follows(program.inputs, program.outputs)
+    ruled = RulePins(program, mesh, rules or Rules(), replaced)
     rows = list(ruled.faults)
     given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {}, ruled.inputs)
     wanted = _Side("outputs", "output", program.outputs, mesh, rows).read(outputs or {}, ruled.outputs)
@@ -59,7 +59,7 @@ def make_pins(
             rows += _constrain_faults(op, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
-    kept = tuple(None if pin.axes else source for pin, source in zip(wanted, follows, strict=True))
+    kept = tuple(None if pin.axes else source for pin, source in zip(wanted, replaced, strict=True))
     return Pins(given, wanted, kept, frozenset(donated))
 
 
@@ -179,7 +179,7 @@ class _Subtree:
         return split_path(path) if path else ()
 
 
-def _follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]:
+def follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]:
     """Per output, the input that it replaces."""
     found: dict[int, int] = {}
     free = _arguments(inputs)

@@ -21,5 +21,13 @@ def planned(
       plan: run this plan instead of planning.
     """
     state = tuple(range(len(program.args) - 1))
-    rules = program.rules if rules is None else rules
-    return parallelize(program.step, mesh, program.layouts, rules=rules, memory=memory, donate_argnums=state, plan=plan)
+    return parallelize(
+        program.step,
+        mesh,
+        program.layouts,
+        rules=program.rules if rules is None else rules,
+        memory=memory,
+        donate_argnums=state,
+        plan=plan,
+        pipeline=program.pipeline,
+    )

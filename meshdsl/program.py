@@ -7,6 +7,7 @@ from typing import Any
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.rules import Rules
+from meshdsl.pipeline.spec import Pipeline
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Program:
       args: its arguments, arrays or ``jax.ShapeDtypeStruct``; tuples are positional.
       layouts: pins by globs over the arguments' paths.
       rules: mesh axes by named dims, a text or ``md.Rules``.
-      pipeline: how to run the step as a pipeline.
+      pipeline: how the step takes its batch in microbatches.
       init: makes the arguments that the step replaces, for training.
       batches: the batches of a training run, from the first: ``meshdsl.training.batches.Batches`` or any iterable.
       evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained arguments.
@@ -29,7 +30,7 @@ class Program:
     args: tuple[Any, ...]
     layouts: Mapping[str, Layout | str] | None = None
     rules: Rules | str | None = None
-    pipeline: Any = None
+    pipeline: Pipeline | None = None
     init: Callable[..., Any] | None = None
     batches: Callable[..., Iterable[Any]] | None = None
     evaluate: Callable[..., Mapping[str, Any]] | None = None
@@ -45,6 +46,8 @@ class Program:
             rows.append(f"layouts: {is_a(self.layouts)}, not a dict of layouts by globs")
         if self.rules is not None and not isinstance(self.rules, Rules | str):
             rows.append(f"rules: {is_a(self.rules)}, not layout rules, such as 'batch:data hidden:model'")
+        if self.pipeline is not None and not isinstance(self.pipeline, Pipeline):
+            rows.append(f"pipeline: {is_a(self.pipeline)}, not a pipeline, such as md.Pipeline(microbatches=8)")
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             rows.append(f"steps: {is_a(self.steps)}, not a number of training steps")
         if rows:

@@ -19,6 +19,7 @@ LAYERS = [
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     ("meshdsl.pin_faults", "meshdsl.rule_pins", "meshdsl.pins", "meshdsl.planner", "meshdsl.plan", "meshdsl.pad"),
     ("meshdsl.lowering",),
+    ("meshdsl.turns",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.asked", "meshdsl.executable", "meshdsl.api"),
     ("meshdsl.planned",),
     ("meshdsl.report",),

@@ -5,7 +5,7 @@ result's block from the operands' blocks. For most operations it is the same pri
 the same parameters. Only those whose parameters speak of shapes or positions (reshape, iota,
 slice, gather, ...) register a program of their own.
 
-A local program uses ``jax.lax`` and ``lax.axis_index`` over named axes, nothing else. So the
+A local program uses ``jax.lax`` and positions on named axes, nothing else. So the
 code that runs under ``shard_map`` is the code that the rules are proved with under
 ``jax.vmap(axis_name=...)``, where the ranks are rows of an array.
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax import lax
 
 from meshdsl.ir import Op
 from meshdsl.layouts.layout import Layout
+from meshdsl.lowering.position import position
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Local:
         """Position of this device along ``axes``, major first, as an int32 scalar."""
         at: jax.Array = jax.numpy.int32(0)
         for axis in axes:
-            at = at * self.sizes[axis] + lax.axis_index(axis)
+            at = at * self.sizes[axis] + position(axis)
         return at
 
     def offset(self, layout: Layout, dim: int, global_size: int) -> jax.Array:

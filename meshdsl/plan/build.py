@@ -32,6 +32,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
+        pipeline=program.pipeline,
     )
 
 

@@ -125,6 +125,7 @@ def _record(plan: Plan) -> PlanFile:
         uses=uses,
         moves=moves,
         padded=plan.padded,
+        pipeline=plan.pipeline,
         seals=(),
     )
 
@@ -136,7 +137,7 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
-    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), f.padded)
+    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), f.padded, f.pipeline)
 
 
 def _solution(f: PlanFile) -> Solution:

@@ -30,6 +30,8 @@ def _differences(plan: Plan, program: Program, mesh: Mesh, pins: Pins) -> Iterat
     if tuple(plan.mesh) != tuple(mesh):
         yield f"mesh: {plan.mesh} in the plan, {mesh} here"
     yield from _topology(plan.topology, mesh.topology)
+    if plan.pipeline != program.pipeline:
+        yield f"pipeline: {plan.pipeline or 'none'} in the plan, {program.pipeline or 'none'} here"
     rows = [*_leaves("input", plan.inputs, program.inputs), *_leaves("output", plan.outputs, program.outputs)]
     yield from rows
     if not rows and fingerprint(program) != plan.fingerprint:

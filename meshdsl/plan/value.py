@@ -20,6 +20,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import COLLECTIVES
 from meshdsl.layouts.topology import Topology
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.planner.solution import Solution
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Plan:
       held: what fills the memory at its fullest point, as (name, bytes), largest first.
       notes: what the reader should know, such as operations without a rule.
       padded: lengths of dims that are padded inside the step, each with what it is padded to.
+      pipeline: how the step takes its batch in microbatches, if it does.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Plan:
     notes: tuple[str, ...]
     solution: Solution
     padded: tuple[tuple[int, int], ...] = ()
+    pipeline: Pipeline | None = None
 
     @property
     def mesh(self) -> Mesh:

@@ -1,0 +1,168 @@
+"""The step with a loop over microbatches in it.
+
+    before   what does not depend on the batch                     once
+    inside   what is known of a part of the batch, and sums of it   once per microbatch
+    after    what reads the sums, the optimizer say                 once
+
+Nothing is differentiated again and nothing is scaled: parts of sums are added up in the dtype that they have. The
+result is a step like any other with a scan in it, which is planned as any other: a gradient is a carry of that scan,
+and is reduced over the devices after it, once.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from meshdsl.ir import Graph, Program, Value
+from meshdsl.layouts.placement import B, Partial, Split
+from meshdsl.lowering.moves import identity
+from meshdsl.lowering.position import taking_turns
+from meshdsl.lowering.walk import Arrays
+from meshdsl.trace import clean, finish
+from meshdsl.trace.graphs import values
+from meshdsl.trace.read import read_jaxpr
+from meshdsl.turns.placing import EACH, WHOLE, Place, Placing, held, place_step
+from meshdsl.turns.runner import AXIS, Runner, marked, put_back
+
+_JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
+
+
+def accumulate(program: Program, turns: int, batch: Collection[int], each: bool = False) -> Program:
+    """The program, taking the batch in microbatches.
+
+    Args:
+      turns: microbatches.
+      batch: positions of the inputs whose first dim, which ``turns`` divides, is that of the batch.
+      each: take every microbatch for itself where the step needs the whole batch.
+
+    Raises PipelineError where it does and ``each`` is not set.
+    """
+    graph = program.graph
+    step = _Step(graph, place_step(graph, turns, [graph.inputs[i].id for i in batch], each))
+    note = f"a loop over {turns} microbatches: {len(step.inside)} of {len(graph.ops) - 1} operations run in it"
+    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, note])
+
+
+def retraced(graph: Graph, run: Any) -> Graph:
+    """The graph of another way to run a graph, with the lines of the operations that it runs."""
+    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in graph.inputs]
+    return finish(clean(put_back(read_jaxpr(jax.make_jaxpr(run)(*avals)), graph)))
+
+
+class _Step:
+    """A step in three parts; ``exported`` are values of the inside that others read."""
+
+    def __init__(self, graph: Graph, placing: Placing) -> None:
+        self.graph, self.placing = graph, placing
+        ops = graph.ops[:-1]
+        self.makers = {v.id: op for op in ops for v in op.outputs}
+        self.after = [op for op in ops if any(placing.of(v) is WHOLE for v in op.outputs)]
+        self.inside = [op for op in ops if placing.in_turns(op)]
+        self.before = [op for op in ops if op not in self.after and op not in self.inside]
+        self.batch = [v for v in graph.inputs if isinstance(placing.of(v), Split)]
+        readers = (*self.after, graph.ops[-1])
+        read = {v.id: v for op in readers for v in values(op.inputs) if placing.of(v) not in (B, WHOLE)}
+        self.exported = [v for v in read.values() if v not in self.batch]
+
+    def run(self, *arrays: jax.Array) -> Arrays:
+        """The step on whole arrays."""
+        whole = Runner(Placing(self.placing.turns))
+        whole.define(self.graph.inputs, arrays, [B] * len(arrays))
+        whole.run(self.before)
+        whole.define(self.exported, self._loop(whole), [B] * len(self.exported))
+        whole.run(self.after)
+        return tuple(whole.get(x, B) for x in self.graph.returned)
+
+    def _loop(self, whole: Runner) -> list[jax.Array]:
+        """The exported values, whole."""
+        with marked(self.inside[0]):
+            return self._looped(whole)
+
+    def _looped(self, whole: Runner) -> list[jax.Array]:
+        blocks = tuple(dealt(whole.get(v, B), self.placing.turns) for v in self.batch)
+        sums = [Sum.of(v, self.placing) for v in self.exported]
+
+        def turn(carry: Arrays, given: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
+            with taking_turns(AXIS, given[0]):
+                found = self._turn(whole, given[1])
+            return self._added(sums, carry, found), _others(found, sums)
+
+        start = tuple(s.nothing for s in sums if s)
+        totals, stacks = lax.scan(turn, start, (jnp.arange(self.placing.turns), blocks))
+        left, right = iter(totals), iter(stacks)
+        pairs = zip(self.exported, sums, strict=True)
+        return [next(left) if s else self._joined(v, next(right)) for v, s in pairs]
+
+    def _added(self, sums: Sequence["Sum | None"], carry: Arrays, found: Arrays) -> Arrays:
+        so_far, added = iter(carry), []
+        for v, s, x in zip(self.exported, sums, found, strict=True):
+            if s:
+                with marked(self.makers[v.id]):
+                    added.append(s.add(next(so_far), x))
+        return tuple(added)
+
+    def _joined(self, v: Value, stack: jax.Array) -> jax.Array:
+        with marked(self.makers[v.id]):
+            return joined(stack, self.placing.of(v))
+
+    def _turn(self, whole: Runner, blocks: Sequence[jax.Array]) -> Arrays:
+        inner = Runner(self.placing, dict(whole.arrays))
+        inner.add(self.graph)
+        for v, block in zip(self.batch, blocks, strict=True):
+            del inner.arrays[v.id, B]
+            inner.arrays[v.id, Split(0)] = block
+        inner.run(self.inside)
+        return tuple(inner.natural(v) for v in self.exported)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A value to which every turn adds."""
+
+    value: Value
+    reduction: str
+    turns: int
+
+    @classmethod
+    def of(cls, value: Value, placing: Placing) -> "Sum | None":
+        """How a value made in turns is put together; None if each turn makes a part, or all of it."""
+        place = placing.of(value)
+        if isinstance(place, Partial):
+            return cls(value, place.reduction, 1)
+        mean = place is EACH and jnp.issubdtype(value.dtype, jnp.inexact)
+        return cls(value, "sum", placing.turns) if mean else None
+
+    @property
+    def nothing(self) -> jax.Array:
+        """What the first turn is added to."""
+        return jnp.full(self.value.shape, identity(self.reduction, self.value.dtype), self.value.dtype)
+
+    def add(self, so_far: jax.Array, found: jax.Array) -> jax.Array:
+        """With another turn's."""
+        part = found / self.turns if self.turns > 1 else found
+        total: jax.Array = _JOIN[self.reduction](so_far, part)
+        return total
+
+
+def dealt(x: jax.Array, turns: int) -> jax.Array:
+    """The first dim in blocks, one per turn."""
+    return x.reshape(turns, x.shape[0] // turns, *x.shape[1:])
+
+
+def joined(x: jax.Array, place: Place) -> jax.Array:
+    """Blocks of all turns, one after the other along the dim that they are of; else what the last turn has."""
+    split = held(place)
+    if not isinstance(split, Split):
+        return x[-1]
+    dim = int(split.dim)
+    apart = jnp.moveaxis(x, 0, dim)
+    return apart.reshape(*apart.shape[:dim], -1, *apart.shape[dim + 2 :])
+
+
+def _others(found: Arrays, sums: Sequence[Sum | None]) -> Arrays:
+    """What is not added up."""
+    return tuple(x for x, s in zip(found, sums, strict=True) if s is None)
