@@ -40,7 +40,7 @@ def main() -> None:
     compiled |= {name: jitted.lower(*program.args).compile() for name, (jitted, _) in peers.items()}
     sent = {name: sent_bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
     args = (*program.init(), random_batch(program))
-    steps = {OURS: stepper(sharded, args)}
+    steps = {OURS: stepper(sharded, args, sharded.input_shardings(*args)[0])}
     steps |= {name: stepper(compiled[name], args, shardings) for name, (_, shardings) in peers.items()}
     print(_report(interleave(steps, options.rounds), sent), f"\n{options.rounds} interleaved steps; {machine()}")
 
@@ -51,7 +51,11 @@ def sent_bytes(text: str, mesh: Mesh) -> float:
 
 
 def stepper(step: Callable[..., Any], args: tuple[Any, ...], shardings: Any = None) -> Callable[[], Any]:
-    """A function that takes one more step of its own run; the step returns the next state, then its results."""
+    """A function that takes one more step of its own run; the step returns the next state, then its results.
+
+    Args:
+      shardings: where its arguments lie from the start, batch included.
+    """
     own = jax.tree.map(lambda x: jnp.array(x, copy=True), args)
     own = own if shardings is None else jax.device_put(own, shardings)
     run = {"state": own[:-1]}

@@ -85,7 +85,8 @@ def _timed(case: Case, rounds: int) -> Facts:
     plan = sharded.plan(*program.args)
     yield {"plan seconds": time.perf_counter() - start}
     compiled, shardings = between(program, plan)
-    steps = {OURS: stepper(sharded, program.args), XLA: stepper(compiled, program.args, shardings)}
+    ours = stepper(sharded, program.args, sharded.input_shardings(*program.args)[0])
+    steps = {OURS: ours, XLA: stepper(compiled, program.args, shardings)}
     seconds = interleave(steps, rounds)
     faster = ratio(seconds[OURS], seconds[XLA])
     yield {"step ratio": [faster.median, faster.low, faster.high], "rounds": rounds}
