@@ -5,13 +5,11 @@ from pathlib import Path
 import jax
 import pytest
 
+from meshdsl.pytest_plugin import UPDATE
+
 jax.config.update("jax_num_cpu_devices", 8)
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden/* instead of comparing with them")
 
 
 @pytest.fixture
@@ -20,10 +18,10 @@ def golden(request):
 
     def compare(name, text):
         file = GOLDEN / name
-        if request.config.getoption("--update-golden"):
+        if request.config.getoption(UPDATE):
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
-        assert file.exists(), f"{file.name} is missing; pytest --update-golden writes it"
+        assert file.exists(), f"{file.name} is missing; pytest {UPDATE} writes it"
         assert text == file.read_text()
 
     return compare

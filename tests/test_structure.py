@@ -21,7 +21,7 @@ LAYERS = [
     ("meshdsl.lowering",),
     ("meshdsl.turns",),
     ("meshdsl.calibrate", "meshdsl.program", "meshdsl.options", "meshdsl.asked", "meshdsl.executable", "meshdsl.api"),
-    ("meshdsl.planned", "meshdsl.watching"),
+    ("meshdsl.planned", "meshdsl.watching", "meshdsl.pytest_plugin"),
     ("meshdsl.report",),
     ("meshdsl.training",),
     ("meshdsl.cli", "meshdsl.__main__"),

@@ -1,0 +1,52 @@
+"""A pytest plugin: plans that a test holds to what they were.
+
+    def test_communication(golden_plan):
+        golden_plan("step.json", sharded.plan(*args))
+
+compares with ``golden/step.json`` beside the test's file, and fails with the difference. ``pytest
+--update-golden`` writes the files instead. Installed with meshdsl, pytest loads it by itself.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from meshdsl.plan import Plan
+
+FOLDER = "golden"
+UPDATE = "--update-golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--update-golden``."""
+    group = parser.getgroup("meshdsl")
+    group.addoption(UPDATE, action="store_true", help="write the golden plans instead of comparing with them")
+
+
+@pytest.fixture
+def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan], None]":
+    """``golden_plan("name.json", plan)`` fails, with the difference, if the plan is not that of the file."""
+
+    def compare(name: str, plan: "Plan") -> None:
+        file = request.path.parent / FOLDER / name
+        if request.config.getoption(UPDATE):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            plan.save(file)
+        __tracebackhide__ = True
+        if fault := difference(file, plan):
+            pytest.fail(fault, pytrace=False)
+
+    return compare
+
+
+def difference(file: Path, plan: "Plan") -> str:
+    """What a plan does otherwise than the one of a file; empty if nothing."""
+    from meshdsl.plan import load_plan
+
+    if not file.exists():
+        return f"there is no golden plan {file}; pytest {UPDATE} writes it"
+    found = load_plan(file).diff(plan)
+    return f"the plan is not that of {file}; pytest {UPDATE} accepts it:\n{found}" if found else ""
