@@ -38,7 +38,7 @@ def small_program():
     w, x, y = Value(0, (8, 16), F32), Value(1, (32, 8), F32), Value(2, (32, 16), F32)
     s, w2 = Value(3, (), F32), Value(4, (8, 16), F32)
     ops = (
-        Op(0, "dot_general", None, {}, (x, w), (y,), line(31)),
+        Op(0, "dot_general", None, {"dimension_numbers": (((1,), (0,)), ((), ()))}, (x, w), (y,), line(31)),
         Op(1, "reduce_sum", None, {}, (y,), (s,), line(32)),
         Op(2, "unheard_of", None, {}, (w, s), (w2,), line(33), "optimizer"),
         Op(3, "return", None, {}, (w2, s), ()),

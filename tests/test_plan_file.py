@@ -109,6 +109,8 @@ def test_other_white_space_is_no_damage(file):
             "moves[0]: no all-gather over model leads from data=S(1) model=B to data=B model=B",
         ),
         (put(77, "moves", 0, 0), "moves[0]: there is no value 77"),
+        (put(77, "spans", 0, 0), "spans[0]: there is no line 77"),
+        (put(3, "spans", 0, 7), "spans: they wait for 4 collectives, of 2"),
         (put(1e-9, "seconds"), "seconds: not as it was saved"),
         (put(1.0, "lower_bound"), "lower_bound: not as it was saved"),
         (put(12, "peak"), "peak: not as it was saved"),

@@ -3,6 +3,6 @@
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans
 from meshdsl.plan.file import load_plan
-from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.plan.value import Array, Collective, Line, Plan, Span
 
-__all__ = ["Array", "Collective", "Plan", "PlanDiff", "build_plan", "diff_plans", "load_plan"]
+__all__ = ["Array", "Collective", "Line", "Plan", "PlanDiff", "Span", "build_plan", "diff_plans", "load_plan"]

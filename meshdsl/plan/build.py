@@ -11,6 +11,7 @@ from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
 from meshdsl.plan.reason import Reasons
+from meshdsl.plan.spans import Lines, make_spans
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
@@ -22,18 +23,27 @@ _RULELESS = (*LOOPS, "return", "constrain", "constant")
 def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
     """The plan of ``program`` that ``solution`` chose under ``pins``."""
     reasons = Reasons(program, solution)
+    waits = _waits(program, solution, reasons)
+    lines = Lines(program, reasons)
     return Plan(
         name=program.name,
         fingerprint=fingerprint(program),
         operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
-        collectives=tuple(_collectives(program, solution, reasons)),
+        collectives=tuple(c for _, c in waits),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
         pipeline=program.pipeline,
+        lines=lines.texts,
+        spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, Counter(op.id for op, _ in waits))),
     )
+
+
+def collectives_of(program: Program, solution: Solution) -> list[Collective]:
+    """Every collective of a solution, in the order of the operations that wait for it."""
+    return [c for _, c in _waits(program, solution, Reasons(program, solution))]
 
 
 def _inputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array]:
@@ -54,10 +64,10 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
-def _collectives(program: Program, solution: Solution, reasons: Reasons) -> list[Collective]:
-    """Every collective, in the order of the operations that wait for it."""
+def _waits(program: Program, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
+    """Every collective with the operation that waits for it, in their order."""
     found = [*_moves(solution, reasons), *_inside(program, solution, reasons)]
-    return [c for _, c in sorted(found, key=lambda pair: reasons.order[pair[0].id])]
+    return sorted(found, key=lambda pair: reasons.order[pair[0].id])
 
 
 def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
@@ -66,18 +76,18 @@ def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collectiv
         for move in solution.trees.get(value.id, ()):
             if move.kind in COLLECTIVES:
                 reader, at, reason = reasons.explain(value, move)
-                yield reader, _collective(move, value, reasons.name(value), graph, at, reason)
+                yield reader, _collective(move, value, graph, at, reason, reasons)
 
 
 def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     """Every collective of a local program, with its operation."""
     for found in collectives_inside(program.graph, solution):
-        op, name = found.op, reasons.name(found.value)
-        reason = f"inside {op.name}, on {name}: {found.exchange}"
-        yield op, _collective(found, found.value, name, found.graph, op, reason)
+        op = found.op
+        reason = f"inside {op.name}, on {reasons.name(found.value)}: {found.exchange}"
+        yield op, _collective(found, found.value, found.graph, op, reason, reasons)
 
 
-def _collective(sent: Move | Inside, value: Value, name: str, graph: Graph, at: Op, reason: str) -> Collective:
+def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason: str, reasons: Reasons) -> Collective:
     return Collective(
         kind=sent.kind,
         axes=sent.axes,
@@ -86,9 +96,9 @@ def _collective(sent: Move | Inside, value: Value, name: str, graph: Graph, at: 
         estimated=graph.estimated,
         seconds=sent.seconds,
         phase=at.phase,
-        source=str(at.source),
+        source=reasons.place(at),
         reason=reason,
-        value=name,
+        value=reasons.name(value),
         shape=tuple(value.shape),
         dtype=str(value.dtype),
     )

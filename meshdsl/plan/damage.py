@@ -105,6 +105,7 @@ def _positions(f: PlanFile) -> Iterator[str]:
         yield from (row for at in (move.before, move.after) for row in _layout("moves", i, at, layouts))
         if move.value not in known:
             yield _absent("moves", i, "value", move.value)
+    yield from (_absent("spans", i, "line", s.line) for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
     yield from _twice("ops", "operation", [op for op, _ in f.ops])
     yield from _twice("values", "value", [value for value, _ in f.values])
     yield from _twice("uses", "operand", [(op, operand) for op, operand, _ in f.uses])
@@ -197,9 +198,16 @@ def _collectives(f: PlanFile, mesh: Mesh) -> Iterator[str]:
         yield from (f"collectives[{i}]: no move of the plan is {_sent(sent)}" for i, sent in left)
 
 
+def _spans(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Every collective is waited for once."""
+    waited = sum(span.collectives for span in f.spans)
+    if waited != len(f.collectives):
+        yield f"spans: they wait for {waited} collectives, of {len(f.collectives)}"
+
+
 def _sent(sent: Sent) -> str:
     kind, axes, size = sent
     return f"{kind} over {','.join(axes)} of {size} bytes"
 
 
-_CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (_boundary, _readings, _moves, _collectives)
+_CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (_boundary, _readings, _moves, _collectives, _spans)

@@ -118,6 +118,8 @@ def _record(plan: Plan) -> PlanFile:
         inputs=plan.inputs,
         outputs=plan.outputs,
         collectives=plan.collectives,
+        lines=plan.lines,
+        spans=plan.spans,
         layouts=list(layouts),
         signatures=[SignatureRecord(_texts(r.inputs), _texts(r.outputs), r.size, r.collectives) for r in signatures],
         ops=ops,
@@ -137,7 +139,8 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
-    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), f.padded, f.pipeline)
+    more = f.padded, f.pipeline, f.lines, f.spans
+    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more)
 
 
 def _solution(f: PlanFile) -> Solution:

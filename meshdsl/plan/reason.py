@@ -14,6 +14,7 @@ from meshdsl.ir import Graph, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import Partial, Split
+from meshdsl.plan.places import Places
 from meshdsl.planner.solution import Solution
 
 
@@ -24,6 +25,7 @@ class Reasons:
         self.program, self.solution = program, solution
         self.order = {op.id: i for i, (_, op) in enumerate(walk(program.graph))}
         self.makers: dict[int, Op] = {}
+        self.places = Places(op.source for _, op in walk(program.graph))
         self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
         self.readers: dict[int, list[tuple[Op, Layout]]] = {}
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
@@ -45,11 +47,23 @@ class Reasons:
         """The name of the value with this id, and the line that made it."""
         maker = self.makers.get(value)
         name = self.name(self.homes[value][0])
-        return f"{name} ({maker.source})" if maker is not None and value not in self.names else name
+        return f"{name} ({self.place(maker)})" if maker is not None and value not in self.names else name
+
+    def place(self, op: Op) -> str:
+        """The user's line that an operation comes from."""
+        return self.places.of(op.source)
+
+    def reader(self, value: int, move: Move) -> Op:
+        """The first operation that reads what the move leads to."""
+        reached = {move.after}
+        for other in self.solution.trees[value]:
+            if other.before in reached:
+                reached.add(other.after)
+        return next(op for op, layout in self.readers[value] if layout in reached)
 
     def explain(self, value: Value, move: Move) -> tuple[Op, Op, str]:
         """The first operation that waits for the collective, the one that it belongs to, and the sentence."""
-        reader, maker = self._reader(value, move), self.makers.get(value.id)
+        reader, maker = self.reader(value.id, move), self.makers.get(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
         return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
@@ -67,17 +81,9 @@ class Reasons:
                 if isinstance(origin, Value) and origin.id in self.names:
                     self.names[value.id] = self.names[origin.id] + suffix
 
-    def _reader(self, value: Value, move: Move) -> Op:
-        """The first operation that reads what the move leads to."""
-        reached = {move.after}
-        for other in self.solution.trees[value.id]:
-            if other.before in reached:
-                reached.add(other.after)
-        return next(op for op, layout in self.readers[value.id] if layout in reached)
-
     def _what(self, value: Value, move: Move) -> str:
         maker = self.makers.get(value.id)
-        made = self.name(value) if maker is None else f"{_which(maker, value)} ({maker.source})"
+        made = self.name(value) if maker is None else f"{_which(maker, value)} ({self.place(maker)})"
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"
         return made if maker is None else f"result of {made}"
@@ -87,7 +93,7 @@ class Reasons:
             last = reader is self.program.graph.ops[-1]
             return "the step returns it" if last else "the loop's body returns it"
         verb = "states it" if reader.name == "constrain" else "reads it"
-        return f"{_called(reader)} ({reader.source}) {verb}"
+        return f"{_called(reader)} ({self.place(reader)}) {verb}"
 
 
 def _called(op: Op) -> str:

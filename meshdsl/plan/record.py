@@ -16,7 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.topology import Topology
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.plan.value import Array, Collective
+from meshdsl.plan.value import Array, Collective, Line, Span
 
 VERSION = 1
 FORMAT = "meshdsl plan"
@@ -73,6 +73,8 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     collectives: tuple[Collective, ...]
+    lines: tuple[Line, ...]
+    spans: tuple[Span, ...]
     layouts: list[Layout]
     signatures: list[SignatureRecord]
     ops: list[tuple[int, tuple[int, ...]]]

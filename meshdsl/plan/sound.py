@@ -23,7 +23,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Arc, arcs, fits
 from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.rule import Signature
-from meshdsl.plan.build import build_plan
+from meshdsl.plan.build import collectives_of
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.node import Node, Port, Problem
@@ -45,7 +45,7 @@ def check_sound(
     problem = make_problem(program, plan.mesh, pins)
     rows = list(_signatures(problem, plan.solution)) or list(_moves(problem, plan.solution))
     if not rows:
-        rows += _collectives(plan.collectives, build_plan(program, plan.solution, pins).collectives)
+        rows += _collectives(plan.collectives, collectives_of(program, plan.solution))
         rows += _memory(plan, program, donated, plan.topology.memory if memory is None else memory)
     if rows:
         title = f"the plan of {plan.name} does not hold for {program.name}, as meshdsl knows its operations now:"

@@ -11,7 +11,7 @@ objective the planner minimised, ``memory`` the predicted peak.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.errors import ArgumentError, LayoutError, is_a
 from meshdsl.globs import nearest_path
@@ -83,6 +83,44 @@ class Collective:
     dtype: str
 
 
+class Line(NamedTuple):
+    """A line of the user's source, as it was when the plan was made.
+
+    Args:
+      source: as collectives name it, ``file.py:12``; the file with its folder where two have one name.
+      function: that its operations come from; empty for a line around them.
+      text: of the line, without its end; empty if it could not be read.
+    """
+
+    source: str
+    function: str
+    text: str
+
+
+class Span(NamedTuple):
+    """An operation that costs something, or several alike that follow each other.
+
+    Args:
+      line: position of its line in the plan's lines.
+      name: of the operation.
+      phase: forward, backward or optimizer.
+      trips: how often it runs in a step.
+      operations: how many there are.
+      seconds: predicted, per trip, of computing and of moves within a device.
+      memory: predicted bytes per device, at the fullest point from here to the next span.
+      collectives: how many of the plan's collectives, in their order, it waits for.
+    """
+
+    line: int
+    name: str
+    phase: str
+    trips: int
+    operations: int
+    seconds: float
+    memory: int
+    collectives: int
+
+
 @dataclass(frozen=True)
 class Plan:
     """A planned step; ``print`` it to read it.
@@ -95,6 +133,8 @@ class Plan:
       notes: what the reader should know, such as operations without a rule.
       padded: lengths of dims that are padded inside the step, each with what it is padded to.
       pipeline: how the step takes its batch in microbatches, if it does.
+      lines: of the source, file by file, with some around those that have operations.
+      spans: the step in program order; with the collectives their seconds add up to the plan's.
     """
 
     name: str
@@ -108,6 +148,8 @@ class Plan:
     solution: Solution
     padded: tuple[tuple[int, int], ...] = ()
     pipeline: Pipeline | None = None
+    lines: tuple[Line, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     @property
     def mesh(self) -> Mesh:

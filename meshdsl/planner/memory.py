@@ -8,6 +8,7 @@ no memory. A loop adds the peak of its body while it runs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from meshdsl.ir import Graph, Op, Program, Value
@@ -67,21 +68,30 @@ class Liveness:
 
     def peak(self) -> Peak:
         """The fullest point of the step."""
+        return self._fullest(self.program.graph, self._all_copies())
+
+    def points(self) -> dict[int, int]:
+        """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
+        found: dict[int, int] = {}
+        self._fill(found, self.program.graph, self._all_copies(), 0)
+        return found
+
+    def _fill(self, found: dict[int, int], graph: Graph, copies: list[Copy], outside: int) -> None:
+        for op, held in zip(graph.ops, _held(graph, copies), strict=True):
+            found[op.id] = outside + held
+            for body in op.bodies:
+                self._fill(found, body, list(self._copies(body)), outside + held)
+
+    def _all_copies(self) -> list[Copy]:
+        """The copies of the outermost graph, with the arguments that are never given up."""
         graph = self.program.graph
-        copies = list(self._copies(graph))
         end = len(graph.ops) - 1
-        fixed = [v.id for i, v in enumerate(graph.inputs) if i not in self.donated]
-        copies += [self._copy(v, self.own[v.id], -1, end) for v in graph.inputs if v.id in fixed]
-        return self._fullest(graph, copies)
+        fixed = [v for i, v in enumerate(graph.inputs) if i not in self.donated]
+        return [*self._copies(graph), *(self._copy(v, self.own[v.id], -1, end) for v in fixed)]
 
     def _fullest(self, graph: Graph, copies: list[Copy]) -> Peak:
-        live = [0] * (len(graph.ops) + 1)
-        for copy in copies:
-            live[max(copy.first, 0)] += copy.bytes
-            live[copy.last + 1] -= copy.bytes
-        best, total = Peak(-1, None, ()), 0
-        for at, op in enumerate(graph.ops):
-            total += live[at]
+        best = Peak(-1, None, ())
+        for at, (op, total) in enumerate(zip(graph.ops, _held(graph, copies), strict=True)):
             inner = max((self._body(body) for body in op.bodies), key=lambda p: p.bytes, default=Peak(0, op, ()))
             if total + inner.bytes > best.bytes:
                 here = tuple(c for c in copies if c.first <= at <= c.last)
@@ -128,3 +138,12 @@ class Liveness:
     def _copy(self, value: Value, layout: Layout, first: int, last: int) -> Copy:
         shape = layout.local_shape(value.shape, self.mesh.sizes_by_name)
         return Copy(value, layout, prod(shape) * value.itemsize, first, last)
+
+
+def _held(graph: Graph, copies: list[Copy]) -> Iterator[int]:
+    """Bytes of the copies that live at each operation."""
+    change = [0] * (len(graph.ops) + 1)
+    for copy in copies:
+        change[max(copy.first, 0)] += copy.bytes
+        change[copy.last + 1] -= copy.bytes
+    return accumulate(change[:-1])

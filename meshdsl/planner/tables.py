@@ -37,7 +37,7 @@ def make_table(
     """The table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
     codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
-    seconds = _seconds(rows, shapes, work, mesh)
+    seconds = work_seconds(rows, shapes, work, mesh) + exchange_seconds(rows, shapes, mesh)
     sizes = np.array([row.size for row in rows])
     for i, (shape, _) in enumerate(shapes):
         for dim in set(codes[i].tolist()) & set(range(len(shape))):
@@ -55,9 +55,10 @@ def make_table(
     return Table(seconds, codes, kinds, first_state(np.isfinite(seconds)))
 
 
-def _seconds(
+def work_seconds(
     rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
 ) -> Costs:
+    """Seconds of the work in every joint state, without what local programs exchange."""
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
     compute = per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize, work.grouped))
@@ -72,7 +73,7 @@ def _seconds(
             shape, itemsize = shapes[i]
             traffic += per_axis(mesh, split) * (float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
     started = topology.overhead if any(work.touched) else 0.0
-    return np.maximum(compute, traffic) + started + exchange_seconds(rows, shapes, mesh)
+    return np.asarray(np.maximum(compute, traffic) + started)
 
 
 def per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
