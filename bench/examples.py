@@ -31,19 +31,19 @@ class Stated:
 
 
 STATED = {
-    "digits": Stated("accuracy", least=0.9),
+    "digits": Stated("accuracy", least=0.95),
     "gpt": Stated("held-out loss", most=4.95),
     "vit": Stated("accuracy", least=0.86),
-    "dlrm": Stated("AUC", least=0.69),
-    "movies": Stated("AUC", least=0.77),
-    "moe": Stated("held-out loss", most=4.5),
+    "dlrm": Stated("AUC", least=0.695),
+    "movies": Stated("AUC", least=0.765),
+    "moe": Stated("held-out loss", most=4.35),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=STATED, default=list(STATED))
-    rows = [measured(name) for name in parser.parse_args().only]
+    rows = [_said(measured(name)) for name in parser.parse_args().only]
     print(table(("example", "steps", "seconds", "metric", "stated", "found"), rows), f"\n{machine()}")
     sys.exit(any(row[-1].endswith("short of it") for row in rows))
 
@@ -53,13 +53,28 @@ def measured(name: str) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as folder:
         begun = perf_counter()
         command = ("-m", "meshdsl", "train", f"examples/{name}.py", "--mesh", "data=4,model=2", "--folder", folder)
-        subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+        ended = subprocess.run([sys.executable, *command], stdout=sys.stderr).returncode
         seconds = perf_counter() - begun
+        if ended:
+            return (
+                name,
+                "",
+                f"{seconds:.0f}",
+                STATED[name].metric,
+                str(STATED[name]),
+                f"ended with {ended}, short of it",
+            )
         steps, metrics = Record(Path(folder) / "metrics.jsonl", sys.maxsize).history.evaluations[-1]
     stated = STATED[name]
     found = metrics[stated.metric]
     verdict = f"{found:.3f}" + ("" if stated.holds(found) else ", short of it")
     return name, str(steps), f"{seconds:.0f}", stated.metric, str(stated), verdict
+
+
+def _said(row: tuple[str, ...]) -> tuple[str, ...]:
+    """The row, said as soon as it is known."""
+    print(*row, file=sys.stderr, flush=True)
+    return row
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Several processes that train together, each with its own devices.
 
 Under SLURM, OpenMPI or Kubernetes, or where another launcher sets the three variables below, a process joins the
-others through ``jax.distributed``. ``start`` begins some on this machine and looks after them: the end of one
-ends all.
+others through ``jax.distributed``. Where jax does not find out by itself at which address they meet (OpenMPI 5, or
+Kubernetes without its Python package), the first variable says it: number and rank are the launcher's. ``start``
+begins some on this machine and looks after them: the end of one ends all.
 """
 
 import os
@@ -29,6 +30,7 @@ _SIZES = {  # what says how many processes there are -> what is set only in a pr
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
 }
 _POD = "JOB_COMPLETION_INDEX"  # of an indexed job of Kubernetes, whose size jax asks the cluster for
+_RANKS = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", _POD)
 
 
 def announced(environment: Mapping[str, str] = os.environ) -> int:
@@ -42,7 +44,7 @@ def join(mesh: Mesh) -> None:
 
     On CPU every process makes its part of the mesh's devices.
 
-    Raises DeviceError if the processes do not divide the mesh, or others than announced are there.
+    Raises DeviceError if the processes do not divide the mesh, do not find each other, or others than announced are there.
     """
     count = announced()
     if count and mesh.size % count:
@@ -50,10 +52,26 @@ def join(mesh: Mesh) -> None:
     if count and "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", mesh.size // count)
     if count != 1:
-        stated = COUNT in os.environ and ADDRESS in os.environ
-        jax.distributed.initialize(*((os.environ[ADDRESS], count, int(os.environ[INDEX])) if stated else ()))
+        _meet(count)
         if count and jax.process_count() != count:
             raise DeviceError(f"{count} processes were started, {jax.process_count()} found each other")
+
+
+def meeting(count: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int, int] | tuple[()]:
+    """Where the processes meet, how many they are and which this one is; empty where jax has to find out."""
+    ranks = [int(environment[name]) for name in _RANKS if name in environment]
+    return (environment[ADDRESS], count, ranks[0]) if ADDRESS in environment and count and ranks else ()
+
+
+def _meet(count: int) -> None:
+    try:
+        jax.distributed.initialize(*meeting(count))
+    except (ValueError, RuntimeError) as error:
+        said = f"{count} processes were announced" if count else "a job of Kubernetes was announced"
+        remedy = f"set {ADDRESS}=host:port of process 0 for all" + (
+            "" if count else f", and {COUNT}, or install 'jax[k8s]'"
+        )
+        raise DeviceError(f"{said}, but they did not find each other: {error}; {remedy}") from error
 
 
 def start(command: Sequence[str], count: int, folder: Path) -> int:

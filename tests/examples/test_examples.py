@@ -38,7 +38,7 @@ def test_digits_are_learned(tmp_path):
     command = ("-m", "meshdsl", "train", "examples/digits.py", "--folder", str(tmp_path), "--mesh", "data=2,model=2")
     printed = _python(*command)
     assert "plan of step on mesh data=2,model=2" in printed
-    assert float(re.findall(r"accuracy (\S+)", printed)[-1]) > 0.9
+    assert float(re.findall(r"accuracy (\S+)", printed)[-1]) > 0.93
 
 
 def test_the_demo_in_small(small_gpt, tmp_path):

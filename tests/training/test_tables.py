@@ -86,7 +86,9 @@ def test_images_are_read_as_they_were_written(tmp_path):
         write(f"{part}-labels-idx1", labels)
     made = images.load(tmp_path)
     assert (made.name, made.side) == ("Fashion-MNIST", 3)
-    np.testing.assert_allclose(made.train["images"][..., 0], pixels / 255, rtol=1e-6)
+    standard = (pixels - pixels.mean()) / pixels.std()
+    np.testing.assert_allclose(made.train["images"][..., 0], standard, rtol=1e-5)
+    np.testing.assert_allclose(made.held_out["images"][..., 0], standard, rtol=1e-5)
     np.testing.assert_array_equal(made.held_out["labels"], labels)
 
 
@@ -94,4 +96,16 @@ def test_without_fashion_mnist_there_are_digits(tmp_path):
     made = images.load(tmp_path)
     assert made.name == "digits"
     assert made.train["images"].shape == (1440, 8, 8, 1) and made.held_out["labels"].shape == (357,)
-    assert made.train["images"].dtype == np.float32 and made.train["images"].max() == 1
+    assert made.train["images"].dtype == np.float32 and abs(made.train["images"].mean()) < 1e-5
+
+
+def test_training_sees_an_image_moved_and_clothes_mirrored():
+    image = np.zeros((28, 28, 1), np.float32)
+    image[10, 4] = 1
+    for mirrored, columns in ((False, range(2, 7)), (True, (*range(2, 7), *range(21, 26)))):
+        made = images.Images("test", {"images": image[None]}, {}, mirrored)
+        rng = np.random.default_rng(0)
+        seen = [made.seen({"images": image, "labels": 3}, rng) for _ in range(200)]
+        assert all(x["labels"] == 3 and x["images"].shape == image.shape for x in seen)
+        places = {tuple(np.argwhere(x["images"][..., 0])[0]) for x in seen}
+        assert places == {(row, column) for row in range(8, 13) for column in columns}
