@@ -19,6 +19,7 @@ def plan(
     rules: RulesText = None,
     memory: MemoryText = None,
     save: Annotated[Path | None, typer.Option(help="keep the plan in this file")] = None,
+    html: Annotated[Path | None, typer.Option(help="draw the plan in this file, an HTML page")] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
@@ -26,6 +27,8 @@ def plan(
     found = _planned(program, over, rules, memory)
     if save is not None:
         found.save(save)
+    if html is not None:
+        found.report(html)
     show(found, facts(found), as_json)
 
 

@@ -199,7 +199,10 @@ def _collectives(f: PlanFile, mesh: Mesh) -> Iterator[str]:
 
 
 def _spans(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """Every collective is waited for once."""
+    """Every collective has a line and is waited for once."""
+    known = {line.source for line in f.lines}
+    lost = ((i, c.source) for i, c in enumerate(f.collectives) if c.source not in known)
+    yield from (f"collectives[{i}]: there is no line {source!r}" for i, source in lost)
     waited = sum(span.collectives for span in f.spans)
     if waited != len(f.collectives):
         yield f"spans: they wait for {waited} collectives, of {len(f.collectives)}"

@@ -208,6 +208,18 @@ class Plan:
             raise ArgumentError(f"diff: {is_a(other)}, not a plan; md.load_plan(file) reads one")
         return diff_plans(self, other)
 
+    def report(self, path: str | Path, against: "Plan | None" = None) -> None:
+        """Write the plan as one HTML page that needs nothing but a browser.
+
+        Args:
+          against: a second plan to compare with; the page also takes plan files.
+
+        ArgumentError for what is no path or no plan, MeshDSLError if the file cannot be written.
+        """
+        from meshdsl.report import save_report
+
+        save_report(self, path, against)
+
     def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
         """Raise BudgetError, an AssertionError, if the plan communicates more than this.
 
@@ -218,6 +230,12 @@ class Plan:
         ArgumentError for what is no budget.
         """
         check_budget(f"the plan of {self.name} on {self.mesh}", self.collectives, bytes, kinds)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from meshdsl.report import summary_html
+
+        return summary_html(self)
 
     def __str__(self) -> str:
         from meshdsl.plan.text import plan_text

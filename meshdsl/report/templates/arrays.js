@@ -1,0 +1,48 @@
+// Inputs with their layouts as coloured blocks on the mesh: devices of one colour hold the same block.
+const CELLS = 8; // devices that are drawn along a mesh axis
+
+function showArrays(place) {
+  const drawn = data.mesh.some(([, size]) => size > CELLS) ? `; of longer axes ${CELLS} devices are drawn` : "";
+  const names = data.mesh.map(([name]) => name), across = names.pop(), down = names.length ? `, ${names.join(" and ")} downwards` : "";
+  place.append(make("p", { class: "soft" }, `Devices of one colour hold the same block; grey: all hold everything. ${across} runs to the right${down}${drawn}.`));
+  table(place, {
+    name: "Inputs",
+    noun: "row",
+    rows: data.arrays,
+    text: (a) => `${a.name} ${a.type} ${a.layout} ${a.pinned}`,
+    filters: { layout: (a) => a.layout, pinned: (a) => (a.pinned ? "pinned" : "planned") },
+    columns: [
+      { label: "input", class: "long", key: (a) => a.name, cell: (a) => make("code", { class: "clip" }, a.name, a.number > 1 ? make("span", { class: "soft" }, ` ×${a.number}`) : "") },
+      { label: "type", key: (a) => a.type, cell: (a) => make("code", { class: "clip" }, a.type) },
+      { label: "on the mesh", cell: meshOf },
+      { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part) => make("code", { class: "chip" }, part))) },
+      { label: "pinned", key: (a) => a.pinned, cell: (a) => a.pinned },
+      { label: "on a device", key: (a) => a.local.join(","), cell: (a) => make("code", {}, `[${a.local.join(",")}]`) },
+      { label: "bytes per device", class: "number", first: "descending", start: true, key: (a) => a.bytes, cell: (a) => bytesText(a.bytes) },
+    ],
+  });
+}
+
+function meshOf(a) {
+  const dims = new Map();
+  for (const [axis, dim] of a.splits) dims.set(dim, [...(dims.get(dim) || []), axis]);
+  const axes = data.mesh.map(([name, size]) => ({ name, size, drawn: Math.min(size, CELLS) }));
+  const width = axes.length ? axes.at(-1).drawn : 1;
+  const blocks = [...dims.values()], count = (names) => names.reduce((n, name) => n * axes.find((axis) => axis.name === name).drawn, 1);
+  const whole = blocks.reduce((n, names) => n * count(names), 1);
+  const cells = positions(axes).map((at) => {
+    const block = blocks.flat().reduce((n, name) => n * count([name]) + at.get(name), 0);
+    return make("i", { "--of": whole > 1 ? `hsl(${(210 + (330 * block) / whole) % 360} 42% 56%)` : "var(--compute)" });
+  });
+  const devices = data.mesh.reduce((n, [, size]) => n * size, 1);
+  const held = a.splits.reduce((n, [axis]) => n * data.mesh.find(([name]) => name === axis)[1], 1);
+  const title = held > 1 ? `${plural(held, "block")}, each on ${plural(devices / held, "device")}` : "the same on every device";
+  const grid = make("div", { class: "mesh", role: "img", "aria-label": title, title }, ...cells);
+  grid.style.gridTemplateColumns = `repeat(${width}, 7px)`;
+  return grid;
+}
+
+// Coordinates of the drawn devices, the last axis fastest.
+function positions(axes) {
+  return axes.reduce((found, axis) => found.flatMap((at) => Array.from({ length: axis.drawn }, (_, i) => new Map(at).set(axis.name, i))), [new Map()]);
+}

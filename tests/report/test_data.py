@@ -1,0 +1,102 @@
+"""The values of the page are the plan's: whatever they are added up by, the sums are its totals."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+import pytest
+
+from meshdsl.report import perfetto_trace, report_data
+
+
+@pytest.fixture(scope="module")
+def data(plan):
+    return report_data(plan)
+
+
+def sent(plan):
+    return sum(c.seconds * c.trips for c in plan.collectives)
+
+
+def test_totals(plan, data):
+    assert [data[name] for name in ("seconds", "lower_bound", "gap", "bytes", "memory")] == [
+        plan.seconds,
+        plan.lower_bound,
+        plan.gap,
+        plan.bytes,
+        plan.memory,
+    ]
+    assert data["mesh"] == [["data", 4], ["model", 2]] and data["limit"] == plan.topology.memory
+    assert data["compute"] + sent(plan) == pytest.approx(plan.seconds, rel=1e-6)
+
+
+def test_collectives_add_up_to_the_plan(plan, data):
+    rows = data["collectives"]
+    assert sum(row["bytes"] for row in rows) == plan.bytes > 0
+    assert sum(row["seconds"] for row in rows) == pytest.approx(sent(plan))
+    assert sum(row["runs"] for row in rows) == sum(c.trips for c in plan.collectives)
+    assert all(row["bytes"] == row["runs"] * row["each"] for row in rows)
+
+
+def test_axes_kinds_and_phases_add_up_to_the_plan(plan, data):
+    for by, of in ((0, lambda c: ",".join(c.axes)), (1, lambda c: c.kind), (2, lambda c: c.phase)):
+        for key in {of(c) for c in plan.collectives}:
+            cells = [cell for cell in data["cells"] if cell[by] == key]
+            own = [c for c in plan.collectives if of(c) == key]
+            assert sum(cell[3] for cell in cells) == sum(c.trips for c in own)
+            assert sum(cell[4] for cell in cells) == sum(c.trips * c.bytes for c in own)
+            assert sum(cell[5] for cell in cells) == pytest.approx(sum(c.trips * c.seconds for c in own))
+    assert sum(cell[4] for cell in data["cells"]) == plan.bytes
+
+
+def test_lines_add_up_to_the_plan(plan, data):
+    compute, wait, size, runs = zip(*(line[3:] for line in data["lines"]), strict=True)
+    assert sum(size) == plan.bytes and sum(runs) == sum(c.trips for c in plan.collectives)
+    assert sum(compute) + sum(wait) == pytest.approx(plan.seconds, rel=1e-6)
+    for source, *_, own_bytes, _ in data["lines"]:
+        assert own_bytes == sum(c.bytes * c.trips for c in plan.collectives if c.source == source)
+
+
+def test_events_lie_one_after_the_other(plan, data):
+    rows = sorted(data["events"], key=lambda row: row[4])
+    assert rows[0][4] == 0 and {row[0] for row in rows} == set(data["lanes"])
+    ends = [row[4] + row[5] for row in rows]
+    assert max(ends) == pytest.approx(plan.seconds, rel=1e-6)
+    assert sum(row[5] for row in rows if row[0] != "compute") <= sent(plan) * (1 + 1e-9)
+    for lane in data["lanes"]:
+        own = [row for row in data["events"] if row[0] == lane]
+        assert all(a[4] + a[5] <= b[4] * (1 + 1e-9) for a, b in pairwise(own))
+
+
+def test_memory_reaches_the_peak(plan, data):
+    assert max(point[0] for point in data["points"]) == plan.memory
+    assert sum(row[2] for row in data["held"]) == sum(size for _, size in plan.held) == plan.memory
+
+
+def test_arrays_are_the_inputs(plan, data):
+    sizes = plan.mesh.sizes_by_name
+    local = {a.path: prod(a.layout.local_shape(a.shape, sizes)) * 4 for a in plan.inputs}
+    assert sum(row["bytes"] for row in data["arrays"]) == sum(local.values())
+    assert sum(row["number"] for row in data["arrays"]) == len(plan.inputs)
+    batch = next(row for row in data["arrays"] if row["name"] == "batch")
+    assert batch["splits"][0] == ["data", 0] and "data" in batch["pinned"]
+
+
+def test_a_large_plan_has_no_more_than_a_screen_shows(plan):
+    times = 1 + 50_000 // len(plan.spans)
+    long = replace(plan, spans=plan.spans * times, collectives=plan.collectives * times)
+    data = report_data(long)
+    assert len(long.spans) >= 50_000 and len(data["points"]) <= 3000 and len(data["events"]) < 10_000
+    assert max(point[0] for point in data["points"]) == plan.memory
+    assert sum(row["bytes"] for row in data["collectives"]) == long.bytes
+
+
+def test_the_trace_is_the_timeline(plan):
+    trace = json.loads(json.dumps(perfetto_trace(plan)))["traceEvents"]
+    spans = [event for event in trace if event["ph"] == "X"]
+    assert sum(event["dur"] for event in spans) == pytest.approx(1e6 * plan.seconds, rel=1e-6)
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(1e6 * plan.seconds, rel=1e-6)
+    assert max(event["args"]["bytes"] for event in trace if event["ph"] == "C") == plan.memory
+    named = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert {named[event["tid"]] for event in spans} == {"compute", *(",".join(c.axes) for c in plan.collectives)}
