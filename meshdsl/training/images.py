@@ -54,7 +54,8 @@ def load(folder: Path = FOLDER) -> Images:
     files = [folder / f"{name}-ubyte.gz" for name in _FILES]
     if not all(file.exists() for file in files):
         return digits()
-    return _images("Fashion-MNIST", *map(_read, files), mirrored=True)
+    pixels, labels, held, held_labels = map(_read, files)
+    return _images("Fashion-MNIST", pixels, labels, held, held_labels, mirrored=True)
 
 
 def digits() -> Images:

@@ -44,7 +44,7 @@ def join(mesh: Mesh) -> None:
 
     On CPU every process makes its part of the mesh's devices.
 
-    Raises DeviceError if the processes do not divide the mesh, do not find each other, or others than announced are there.
+    Raises DeviceError if the processes do not divide the mesh, do not find each other, or are others than announced.
     """
     count = announced()
     if count and mesh.size % count:
