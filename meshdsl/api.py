@@ -12,6 +12,7 @@ dtypes, static arguments and settings of jax:
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import update_wrapper
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax
 
 from meshdsl.asked import read_options
 from meshdsl.executable import Executable
+from meshdsl.explained import Explanation, explain
 from meshdsl.ir import Leaf
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
@@ -129,6 +131,17 @@ class Sharded:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
         return self._plan(self._call(args, kwargs))[1]
+
+    def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
+        """Why the input at ``path`` has its layout: what every other would cost, each planned in full."""
+        call = self._call(args, kwargs)
+        program, plan = self._trace(call), self._plan(call)[1]
+
+        def replan(layout: Layout) -> Plan:
+            options = replace(self.options, plan=None, layouts={**self.options.layouts, path: layout})
+            return Sharded(self.step, options)._make(program)[1]
+
+        return explain(plan, path, replan)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The lowered program, as ``jax.jit(step).lower`` gives it, over flat arguments."""

@@ -56,6 +56,30 @@ def check(
     _show_difference(before.diff(_planned(program, before.mesh, rules, memory)), as_json)
 
 
+def explain(
+    saved: PlanFile,
+    name: Annotated[str, typer.Argument(help="path of an input, as the plan prints it", show_default=False)],
+    program: Annotated[str | None, typer.Argument(help="path/to/file.py or module:attribute")] = None,
+    rules: RulesText = None,
+    memory: MemoryText = None,
+    as_json: AsJSON = False,
+) -> None:
+    """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
+    from meshdsl.explained import explain as explained
+    from meshdsl.plan import load_plan
+    from meshdsl.planned import planned
+
+    before = load_plan(saved)
+    if program is None:
+        found = explained(before, name)
+    else:
+        before.layout(name)
+        loaded = load_program(program)
+        with progress.status(f"planning {program} with every layout of {name}"):
+            found = planned(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
+    show(found, found.facts, as_json)
+
+
 def verify(
     program: ProgramName,
     mesh: MeshText = "data=4,model=2",

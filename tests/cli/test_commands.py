@@ -1,4 +1,4 @@
-"""``meshdsl plan``, ``diff``, ``check``, ``verify``, ``topology``."""
+"""``meshdsl plan``, ``diff``, ``check``, ``explain``, ``verify``, ``topology``."""
 
 import json
 import subprocess
@@ -59,6 +59,16 @@ def test_plans_are_compared_and_checked(folder):
     assert run("check", "whole.json", "whole.py") == (0, "the plans are equal\n")
     status, printed = run("check", "whole.json", "split.py")
     assert status == 1 and "float32[64,32] data=S(0)" in printed
+
+
+def test_an_input_is_explained(folder):
+    run("plan", "whole.py", "--save", "p.json")
+    status, printed = run("explain", "p.json", "w")
+    assert status == 0 and printed == "w float32[64,32] has B; data is pinned, model is pinned\n"
+    status, printed = run("explain", "p.json", "w", "whole.py", "--json")
+    facts = json.loads(printed)
+    seconds = {each["layout"]: each["seconds"] for each in facts["alternatives"]}
+    assert status == 0 and len(seconds) == 9 and seconds["data=B model=B"] == md.load_plan("p.json").seconds
 
 
 def test_compiled_collectives_are_verified(folder):
