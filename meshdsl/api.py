@@ -79,7 +79,7 @@ def parallelize(
       static_argnames: the same by name.
       plan: run this plan, a loaded one say, instead of planning; mesh, topology, memory and pins have to agree with it.
       devices: the devices of the mesh, outermost axis first; default is the first of all.
-      pipeline: take the batch in microbatches; default is as ``plan`` does.
+      pipeline: take the batch in microbatches, through stages where layers are split; default is as ``plan`` does.
 
     Raises ArgumentError, listing all arguments that are not of these kinds.
     """
@@ -250,7 +250,7 @@ class Sharded:
         static = self.options.static_argnums, self.options.static_argnames
         rules, pipeline = self.options.rules.inside, self.options.pipeline
         traced = trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
-        return in_turns(traced, pipeline) if pipeline else traced
+        return in_turns(traced, pipeline, self.options.mesh, self._pins) if pipeline else traced
 
     def _call(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)

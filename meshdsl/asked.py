@@ -123,7 +123,7 @@ def _plan(plan: object, rows: list[str]) -> Plan | None:
 def _pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline | None:
     """The pipeline; that of the plan to run if none is stated."""
     if pipeline is None:
-        return plan.pipeline if plan else None
+        return plan.pipeline.asked if plan and plan.pipeline else None
     if isinstance(pipeline, Pipeline):
         return pipeline
     rows.append(f"pipeline: {is_a(pipeline)}, not a pipeline; write md.Pipeline(microbatches=8)")

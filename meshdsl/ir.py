@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 from meshdsl.errors import TraceError
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.pipelined import Pipelined
 
 LOOPS = ("scan", "while", "cond")
 
@@ -164,7 +164,7 @@ class Program:
     name: str = "step"
     notes: list[str] = field(default_factory=list)
     spread: bool = False
-    pipeline: Pipeline | None = None
+    pipeline: Pipelined | None = None
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:

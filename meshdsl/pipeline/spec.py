@@ -1,16 +1,21 @@
-"""What a user asks for: the step in microbatches."""
+"""What a user asks for: the step in microbatches, and how stages take them."""
 
 from dataclasses import dataclass
 
-from meshdsl.errors import ArgumentError, faults, is_a
+from meshdsl.errors import ArgumentError, faults, is_a, nearest
+
+SCHEDULES = ("1f1b", "gpipe")
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The batch in microbatches, one after the other; gradients are added up, and reduced over devices once.
+    """The batch in microbatches; gradients are added up, and reduced over devices once.
+
+    Where the layers of the model are split over a mesh axis, the devices of that axis are the stages of a pipeline.
 
     Args:
       microbatches: per step; they divide the batch.
+      schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them.
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces.
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
         itself; without, that is an error.
@@ -19,6 +24,7 @@ class Pipeline:
     """
 
     microbatches: int
+    schedule: str = "1f1b"
     batch: str | None = None
     per_microbatch: bool = False
 
@@ -27,6 +33,8 @@ class Pipeline:
         rows = []
         if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool) or self.microbatches < 1:
             rows.append(f"microbatches: {is_a(self.microbatches)}, not a number of microbatches")
+        if self.schedule not in SCHEDULES:
+            rows.append(f"schedule: no schedule {self.schedule!r}{nearest(self.schedule, SCHEDULES)}")
         if self.batch is not None and not isinstance(self.batch, str):
             rows.append(f"batch: {is_a(self.batch)}, not a glob over the inputs, such as 'batch/**'")
         if not isinstance(self.per_microbatch, bool):

@@ -21,12 +21,14 @@ class Uniform:
       microbatches: per step, m; a multiple of p if there are several chunks.
       chunks: stages per rank, v.
       split: weight gradients in ticks of their own, the same tick on all ranks (zero-bubble).
+      flush: all forwards before the first backward (gpipe).
     """
 
     ranks: int
     microbatches: int
     chunks: int = 1
     split: bool = False
+    flush: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that have no such schedule."""
@@ -34,13 +36,23 @@ class Uniform:
 
     @property
     def ahead(self) -> int:
-        """Ticks of forwards alone."""
-        return self.chunks * self.ranks - 1
+        """Ticks before the first backward."""
+        return self.span if self.flush else self.chunks * self.ranks - 1
+
+    @property
+    def span(self) -> int:
+        """Ticks from the first to the last forward, and as many from the first to the last backward."""
+        return self.microbatches * self.chunks + self.ranks - 1
 
     @property
     def ticks(self) -> int:
         """Ticks of a step; the first ``ahead`` have no backwards, the last ``ahead`` no forwards."""
-        return self.microbatches * self.chunks + self.ahead + self.ranks - 1
+        return self.ahead + self.span
+
+    @property
+    def slots(self) -> int:
+        """Stage inputs that a device keeps: one per tick from a forward to the backward of the same microbatch."""
+        return min(self.ahead + self.chunks * self.ranks, self.span)
 
     def forward(self, tick: int, rank: int) -> Task | None:
         """The forward of a rank in a tick."""

@@ -15,7 +15,7 @@ from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.topology import Topology
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan.value import Array, Collective, Line, Span
 
 VERSION = 1
@@ -83,7 +83,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves: list[Moved]
     padded: tuple[tuple[int, int], ...]
     seals: Seals
-    pipeline: Pipeline | None = None
+    pipeline: Pipelined | None = None
 
 
 class Head(msgspec.Struct):

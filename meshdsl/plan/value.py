@@ -19,7 +19,7 @@ from meshdsl.ir import array_type
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan.budget import Kinds, check_budget
 from meshdsl.planner.solution import Solution
 
@@ -147,7 +147,7 @@ class Plan:
     notes: tuple[str, ...]
     solution: Solution
     padded: tuple[tuple[int, int], ...] = ()
-    pipeline: Pipeline | None = None
+    pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
     spans: tuple[Span, ...] = ()
 

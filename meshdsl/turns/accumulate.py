@@ -10,14 +10,14 @@ and is reduced over the devices after it, once.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.ir import Graph, Program, Value
+from meshdsl.ir import Graph, Value
 from meshdsl.layouts.placement import B, Partial, Split
 from meshdsl.lowering.moves import identity
 from meshdsl.lowering.position import taking_turns
@@ -25,26 +25,10 @@ from meshdsl.lowering.walk import Arrays
 from meshdsl.trace import clean, finish
 from meshdsl.trace.graphs import values
 from meshdsl.trace.read import read_jaxpr
-from meshdsl.turns.placing import EACH, WHOLE, Place, Placing, held, place_step
+from meshdsl.turns.places import EACH, WHOLE, Place, Placing, held
 from meshdsl.turns.runner import AXIS, Runner, marked, put_back
 
 _JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
-
-
-def accumulate(program: Program, turns: int, batch: Collection[int], each: bool = False) -> Program:
-    """The program, taking the batch in microbatches.
-
-    Args:
-      turns: microbatches.
-      batch: positions of the inputs whose first dim, which ``turns`` divides, is that of the batch.
-      each: take every microbatch for itself where the step needs the whole batch.
-
-    Raises PipelineError where it does and ``each`` is not set.
-    """
-    graph = program.graph
-    step = _Step(graph, place_step(graph, turns, [graph.inputs[i].id for i in batch], each))
-    note = f"a loop over {turns} microbatches: {len(step.inside)} of {len(graph.ops) - 1} operations run in it"
-    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, note])
 
 
 def retraced(graph: Graph, run: Any) -> Graph:
@@ -53,20 +37,25 @@ def retraced(graph: Graph, run: Any) -> Graph:
     return finish(clean(put_back(read_jaxpr(jax.make_jaxpr(run)(*avals)), graph)))
 
 
-class _Step:
-    """A step in three parts; ``exported`` are values of the inside that others read."""
+class Step:
+    """A step in three parts; ``exported`` are values of the inside that others read.
 
-    def __init__(self, graph: Graph, placing: Placing) -> None:
+    Args:
+      later: ids of operations that are done after the loop although they could be done inside.
+    """
+
+    def __init__(self, graph: Graph, placing: Placing, later: Collection[int] = ()) -> None:
         self.graph, self.placing = graph, placing
         ops = graph.ops[:-1]
+        whole = {op.id for op in ops if any(placing.of(v) is WHOLE for v in op.outputs)}
         self.makers = {v.id: op for op in ops for v in op.outputs}
-        self.after = [op for op in ops if any(placing.of(v) is WHOLE for v in op.outputs)]
-        self.inside = [op for op in ops if placing.in_turns(op)]
-        self.before = [op for op in ops if op not in self.after and op not in self.inside]
+        self.after = [op for op in ops if op.id in later or op.id in whole]
+        self.inside = [op for op in ops if placing.in_turns(op) and op.id not in later]
+        self.before = [op for op in ops if not placing.in_turns(op) and op.id not in whole]
         self.batch = [v for v in graph.inputs if isinstance(placing.of(v), Split)]
-        readers = (*self.after, graph.ops[-1])
-        read = {v.id: v for op in readers for v in values(op.inputs) if placing.of(v) not in (B, WHOLE)}
-        self.exported = [v for v in read.values() if v not in self.batch]
+        made = {v.id for op in self.inside for v in op.outputs}
+        read = {v.id: v for op in (*self.after, graph.ops[-1]) for v in values(op.inputs) if v.id in made}
+        self.exported = list(read.values())
 
     def run(self, *arrays: jax.Array) -> Arrays:
         """The step on whole arrays."""
@@ -78,24 +67,24 @@ class _Step:
         return tuple(whole.get(x, B) for x in self.graph.returned)
 
     def _loop(self, whole: Runner) -> list[jax.Array]:
-        """The exported values, whole."""
         with marked(self.inside[0]):
-            return self._looped(whole)
+            return self.looped(whole)
 
-    def _looped(self, whole: Runner) -> list[jax.Array]:
+    def looped(self, whole: Runner) -> list[jax.Array]:
+        """The exported values, whole."""
         blocks = tuple(dealt(whole.get(v, B), self.placing.turns) for v in self.batch)
         sums = [Sum.of(v, self.placing) for v in self.exported]
 
         def turn(carry: Arrays, given: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
             with taking_turns(AXIS, given[0]):
                 found = self._turn(whole, given[1])
-            return self._added(sums, carry, found), _others(found, sums)
+            return self._added(sums, carry, found), others(found, sums)
 
         start = tuple(s.nothing for s in sums if s)
         totals, stacks = lax.scan(turn, start, (jnp.arange(self.placing.turns), blocks))
         left, right = iter(totals), iter(stacks)
         pairs = zip(self.exported, sums, strict=True)
-        return [next(left) if s else self._joined(v, next(right)) for v, s in pairs]
+        return [next(left) if s else self.joined(v, next(right)) for v, s in pairs]
 
     def _added(self, sums: Sequence["Sum | None"], carry: Arrays, found: Arrays) -> Arrays:
         so_far, added = iter(carry), []
@@ -105,18 +94,24 @@ class _Step:
                     added.append(s.add(next(so_far), x))
         return tuple(added)
 
-    def _joined(self, v: Value, stack: jax.Array) -> jax.Array:
+    def joined(self, v: Value, stack: jax.Array) -> jax.Array:
+        """A value of which every turn made a part."""
         with marked(self.makers[v.id]):
             return joined(stack, self.placing.of(v))
 
     def _turn(self, whole: Runner, blocks: Sequence[jax.Array]) -> Arrays:
+        inner = self.turn(whole, blocks)
+        inner.run(self.inside)
+        return tuple(inner.natural(v) for v in self.exported)
+
+    def turn(self, whole: Runner, blocks: Sequence[jax.Array]) -> Runner:
+        """What a turn starts from."""
         inner = Runner(self.placing, dict(whole.arrays))
         inner.add(self.graph)
         for v, block in zip(self.batch, blocks, strict=True):
             del inner.arrays[v.id, B]
             inner.arrays[v.id, Split(0)] = block
-        inner.run(self.inside)
-        return tuple(inner.natural(v) for v in self.exported)
+        return inner
 
 
 @dataclass(frozen=True)
@@ -147,6 +142,10 @@ class Sum:
         total: jax.Array = _JOIN[self.reduction](so_far, part)
         return total
 
+    def masked(self, found: jax.Array, valid: jax.Array) -> jax.Array:
+        """What a turn adds; nothing where it is none."""
+        return jnp.where(valid, found, jnp.asarray(identity(self.reduction, found.dtype), found.dtype))
+
 
 def dealt(x: jax.Array, turns: int) -> jax.Array:
     """The first dim in blocks, one per turn."""
@@ -163,6 +162,6 @@ def joined(x: jax.Array, place: Place) -> jax.Array:
     return apart.reshape(*apart.shape[:dim], -1, *apart.shape[dim + 2 :])
 
 
-def _others(found: Arrays, sums: Sequence[Sum | None]) -> Arrays:
+def others(found: Arrays, sums: Sequence[Sum | None]) -> Arrays:
     """What is not added up."""
     return tuple(x for x, s in zip(found, sums, strict=True) if s is None)

@@ -1,24 +1,40 @@
-"""Which inputs are the batch, and whether microbatches divide it."""
+"""The step in microbatches: which inputs are the batch, and whether its layers are stages of a pipeline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
 from meshdsl.globs import matches, suggest
 from meshdsl.ir import Leaf, Program
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import follows
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.turns.accumulate import accumulate
+from meshdsl.planner.solution import Pins
+from meshdsl.turns.accumulate import Step, retraced
+from meshdsl.turns.pipelined import PipelinedStep
+from meshdsl.turns.placing import place_step
+from meshdsl.turns.stages import find_stages, stage_axes
 
 
-def in_turns(program: Program, asked: Pipeline) -> Program:
-    """The program in microbatches.
+def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[Program], Pins]) -> Program:
+    """The program in microbatches, as a pipeline where its layers are pinned to lie split over an axis.
 
-    Raises PipelineError if there is no batch, if they do not divide it, or if the step needs it whole.
+    Args:
+      pins_of: reads and checks the pins of a program.
+
+    Raises PipelineError if there is no batch, if they do not divide it, if the step needs it whole, or if its layers
+    are no pipeline; PinError as ``make_pins`` does.
     """
-    batch = find_batch(program, asked)
-    made = accumulate(program, asked.microbatches, batch, asked.per_microbatch) if asked.microbatches > 1 else program
-    made.pipeline = asked
-    return made
+    graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
+    placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
+    stages = find_stages(graph, placing, mesh, stage_axes(program, mesh, pins_of(program), batch))
+    made = Pipelined(asked, stages.axis, stages.ranks) if stages else Pipelined(asked)
+    if not stages and m == 1:
+        return replace(program, pipeline=made)
+    step = PipelinedStep(graph, stages, made.uniform) if stages else Step(graph, placing)
+    note = f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"
+    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, note], pipeline=made)
 
 
 def find_batch(program: Program, asked: Pipeline) -> list[int]:

@@ -15,60 +15,29 @@ the line. EACH stands for it where that was asked for: with m turns, a sum over 
 the turn's, and what is returned of it is the mean of all turns. That is the same step, accumulated by microbatches.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Collection, Sequence
 
 from meshdsl.errors import PipelineError, faults, shortened
-from meshdsl.ir import Graph, Literal, Op, Value
+from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.rule import Signature
-from meshdsl.rules.registry import all_broadcast, rows_of
 from meshdsl.trace.graphs import Atom, values
 from meshdsl.trace.phases import OPTIMIZER
+from meshdsl.turns.places import (
+    EACH,
+    SAME,
+    WHOLE,
+    Change,
+    Place,
+    Placing,
+    changed,
+    estimated,
+    held,
+    turned_rows,
+    unchanged,
+)
 
-
-class Own(Enum):
-    """How a value is had that is on no device of an axis in time."""
-
-    SAME = "the same in all turns"
-    EACH = "each turn's own"
-    WHOLE = "of the whole batch"
-
-
-SAME, EACH, WHOLE = Own
-Place = Placement | Own
 _SHOWN = 6
-
-
-@dataclass
-class Placing:
-    """Where everything is made.
-
-    Args:
-      turns: microbatches.
-      places: per value, bodies included.
-      rows: per operation that is done in turns, how it reads and makes what it does.
-      late: per value that is WHOLE, the operation because of which it is.
-    """
-
-    turns: int
-    places: dict[int, Place] = field(default_factory=dict)
-    rows: dict[int, Signature] = field(default_factory=dict)
-    late: dict[int, Op] = field(default_factory=dict)
-
-    def of(self, x: Atom) -> Place:
-        """Where a value is made; a literal is everywhere."""
-        return B if isinstance(x, Literal) else self.places.get(x.id, B)
-
-    def in_turns(self, op: Op) -> bool:
-        """Whether an operation of the step itself is done in every turn."""
-        return any(self.of(v) not in (B, WHOLE) for v in op.outputs)
-
-
-def held(place: Place) -> Placement:
-    """What a turn has of a value that is made so."""
-    return place if isinstance(place, Placement) else B
 
 
 def place_step(graph: Graph, turns: int, batch: Collection[int], each: bool = False) -> Placing:
@@ -92,9 +61,6 @@ def place_step(graph: Graph, turns: int, batch: Collection[int], each: bool = Fa
             remedy = "" if each else "Pipeline(per_microbatch=True) takes every microbatch for itself there"
             raise PipelineError(faults("microbatches: these need the whole batch at once:", rows, remedy))
         own |= wanted
-
-
-Change = Callable[[Place, Placement], int | None]
 
 
 class _NeedsWhole(Exception):
@@ -150,7 +116,7 @@ class _Deduction:
         """Whether an operation on sums can be done before they are added up, as it is linear."""
         if op.bodies:
             return False
-        row = self._row(op, _unchanged)
+        row = self._row(op, unchanged)
         return row is not None and (any(isinstance(p, Partial) for p in row.outputs) or self._all_same(op))
 
     def _all_same(self, op: Op) -> bool:
@@ -171,7 +137,7 @@ class _Deduction:
         if op.bodies:
             self._give(op, _LOOPS[op.name](self, op))
             return
-        row = self._row(op, _estimated if self.each else _changed)
+        row = self._row(op, estimated if self.each else changed)
         if row is None:
             raise _NeedsWhole(op)
         self.placing.rows[op.id] = row
@@ -242,41 +208,6 @@ class _Deduction:
             if after == carry:
                 return [*carry, *found[len(carry) :]]
             carry = after
-
-
-def turned_rows(op: Op, turns: int) -> Iterator[Signature]:
-    """How an operation without bodies can be done in turns."""
-    for row in _passing(op) if op.name == "constrain" else rows_of(op):
-        ports = zip((*row.inputs, *row.outputs), (*op.inputs, *op.outputs), strict=True)
-        even = all(x.shape[int(p.dim)] % turns == 0 for p, x in ports if isinstance(p, Split))
-        if even and row.size % turns == 0 and not row.collectives:
-            yield row
-
-
-def _passing(op: Op) -> Iterator[Signature]:
-    """A stated layout speaks of devices; in time a value stays as it is."""
-    yield all_broadcast(op)
-    for p in (*map(Split, range(len(op.outputs[0].shape))), Partial("sum"), Partial("max"), Partial("min")):
-        yield Signature((p,), (p,))
-
-
-def _unchanged(have: Place, want: Placement) -> int | None:
-    """0 if an operation reads what there is; None if that cannot be had."""
-    return 0 if have == want or (want is B and isinstance(have, Own)) else None
-
-
-def _changed(have: Place, want: Placement) -> int | None:
-    """How much has to change, if a turn may take its block of what is whole, or have it as its share of a sum."""
-    if _unchanged(have, want) == 0 or isinstance(have, Partial | Split):
-        return _unchanged(have, want)
-    return 1 if isinstance(want, Split) else 3
-
-
-def _estimated(have: Place, want: Placement) -> int | None:
-    """Likewise, if a sum may be taken to be as many times the turn's share as there are turns."""
-    if isinstance(have, Partial) and not isinstance(want, Partial):
-        return 2 if want is B else 3
-    return _changed(have, want)
 
 
 def _join(op: Op, a: Place, b: Place) -> Place:

@@ -30,7 +30,7 @@ from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
 from meshdsl.stated import state
 from meshdsl.trace.graphs import Atom
-from meshdsl.turns.placing import EACH, Placing, held, turned_rows
+from meshdsl.turns.places import EACH, Placing, held, turned_rows
 
 AXIS = "microbatch"
 _MARK = "meshdsl-operation-"
@@ -160,19 +160,27 @@ def _slice(placed: Placement) -> Placement:
 
 
 def _scan(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
-    (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
-    first = consts + carries
+    (body,), consts = op.bodies, op.params["num_consts"]
+    first = consts + op.params["num_carry"]
     closed = runner.operands(op.inputs[:consts], body.inputs[:consts])
     start = runner.operands(op.inputs[consts:first], body.inputs[consts:first])
     stacks = runner.operands(op.inputs[first:], body.inputs[first:], stacked=True)
-    ends = [*(held(runner.placing.of(v)) for v in body.inputs[consts:first]), *map(_slice, placed[carries:])]
+    return scanned(runner, op, closed, start, stacks, op.params["length"])
+
+
+def scanned(runner: Runner, op: Op, closed: Arrays, start: Arrays, stacks: Arrays, length: int) -> Arrays:
+    """The results of a scan over some of its trips, from consts, carries and stacks as its body takes them."""
+    (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
+    placed = [held(runner.placing.of(v)) for v in op.outputs]
+    inputs = body.inputs[consts : consts + carries]
+    ends = [*(held(runner.placing.of(v)) for v in inputs), *map(_slice, placed[carries:])]
 
     def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
         found = runner.inside(body, (*closed, *carry, *slices), ends)
         return found[:carries], found[carries:]
 
     options = {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
-    carry, made = lax.scan(step, start, stacks, length=op.params["length"], **options)
+    carry, made = lax.scan(step, start, stacks, length=length, **options)
     return (*carry, *made)
 
 

@@ -1,0 +1,65 @@
+"""A step in microbatches, as it is planned: ticks, bubble, what is kept."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.timing import Durations, time_schedule
+from meshdsl.pipeline.uniform import Uniform
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """How a step takes its microbatches.
+
+    Args:
+      asked: what was asked for.
+      axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
+      ranks: devices of that axis.
+    """
+
+    asked: Pipeline
+    axis: str = ""
+    ranks: int = 1
+
+    @property
+    def microbatches(self) -> int:
+        """Per step."""
+        return self.asked.microbatches
+
+    @cached_property
+    def uniform(self) -> Uniform:
+        """What every rank does in every tick."""
+        return Uniform(self.ranks, self.microbatches, flush=self.asked.schedule == "gpipe")
+
+    @property
+    def ticks(self) -> int:
+        """Ticks of a step; in each, a rank does at most one forward and one backward."""
+        return self.uniform.ticks if self.axis else self.microbatches
+
+    @property
+    def bubble(self) -> float:
+        """The part of the step in which a rank does nothing that counts."""
+        return (self.ranks - 1) / self.uniform.span
+
+    @property
+    def stash(self) -> tuple[int, ...]:
+        """Per rank, the most microbatches whose stage input it holds at a time; a device keeps room for ``slots``."""
+        return tuple(map(self.uniform.schedule.stash, range(self.ranks)))
+
+    @property
+    def slots(self) -> int:
+        """Stage inputs that every device has room for."""
+        return self.uniform.slots
+
+    def timeline(self, columns: int = 100) -> str:
+        """One line per rank: its forwards and backwards by microbatch, bubbles as dots."""
+        return time_schedule(self.uniform.schedule, Durations()).timeline(columns)
+
+    def __str__(self) -> str:
+        if not self.axis:
+            return f"{self.microbatches} microbatches, one after the other"
+        return (
+            f"{self.asked.schedule} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages "
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"
+        )

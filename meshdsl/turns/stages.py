@@ -1,0 +1,203 @@
+"""Which part of a step each stage of a pipeline runs.
+
+A model's layers are a scan over stacked parameters; where their first dim is split over a mesh axis, the devices of
+that axis are the stages. What is done per microbatch is then
+
+    prologue   what the layers start from (embeddings)         "prologue"
+    layers     the scan over them, a part of it per stage
+    epilogue   what follows: head, loss, their gradients        "head"
+    layers     the scan backward
+    rest       what their gradients lead to (embeddings again)  "tail"
+
+Epilogue and rest of one microbatch lie some ticks apart. A sum of both (a tied embedding's gradient) is taken after the
+loop, from the totals of each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import jax
+from jax import dtypes
+
+from meshdsl.errors import PipelineError, faults
+from meshdsl.ir import Graph, Op, Program, Value
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B, Partial, Placement, S, Split
+from meshdsl.planner.solution import Pins
+from meshdsl.trace.graphs import Atom, values
+from meshdsl.turns.places import EACH, Placing, held
+
+PROLOGUE, HEAD, TAIL, AFTER = "prologue", "head", "tail", "after"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A scan over layers, taken apart."""
+
+    op: Op
+
+    @property
+    def body(self) -> Graph:
+        """One layer."""
+        return self.op.bodies[0]
+
+    @property
+    def length(self) -> int:
+        """How many layers there are."""
+        return int(self.op.params["length"])
+
+    @property
+    def consts(self) -> Sequence[tuple[Atom, Value]]:
+        """Per const, what it is outside and inside."""
+        count = self.op.params["num_consts"]
+        return list(zip(self.op.inputs[:count], self.body.inputs[:count], strict=True))
+
+    @property
+    def carries(self) -> Sequence[tuple[Atom, Value]]:
+        """Per carry, what it starts from and what it is inside."""
+        first, count = self.op.params["num_consts"], self.op.params["num_carry"]
+        return list(zip(self.op.inputs, self.body.inputs, strict=True))[first : first + count]
+
+    @property
+    def stacks(self) -> Sequence[tuple[Value, Value]]:
+        """Per stack, what it is outside and what a layer has of it."""
+        first = self.op.params["num_consts"] + self.op.params["num_carry"]
+        pairs = list(zip(self.op.inputs, self.body.inputs, strict=True))[first:]
+        return [(x, v) for x, v in pairs if isinstance(x, Value)]  # a literal has no dim to go over
+
+    @property
+    def last(self) -> Sequence[Value]:
+        """What the carries come to."""
+        return self.op.outputs[: self.op.params["num_carry"]]
+
+    @property
+    def made(self) -> Sequence[Value]:
+        """Stacks that the layers make."""
+        return self.op.outputs[self.op.params["num_carry"] :]
+
+
+@dataclass
+class Stages:
+    """A step as a pipeline.
+
+    Args:
+      times: per operation that is done in turns, when.
+    """
+
+    placing: Placing
+    axis: str
+    ranks: int
+    forward: Layers
+    backward: Layers
+    times: dict[int, str] = field(default_factory=dict)
+
+    def consts(self, layers: Layers) -> list[Value]:
+        """Consts of a scan that differ from microbatch to microbatch; backward, those that are new."""
+        known = {v.id for v in self.consts(self.forward)} if layers is self.backward else set[int]()
+        found = [x for x, _ in layers.consts if isinstance(x, Value) and self.placing.of(x) is not B]
+        return [x for x in dict.fromkeys(found) if x.id not in known]
+
+    def brought(self, layers: Layers) -> list[tuple[Atom, Placement]]:
+        """What a microbatch brings along from stage to stage, carries and consts, and how a turn has it."""
+        carries = [(x, held(self.placing.of(v))) for x, v in layers.carries]
+        return [*carries, *((x, held(self.placing.of(x))) for x in self.consts(layers))]
+
+
+def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -> dict[int, str]:
+    """Per input that is pinned to lie split on its first dim, the axis; axes that split the batch are not meant."""
+    taken = {axis for i in batch for axis in pins.inputs[i].axes if pins.inputs[i].on(axis) is not B}
+    return {
+        value.id: axis
+        for value, pin in zip(program.graph.inputs, pins.inputs, strict=True)
+        for axis in pin.axes
+        if pin.on(axis) is S(0) and axis not in taken and mesh.axis(axis) > 1
+    }
+
+
+def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str]) -> Stages | None:
+    """The stages, if layers that are done in turns lie split over an axis; PipelineError if they are no pipeline."""
+    makers = {v.id: op for op in graph.ops for v in op.outputs}
+    found: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.name == "scan" and placing.in_turns(op):
+            axes = {split[o] for x, _ in Layers(op).stacks if (o := _origin(x, makers, placing)) in split}
+            for axis in axes:
+                found.setdefault(axis, []).append(op)
+    if not found:
+        return None
+    axis, scans = next(iter(found.items()))
+    forward = [op for op in scans if op.phase == "forward"]
+    if len(found) > 1 or len(forward) != 1:
+        rows = [f"{a}: the scan at {op.source}" for a, ops in found.items() for op in ops]
+        raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows))
+    first = Layers(forward[0])
+    made = {v.id for v in first.made}
+    backward = [op for op in graph.ops if op.name == "scan" and op.phase == "backward" and placing.in_turns(op)]
+    backward = [op for op in backward if op in scans or any(v.id in made for v in values(op.inputs))]
+    if len(backward) != 1:
+        text = f"the scan over layers at {first.op.source} has {len(backward)} scans backward, a pipeline takes one"
+        raise PipelineError(text)
+    stages = Stages(placing, axis, mesh.axis(axis), first, Layers(backward[0]))
+    rows = [*_unknown(stages), *_times(graph, stages)]
+    if rows:
+        raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
+    return stages
+
+
+def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
+    """The id of the input that a stack is made of, cast or transposed; else its own."""
+    while isinstance(x, Value) and x.id in makers and placing.of(x) is B:
+        read = list(values(makers[x.id].inputs))
+        if len(read) != 1 or not read[0].shape or read[0].shape[0] != x.shape[0]:
+            break
+        x = read[0]
+    return x.id if isinstance(x, Value) else -1
+
+
+def _unknown(stages: Stages) -> Iterator[str]:
+    """What a stage would have to know of others, or of another microbatch."""
+    placing, made = stages.placing, {v.id for v in stages.forward.made}
+    for layers in (stages.forward, stages.backward):
+        for x, v in layers.stacks:
+            if placing.of(x) is not B and not (layers is stages.backward and x.id in made):
+                yield f"it goes over {v.dtype}{list(x.shape)}, which depends on the batch"
+        for brought, _ in stages.brought(layers):
+            if dtypes.issubdtype(brought.dtype, jax.dtypes.extended):
+                yield "it carries random keys; split one key into a key per layer, and scan over those"
+
+
+def _times(graph: Graph, stages: Stages) -> Iterator[str]:
+    """Say when every operation runs that is done in turns."""
+    placing, when = stages.placing, dict[int, str]()
+    first, second = stages.forward, stages.backward
+    for op in graph.ops[:-1]:
+        if not placing.in_turns(op):
+            continue
+        read = {when[v.id] for v in values(op.inputs) if v.id in when}
+        parts = any(isinstance(placing.of(x), Split) for x in op.inputs)
+        if op is first.op:
+            _ends(when, first, HEAD)
+        elif op is second.op:
+            _ends(when, second, TAIL)
+        else:
+            mixed = {HEAD, TAIL} <= read or bool(read & {AFTER, "layers"})
+            if mixed and parts:
+                yield f"{op.called} at {op.source} reads what the layers make, and cannot be done in their stages"
+            time = AFTER if mixed else TAIL if TAIL in read else HEAD if HEAD in read else PROLOGUE
+            stages.times[op.id] = time
+            when.update((v.id, time) for v in op.outputs)
+    yield from _unread(graph, stages)
+
+
+def _ends(when: dict[int, str], layers: Layers, time: str) -> None:
+    when.update((v.id, time) for v in layers.last)
+    when.update((v.id, "layers") for v in layers.made)
+
+
+def _unread(graph: Graph, stages: Stages) -> Iterator[str]:
+    """Stacks of parts that the layers make and somebody else reads."""
+    read = {v.id for op in graph.ops if op is not stages.backward.op for v in values(op.inputs)}
+    for v in (*stages.forward.made, *stages.backward.made):
+        place = stages.placing.of(v)
+        if v.id in read and not isinstance(place, Partial) and place is not EACH:
+            yield f"it stacks {v.dtype}{list(v.shape)}, which is read outside of it ({held(place)})"

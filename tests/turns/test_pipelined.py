@@ -1,0 +1,131 @@
+"""Pipelines: the numbers of the plain step under every schedule, whatever the bubbles hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import PipelineError
+from meshdsl.pins import make_pins
+from meshdsl.trace import trace
+from meshdsl.turns import in_turns, pipelined, whole_function
+from tests.turns.stacks import FEATURES, arguments, loss, plain_step, step
+
+LAYOUTS = {"params/layers/*": "pipe=S(0)"}
+
+
+def traced(pipeline, stages, *args, function=step):
+    mesh = md.Mesh(pipe=stages)
+    return in_turns(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, LAYOUTS))
+
+
+def close(got, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1e-6, np.abs(np.asarray(b)).max()))
+
+
+@pytest.fixture
+def nan_in_bubbles(monkeypatch):
+    def fill(shape, dtype):
+        return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 7, dtype)
+
+    monkeypatch.setattr(pipelined, "unused", fill)
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "schedule"),
+    [(2, 1, "1f1b"), (4, 2, "1f1b"), (4, 8, "1f1b"), (8, 16, "1f1b"), (2, 4, "gpipe"), (4, 8, "gpipe")],
+)
+def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule, nan_in_bubbles):
+    args = arguments()
+    program = traced(md.Pipeline(microbatches, schedule), stages, *args)
+    assert program.pipeline.ranks == stages
+    close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-4)
+
+
+def test_float64_agrees_to_nine_digits(nan_in_bubbles):
+    with jax.enable_x64(True):
+        args = arguments(dtype=np.float64)
+        program = traced(md.Pipeline(8), 4, *args)
+        close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
+
+
+def test_a_planned_pipeline_hands_on_by_permutes_and_has_no_conditional():
+    args = arguments(batch=32)
+    args[1].pop("mask")
+    layouts = {"params/layers/*": "pipe=S(0)", "params/layers/up": "pipe=S(0) model=S(2)", "batch/*": "data=S(0)"}
+    sharded = md.parallelize(plain_step, md.Mesh(pipe=2, data=2, model=2), layouts, pipeline=md.Pipeline(4))
+    plan = sharded.plan(*args)
+    sharded.check(*args)
+    sharded.verify(*args)
+    assert " conditional(" not in sharded.lower(*args).compile().as_text()
+    moved = [c for c in plan.collectives if c.kind == "collective-permute" and c.axes == ("pipe",)]
+    assert {c.trips for c in moved} == {1, 4}
+    assert {c.source.partition(":")[0] for c in plan.collectives} == {"stacks.py"}
+    assert (plan.pipeline.ticks, plan.pipeline.stash, plan.pipeline.bubble) == (6, (3, 1), 0.2)
+    assert plan.pipeline.timeline().startswith("rank 0   F0 F1 F2 ...B0")
+    assert "1f1b over pipe: 4 microbatches through 2 stages in 6 ticks, bubble 20.0%" in str(plan)
+
+
+def test_1f1b_needs_no_more_memory_for_more_microbatches():
+    def planned(m):
+        args = arguments(batch=32 * m)
+        args[1].pop("mask")
+        return md.parallelize(plain_step, "pipe=2", LAYOUTS, pipeline=md.Pipeline(m)).plan(*args).memory
+
+    growth = 12 * 32 * 2 * FEATURES * 4  # of the batch, which is there twice: as it is given, and in microbatches
+    assert planned(16) - planned(4) < 2.1 * growth
+
+
+def two_stacks(params, batch):
+    def loss(params):
+        x = batch["x"] @ params["embed"]
+        for _ in range(2):
+            x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None), x, params["layers"])
+        return jnp.mean(x**2)
+
+    return jax.grad(loss)(params)
+
+
+def kept_inside(params, batch):
+    def loss(params):
+        x = batch["x"] @ params["embed"]
+        x, every = jax.lax.scan(lambda x, w: ((y := x + jnp.tanh(x @ w["up"]) @ w["down"]), y), x, params["layers"])
+        return jnp.mean(x**2) + jnp.mean(jnp.sin(every)), every
+
+    return jax.grad(loss, has_aux=True)(params)
+
+
+def with_keys(params, batch):
+    def layer(carry, w):
+        x, key = carry
+        key, mine = jax.random.split(key)
+        x = x + jnp.where(jax.random.bernoulli(mine, 0.5, x.shape), jnp.tanh(x @ w["up"]) @ w["down"], 0)
+        return (x, key), None
+
+    def loss(params):
+        (x, _), _ = jax.lax.scan(layer, (batch["x"] @ params["embed"], jax.random.key(0)), params["layers"])
+        return jnp.mean(x**2)
+
+    return jax.grad(loss)(params)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (two_stacks, "one scan over layers is a pipeline, and here are more:\n  pipe: the scan at test_pipelined.py:"),
+        (kept_inside, "reads what the layers make, and cannot be done in their stages"),
+        (with_keys, "it carries random keys; split one key into a key per layer, and scan over those"),
+        (loss, "has 0 scans backward, a pipeline takes one"),
+    ],
+)
+def test_layers_that_are_no_pipeline(function, text):
+    with pytest.raises(PipelineError) as error:
+        md.parallelize(function, "pipe=2", LAYOUTS, pipeline=md.Pipeline(4, batch="batch/*")).plan(*arguments())
+    assert text in str(error.value)
+
+
+def test_a_schedule_that_there_is_not():
+    with pytest.raises(md.MeshDSLError, match="schedule: no schedule '1f1'; did you mean '1f1b'"):
+        md.Pipeline(4, schedule="1f1")
