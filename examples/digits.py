@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.training.batches import Batches, shuffled
+from meshdsl.training.batches import Batches
 from meshdsl.training.images import digits
 
 BATCH, STEPS = 256, 200
@@ -59,7 +59,7 @@ def evaluate(params, _):
 
 
 def batches():
-    return Batches(shuffled(images.train).random_map(images.seen, seed=0), BATCH, "images")
+    return Batches(images.records(), BATCH, "images")
 
 
 program = md.Program(

@@ -15,7 +15,7 @@ import optax
 import meshdsl as md
 from meshdsl.models import vit
 from meshdsl.models.training import bound
-from meshdsl.training.batches import Batches, shuffled
+from meshdsl.training.batches import Batches
 from meshdsl.training.images import CLASSES, load
 from meshdsl.training.measure import whole
 
@@ -41,7 +41,7 @@ def evaluate(params, _):
 
 program = replace(
     vit.program(config, vit.RULES["tensor"], BATCH, optax.adamw(schedule, weight_decay=0.05)),
-    batches=lambda: Batches(shuffled(images.train), BATCH, "images"),
+    batches=lambda: Batches(images.records(), BATCH, "images"),
     evaluate=evaluate,
     steps=STEPS,
 )

@@ -1,12 +1,14 @@
 """Images, flights and ratings."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from meshdsl.training import flights, images, movies
 from meshdsl.training.archive import DataError
+from meshdsl.training.batches import shuffled
 
 
 def flight(day, plane, delay, hour="5"):
@@ -99,13 +101,16 @@ def test_without_fashion_mnist_there_are_digits(tmp_path):
     assert made.train["images"].dtype == np.float32 and abs(made.train["images"].mean()) < 1e-5
 
 
-def test_training_sees_an_image_moved_and_clothes_mirrored():
-    image = np.zeros((28, 28, 1), np.float32)
-    image[10, 4] = 1
-    for mirrored, columns in ((False, range(2, 7)), (True, (*range(2, 7), *range(21, 26)))):
-        made = images.Images("test", {"images": image[None]}, {}, mirrored)
-        rng = np.random.default_rng(0)
-        seen = [made.seen({"images": image, "labels": 3}, rng) for _ in range(200)]
-        assert all(x["labels"] == 3 and x["images"].shape == image.shape for x in seen)
-        places = {tuple(np.argwhere(x["images"][..., 0])[0]) for x in seen}
-        assert places == {(row, column) for row in range(8, 13) for column in columns}
+def test_few_images_are_seen_moved(tmp_path):
+    image = np.zeros((8, 8, 1), np.float32)
+    image[3, 4] = 1
+    rng = np.random.default_rng(0)
+    seen = [images.moved({"images": image, "labels": 3}, rng) for _ in range(100)]
+    assert all(x["labels"] == 3 and x["images"].shape == image.shape for x in seen)
+    places = {tuple(np.argwhere(x["images"][..., 0])[0]) for x in seen}
+    assert places == {(row, column) for row in range(2, 5) for column in range(3, 6)}
+    few = images.load(tmp_path)
+    many = replace(few, train={name: np.resize(x, (10_000, *x.shape[1:])) for name, x in few.train.items()})
+    for made, same in ((few, False), (many, True)):
+        plain = shuffled(made.train)
+        assert all((made.records()[i]["images"] == plain[i]["images"]).all() for i in range(20)) == same
