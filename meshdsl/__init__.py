@@ -42,6 +42,7 @@ _NAMES = {
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
     "meshdsl.pipeline.spec": ("Pipeline",),
     "meshdsl.plan": ("Plan", "load_plan"),
+    "meshdsl.searched": ("search",),
     "meshdsl.watching": ("watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -14,7 +14,7 @@ from meshdsl.cli.train import train
 from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
 
 app = typer.Typer(no_args_is_help=True, help="Plan training steps over device meshes, and run exactly the plans.")
-for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, report, train):
+for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, plan.search, report, train):
     app.command()(command)
 app.add_typer(topology.app, name="topology")
 

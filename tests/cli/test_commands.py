@@ -71,6 +71,15 @@ def test_an_input_is_explained(folder):
     assert status == 0 and len(seconds) == 9 and seconds["data=B model=B"] == md.load_plan("p.json").seconds
 
 
+def test_meshes_are_searched(folder):
+    status, printed = run("search", "split.py", "--devices", "4", "--topology", "dgx-h100")
+    assert status == 0 and printed.startswith("mesh ") and len(printed.splitlines()) == 4
+    status, printed = run("search", "split.py", "--devices", "4", "--json", "--microbatches", "1,3", "--axes", "data")
+    assert status == 1 or [each["mesh"] for each in json.loads(printed)] == ["data=4", "data=4"]
+    assert "fault" in json.loads(printed)[-1]
+    assert run("search", "split.py", "--devices", "4", "--memory", "1kB")[0] == 1
+
+
 def test_compiled_collectives_are_verified(folder):
     status, printed = run("verify", "whole.py")
     assert status == 0 and "compiled bytes" in printed
