@@ -6,7 +6,7 @@ is the same in the whole row is shown: what stands for one array is its path.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from meshdsl.globs import Parts, split_path
@@ -69,30 +69,35 @@ def common(texts: Iterable[str]) -> str:
 
 
 def _joined(groups: list[Group]) -> list[Group]:
+    """The groups with those in one that agree in all but one component, until none do."""
     done: list[Group] = []
+    shared: list[list[Hashable]] = []  # per row, what it has in common with those that it can take in
+    places: dict[Hashable, dict[int, None]] = {}
     for group in groups:
-        into = next((i for i, other in enumerate(done) if _differ(other, group) is not None), None)
-        if into is None:
-            done.append(group)
+        own = _all_but_one(group)
+        fitting = [(at, i) for i, key in enumerate(own) for at in places.get(key, ()) if shared[at][i] == key]
+        if fitting:
+            into, i = min(fitting)
+            done[into] = _join(done[into], group, i + 1)
+            shared[into] = _all_but_one(done[into])
         else:
-            done[into] = _join(done[into], group)
+            into = len(done)
+            done.append(group)
+            shared.append(own)
+        for key in shared[into]:
+            places.setdefault(key, {})[into] = None
     return done if len(done) == len(groups) else _joined(done)
 
 
-def _differ(a: Group, b: Group) -> int | None:
-    """The one component in which two like groups differ."""
-    if _likeness(a.array) != _likeness(b.array) or len(a.parts) != len(b.parts) or len(a.parts) < 2:
-        return None
-    where = [i for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=True)) if x != y]
-    return where[0] if len(where) == 1 and where[0] > 0 else None
+def _all_but_one(group: Group) -> list[Hashable]:
+    """For every component but the first, all that a like group that differs in it only has too."""
+    like = _likeness(group.array)
+    return [(like, i, group.parts[:i], group.parts[i + 1 :]) for i in range(1, len(group.parts))]
 
 
-def _join(a: Group, b: Group) -> Group:
-    at = _differ(a, b)
-    parts = (
-        tuple(dict.fromkeys((*x, *y))) if i == at else x for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=True))
-    )
-    return Group(a.array, tuple(parts), a.paths + b.paths)
+def _join(a: Group, b: Group, at: int) -> Group:
+    both = tuple(dict.fromkeys((*a.parts[at], *b.parts[at])))
+    return Group(a.array, (*a.parts[:at], both, *a.parts[at + 1 :]), a.paths + b.paths)
 
 
 def _likeness(array: Array) -> tuple[object, ...]:

@@ -7,10 +7,12 @@ many points as a screen can show. All figures are per device and step, trips cou
 
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
+from functools import cache
 from itertools import islice
 from math import prod
 from typing import Any
 
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.plan.group import Group, common, group_arrays, pattern
@@ -80,7 +82,7 @@ def compared(plan: Plan) -> Facts:
         "lower_bound": plan.lower_bound,
         "bytes": plan.bytes,
         "memory": plan.memory,
-        "layouts": [[array.path, array.type, layout_text(array.layout.named(array.dims))] for array in plan.inputs],
+        "layouts": [[array.path, array.type, _layout(array.layout, array.dims)] for array in plan.inputs],
         "collectives": list(_collectives(plan)),
     }
 
@@ -134,12 +136,17 @@ def _array(group: Group, mesh: Mesh) -> Facts:
         "name": group.name,
         "number": group.count,
         "type": array.type,
-        "layout": layout_text(array.layout.named(array.dims)),
+        "layout": _layout(array.layout, array.dims),
         "splits": [[axis, at.dim] for axis, at in array.layout.placements if isinstance(at, Split)],
         "pinned": " ".join(array.pinned),
         "local": list(array.layout.local_shape(array.shape, mesh.sizes_by_name)),
         "bytes": group.count * _local_bytes(array, mesh),
     }
+
+
+@cache
+def _layout(layout: Layout, dims: tuple[str, ...]) -> str:
+    return layout_text(layout.named(dims))
 
 
 def _local_bytes(array: Array, mesh: Mesh) -> int:

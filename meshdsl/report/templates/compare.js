@@ -1,6 +1,6 @@
 // A second plan beside this one: given when the page was made, or a plan file chosen here, which is read in the page.
 function showCompare(place) {
-  const file = make("input", { type: "file", accept: ".json,application/json", onchange: () => load(file.files[0]) });
+  const file = make("input", { type: "file", accept: ".json,application/json", onclick: () => { file.value = ""; }, onchange: () => load(file.files[0]) });
   const said = make("p", { role: "status" }), found = make("div");
   place.append(make("div", { class: "controls" }, make("label", {}, "Compare with a plan file: ", file)), said, found);
   const other = read("against");
