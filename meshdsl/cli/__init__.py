@@ -2,9 +2,11 @@
 
 Bad input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that
 something does not hold: no plan fits the memory, plans differ, compiled and planned collectives differ.
+``meshdsl --debug ...`` ends with the traceback instead.
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -13,10 +15,15 @@ from meshdsl.cli.report import report
 from meshdsl.cli.train import train
 from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
 
-app = typer.Typer(no_args_is_help=True, help="Plan training steps over device meshes, and run exactly the plans.")
+app = typer.Typer(no_args_is_help=True)
 for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, plan.search, report, train):
     app.command()(command)
 app.add_typer(topology.app, name="topology")
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option(help="end with the whole traceback")] = False) -> None:
+    """Plan training steps over device meshes, and run exactly the plans."""
 
 
 def main() -> None:
@@ -24,5 +31,7 @@ def main() -> None:
     try:
         app()
     except MeshDSLError as error:
+        if "--debug" in sys.argv:
+            raise
         print(f"meshdsl: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, MemoryLimitError | VerifyError | CheckError) else 2)

@@ -116,6 +116,7 @@ def verify(
     topology: TopologyName = "cpu",
     rules: RulesText = None,
     memory: MemoryText = None,
+    as_json: AsJSON = False,
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ."""
     import jax
@@ -127,7 +128,9 @@ def verify(
     loaded = load_program(program)
     with progress.status(f"planning and compiling {program} over {over}"):
         report = planned(loaded, over, rules, memory).verify(*loaded.args)
-    show(report, None, as_json=False)
+    lines = [(line.kind, line.axes, float(line.planned), float(line.compiled)) for line in report.lines]
+    keys = ("kind", "axes", "planned bytes", "compiled bytes")
+    show(report, {"lines": [dict(zip(keys, line, strict=True)) for line in lines], "notes": report.notes}, as_json)
 
 
 def facts(found: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """``meshdsl topology``: what meshes cost."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,12 @@ def list_presets(as_json: AsJSON = False) -> None:
 
 
 @app.command("show")
-def show_one(name: Annotated[str, typer.Argument(help="a preset or a TOML file", show_default=False)]) -> None:
+def show_one(
+    name: Annotated[str, typer.Argument(help="a preset or a TOML file", show_default=False)], as_json: AsJSON = False
+) -> None:
     """One topology, as the TOML that ``--topology`` takes."""
-    print(topology_text(load_topology_named(name)), end="")
+    found = load_topology_named(name)
+    show(topology_text(found).removesuffix("\n"), asdict(found), as_json)
 
 
 @app.command()

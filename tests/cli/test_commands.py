@@ -83,12 +83,15 @@ def test_meshes_are_searched(folder):
 def test_compiled_collectives_are_verified(folder):
     status, printed = run("verify", "whole.py")
     assert status == 0 and "compiled bytes" in printed
+    facts = json.loads(run("verify", "whole.py", "--mesh", "data=4,model=2", "--json")[1])
+    assert all(line["planned bytes"] == line["compiled bytes"] for line in facts["lines"]) and facts["lines"]
 
 
 def test_topologies_are_listed_shown_and_taken(folder):
     assert [line.split()[0] for line in run("topology", "list")[1].splitlines()] == ["cpu", "dgx-h100"]
     assert json.loads(run("topology", "list", "--json")[1]) == ["cpu", "dgx-h100"]
     text = run("topology", "show", "dgx-h100")[1]
+    assert json.loads(run("topology", "show", "dgx-h100", "--json")[1])["name"] == "dgx-h100"
     (folder / "mine.toml").write_text(text.replace('"dgx-h100"', '"mine"'))
     assert "topology mine" in run("plan", "whole.py", "--topology", "mine.toml")[1]
 
@@ -111,6 +114,12 @@ def test_bad_input(folder, options, status, message, monkeypatch, capsys):
     assert ended.value.code == status
     said = capsys.readouterr().err
     assert said.startswith("meshdsl: ") and message in said
+
+
+def test_debug_shows_where_an_error_comes_from(folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["meshdsl", "--debug", "topology", "show", "gpu"])
+    with pytest.raises(md.MeshDSLError, match="did you mean 'cpu'"):
+        main()
 
 
 def test_help_does_not_load_jax():
