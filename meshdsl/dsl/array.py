@@ -25,13 +25,18 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 
-from meshdsl.dsl.blame import described, fail, labels
-from meshdsl.dsl.dims import Dims, shown
+from meshdsl.dsl.blame import described, fail, labels, shown
+from meshdsl.dsl.dims import Dims
 from meshdsl.dsl.order import Names, aligned, common_order
 from meshdsl.dsl.pinned import pinned
 from meshdsl.errors import is_a
 
 Tensor: TypeAlias = Union["NamedArray", Any]  # named, or an ordinary scalar array where no dims are left
+
+
+def _both_ways(fn: Callable[..., Any]) -> tuple[Callable[[Any, Any], Tensor], Callable[[Any, Any], Tensor]]:
+    """The operator of ``fn`` with the tensor on the left, and on the right."""
+    return lambda x, y: lift(fn, x, y), lambda x, y: lift(fn, y, x)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -41,11 +46,17 @@ class NamedArray:
 
     Args:
       held: what a pytree put here: the array, or whatever a ``tree.map`` made of it.
-      dims: one name per dim of the array.
+      dims: one name per dim of the array, none twice.
     """
 
     held: Any
     dims: Names
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dims, tuple):
+            raise fail(f"{is_a(self.dims)}, not a tuple of names; md.named(array, 'batch seq') reads text")
+        if len(set(self.dims)) < len(self.dims):
+            raise fail(_doubled(self))
 
     @property
     def array(self) -> Any:
@@ -80,66 +91,21 @@ class NamedArray:
         return cls(held, dims)
 
     def __repr__(self) -> str:
-        sizes = getattr(self.held, "shape", ())
-        names = shown(self.dims, sizes) if len(sizes) == len(self.dims) else " ".join(self.dims)
-        return f"NamedArray([{names}], {self.held!r})"
+        return f"NamedArray([{_sized(self)}], {self.held!r})"
 
     __array_ufunc__ = None  # numpy arrays leave arithmetic with named tensors to them
     __hash__ = None  # type: ignore[assignment]  # == compares elements
 
-    def __add__(self, other: Any) -> Tensor:
-        return lift(jnp.add, self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return lift(jnp.add, other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return lift(jnp.subtract, self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return lift(jnp.subtract, other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return lift(jnp.multiply, self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return lift(jnp.multiply, other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return lift(jnp.true_divide, self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return lift(jnp.true_divide, other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return lift(jnp.floor_divide, self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return lift(jnp.floor_divide, other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return lift(jnp.remainder, self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return lift(jnp.remainder, other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return lift(jnp.power, self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return lift(jnp.power, other, self)
-
-    def __and__(self, other: Any) -> Tensor:
-        return lift(jnp.bitwise_and, self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return lift(jnp.bitwise_and, other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return lift(jnp.bitwise_or, self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return lift(jnp.bitwise_or, other, self)
+    __add__, __radd__ = _both_ways(jnp.add)
+    __sub__, __rsub__ = _both_ways(jnp.subtract)
+    __mul__, __rmul__ = _both_ways(jnp.multiply)
+    __truediv__, __rtruediv__ = _both_ways(jnp.true_divide)
+    __floordiv__, __rfloordiv__ = _both_ways(jnp.floor_divide)
+    __mod__, __rmod__ = _both_ways(jnp.remainder)
+    __pow__, __rpow__ = _both_ways(jnp.power)
+    __and__, __rand__ = _both_ways(jnp.bitwise_and)
+    __or__, __ror__ = _both_ways(jnp.bitwise_or)
+    __xor__, __rxor__ = _both_ways(jnp.bitwise_xor)
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         return lift(jnp.equal, self, other)
@@ -173,6 +139,23 @@ class NamedArray:
 
     __rmatmul__ = __matmul__
 
+    def __getitem__(self, at: Any) -> Tensor:
+        raise fail(
+            "x[...] does not say along which dim; md.index(x, seq=0) picks, md.scan(f, init, x, over='seq') walks"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise fail(f"{described(self)} has names, a numpy array has none; .array is the plain array")
+
+    def __bool__(self) -> bool:
+        return bool(_scalar(self, "true or false", "md.any or md.all make one of many; a < x < b is (a < x) & (x < b)"))
+
+    def __float__(self) -> float:
+        return float(_scalar(self, "a float", "md.mean makes one of many, md.index picks one"))
+
+    def __int__(self) -> int:
+        return int(_scalar(self, "an int", "md.sum makes one of many, md.index picks one"))
+
 
 def wrap(array: Any, dims: Names) -> Tensor:
     """The array with these names; itself if there are none."""
@@ -189,26 +172,36 @@ def read(x: Any) -> Tensor:
     if isinstance(x, NamedArray):
         return x
     x = x.get_value() if hasattr(x, "get_value") else x
-    if isinstance(x, NamedArray) or not getattr(x, "shape", ()):
+    if isinstance(x, NamedArray | bool | int | float | complex) or getattr(x, "shape", None) == ():
         return x
+    if not hasattr(x, "shape"):
+        raise fail(f"{is_a(x)}, not a tensor and not a scalar; md.named(array, 'batch embed') makes a tensor")
     raise fail(f"an array of shape {tuple(x.shape)} has no names of dims; md.named(array, 'batch embed') gives them")
 
 
-def sizes_of(operands: Sequence[Any], free: Names = ()) -> dict[str, int]:
-    """Sizes by name over all operands; DimError shows both tensors where two differ, but in ``free`` dims."""
+def given(x: Any) -> str:
+    """What was given instead of what is wanted."""
+    return f"{described(x)} is a tensor" if isinstance(x, NamedArray) else is_a(x)
+
+
+def sizes_of(operands: Sequence[Any], free: Names = (), first: int = 0) -> dict[str, int]:
+    """Sizes by name over all operands; DimError shows both tensors where two differ, but in ``free`` dims.
+
+    ``first`` is where the operands begin among the arguments that the user wrote.
+    """
     found: dict[str, tuple[int, int]] = {}
     for i, x in enumerate(operands):
         for name, size in zip(x.dims, x.array.shape, strict=True) if isinstance(x, NamedArray) else ():
-            first, known = found.setdefault(name, (i, size))
+            known_in, known = found.setdefault(name, (i, size))
             if known != size and name not in free:
-                raise fail(_conflict(name, operands, first, i))
+                raise fail(_conflict(name, operands, (known_in, i), labels(len(operands), first)))
     return {name: size for name, (_, size) in found.items()}
 
 
-def lift(fn: Callable[..., Any], *operands: Any) -> Tensor:
-    """``fn``, elementwise on arrays, on operands that meet by name."""
+def lift(fn: Callable[..., Any], *operands: Any, first: int = 0) -> Tensor:
+    """``fn``, elementwise on arrays, on operands that meet by name; ``first`` as in :func:`sizes_of`."""
     read_in = [read(x) for x in operands]
-    sizes = sizes_of(read_in)
+    sizes = sizes_of(read_in, first=first)
     dims = common_order(x.dims for x in read_in if isinstance(x, NamedArray))
     made = fn(*(aligned(x.array, x.dims, dims) if isinstance(x, NamedArray) else x for x in read_in))
     if tuple(jnp.shape(made)) != tuple(sizes[name] for name in dims):
@@ -217,10 +210,26 @@ def lift(fn: Callable[..., Any], *operands: Any) -> Tensor:
     return computed(made, dims)
 
 
-def _conflict(name: str, operands: Sequence[Any], first: int, second: int) -> str:
-    called = labels(len(operands))
-    sides = [f"{operands[i].shape[name]} in {called[i]}{described(operands[i])}" for i in (first, second)]
+def _conflict(name: str, operands: Sequence[Any], pair: tuple[int, int], called: Sequence[str]) -> str:
+    sides = [f"{operands[i].shape[name]} in {called[i]}{described(operands[i])}" for i in pair]
     return f"dim {name!r} has two sizes: {' and '.join(sides)}"
+
+
+def _sized(x: NamedArray) -> str:
+    """The dims with their sizes, whatever is held."""
+    sizes = getattr(x.held, "shape", ())
+    return shown(x.dims, sizes) if len(sizes) == len(x.dims) else " ".join(x.dims)
+
+
+def _doubled(x: NamedArray) -> str:
+    twice = next(name for name in x.dims if x.dims.count(name) > 1)
+    return f"dim {twice!r} would be twice in [{_sized(x)}]; md.rename gives one of the two another name before"
+
+
+def _scalar(x: NamedArray, wanted: str, remedy: str) -> Any:
+    if x.dims:
+        raise fail([f"a tensor with dims {described(x)} is not {wanted}", remedy])
+    return x.array
 
 
 def _stripped(dims: Names, held: Any) -> list[str]:

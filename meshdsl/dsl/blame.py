@@ -12,25 +12,23 @@ import linecache
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import jax
+from meshdsl.errors import DimError, MeshDSLError, faults
 
-from meshdsl.dsl.dims import shown
-from meshdsl.errors import DimError, faults
-
-_OWN = (str(Path(__file__).parent) + "/", str(Path(jax.__file__).parent) + "/")
+_OWN = ("meshdsl.dsl.", "meshdsl.constraint.", "jax.", "flax.", "numpy.")
 _LONGEST = 24
 
 
-def fail(rows: Sequence[str] | str, remedy: str = "") -> DimError:
+def fail(rows: Sequence[str] | str, kind: type[MeshDSLError] = DimError) -> MeshDSLError:
     """The error with these faults, and the user's line."""
     rows = [rows] if isinstance(rows, str) else rows
     frame = _user_frame()
     where = [f"at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {_running(frame)}"] if frame else []
-    return DimError(faults(rows[0], [*rows[1:], *where], remedy))
+    return kind(faults(rows[0], [*rows[1:], *where]))
 
 
 def absent(name: str, label: str, tensor: Any) -> str:
@@ -44,17 +42,23 @@ def described(tensor: Any) -> str:
     return f"[{shown(tensor.dims, tensor.array.shape)}]"
 
 
-def labels(count: int) -> list[str]:
-    """What the operands of the running operation are called at the user's line."""
+def shown(names: Sequence[str], sizes: Sequence[object]) -> str:
+    """``batch=32 seq=128`` of names and sizes side by side."""
+    return " ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+
+
+def labels(count: int, first: int = 0) -> list[str]:
+    """What the operands of the running operation are called at the user's line, from its argument ``first`` on."""
     frame = _user_frame()
-    found = _operands(frame) if frame else []
-    letters = ["x", "y", "z", *(f"operand {i}" for i in range(3, count))]
-    return [found[i] or letters[i] if i < len(found) else letters[i] for i in range(count)]
+    written = _operands(frame)[first:] if frame else []
+    found = [*written, *[""] * count][:count]
+    letters = iter([letter for letter in ("x", "y", "z") if letter not in found])
+    return [text or next(letters, f"operand {i}") for i, text in enumerate(found)]
 
 
 def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_OWN):
         frame = frame.f_back
     return frame
 
@@ -69,7 +73,8 @@ def _operands(frame: FrameType) -> list[str]:
         written = [call.left, call.right]
     elif isinstance(call, ast.Compare):
         written = [call.left, *call.comparators]
-    texts = [ast.unparse(x) if isinstance(x, ast.Name | ast.Attribute | ast.Subscript) else "" for x in written]
+    one_each = takewhile(lambda x: not isinstance(x, ast.Starred), written)
+    texts = [ast.unparse(x) if isinstance(x, ast.Name | ast.Attribute | ast.Subscript) else "" for x in one_each]
     return [text if len(text) <= _LONGEST else "" for text in texts]
 
 

@@ -12,11 +12,12 @@ says what to make, and a model's sizes are read from where they stand once:
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NoReturn, TypeAlias, Union
 
-from meshdsl.errors import DimError, NotationError, is_a, nearest
+from meshdsl.dsl.blame import fail
+from meshdsl.errors import MeshDSLError, NotationError, is_a, nearest
 
 _ITEM = re.compile(r"[\s,]*([^\s,=]+)(?:(=)([^\s,=]*))?")
 DimsLike: TypeAlias = Union[str, "Dims", Iterable[str]]
@@ -56,10 +57,10 @@ class Dims:
 
     def __getitem__(self, name: str) -> int:
         if name not in self._sizes:
-            raise DimError(f"no dim {name!r} in [{self}]{nearest(name, self.names)}")
+            raise fail(f"no dim {name!r} in [{self}]{nearest(name, self.names)}")
         size = self._sizes[name]
         if size is None:
-            raise DimError(f"dim {name!r} of [{self}] has no size here; write {name}=128, say")
+            raise fail(f"dim {name!r} of [{self}] has no size here; write {name}=128, say")
         return size
 
     def __call__(self, names: DimsLike) -> "Dims":
@@ -67,14 +68,14 @@ class Dims:
         wanted = read_dims(names)
         missing = [f"no dim {name!r} in [{self}]{nearest(name, self.names)}" for name in wanted if name not in self]
         if missing:
-            raise DimError("; ".join(missing))
+            raise fail(missing)
         return Dims({name: self._sizes[name] for name in wanted})
 
     def __add__(self, other: DimsLike) -> "Dims":
         more = read_dims(other)
         twice = [name for name in more if name in self]
         if twice:
-            raise DimError(f"dim {twice[0]!r} would be there twice in [{self} {more}]")
+            raise fail(f"dim {twice[0]!r} would be there twice in [{self} {more}]")
         return Dims({**self._sizes, **more._sizes})
 
     def __iter__(self) -> Iterator[str]:
@@ -113,8 +114,8 @@ def read_dims(given: DimsLike) -> Dims:
         return given
     if isinstance(given, str):
         return _parse(given)
-    if not isinstance(given, Iterable):
-        raise NotationError(f"{is_a(given)}, not dims; write text such as 'batch seq embed'")
+    if not isinstance(given, Iterable) or hasattr(given, "shape"):
+        raise fail(f"{is_a(given)}, not dims; write text such as 'batch seq embed'", NotationError)
     return _parse(" ".join(map(str, given)))
 
 
@@ -146,10 +147,5 @@ def _add(found: dict[str, int | None], match: re.Match[str], text: str) -> None:
     found[name] = int(size) if equals else None
 
 
-def _error(text: str, at: int, why: str) -> NotationError:
-    return NotationError(f"{why}\n  {text}\n  {' ' * at}^")
-
-
-def shown(names: Sequence[str], sizes: Sequence[object]) -> str:
-    """``batch=32 seq=128`` of names and sizes side by side."""
-    return " ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
+def _error(text: str, at: int, why: str) -> MeshDSLError:
+    return fail([why, text, f"{' ' * at}^"], NotationError)

@@ -21,7 +21,7 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Tensor:
 
     Raises DimError if two operands have one dim in two sizes, or the result has another shape.
     """
-    return lift(fn, *operands)
+    return lift(fn, *operands, first=1)
 
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:

@@ -5,12 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, computed, read, sizes_of, wrap
-from meshdsl.dsl.blame import fail
+from meshdsl.dsl.array import NamedArray, Tensor, computed, given, sizes_of, wrap
+from meshdsl.dsl.blame import described, fail, labels
 from meshdsl.dsl.dims import DimsLike
-from meshdsl.dsl.operands import axes, axis, named_operand
+from meshdsl.dsl.operands import axes, axis, is_position, is_whole, named_operand, positions_of
 from meshdsl.dsl.order import aligned, permuted
-from meshdsl.errors import is_a
 
 
 def index(x: Any, /, **at: Any) -> Tensor:
@@ -21,10 +20,12 @@ def index(x: Any, /, **at: Any) -> Tensor:
     """
     x = named_operand(x)
     axes(x, tuple(at))
-    alien = [f"{name}: {is_a(i)}, not a position or slice" for name, i in at.items() if not _is_place(i)]
-    if alien:
-        raise fail([*alien, "md.take(x, positions, over='seq') takes a tensor of positions"])
-    made = x.array[tuple(at.get(name, slice(None)) for name in x.dims)]
+    rows = [
+        row for name, i in at.items() for row in (_bad_slice if isinstance(i, slice) else _bad_position)(x, name, i)
+    ]
+    if rows:
+        raise fail(rows)
+    made = jnp.asarray(x.array)[tuple(at.get(name, slice(None)) for name in x.dims)]
     return wrap(made, tuple(name for name in x.dims if isinstance(at.get(name, slice(None)), slice)))
 
 
@@ -36,7 +37,7 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
 
     Dims that both have are walked along together, as in the second line.
     """
-    x, positions = named_operand(x), read(positions)
+    x, positions = named_operand(x), positions_of(positions, first=1)
     at = axis(x, over)
     if not isinstance(positions, NamedArray):
         return index(x, **{x.dims[at]: positions})
@@ -55,8 +56,14 @@ def update(x: Any, part: Any, /, **start: Any) -> Tensor:
     x, part = named_operand(x), named_operand(part)
     axes(x, tuple(start))
     if set(part.dims) != set(x.dims):
-        raise fail(f"what is written has other dims than what it is written to: {set(part.dims) ^ set(x.dims)}")
+        raise fail(f"{described(part)} is written over {labels(1)[0]}{described(x)}; both have the same dims")
     sizes_of([x, part], free=tuple(start))
+    rows = [row for name, i in start.items() for row in _bad_position(x, name, i, part.shape[name])]
+    dtypes = [jnp.result_type(z.array) for z in (part, x)]
+    if dtypes[0] != dtypes[1]:
+        rows.append(f"{dtypes[0]} is written over {dtypes[1]}; part.astype(x.dtype) is of the same dtype")
+    if rows:
+        raise fail(rows)
     begins = [start.get(name, 0) for name in x.dims]
     return wrap(lax.dynamic_update_slice(x.array, permuted(part.array, part.dims, x.dims), begins), x.dims)
 
@@ -65,6 +72,9 @@ def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
     """The ``k`` largest elements along one dim, largest first, and their positions; the dim then has size ``k``."""
     x = named_operand(x)
     at = axis(x, over)
+    size = x.array.shape[at]
+    if not (is_whole(k) and 0 <= k <= size):
+        raise fail(f"k={k!r} is no number of elements from 0 to {size}, as many as {over!r} has in {described(x)}")
     last = (*x.dims[:at], *x.dims[at + 1 :], x.dims[at])
     found = lax.top_k(permuted(x.array, x.dims, last), k)
     values, positions = (wrap(permuted(array, last, x.dims), x.dims) for array in found)
@@ -83,12 +93,29 @@ def argsort(x: Any, over: DimsLike, descending: bool = False) -> Tensor:
     return wrap(jnp.argsort(x.array, axis=axis(x, over), descending=descending), x.dims)
 
 
-def _is_place(i: Any) -> bool:
-    return isinstance(i, slice) or hasattr(i, "__index__") or getattr(i, "shape", None) == ()
+def _bad_position(x: NamedArray, name: str, i: Any, count: int = 1) -> list[str]:
+    """A fault if ``count`` elements from this position on are none of the dim's, as far as the position is known."""
+    size = x.shape[name]
+    if not is_position(i):
+        return [
+            f"{name}: {given(i)}, not a position; md.take(x, positions, over={name!r}) takes a named tensor of them"
+        ]
+    if count > size or (is_whole(i) and not -size <= i <= (size - count if i >= 0 else -count)):
+        asked = f"{name}={i}" if count == 1 else f"{count} elements from {name}={i} on"
+        return [f"{asked}: there are {size} in {labels(1)[0]}{described(x)}"]
+    return []
+
+
+def _bad_slice(x: NamedArray, name: str, i: slice) -> list[str]:
+    if i.step != 0 and all(n is None or is_whole(n) for n in (i.start, i.stop, i.step)):
+        return []
+    return [
+        f"{name}: {i}: start, stop and step are known numbers, the step not 0; md.take(x, positions, ...) takes others"
+    ]
 
 
 def _take_rows(x: NamedArray, positions: NamedArray, at: int) -> Tensor:
-    made = x.array[(*[slice(None)] * at, positions.array)]
+    made = jnp.asarray(x.array)[(*[slice(None)] * at, positions.array)]
     return computed(made, (*x.dims[:at], *positions.dims, *x.dims[at + 1 :]))
 
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, wrap
+from meshdsl.dsl.array import NamedArray, given, wrap
 from meshdsl.dsl.blame import absent, described, fail
+from meshdsl.dsl.operands import is_whole, one_name
 from meshdsl.dsl.order import Names, permuted
 
 
@@ -39,10 +41,12 @@ def scan(
 
     Returns the last carry, and the results with the dim in front; scalars become tensors of that dim alone.
     """
+    over = one_name(over)
     _check_have(over, xs)
+    _check_trips(over, jax.tree.leaves(xs, is_leaf=_is_named), length)
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
-        after, y = f(carry, x)
+        after, y = _pair(f(carry, x))
         return _in_order_of(carry, after), _bare(y)
 
     carry, ys = lax.scan(
@@ -57,12 +61,14 @@ def vmap(f: Callable[..., Any], *, over: str) -> Callable[..., Any]:
     Arguments that lack the dim, or have no names, are handed to every call; at least one has it.
     The results have the dim in front.
     """
+    over = one_name(over)
 
     def mapped(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args, is_leaf=_is_named)
         held = [_is_named(x) and over in x.dims for x in leaves]
         if not any(held):
             raise fail(_nowhere(over, leaves))
+        _check_trips(over, [x for x, h in zip(leaves, held, strict=True) if h])
         arrays = [_front(x, over) if h else x for x, h in zip(leaves, held, strict=True)]
 
         def each(*slices: Any) -> Any:
@@ -116,7 +122,7 @@ def _bare(y: Any) -> Any:
     def one(x: Any) -> Any:
         if _is_named(x):
             return _Bare(x.array, x.dims)
-        return _Bare(x, ()) if jax.numpy.ndim(x) == 0 else x
+        return _Bare(x, ()) if jnp.ndim(x) == 0 else x
 
     return jax.tree.map(one, y, is_leaf=_is_named)
 
@@ -152,6 +158,29 @@ def _check_have(over: str, xs: Any) -> None:
     rows = [absent(over, "", x) for x in leaves if over not in x.dims]
     if rows:
         raise fail([*rows, f"all of xs is scanned over {over!r}; what is the same in every trip is closed over"])
+
+
+def _check_trips(over: str, leaves: Sequence[Any], length: int | None = None) -> None:
+    """That there is a number of trips, and only one."""
+    found: dict[Any, str] = {} if length is None else {length: f"length={length!r}"}
+    for x in leaves:
+        said = described(x) if _is_named(x) else f"an array of shape {jnp.shape(x)}"
+        found.setdefault(x.shape[over] if _is_named(x) else next(iter(jnp.shape(x)), None), said)
+    if not found:
+        raise fail(
+            f"xs holds no tensor: how many trips along {over!r}? md.scan(f, init, over={over!r}, length=8) says it"
+        )
+    odd = [said for size, said in found.items() if not is_whole(size)]
+    if odd:
+        raise fail([f"no number of trips along {over!r} is said by:", *odd])
+    if len(found) > 1:
+        raise fail([f"all that is mapped along {over!r} is of one size there, not:", *found.values()])
+
+
+def _pair(made: Any) -> tuple[Any, Any]:
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise fail(f"{given(made)}, not the next carry and a result: f of scan returns (carry, y), y may be None")
+    return made
 
 
 def _nowhere(over: str, leaves: Sequence[Any]) -> list[str]:

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, read, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, wrap
 from meshdsl.dsl.blame import fail
 from meshdsl.dsl.dims import DimsLike, read_dims
+from meshdsl.dsl.operands import number, positions_of
 
 
 def zeros(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
@@ -24,7 +25,7 @@ def ones(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
     """The same value everywhere; without ``dtype`` that of the value."""
     made = read_dims(dims)
-    return wrap(jnp.full(made.sizes, value, dtype), made.names)
+    return wrap(jnp.full(made.sizes, number(value, "value"), dtype), made.names)
 
 
 def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
@@ -37,7 +38,7 @@ def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
 
 def one_hot(positions: Any, dim: DimsLike, dtype: Any = jnp.float32) -> Tensor:
     """1 at the position, 0 elsewhere, along a new last dim: ``md.one_hot(tokens, "vocab=50257")``."""
-    read_in, new = read(positions), read_dims(dim)
+    read_in, new = positions_of(positions), read_dims(dim)
     if len(new) != 1:
         raise fail(f"one_hot makes one dim, not {len(new)}: [{new}]")
     array, dims = (read_in.array, read_in.shape) if isinstance(read_in, NamedArray) else (read_in, read_dims(""))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from meshdsl.dsl.array import NamedArray, Tensor, read, wrap
 from meshdsl.dsl.blame import absent, described, fail, labels
@@ -36,24 +37,66 @@ def named_operand(x: Any) -> NamedArray:
     x = read(x)
     if isinstance(x, NamedArray):
         return x
-    raise fail(f"{is_a(x)} has no dims")
+    raise fail(f"{is_a(x)}, not a tensor with named dims; md.named(array, 'batch embed') makes one")
 
 
-def axes(x: NamedArray, over: DimsLike | None) -> tuple[int, ...]:
-    """Positions of the dims ``over``, all where that is None; DimError with the nearest name."""
+def positions_of(x: Any, first: int = 0) -> Tensor:
+    """An operand of whole numbers, which may have dims; ``first`` as in :func:`axes`."""
+    x = read(x)
+    dtype = jnp.result_type(x.array if isinstance(x, NamedArray) else x)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        said = f"{labels(1, first)[0]}{described(x)}" if isinstance(x, NamedArray) else repr(x)
+        raise fail(f"positions are whole numbers, not {dtype} as in {said}")
+    return x
+
+
+def number(x: Any, argument: str) -> Any:
+    """An argument that is one number, traced or not."""
+    x = read(x)
+    if isinstance(x, NamedArray):
+        raise fail(f"{argument} is one number, not a tensor with dims {described(x)}")
+    return x
+
+
+def one_name(given: DimsLike, argument: str = "over") -> str:
+    """The name where an argument takes one dim."""
+    names = read_names(given)
+    if len(names) != 1:
+        raise fail(f"one dim is wanted here, not {len(names)}: {argument}={' '.join(names)!r}")
+    return names[0]
+
+
+def is_whole(n: Any) -> bool:
+    """Whether it is a whole number that is known while the step is traced; no bool."""
+    return isinstance(n, int | np.integer) and not isinstance(n, bool)
+
+
+def is_position(n: Any) -> bool:
+    """Whether it is a whole number, also one in an array without dims, traced or not."""
+    scalar = getattr(n, "shape", None) == () and jnp.issubdtype(n.dtype, jnp.integer)
+    return scalar or is_whole(n)
+
+
+def is_pair(widths: Any) -> bool:
+    """Whether it is what is added before and after."""
+    return isinstance(widths, tuple | list) and len(widths) == 2 and all(map(is_whole, widths))
+
+
+def axes(x: NamedArray, over: DimsLike | None, first: int = 0) -> tuple[int, ...]:
+    """Positions of the dims ``over``, all where that is None; DimError with the nearest name.
+
+    ``first`` is where ``x`` stands among the arguments that the user wrote.
+    """
     if over is None:
         return tuple(range(len(x.dims)))
     names = read_names(over)
     missing = [name for name in names if name not in x.dims]
     if missing:
-        (label,) = labels(1)
+        (label,) = labels(1, first)
         raise fail([absent(name, label, x) for name in missing])
     return tuple(sorted(x.dims.index(name) for name in names))
 
 
-def axis(x: NamedArray, over: DimsLike) -> int:
+def axis(x: NamedArray, over: DimsLike, first: int = 0) -> int:
     """Position of one dim."""
-    found = axes(x, over)
-    if len(found) != 1:
-        raise fail(f"one dim is wanted here, not {len(found)}: over={' '.join(read_names(over))!r}")
-    return found[0]
+    return axes(x, (one_name(over),), first)[0]

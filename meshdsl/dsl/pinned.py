@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.dsl.blame import fail
-from meshdsl.dsl.dims import shown
+from meshdsl.dsl.blame import fail, shown
 from meshdsl.dsl.order import Names
 from meshdsl.layouts.rules import Table, conflicts, layout_of
 from meshdsl.stated import state

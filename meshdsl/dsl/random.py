@@ -6,28 +6,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshdsl.dsl.array import Tensor, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, given, wrap
 from meshdsl.dsl.blame import fail
 from meshdsl.dsl.dims import DimsLike, read_dims
-from meshdsl.dsl.operands import axes, axis, named_operand
+from meshdsl.dsl.operands import axes, axis, named_operand, number
 
 
 def normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
     """Normal with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``."""
     made = read_dims(dims)
-    return wrap(_scaled(jax.random.normal(key, made.sizes, dtype), std), made.names)
+    return wrap(_scaled(jax.random.normal(_key(key), made.sizes, dtype), std), made.names)
 
 
 def truncated_normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
     """Normal, cut at two deviations on either side, before ``std`` is multiplied on."""
     made = read_dims(dims)
-    return wrap(_scaled(jax.random.truncated_normal(key, -2.0, 2.0, made.sizes, dtype), std), made.names)
+    return wrap(_scaled(jax.random.truncated_normal(_key(key), -2.0, 2.0, made.sizes, dtype), std), made.names)
 
 
 def uniform(key: Any, dims: DimsLike, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
     """Uniform from ``low`` up to ``high``."""
     made = read_dims(dims)
-    return wrap(jax.random.uniform(key, made.sizes, dtype, low, high), made.names)
+    return wrap(jax.random.uniform(_key(key), made.sizes, dtype, number(low, "low"), number(high, "high")), made.names)
 
 
 def fan_in(key: Any, dims: DimsLike, over: DimsLike, dtype: Any = jnp.float32) -> Tensor:
@@ -39,14 +39,14 @@ def fan_in(key: Any, dims: DimsLike, over: DimsLike, dtype: Any = jnp.float32) -
 def bernoulli(key: Any, probability: float, dims: DimsLike) -> Tensor:
     """True with this probability, bool."""
     made = read_dims(dims)
-    return wrap(jax.random.bernoulli(key, probability, made.sizes), made.names)
+    return wrap(jax.random.bernoulli(_key(key), number(probability, "probability"), made.sizes), made.names)
 
 
 def categorical(key: Any, logits: Any, over: DimsLike) -> Tensor:
     """A position along one dim, drawn with the probabilities of the softmax over it; int32."""
     x = named_operand(logits)
-    at = axis(x, over)
-    return wrap(jax.random.categorical(key, x.array, axis=at), x.dims[:at] + x.dims[at + 1 :])
+    at = axis(x, over, first=1)
+    return wrap(jax.random.categorical(_key(key), x.array, axis=at), x.dims[:at] + x.dims[at + 1 :])
 
 
 def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tensor:
@@ -59,15 +59,22 @@ def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tens
       over: the dims along which elements are drawn one by one; along the others they go together. Default: all.
     """
     x = named_operand(x)
-    if not 0 <= rate < 1:
+    if not 0 <= number(rate, "rate") < 1:
         raise fail(f"rate={rate} of dropout is not at least 0 and less than 1")
     if rate == 0:
         return x
-    alone = axes(x, over)
+    alone = axes(x, over, first=1)
     shape = [size if i in alone else 1 for i, size in enumerate(x.array.shape)]
-    kept = jax.random.bernoulli(key, 1 - rate, shape)
+    kept = jax.random.bernoulli(_key(key), 1 - rate, shape)
     return wrap(jnp.where(kept, x.array / (1 - rate), jnp.zeros((), x.dtype)), x.dims)
 
 
+def _key(key: Any) -> Any:
+    if isinstance(key, NamedArray) or not hasattr(key, "dtype"):
+        raise fail(f"{given(key)}, not a random key; jax.random.key(0) makes one, rngs.params() of nnx.Rngs too")
+    return key
+
+
 def _scaled(array: Any, std: float) -> Any:
+    std = number(std, "std")
     return array if std == 1.0 else array * jnp.asarray(std, array.dtype)

@@ -95,7 +95,7 @@ def rms_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
     """
     wide = _wide(named_operand(x))
     scaled = wide * lift(jax.lax.rsqrt, mean(lift(jnp.square, wide), over) + eps)
-    return _in(x.dtype, scaled)
+    return _in(jnp.result_type(x.dtype, float), scaled)
 
 
 def layer_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
@@ -103,7 +103,7 @@ def layer_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
     wide = _wide(named_operand(x))
     centred = wide - mean(wide, over)
     scaled = centred * lift(jax.lax.rsqrt, mean(lift(jnp.square, centred), over) + eps)
-    return _in(x.dtype, scaled)
+    return _in(jnp.result_type(x.dtype, float), scaled)
 
 
 def _wide(x: NamedArray) -> NamedArray:

@@ -16,6 +16,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from meshdsl.dsl.array import NamedArray, Tensor, read, wrap
+from meshdsl.dsl.blame import fail
 from meshdsl.dsl.dims import DimsLike, read_names
 from meshdsl.errors import ArgumentError, nearest
 
@@ -38,8 +39,7 @@ def remat(f: Callable[..., Any], policy: str = "all", keep: DimsLike = ()) -> Ca
 
     Raises ArgumentError for a policy of another name.
     """
-    if policy not in POLICIES:
-        raise ArgumentError(f"no remat policy {policy!r}{nearest(policy, POLICIES)}")
+    check_policy(policy)
     if policy == "none":
         return f
     names = read_names(keep)
@@ -48,6 +48,12 @@ def remat(f: Callable[..., Any], policy: str = "all", keep: DimsLike = ()) -> Ca
         chosen = _SAVEABLE.save_from_both_policies(chosen, _SAVEABLE.save_only_these_names(*names))
     made: Callable[..., Any] = jax.checkpoint(f, policy=chosen)
     return made
+
+
+def check_policy(policy: str) -> None:
+    """ArgumentError, with the nearest name, if there is no such policy."""
+    if policy not in tuple(POLICIES):
+        raise fail(f"no remat policy {policy!r}{nearest(policy, POLICIES)}", ArgumentError)
 
 
 def keep(x: Any, name: str) -> Tensor:

@@ -1,27 +1,28 @@
 """Dims renamed, ordered, split and merged; tensors joined."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 
-from meshdsl.dsl.array import NamedArray, Tensor, computed, read, sizes_of, wrap
+from meshdsl.dsl.array import NamedArray, Tensor, computed, given, read, sizes_of, wrap
 from meshdsl.dsl.blame import absent, described, fail, labels
 from meshdsl.dsl.dims import DimsLike, read_dims, read_names
-from meshdsl.dsl.operands import axes, axis, named_operand
+from meshdsl.dsl.operands import axes, axis, is_pair, is_position, named_operand, one_name
 from meshdsl.dsl.order import aligned, permuted
+from meshdsl.errors import is_a
 
 
 def rename(x: Any, /, **new: str) -> Tensor:
     """``x`` with other names: ``md.rename(x, seq="key")``; the array is the same."""
     x = named_operand(x)
     axes(x, tuple(new))
-    names = tuple(new.get(name, name) for name in x.dims)
+    names = tuple(one_name(new[name], name) if name in new else name for name in x.dims)
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise fail(f"dim {twice[0]!r} would be twice in {labels(1)[0]}{described(x)}")
-    return wrap(x.array, read_names(names))
+    return wrap(x.array, names)
 
 
 def order(x: Any, dims: DimsLike) -> Tensor:
@@ -53,6 +54,8 @@ def merge(x: Any, /, **parts: DimsLike) -> Tensor:
     for new, text in parts.items():
         names = read_names(text)
         axes(x, names)
+        if not names:
+            raise fail(f"no dims are given that {new!r} is to be made of; md.pack makes a new dim")
         x = _merged(x, new, names)
     return x
 
@@ -74,8 +77,8 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
 
 def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
     """The tensors one after the other along one dim; the order of dims is the first's."""
-    read_in = [named_operand(x) for x in tensors]
-    (name,) = read_names(over)
+    read_in = [named_operand(x) for x in _listed(tensors)]
+    name = one_name(over)
     rows = [absent(name, label, x) for label, x in _labelled(read_in) if name not in x.dims]
     rows = rows or _unlike(read_in)
     if rows:
@@ -86,9 +89,9 @@ def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
     return computed(jnp.concatenate(arrays, axis=lead.dims.index(name)), lead.dims)
 
 
-def pack(tensors: Sequence[Any], over: str) -> Tensor:
+def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
     """The tensors, all of the same dims, along a new leading dim: ``md.pack([x, y], over="layers")``."""
-    read_in = [read(x) for x in tensors]
+    read_in, over = [read(x) for x in _listed(tensors)], one_name(over)
     dims = read_in[0].dims if isinstance(read_in[0], NamedArray) else ()
     rows = _unlike([x for x in read_in if isinstance(x, NamedArray)])
     if rows or any(isinstance(x, NamedArray) != bool(dims) for x in read_in):
@@ -97,19 +100,28 @@ def pack(tensors: Sequence[Any], over: str) -> Tensor:
         raise fail(f"dim {over!r} is there already; md.concat joins along it")
     sizes_of(read_in)
     arrays: list[Any] = [permuted(x.array, x.dims, dims) if dims else x for x in read_in]
-    return computed(jnp.stack(arrays), (*read_names(over), *dims))
+    return computed(jnp.stack(arrays), (over, *dims))
 
 
 def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
     """``x`` longer along some dims, by elements before and after: ``md.padded(x, seq=(1, 0))``."""
     x = named_operand(x)
     axes(x, tuple(widths))
+    rows = [
+        f"{name}={w!r}: (elements before, elements after) are wanted"
+        for name, w in widths.items()
+        if not (is_pair(w) and min(w) >= 0)
+    ]
+    if rows:
+        raise fail(rows)
     return wrap(jnp.pad(x.array, [widths.get(name, (0, 0)) for name in x.dims], constant_values=value), x.dims)
 
 
 def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
     """``x`` moved on by ``shift`` positions along one dim, the last ones to the front."""
     x = named_operand(x)
+    if not is_position(shift):
+        raise fail(f"shift: {is_a(shift)}, not a number of positions")
     return wrap(jnp.roll(x.array, shift, axis(x, over)), x.dims)
 
 
@@ -147,6 +159,13 @@ def _reshaped(x: NamedArray, pairs: Sequence[tuple[str, int]]) -> NamedArray:
     if twice:
         raise fail(f"dim {twice[0]!r} would be twice: {labels(1)[0]}{described(x)} becomes [{' '.join(names)}]")
     return NamedArray(jnp.reshape(x.array, [size for _, size in pairs]), read_names(names))
+
+
+def _listed(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors that are joined, at least one."""
+    if isinstance(tensors, NamedArray) or not (isinstance(tensors, Iterable) and (found := list(tensors))):
+        raise fail(f"{given(tensors)}, where a list of tensors is joined, at least one: [x, y]")
+    return found
 
 
 def _labelled(tensors: Sequence[NamedArray]) -> list[tuple[str, NamedArray]]:

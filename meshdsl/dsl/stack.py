@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from meshdsl.dsl.array import NamedArray
+from meshdsl.dsl.array import NamedArray, given
 from meshdsl.dsl.blame import fail
 from meshdsl.dsl.dims import DimsLike, read_dims
 from meshdsl.dsl.loops import scan
 from meshdsl.dsl.names import METADATA, names_of
+from meshdsl.dsl.remat import check_policy
 from meshdsl.dsl.remat import remat as rematerialised
 
 T = TypeVar("T")
@@ -44,6 +45,9 @@ def stack(
     dims = read_dims(over)
     if len(dims) != 1:
         raise fail(f"stack repeats a block over one dim, not {len(dims)}: [{dims}]")
+    check_policy(remat)
+    if not isinstance(rngs, nnx.Rngs):
+        raise fail(f"{given(rngs)}, not random streams; nnx.Rngs(0) makes them")
     return Stack(make, dims, rngs, remat, keep, unroll)
 
 
@@ -62,7 +66,10 @@ class Stack(nnx.Module):
         ((self.over, count),) = zip(read_dims(dims).names, read_dims(dims).sizes, strict=True)
         self.remat, self.keep, self.unroll = remat, tuple(read_dims(keep)), unroll
         keys = jax.random.split(rngs.params(), count)
-        graph = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+        block = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+        if not isinstance(block, nnx.Module):
+            raise fail(f"{given(block)}, not a flax module, of which stack repeats one")
+        graph = nnx.graphdef(block)
         states = jax.vmap(lambda key: nnx.state(make(nnx.Rngs(key))))(keys)
         self.block = nnx.merge(graph, _with_dim(states, self.over))
 
@@ -97,6 +104,8 @@ def _with_dim(states: Any, over: str) -> Any:
 
     def one(variable: Any) -> Any:
         value, names = variable.get_value(), names_of(variable)
+        if names and over in names:
+            raise fail(f"dim {over!r} of layers is in the block's [{' '.join(names)}] too; stack over another name")
         if isinstance(value, NamedArray):
             return variable.replace(NamedArray(value.held, (over, *value.dims)))
         if names is None:

@@ -17,11 +17,12 @@ from jax import lax
 from meshdsl.dsl.array import NamedArray, Tensor, computed
 from meshdsl.dsl.blame import absent, described, fail
 from meshdsl.dsl.dims import DimsLike, read_names
-from meshdsl.dsl.operands import axes, named_operand
+from meshdsl.dsl.operands import axes, is_pair, is_whole, named_operand, one_name
 from meshdsl.dsl.order import Names, promoted
 
 Steps: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[tuple[int, int]]
+_PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 def conv(
@@ -48,9 +49,16 @@ def conv(
       groups: in how many groups ``sum`` and what is made are cut, group by group.
       precision: as in ``jax.numpy.einsum``.
     """
-    x, kernel, space, (summed,) = named_operand(x), named_operand(kernel), read_names(over), read_names(sum)
+    x, kernel, space, summed = named_operand(x), named_operand(kernel), read_names(over), one_name(sum, "sum")
     batch, made = _rest("x", x, (*space, summed)), _rest("kernel", kernel, (*space, summed))
+    if made == batch:
+        sides = f"x{described(x)} and kernel{described(kernel)}"
+        raise fail(
+            f"dim {made!r}, which is neither slid along nor summed, is in {sides}; md.rename gives one another name"
+        )
     out = tuple(made if name == summed else name for name in x.dims)
+    if not (is_whole(groups) and groups >= 1 and kernel.shape[made] % groups == 0):
+        raise fail(f"groups={groups!r} does not divide {made}={kernel.shape[made]} of kernel{described(kernel)}")
     if x.shape[summed] != kernel.shape[summed] * groups:
         sizes = f"{x.shape[summed]} in x{described(x)}, {kernel.shape[summed]} in kernel{described(kernel)}"
         raise fail(f"dim {summed!r} has {sizes}; with groups={groups} the first is {groups} times the second")
@@ -63,9 +71,9 @@ def conv(
     array = lax.conv_general_dilated(
         left,
         right,
-        _each(stride, len(space)),
-        padding,
-        rhs_dilation=_each(dilation, len(space)),
+        _each("stride", stride, space),
+        _around(padding, space),
+        rhs_dilation=_each("dilation", dilation, space),
         dimension_numbers=numbers,
         feature_group_count=groups,
         precision=precision,
@@ -97,8 +105,9 @@ def _pool(
 ) -> Tensor:
     axes(x, over)
     space = read_names(over)
-    sizes = dict(zip(space, _each(window, len(space)), strict=True))
-    steps = dict(zip(space, _each(window if stride is None else stride, len(space)), strict=True))
+    sizes = dict(zip(space, _each("window", window, space), strict=True))
+    steps = dict(zip(space, _each("stride", window if stride is None else stride, space), strict=True))
+    padding = _around(padding, space)
     if not isinstance(padding, str):
         around = dict(zip(space, padding, strict=True))
         padding = [around.get(name, (0, 0)) for name in x.dims]
@@ -115,8 +124,21 @@ def _rest(label: str, x: NamedArray, known: Names) -> str:
     return rest[0]
 
 
-def _each(steps: Steps, count: int) -> tuple[int, ...]:
-    given = (steps,) * count if isinstance(steps, int) else tuple(steps)
-    if len(given) != count:
-        raise fail(f"{len(given)} numbers {given} for {count} dims")
-    return given
+def _each(argument: str, steps: Steps, space: Names) -> tuple[int, ...]:
+    """One number per dim, as ``window`` and ``stride`` give them."""
+    given = (steps,) * len(space) if isinstance(steps, int) else steps
+    if isinstance(given, tuple | list) and len(given) == len(space) and all(is_whole(n) and n >= 1 for n in given):
+        return tuple(given)
+    raise fail(
+        f"{argument}={steps!r} along {' '.join(space)}: a number >= 1 for all, or {len(space)} of them, is wanted"
+    )
+
+
+def _around(padding: Padding, space: Names) -> Padding:
+    """What is added around, if it is a word for it or a pair per dim."""
+    if isinstance(padding, str) and padding.upper() in _PADDINGS:
+        return padding
+    if isinstance(padding, tuple | list) and len(padding) == len(space) and all(map(is_pair, padding)):
+        return padding
+    words = ", ".join(map(repr, _PADDINGS))
+    raise fail(f"padding={padding!r} along {' '.join(space)}: {words} or {len(space)} times (before, after) is wanted")
