@@ -30,7 +30,8 @@ class Pipelined:
     @cached_property
     def uniform(self) -> Uniform:
         """What every rank does in every tick."""
-        return Uniform(self.ranks, self.microbatches, flush=self.asked.schedule == "gpipe")
+        chunks = self.asked.chunks if self.axis else 1
+        return Uniform(self.ranks, self.microbatches, chunks, flush=self.asked.schedule == "gpipe")
 
     @property
     def ticks(self) -> int:
@@ -44,7 +45,7 @@ class Pipelined:
 
     @property
     def stash(self) -> tuple[int, ...]:
-        """Per rank, the most microbatches whose stage input it holds at a time; a device keeps room for ``slots``."""
+        """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
         return tuple(map(self.uniform.schedule.stash, range(self.ranks)))
 
     @property

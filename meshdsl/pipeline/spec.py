@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from meshdsl.errors import ArgumentError, faults, is_a, nearest
 
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,9 @@ class Pipeline:
 
     Args:
       microbatches: per step; they divide the batch.
-      schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them.
+      schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them; ``interleaved`` is
+        ``1f1b`` with several chunks of layers per stage, for shorter bubbles.
+      chunks: per stage, for ``interleaved``; microbatches are then a multiple of the stages.
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces.
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
         itself; without, that is an error.
@@ -25,6 +27,7 @@ class Pipeline:
 
     microbatches: int
     schedule: str = "1f1b"
+    chunks: int = 1
     batch: str | None = None
     per_microbatch: bool = False
 
@@ -35,6 +38,12 @@ class Pipeline:
             rows.append(f"microbatches: {is_a(self.microbatches)}, not a number of microbatches")
         if self.schedule not in SCHEDULES:
             rows.append(f"schedule: no schedule {self.schedule!r}{nearest(self.schedule, SCHEDULES)}")
+        if not isinstance(self.chunks, int) or isinstance(self.chunks, bool) or self.chunks < 1:
+            rows.append(f"chunks: {is_a(self.chunks)}, not a number of chunks of layers")
+        elif self.chunks > 1 and self.schedule != "interleaved":
+            rows.append(
+                f"chunks: {self.schedule!r} has one chunk per stage, not {self.chunks}: 'interleaved' takes more"
+            )
         if self.batch is not None and not isinstance(self.batch, str):
             rows.append(f"batch: {is_a(self.batch)}, not a glob over the inputs, such as 'batch/**'")
         if not isinstance(self.per_microbatch, bool):

@@ -28,7 +28,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     """
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
     placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
-    stages = find_stages(graph, placing, mesh, stage_axes(program, mesh, pins_of(program), batch))
+    stages = find_stages(graph, placing, mesh, stage_axes(program, mesh, pins_of(program), batch), asked.chunks)
     made = Pipelined(asked, stages.axis, stages.ranks) if stages else Pipelined(asked)
     if not stages and m == 1:
         return replace(program, pipeline=made)

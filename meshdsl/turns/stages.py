@@ -114,7 +114,7 @@ def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -
     }
 
 
-def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str]) -> Stages | None:
+def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str], chunks: int) -> Stages | None:
     """The stages, if layers that are done in turns lie split over an axis; PipelineError if they are no pipeline."""
     makers = {v.id: op for op in graph.ops for v in op.outputs}
     found: dict[str, list[Op]] = {}
@@ -138,7 +138,7 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
         text = f"the scan over layers at {first.op.source} has {len(backward)} scans backward, a pipeline takes one"
         raise PipelineError(text)
     stages = Stages(placing, axis, mesh.axis(axis), first, Layers(backward[0]))
-    rows = [*_unknown(stages), *_times(graph, stages)]
+    rows = [*_uneven(stages, chunks), *_unknown(stages), *_times(graph, stages)]
     if rows:
         raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
     return stages
@@ -152,6 +152,14 @@ def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
             break
         x = read[0]
     return x.id if isinstance(x, Value) else -1
+
+
+def _uneven(stages: Stages, chunks: int) -> Iterator[str]:
+    layers, parts = stages.forward.length, stages.ranks * chunks
+    if layers % parts:
+        near = sorted({max(1, layers // parts) * parts, (layers // parts + 1) * parts})
+        use = f"use {' or '.join(map(str, near))} layers, or other chunks"
+        yield f"{layers} layers do not divide into {chunks} chunks for each of {stages.ranks} stages; {use}"
 
 
 def _unknown(stages: Stages) -> Iterator[str]:

@@ -9,7 +9,7 @@ import meshdsl as md
 from meshdsl.errors import PipelineError
 from meshdsl.pins import make_pins
 from meshdsl.trace import trace
-from meshdsl.turns import in_turns, pipelined, whole_function
+from meshdsl.turns import in_turns, lanes, whole_function
 from tests.turns.stacks import FEATURES, arguments, loss, plain_step, step
 
 LAYOUTS = {"params/layers/*": "pipe=S(0)"}
@@ -30,16 +30,19 @@ def nan_in_bubbles(monkeypatch):
     def fill(shape, dtype):
         return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 7, dtype)
 
-    monkeypatch.setattr(pipelined, "unused", fill)
+    monkeypatch.setattr(lanes, "unused", fill)
 
 
 @pytest.mark.parametrize(
-    ("stages", "microbatches", "schedule"),
-    [(2, 1, "1f1b"), (4, 2, "1f1b"), (4, 8, "1f1b"), (8, 16, "1f1b"), (2, 4, "gpipe"), (4, 8, "gpipe")],
+    ("stages", "microbatches", "schedule", "chunks"),
+    [
+        *((2, 1, "1f1b", 1), (4, 2, "1f1b", 1), (4, 8, "1f1b", 1), (8, 16, "1f1b", 1), (2, 4, "gpipe", 1)),
+        *((2, 8, "interleaved", 4), (4, 8, "interleaved", 2)),
+    ],
 )
-def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule, nan_in_bubbles):
+def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule, chunks, nan_in_bubbles):
     args = arguments()
-    program = traced(md.Pipeline(microbatches, schedule), stages, *args)
+    program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args)
     assert program.pipeline.ranks == stages
     close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-4)
 
@@ -126,6 +129,20 @@ def test_layers_that_are_no_pipeline(function, text):
     assert text in str(error.value)
 
 
-def test_a_schedule_that_there_is_not():
+def test_schedules_and_chunks_that_there_are_not():
     with pytest.raises(md.MeshDSLError, match="schedule: no schedule '1f1'; did you mean '1f1b'"):
         md.Pipeline(4, schedule="1f1")
+    with pytest.raises(md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2: 'interleaved' takes more"):
+        md.Pipeline(4, chunks=2)
+    with pytest.raises(md.MeshDSLError, match="groups of 4, the ranks, and 2 do not divide\nuse 4 microbatches"):
+        traced(md.Pipeline(2, "interleaved", 2), 4, *arguments())
+    with pytest.raises(PipelineError, match="8 layers do not divide into 3 chunks for each of 2 stages; use 6 or 12"):
+        traced(md.Pipeline(4, "interleaved", 3), 2, *arguments())
+
+
+def test_chunks_shorten_the_bubble():
+    plain, chunked = (
+        traced(md.Pipeline(8, "interleaved", v), 4, *arguments(), function=plain_step).pipeline for v in (1, 2)
+    )
+    assert (plain.ticks, plain.bubble, plain.stash) == (14, 3 / 11, (7, 5, 3, 1))
+    assert (chunked.ticks, chunked.bubble) == (26, 3 / 19)
