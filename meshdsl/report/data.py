@@ -15,6 +15,7 @@ from typing import Any
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan.group import Group, common, group_arrays, pattern
 from meshdsl.plan.text import collective_rows, layout_text
 from meshdsl.plan.value import Array, Plan
@@ -69,6 +70,7 @@ def report_data(plan: Plan) -> Facts:
         "points": memory_points(plan),
         "events": fit_events(happened),
         "lanes": list(dict.fromkeys(event.lane for event in happened)),
+        "pipeline": None if plan.pipeline is None else _pipeline(plan.pipeline),
     }
 
 
@@ -85,6 +87,19 @@ def compared(plan: Plan) -> Facts:
         "layouts": [[array.path, array.type, _layout(array.layout, array.dims)] for array in plan.inputs],
         "collectives": list(_collectives(plan)),
     }
+
+
+def _pipeline(pipeline: Pipelined) -> Facts:
+    """The schedule in words, and per rank and tick the microbatches of its forward and its backward, or None."""
+    ticks = range(pipeline.ticks) if pipeline.axis else ()
+    rows = [[_tasks(pipeline, tick, rank) for tick in ticks] for rank in range(pipeline.ranks)]
+    return {"text": str(pipeline), "ranks": rows if pipeline.axis else []}
+
+
+def _tasks(pipeline: Pipelined, tick: int, rank: int) -> list[int | None]:
+    uniform = pipeline.uniform
+    tasks = uniform.forward(tick, rank), uniform.backward(tick, rank)
+    return [None if task is None else task.microbatch for task in tasks]
 
 
 def _collectives(plan: Plan) -> Iterator[Facts]:

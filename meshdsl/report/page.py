@@ -23,7 +23,7 @@ from meshdsl.report.data import compared, line_costs, report_data
 from meshdsl.report.write import write_text
 from meshdsl.units import bytes_text, seconds_text
 
-_SCRIPTS = ("base", "tables", "lines", "communication", "arrays", "memory", "timeline", "compare", "main")
+_SCRIPTS = ("base", "tables", "lines", "communication", "arrays", "memory", "timeline", "pictures", "compare", "main")
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}  # JSON is ASCII otherwise
 _COSTLIEST = 10
 

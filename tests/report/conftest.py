@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan import Line
 from tests.programs import small_plan
 
@@ -35,6 +36,12 @@ def plan():
 @pytest.fixture(scope="session")
 def other():
     return planned({"batch": "data=S(0)", "w": "data=B model=B"})
+
+
+@pytest.fixture(scope="session")
+def pipelined(plan):
+    """The plan as if it were a pipeline."""
+    return replace(plan, pipeline=Pipelined(md.Pipeline(8), "model", 2))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The page in a browser, where Chromium and playwright are at hand: drawn, searched, sorted, compared, no errors."""
 
 from dataclasses import replace
+from pathlib import Path
 from shutil import which
 
 import pytest
@@ -33,7 +34,7 @@ def show(browser, tmp_path):
         page.add_init_script("window.hit = () => { throw new Error('a name was run') };")
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
+        page.on("request", lambda request: request.url.startswith(("file:", "blob:")) or wrong.append(request.url))
         page.goto((tmp_path / "p.html").as_uri())
         for name in ("source", "communication", "collectives", "parameters", "memory", "timeline", "compare"):
             page.locator(f"#{name}").scroll_into_view_if_needed()
@@ -105,6 +106,17 @@ def test_a_plan_given_and_a_plan_chosen_are_compared_alike(show, plan, other, tm
     (tmp_path / "r.json").write_text("{}")
     page.locator("input[type=file]").set_input_files(tmp_path / "r.json")
     page.get_by_text("r.json is no plan file").wait_for(timeout=5000)
+
+
+def test_pictures_are_kept(show, pipelined):
+    page = show(report_html(pipelined))
+    assert page.locator("#timeline svg").first.get_attribute("aria-label") == str(pipelined.pipeline)
+    begins = {"SVG": b"<svg", "PNG": b"\x89PNG"}
+    for name, kind in (("memory", "SVG"), ("timeline", "PNG"), ("pipeline", "SVG")):
+        with page.expect_download() as kept:
+            page.get_by_label(f"Save the picture of the {name} as {kind}").click()
+        picture = Path(kept.value.path()).read_bytes()
+        assert picture.startswith(begins[kind]) and b"var(--" not in picture and len(picture) > 1000
 
 
 def test_hostile_names_are_shown(show, hostile):

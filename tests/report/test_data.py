@@ -92,6 +92,16 @@ def test_a_large_plan_has_no_more_than_a_screen_shows(plan):
     assert sum(row["bytes"] for row in data["collectives"]) == long.bytes
 
 
+def test_ranks_of_a_pipeline(plan, pipelined):
+    assert report_data(plan)["pipeline"] is None
+    found = report_data(pipelined)["pipeline"]
+    assert found["text"] == str(pipelined.pipeline)
+    assert [len(cells) for cells in found["ranks"]] == [pipelined.pipeline.ticks] * 2
+    for cells in found["ranks"]:
+        for half in zip(*cells, strict=True):
+            assert [microbatch for microbatch in half if microbatch is not None] == list(range(8))
+
+
 def test_the_trace_is_the_timeline(plan):
     trace = json.loads(json.dumps(perfetto_trace(plan)))["traceEvents"]
     spans = [event for event in trace if event["ph"] == "X"]

@@ -1,3 +1,5 @@
+const FILES = 12; // that are listed from the start
+
 // The user's source, with what every line costs in the margin and its collectives below it.
 function showSource(place) {
   const most = Math.max(...lines.map((line) => line.compute + line.sent), 0);
@@ -5,7 +7,9 @@ function showSource(place) {
   const rows = [...files].map(([file, own]) => ({ file, own, seconds: sum(own.map((line) => line.compute + line.sent)) }));
   rows.sort((a, b) => b.seconds - a.seconds);
   place.append(make("p", { class: "soft" }, "Predicted time per step beside every line; a button shows the collectives of its line, and why they are there."));
-  rows.forEach((row, i) => place.append(fileOf(row, most, i < 2)));
+  rows.slice(0, FILES).forEach((row, i) => place.append(fileOf(row, most, i < 2)));
+  const rest = rows.slice(FILES).map((row) => fileOf(row, most, false));
+  if (rest.length) place.append(make("details", {}, make("summary", {}, plural(rest.length, "more file")), ...rest));
   const lost = lineOf.get("?");
   if (lost && lost.compute + lost.sent) place.append(make("p", { class: "soft" }, `${secondsText(lost.compute + lost.sent)} belong to no line.`));
 }
@@ -69,7 +73,7 @@ const runsText = (c) => `${c.estimated ? "~" : ""}${plural(c.runs, "run")}`;
 function showLine(position) {
   const line = lines[position];
   if (!line || !line.details) return;
-  line.details.open = true;
+  for (let at = line.details; at; at = at.parentElement.closest("details")) at.open = true;
   line.details.fill();
   document.querySelectorAll(".found").forEach((row) => row.classList.remove("found"));
   const row = document.getElementById(`line-${position}`);

@@ -8,7 +8,7 @@ function showMemory(place) {
   const label = `Memory over ${plural(points.length, "program point")}: ${bytesText(data.memory)} at the fullest, ${placeOf(points[peak])}. Arrow keys move along.`;
   const chart = draw("svg", { role: "img", tabindex: "0", "aria-label": label, height: "220" });
   const held = make("div");
-  place.append(make("p", { class: "soft" }, "Predicted bytes per device in program order (loops once), coloured by phase: ", ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, `${phase} `))), chart, held);
+  place.append(make("p", { class: "soft" }, "Predicted bytes per device in program order (loops once), coloured by phase: ", ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, `${phase} `))), chart, pictureButtons(chart, "memory"), held);
   let x = (i) => i;
   atWidth(chart, (width) => { x = paintMemory(chart, points, peak, width); });
   cursorOn(chart, () => points.length, peak, (i) => x(i + 0.5), (i) => `${bytesText(points[i][0])} at ${placeOf(points[i])}`, (i) => showLine(points[i][1]));

@@ -2,6 +2,7 @@
 const LANE = 34;
 
 function showTimeline(place) {
+  if (data.pipeline) showPipeline(place, data.pipeline);
   const fields = ["lane", "name", "phase", "line", "start", "seconds", "trips", "number"];
   const events = data.events.map((row) => Object.fromEntries(row.map((value, i) => [fields[i], value])));
   if (!events.length) return void place.append(make("p", {}, "The plan takes no time."));
@@ -28,7 +29,7 @@ function showTimeline(place) {
   const span = () => view.to - view.from;
   place.append(make("p", { class: "soft" }, "Computing and communication one after the other, as the planner counts them; a loop stands once, as long as all its trips. What the hardware overlaps is not shown."),
     make("div", { class: "controls" }, button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)), button("←", "Earlier", () => pan(view.from - span() / 3)), button("→", "Later", () => pan(view.from + span() / 3)), button("whole step", "Show the whole step", () => zoom(Infinity)),
-      ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, phase)), ...KINDS.filter((kind) => events.some((event) => event.name === kind)).map(kindText)), chart);
+      ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, phase)), ...KINDS.filter((kind) => events.some((event) => event.name === kind)).map(kindText)), chart, pictureButtons(chart, "timeline"));
   atWidth(chart, (now) => { width = now; paint(); });
   chart.addEventListener("keydown", (event) => {
     if (event.key === "+" || event.key === "=") zoom(0.5);
@@ -41,6 +42,30 @@ function showTimeline(place) {
     zoom(event.deltaY > 0 ? 1.25 : 0.8, view.from + at * span());
   }, { passive: false });
   cursorOn(chart, () => events.length, 0, x, (i) => eventText(events[i]), (i) => showLine(events[i].line));
+}
+
+// What every rank does in every tick: its forward above, its backward below, with their microbatches.
+function showPipeline(place, { text, ranks }) {
+  place.append(make("p", {}, text));
+  if (!ranks.length) return;
+  const row = 26, ticks = ranks[0].length, height = ranks.length * row + 8;
+  const chart = draw("svg", { role: "img", "aria-label": text, height });
+  place.append(chart, pictureButtons(chart, "pipeline"));
+  atWidth(chart, (width) => {
+    const wide = (width - LEFT - 8) / ticks;
+    chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    chart.replaceChildren();
+    ranks.forEach((cells, rank) => {
+      chart.append(draw("text", { x: 8, y: rank * row + 20 }, `rank ${rank}`));
+      ["forward", "backward"].forEach((phase, i) => {
+        const x = (tick) => (LEFT + tick * wide).toFixed(1), y = 6 + rank * row + i * 10;
+        const busy = cells.map((cell, tick) => [cell[i], tick]).filter(([microbatch]) => microbatch !== null);
+        const d = busy.map(([, tick]) => `M${x(tick)} ${y}h${Math.max(0.6, wide - 1).toFixed(1)}v9.5H${x(tick)}Z`).join("");
+        chart.append(draw("path", { d, style: `fill:var(--${phase})` }));
+        if (wide > 18) chart.append(...busy.map(([microbatch, tick]) => draw("text", { x: LEFT + (tick + 0.5) * wide, y: y + 8.5, "text-anchor": "middle", class: "inside" }, String(microbatch))));
+      });
+    });
+  });
 }
 
 const LEFT = 92;
@@ -70,7 +95,7 @@ function paintTimeline(chart, events, view, width, height) {
       paths.set(color, `${paths.get(color) || ""}M${from.toFixed(1)} ${top}h${Math.max(0.6, to - from).toFixed(1)}v${LANE - 10}H${from.toFixed(1)}Z`);
     }
     for (const [color, d] of paths) chart.append(draw("path", { d, style: `fill:var(--${color})` }));
-    const name = draw("text", { x: 8, y: top + LANE / 2 }, shown(lane, 13));
+    const name = draw("text", { x: 8, y: top + LANE / 2 }, lane.length > 14 ? `${lane.slice(0, 13)}…` : lane);
     name.append(draw("title", {}, lane));
     chart.append(name);
   });
