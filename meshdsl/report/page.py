@@ -38,6 +38,7 @@ def report_html(plan: Plan, against: Plan | None = None) -> str:
     return _render(
         "page.html",
         plan=plan,
+        linked=True,
         style=Markup(_file("style.css")),
         script=Markup(script),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
@@ -49,7 +50,7 @@ def report_html(plan: Plan, against: Plan | None = None) -> str:
 
 def summary_html(plan: Plan) -> str:
     """Totals and the costliest lines, for notebooks."""
-    return _render("summary.html", plan=plan, **_summary(plan))
+    return _render("summary.html", plan=plan, linked=False, **_summary(plan))
 
 
 def save_report(plan: Plan, path: str | PathLike[str], against: Plan | None = None) -> None:

@@ -40,9 +40,11 @@ def run(*options):
 
 
 def test_a_plan_is_printed_saved_and_json(folder):
-    status, printed = run("plan", "whole.py", "--mesh", "data=64,model=8", "--topology", "dgx-h100", "--save", "p.json")
+    kept = ("--save", "p.json", "--html", "p.html")
+    status, printed = run("plan", "whole.py", "--mesh", "data=64,model=8", "--topology", "dgx-h100", *kept)
     plan = md.load_plan(folder / "p.json")
     assert status == 0 and str(plan) in printed and "topology dgx-h100" in printed
+    assert (folder / "p.html").read_text().startswith("<!DOCTYPE html>")
     _, printed = run("plan", "whole.py", "--mesh", "data=64,model=8", "--topology", "dgx-h100", "--json")
     facts = json.loads(printed)
     assert facts["seconds"] == plan.seconds and facts["inputs"]["batch"].startswith("data=S(0)")

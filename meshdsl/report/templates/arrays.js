@@ -13,7 +13,7 @@ function showArrays(place) {
     filters: { layout: (a) => a.layout, pinned: (a) => (a.pinned ? "pinned" : "planned") },
     columns: [
       { label: "input", class: "long", key: (a) => a.name, cell: (a) => make("code", { class: "clip" }, a.name, a.number > 1 ? make("span", { class: "soft" }, ` ×${a.number}`) : "") },
-      { label: "type", key: (a) => a.type, cell: (a) => make("code", { class: "clip" }, a.type) },
+      { label: "type", class: "type", key: (a) => a.type, cell: (a) => make("code", { class: "clip" }, a.type) },
       { label: "on the mesh", cell: meshOf },
       { label: "layout", key: (a) => a.layout, cell: (a) => make("span", { class: "clip" }, ...a.layout.split(" ").map((part) => make("code", { class: "chip" }, part))) },
       { label: "pinned", key: (a) => a.pinned, cell: (a) => a.pinned },

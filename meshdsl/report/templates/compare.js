@@ -21,7 +21,7 @@ function showCompare(place) {
     found.replaceChildren(totals(after));
     const layouts = layoutChanges(after), costs = costChanges(after);
     found.append(make("h3", {}, `Layouts: ${plural(layouts.length, "difference")}`));
-    if (layouts.length) table(found, { name: "Layouts that differ", rows: layouts, noun: "layout", text: (row) => row.join(" "), columns: ["input", "this plan", "the other"].map((label, i) => ({ label, key: (row) => row[i], cell: (row) => make("code", { class: "clip" }, row[i]) })) });
+    if (layouts.length) table(found, { name: "Layouts that differ", rows: layouts, noun: "layout", text: (row) => row.join(" "), columns: ["input", "this plan", "the other"].map((label, i) => ({ label, class: i ? "reason" : "long", key: (row) => row[i], cell: (row) => make("code", { class: "clip" }, row[i]) })) });
     found.append(make("h3", {}, `Collectives: ${plural(costs.length, "difference")}`));
     if (costs.length) table(found, { name: "Collectives that differ", rows: costs, noun: "purpose", text: (row) => row.purpose, columns: costColumns() });
   }
@@ -101,7 +101,7 @@ function costColumns() {
   const costText = (cost) => (cost.runs ? `×${cost.runs} ${bytesText(cost.bytes)} ${secondsText(cost.seconds)}` : "none");
   const change = (row) => row.after.seconds - row.before.seconds;
   return [
-    { label: "collective", class: "long", key: (row) => row.purpose, cell: (row) => make("span", { class: "clip" }, row.purpose) },
+    { label: "collective", class: "reason", key: (row) => row.purpose, cell: (row) => make("span", { class: "clip" }, row.purpose) },
     { label: "this plan", class: "number", first: "descending", key: (row) => row.before.seconds, cell: (row) => costText(row.before) },
     { label: "the other", class: "number", first: "descending", key: (row) => row.after.seconds, cell: (row) => costText(row.after) },
     { label: "change", class: "number", first: "descending", start: true, key: change, cell: (row) => make("span", { class: change(row) > 0 ? "worse" : "better" }, changeText(row.before.seconds, row.after.seconds, secondsText)) },

@@ -17,7 +17,7 @@ function showCollectives(place) {
       column("bytes each", "each", bytesText),
       { label: "phase", key: (c) => c.phase, cell: (c) => c.phase },
       { label: "line", key: (c) => c.source, cell: (c) => sourceLink(c.source) },
-      { label: "why", class: "long", cell: (c) => make("span", { class: "clip" }, c.reason, make("span", { class: "soft" }, `  ${c.type}`)) },
+      { label: "why", class: "reason", cell: (c) => make("span", { class: "clip" }, c.reason, make("span", { class: "soft" }, `  ${c.type}`)) },
     ],
   });
 }
