@@ -143,6 +143,7 @@ def facts(found: Any) -> dict[str, Any]:
         "gap": found.gap,
         "bytes": found.bytes,
         "memory": found.memory,
+        "pipeline": found.pipeline.facts if found.pipeline else None,
         "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
         "collectives": [asdict(each) for each in found.collectives],
     }

@@ -1,7 +1,8 @@
 """A step in microbatches, as it is planned: ticks, bubble, what is kept."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.pipeline.timing import Durations, time_schedule
@@ -52,6 +53,12 @@ class Pipelined:
     def slots(self) -> int:
         """Stage inputs that every device has room for."""
         return self.uniform.slots
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        kept = {"ticks": self.ticks, "bubble": self.bubble, "stash": self.stash}
+        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, **kept}
 
     def timeline(self, columns: int = 100) -> str:
         """One line per rank: its forwards and backwards by microbatch, bubbles as dots."""

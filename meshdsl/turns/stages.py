@@ -128,7 +128,7 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
     axis, scans = next(iter(found.items()))
     forward = [op for op in scans if op.phase == "forward"]
     if len(found) > 1 or len(forward) != 1:
-        rows = [f"{a}: the scan at {op.source}" for a, ops in found.items() for op in ops]
+        rows = [f"{a}: the scan at {op.source}" for a, ops in found.items() for op in ops if op.phase == "forward"]
         raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows))
     first = Layers(forward[0])
     made = {v.id for v in first.made}

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cli.plan import facts
 from meshdsl.errors import ArgumentError, PipelineError, PlanFileError
+from meshdsl.planned import planned
 from tests.turns.steps import OPTIMIZER, language, language_step, normalised
 
 MESH = md.Mesh(data=2, model=2)
@@ -123,6 +125,8 @@ def test_a_plan_file_keeps_the_microbatches(tmp_path):
     plan = md.parallelize(language_step, MESH, DATA, pipeline=pipeline).plan(*args)
     plan.save(file)
     loaded = md.load_plan(file)
+    assert facts(loaded)["pipeline"]["microbatches"] == 4
+    assert planned(md.Program(language_step, args, pipeline=pipeline), MESH).options.pipeline == pipeline
     assert loaded == plan and loaded.pipeline.asked == pipeline
     again = md.parallelize(language_step, MESH, DATA, plan=loaded)
     assert again.plan(*args) is loaded

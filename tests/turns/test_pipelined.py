@@ -11,13 +11,14 @@ from meshdsl.pins import make_pins
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
 from tests.turns.stacks import FEATURES, arguments, loss, plain_step, step
+from tests.turns.steps import language, language_loss
 
 LAYOUTS = {"params/layers/*": "pipe=S(0)"}
 
 
-def traced(pipeline, stages, *args, function=step):
+def traced(pipeline, stages, *args, function=step, layouts=LAYOUTS):
     mesh = md.Mesh(pipe=stages)
-    return in_turns(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, LAYOUTS))
+    return in_turns(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, layouts))
 
 
 def close(got, expected, tolerance):
@@ -52,6 +53,19 @@ def test_float64_agrees_to_nine_digits(nan_in_bubbles):
         args = arguments(dtype=np.float64)
         program = traced(md.Pipeline(8), 4, *args)
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
+
+
+def test_a_balance_loss_is_each_microbatchs_own_in_stages_too():
+    def gradients(params, batch):
+        return jax.value_and_grad(language_loss)(params, batch, jax.random.key(0), balance=0.1)
+
+    args, pipeline = language(batch=4), md.Pipeline(2, per_microbatch=True)
+    with pytest.raises(PipelineError, match=r"mul at steps\.py:\d+\nPipeline\(per_microbatch=True\) takes every"):
+        traced(md.Pipeline(2), 2, *args, function=gradients)
+    staged, plain = (traced(pipeline, 2, *args, function=gradients, layouts=at) for at in (LAYOUTS, {}))
+    assert (staged.pipeline.ranks, plain.pipeline.ranks) == (2, 1)
+    got, expected = (jax.jit(whole_function(each.graph))(*jax.tree.leaves(args)) for each in (staged, plain))
+    close(got, expected, 1e-4)
 
 
 def test_a_planned_pipeline_hands_on_by_permutes_and_has_no_conditional():
