@@ -4,7 +4,7 @@
     meshdsl train examples/vit.py --mesh data=4,model=2
 
 The batch is split over ``data``; heads of attention and the hidden dim of the perceptron over ``model``. Of the
-held-out pictures of clothes 0.87 are named rightly after these steps, six epochs; of the digits 0.91 after 400.
+held-out pictures of clothes 0.88 are named rightly after these steps, six epochs; of the digits 0.94.
 """
 
 from dataclasses import replace
