@@ -1,8 +1,14 @@
 // Inputs with their layouts as coloured blocks on the mesh: devices of one colour hold the same block.
-const CELLS = 8; // devices that are drawn along a mesh axis
+const ACROSS = 8; // devices that are drawn along the last mesh axis ...
+const DOWN = [1, 8, 4, 2]; // ... and along each of the others, by how many these are
+
+const drawnAxes = () => data.mesh.map(([name, size], i) => {
+  const most = i === data.mesh.length - 1 ? ACROSS : DOWN[Math.min(data.mesh.length - 1, 3)];
+  return { name, size, drawn: Math.min(size, most) };
+});
 
 function showArrays(place) {
-  const drawn = data.mesh.some(([, size]) => size > CELLS) ? `; of longer axes ${CELLS} devices are drawn` : "";
+  const drawn = drawnAxes().some((axis) => axis.size > axis.drawn) ? "; of long axes only the first devices are drawn" : "";
   const names = data.mesh.map(([name]) => name), across = names.pop(), down = names.length ? `, ${names.join(" and ")} downwards` : "";
   place.append(make("p", { class: "soft" }, `Devices of one colour hold the same block; grey: all hold everything. ${across} runs to the right${down}${drawn}.`));
   table(place, {
@@ -26,7 +32,7 @@ function showArrays(place) {
 function meshOf(a) {
   const dims = new Map();
   for (const [axis, dim] of a.splits) dims.set(dim, [...(dims.get(dim) || []), axis]);
-  const axes = data.mesh.map(([name, size]) => ({ name, size, drawn: Math.min(size, CELLS) }));
+  const axes = drawnAxes();
   const width = axes.length ? axes.at(-1).drawn : 1;
   const blocks = [...dims.values()], count = (names) => names.reduce((n, name) => n * axes.find((axis) => axis.name === name).drawn, 1);
   const whole = blocks.reduce((n, names) => n * count(names), 1);
