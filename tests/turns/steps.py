@@ -8,7 +8,7 @@ import optax
 LAYERS, WIDTH, WORDS, SEQ = 4, 16, 32, 8
 
 
-def language(dtype=np.float32, batch=16, width=WIDTH):
+def language(batch=16, width=WIDTH):
     """Parameters with tied embeddings and a batch of tokens."""
     rng = np.random.default_rng(0)
     made = {
@@ -20,7 +20,7 @@ def language(dtype=np.float32, batch=16, width=WIDTH):
         "scale": np.ones(width),
     }
     tokens = {name: rng.integers(0, WORDS, (batch, SEQ), dtype=np.int32) for name in ("inputs", "targets")}
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype), made), jax.tree.map(jnp.asarray, tokens)
+    return jax.tree.map(lambda x: jnp.asarray(x, np.float32), made), jax.tree.map(jnp.asarray, tokens)
 
 
 def language_loss(params, batch, key, balance=0.0):

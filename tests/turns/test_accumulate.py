@@ -8,15 +8,19 @@ import pytest
 import meshdsl as md
 from meshdsl.cli.plan import facts
 from meshdsl.errors import ArgumentError, PipelineError, PlanFileError
+from meshdsl.pins import make_pins
 from meshdsl.planned import planned
+from meshdsl.trace import trace
+from meshdsl.turns import in_turns, whole_function
+from tests.turns import stacks
 from tests.turns.steps import OPTIMIZER, language, language_step, normalised
 
 MESH = md.Mesh(data=2, model=2)
 DATA = {"batch/*": "data=S(0)"}
 
 
-def arguments(dtype=np.float32, **sizes):
-    params, tokens = language(dtype, **sizes)
+def arguments(**sizes):
+    params, tokens = language(**sizes)
     return params, OPTIMIZER.init(params), jax.random.key(0), tokens
 
 
@@ -30,7 +34,7 @@ def close(got, expected, tolerance):
 
 def test_a_training_step_gives_the_same_numbers():
     args = arguments()
-    sharded = md.parallelize(language_step, MESH, DATA, pipeline=md.Pipeline(microbatches=4))
+    sharded = md.parallelize(language_step, "data=2", DATA, pipeline=md.Pipeline(microbatches=4))
     close(sharded(*args), jax.jit(language_step)(*args), 1e-4)
     sharded.verify(*args)
 
@@ -50,9 +54,10 @@ def test_gradients_are_reduced_once_per_step_and_less_memory_is_needed():
 
 def test_float64_agrees_to_nine_digits():
     with jax.enable_x64(True):
-        args = arguments(np.float64)
-        sharded = md.parallelize(language_step, "data=2", DATA, pipeline=md.Pipeline(microbatches=8))
-        close(sharded(*args), jax.jit(language_step)(*args), 1e-9)
+        args, mesh = stacks.arguments(dtype=np.float64), md.Mesh(data=2)
+        program = in_turns(trace(stacks.step, args), md.Pipeline(8), mesh, lambda made: make_pins(made, mesh))
+        results = jax.jit(whole_function(program.graph))(*jax.tree.leaves(args))
+        close(list(results), jax.tree.leaves(stacks.step(*args)), 1e-9)
 
 
 def averaged(params, batch, turns):

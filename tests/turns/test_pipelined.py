@@ -37,21 +37,15 @@ def nan_in_bubbles(monkeypatch):
 @pytest.mark.parametrize(
     ("stages", "microbatches", "schedule", "chunks"),
     [
-        *((2, 1, "1f1b", 1), (4, 2, "1f1b", 1), (4, 8, "1f1b", 1), (8, 16, "1f1b", 1), (2, 4, "gpipe", 1)),
+        *((4, 2, "1f1b", 1), (8, 16, "1f1b", 1), (2, 4, "gpipe", 1)),
         *((2, 8, "interleaved", 4), (4, 8, "interleaved", 2)),
     ],
 )
 def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule, chunks, nan_in_bubbles):
-    args = arguments()
-    program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args)
-    assert program.pipeline.ranks == stages
-    close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-4)
-
-
-def test_float64_agrees_to_nine_digits(nan_in_bubbles):
     with jax.enable_x64(True):
         args = arguments(dtype=np.float64)
-        program = traced(md.Pipeline(8), 4, *args)
+        program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args)
+        assert program.pipeline.ranks == stages
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
 
 
