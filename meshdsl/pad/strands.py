@@ -7,7 +7,7 @@ together, the strand says what the padding of its operands has to hold. Operatio
 are not listed here have no strand: they are read and made at the size that was written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +21,13 @@ from meshdsl.pad.strand import Port, Strand
 from meshdsl.rules import RULES
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
+from meshdsl.rules.ordering import top_k_dim
 
 # Every position of a dim that the rule lets be split is treated alike.
 ELEMENTWISE = frozenset(name for name, make in RULES.items() if make is elementwise)
 MOVING = frozenset(
     "broadcast_in_dim iota transpose reshape squeeze rev slice dynamic_slice dynamic_update_slice pad concatenate "
-    "split stack unstack tile cumsum cumprod cummax cummin cumlogsumexp sort top_k".split()
+    "split stack unstack tile cumsum cumprod cummax cummin cumlogsumexp sort".split()
 )
 LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 
@@ -55,7 +56,10 @@ def _strands(op: Op) -> Iterator[Strand]:
         yield from _contracted(op)
     elif op.name in REDUCED:
         yield from _kept(op)
-        yield from _reduced(op)
+        yield from _filled(op, op.params["axes"])
+    elif op.name == "top_k":
+        yield from _kept(op)
+        yield from _filled(op, (top_k_dim(op),))
     elif op.name in LOOKUPS:
         yield from _kept(op)
         yield from _looked_up(op)
@@ -82,10 +86,11 @@ def _contracted(op: Op) -> Iterator[Strand]:
     yield from (_strand(op, ports, zero) for name, ports in _factors(rule).items() if name in rule.reduced)
 
 
-def _reduced(op: Op) -> Iterator[Strand]:
-    fill = REDUCED[op.name](op.inputs[0].dtype)
+def _filled(op: Op, dims: Iterable[int]) -> Iterator[Strand]:
+    """Dims of the operand whose positions are taken together."""
+    fill = FILLS[op.name](op.inputs[0].dtype)
     if fill is not None:
-        yield from (_strand(op, ((0, d),), fill) for d in op.params["axes"])
+        yield from (_strand(op, ((0, d),), fill) for d in dims)
 
 
 def _looked_up(op: Op) -> Iterator[Strand]:
@@ -149,8 +154,9 @@ def highest(dtype: Any) -> Any:
     return np.ones((), dtype) if dtype == jnp.bool_ else np.array(jnp.iinfo(dtype).max, dtype)  # type: ignore[no-untyped-call]
 
 
-# What the padding holds where a dim is reduced away. Of equal elements argmax takes the first, and padding comes last.
-REDUCED: dict[str, Callable[[Any], Any]] = {
+# What the padding holds where positions are taken together. Of equal elements argmax and top_k take the first, and
+# padding comes last.
+FILLS: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": _zero,
     "reduce_prod": _ones,
     "reduce_max": lowest,
@@ -160,7 +166,9 @@ REDUCED: dict[str, Callable[[Any], Any]] = {
     "reduce_xor": _zero,
     "argmax": lowest,
     "argmin": highest,
+    "top_k": lowest,
 }
+REDUCED = frozenset(FILLS) - {"top_k"}
 
 _SHAPES = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
 _KEPT_WHOLE = {"slice": "limit_indices", "gather": "slice_sizes", "dynamic_slice": "slice_sizes"}

@@ -94,6 +94,7 @@ STEPS = {
     "all": lambda x, y: jnp.where((table(x) > -2).all(0), table(y), 1.0),
     "argmax": lambda x, y: table(y) + jnp.argmax(table(x), 0).astype(jnp.float32),
     "argmin": lambda x, y: table(y) + jnp.argmin(table(x), 0).astype(jnp.float32),
+    "largest": lambda x, y: table(y) + sum(lax.top_k(table(x).T, 3)).sum(1),
     "dot": lambda x, y: table(y) @ (table(x).T @ table(y)),
     "outer": lambda x, y: tame(table(x) @ table(y).T) @ table(x),
     "batched": lambda x, y: jnp.einsum("nk,nj->nk", table(x), table(y)),
@@ -196,7 +197,7 @@ def test_reductions_of_every_type():
 
 def test_extremes_of_nothing_but_infinities():
     def step(x):
-        return x.max(0), (-x).min(0), jnp.argmax(x, 0), jnp.argmin(-x, 0)
+        return x.max(0), (-x).min(0), jnp.argmax(x, 0), jnp.argmin(-x, 0), *lax.top_k(x.T, 2), *lax.top_k(x.T, N)
 
     assert_same(step, (np.full((N, M), -np.inf, np.float32),))
 
