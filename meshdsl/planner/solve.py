@@ -23,16 +23,18 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     best, bound = search(model)
     choice, peak = Fitter(model, pins.donated).fit(best, mesh.topology.memory if memory is None else memory)
     own, uses = layouts_of(model, choice.rows)
+    trees = trees_of(model, choice)
+    kept = [stack for stack in split_stacks(program, pins, mesh) if stack.stays_split(trees)]
     return Solution(
         mesh=mesh,
         rows=rows_by_op(model, choice.rows),
         layouts=own,
         uses=uses,
-        trees=trees_of(model, choice),
+        trees=trees,
         seconds=model.scale.seconds(choice.cost),
         lower_bound=bound,
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
         held=peak.held(),
-        notes=tuple(dict.fromkeys(map(str, split_stacks(program, pins, mesh)))),
+        notes=tuple(dict.fromkeys(map(str, kept))),
     )

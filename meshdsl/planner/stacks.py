@@ -9,12 +9,14 @@ split over the same axes along another dim: the stack is exchanged once, all-to-
 gathers, or sums over, one layer. Stacks of vectors are small, and free.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.placement import Split
 from meshdsl.planner.solution import Pins
 
 _MATRIX = 2  # dims of a layer from which on it counts
@@ -22,12 +24,22 @@ _MATRIX = 2  # dims of a layer from which on it counts
 
 @dataclass(frozen=True)
 class Stack:
-    """The input at ``path``, stated to lie split over ``axes`` along dim 0, as operand ``index`` of the scan ``op``."""
+    """The input at ``path``, stated to lie split over ``axes`` along dim 0, as operand ``index`` of the scan ``op``.
+
+    Args:
+      values: ids of what it is on its way there, cast say.
+    """
 
     path: str
     axes: tuple[str, ...]
     op: Op
     index: int
+    values: tuple[int, ...]
+
+    def stays_split(self, trees: Mapping[int, Sequence[Move]]) -> bool:
+        """Whether no move, not even one on the way to another layout, puts all of it on a device."""
+        moves = (move for value in self.values for move in trees.get(value, ()))
+        return all(isinstance(move.after.on(axis), Split) for move in moves for axis in self.axes)
 
     def __str__(self) -> str:
         over = ",".join(self.axes)
@@ -64,5 +76,5 @@ def _of_scan(op: Op, known: _Stated, mesh: Mesh) -> Iterator[Stack]:
     for i, (path, axes) in given.items():
         layer = body.inputs[i].shape
         if i >= closed and len(layer) >= _MATRIX and any(n % prod(map(mesh.axis, axes)) == 0 for n in layer):
-            yield Stack(path, axes, op, i)
+            yield Stack(path, axes, op, i, tuple(v for v, stack in known.items() if stack == (path, axes)))
     yield from _read(body, {body.inputs[i].id: stack for i, stack in given.items() if i < closed}, mesh)

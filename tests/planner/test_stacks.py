@@ -48,6 +48,18 @@ def test_a_stack_cast_inside_a_loop_of_microbatches_is_not_gathered_either():
     assert any("never gathers all of it" in note for note in plan.notes)
 
 
+def test_nothing_is_said_of_a_stack_that_is_whole_on_its_way():
+    """Known to be possible where latency is all that counts: one gather, then each device cuts out its columns."""
+
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0] ** 2))(w)
+
+    pins = {"w": "x=S(0)", "x": "y=S(0)"}
+    plan = md.parallelize(step, md.Mesh(x=4, y=2), pins).plan(array(0, 8, 16, 16), array(1, 16, 16))
+    whole = [c for c in plan.collectives if c.kind == "all-gather" and c.shape == (8, 16, 16) and "x" in c.axes]
+    assert bool(plan.notes) != bool(whole)
+
+
 def test_a_stack_of_vectors_may_be_gathered():
     def step(scales, x):
         return jax.lax.scan(lambda x, s: (jnp.tanh(x * s), None), x, scales)[0]
