@@ -134,7 +134,7 @@ def test_what_is_no_tolerance(tolerance):
 def test_what_is_no_budget(budget, said):
     plan = md.parallelize(step, MESH).plan(*ARGS)
     text = message(ArgumentError, lambda: plan.assert_at_most(**budget))
-    assert text == f"assert_at_most cannot compare a plan with this:\n  {said}"
+    assert text == f"assert_at_most cannot compare with this:\n  {said}"
 
 
 def test_what_a_plan_is_not_asked():

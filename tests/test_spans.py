@@ -55,9 +55,10 @@ def test_loops_run_their_spans_again(plan):
 def test_lines_hold_the_text_around_operations(plan):
     own = [line for line in plan.lines if line.function]
     assert {plan.lines[span.line].function for span in plan.spans} <= {line.function for line in own} | {""}
-    scan = next(line for line in own if "jax.lax.scan" in line.text)
+    here = [line for line in own if line.source.startswith("test_spans.py:")]  # jax may know relu from another test
+    scan = next(line for line in here if "jax.lax.scan" in line.text)
     name, _, number = scan.source.partition(":")
-    assert name == "test_spans.py" and scan.function.startswith("step.<locals>.loss")
+    assert scan.function.startswith("step.<locals>.loss")
     before = next(line for line in plan.lines if line.source == f"{name}:{int(number) - 1}")
     assert before.text == "    def loss(w):"
     assert [c.source for c in plan.collectives if c.source not in {line.source for line in own}] == []
