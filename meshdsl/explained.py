@@ -8,13 +8,12 @@ figures are those of real plans, and what the user has pinned shows what leaving
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import B, Placement, Split
+from meshdsl.layouts.space import space
 from meshdsl.plan.table import table
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.value import Array, Plan
@@ -93,13 +92,9 @@ def touching(plan: Plan, path: str) -> Iterator[str]:
 
 
 def layouts(shape: Sequence[int], mesh: Mesh) -> Iterator[Layout]:
-    """Every way to split an array: per axis one of its dims or none, where the blocks come out even."""
-    whole: tuple[Placement, ...] = (B, *map(Split, range(len(shape))))
-    for placed in product(*(whole if size > 1 else (B,) for size in mesh.sizes)):
-        layout = Layout(**dict(zip(mesh.names, placed, strict=True)))
-        shards = layout.shards(len(shape), mesh.sizes_by_name)
-        if all(n % k == 0 for n, k in zip(shape, shards, strict=True)):
-            yield layout
+    """Every layout in which no device holds a part of a sum and the blocks come out even; axes in the mesh's order."""
+    found = space(mesh, len(shape), ())
+    yield from (layout for i, layout in enumerate(found.layouts) if found.fits(i, shape) and layout.axes == mesh.names)
 
 
 def _stated(array: Array) -> str:

@@ -107,7 +107,7 @@ def _candidate(program: Program, mesh: Mesh, count: int, rules: Rules | str | No
     try:
         plan = planned(replace(program, pipeline=turns), mesh, rules, memory).plan(*program.args)
     except MeshDSLError as error:
-        return Candidate(mesh, count, None, str(error).splitlines()[0])
+        return Candidate(mesh, count, None, " ".join(str(error).split()))
     return Candidate(mesh, count, plan)
 
 

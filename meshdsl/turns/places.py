@@ -93,3 +93,38 @@ def estimated(have: Place, want: Placement) -> int | None:
     if isinstance(have, Partial) and not isinstance(want, Partial):
         return 2 if want is B else 3
     return changed(have, want)
+
+
+class NeedsWhole(Exception):
+    """An operation in a loop that cannot be done in turns."""
+
+    def __init__(self, op: Op) -> None:
+        super().__init__(op)
+        self.op = op
+
+
+def join(op: Op, a: Place, b: Place) -> Place:
+    """What holds both."""
+    if a == b or b is B:
+        return a
+    if a is B:
+        return b
+    if {a, b} == {SAME, EACH} or (EACH in (a, b) and Partial("sum") in (a, b)):
+        return EACH
+    if SAME in (a, b):
+        return b if a is SAME else a
+    raise NeedsWhole(op)
+
+
+def sliced(op: Op, place: Place) -> Place:
+    """Where slices of what a scan goes over are."""
+    if place == Split(0):
+        raise NeedsWhole(op)
+    return Split(int(place.dim) - 1) if isinstance(place, Split) else place
+
+
+def made(place: Place, stacked: bool = False) -> Place:
+    """Where a result of a loop is that is done in turns."""
+    if isinstance(place, Split) and stacked:
+        return Split(int(place.dim) + 1)
+    return SAME if place is B else place

@@ -28,11 +28,15 @@ from meshdsl.turns.places import (
     SAME,
     WHOLE,
     Change,
+    NeedsWhole,
     Place,
     Placing,
     changed,
     estimated,
     held,
+    join,
+    made,
+    sliced,
     turned_rows,
     unchanged,
 )
@@ -61,14 +65,6 @@ def place_step(graph: Graph, turns: int, batch: Collection[int], each: bool = Fa
             remedy = "" if each else "Pipeline(per_microbatch=True) takes every microbatch for itself there"
             raise PipelineError(faults("microbatches: these need the whole batch at once:", rows, remedy))
         own |= wanted
-
-
-class _NeedsWhole(Exception):
-    """An operation in a loop that cannot be done in turns."""
-
-    def __init__(self, op: Op) -> None:
-        super().__init__(op)
-        self.op = op
 
 
 class _Deduction:
@@ -126,20 +122,20 @@ class _Deduction:
         """An operation that reads parts, done in turns if it can be."""
         try:
             self._in_turn(op)
-        except _NeedsWhole as need:
+        except NeedsWhole as need:
             sums = [x for x in op.inputs if isinstance(self.placing.of(x), Partial)]
             if sums or self._is_own(op) or op.bodies:
                 self._wrong(need.op, need.op)
             self._late(op, need.op)
 
     def _in_turn(self, op: Op) -> None:
-        """Place the results of an operation that is done in turns; raises _NeedsWhole if it cannot be."""
+        """Place the results of an operation that is done in turns; raises NeedsWhole if it cannot be."""
         if op.bodies:
             self._give(op, _LOOPS[op.name](self, op))
             return
         row = self._row(op, estimated if self.each else changed)
         if row is None:
-            raise _NeedsWhole(op)
+            raise NeedsWhole(op)
         self.placing.rows[op.id] = row
         read = {self._read(x, want) for x, want in zip(op.inputs, row.inputs, strict=True)}
         whole: Place = EACH if EACH in read else SAME
@@ -204,45 +200,18 @@ class _Deduction:
         carry = list(start)
         while True:
             found = self.body(body, [*fixed, *carry, *rest])
-            after = [_join(op, a, b) for a, b in zip(carry, found, strict=False)]
+            after = [join(op, a, b) for a, b in zip(carry, found, strict=False)]
             if after == carry:
                 return [*carry, *found[len(carry) :]]
             carry = after
 
 
-def _join(op: Op, a: Place, b: Place) -> Place:
-    """What holds both."""
-    if a == b or b is B:
-        return a
-    if a is B:
-        return b
-    if {a, b} == {SAME, EACH} or (EACH in (a, b) and Partial("sum") in (a, b)):
-        return EACH
-    if SAME in (a, b):
-        return b if a is SAME else a
-    raise _NeedsWhole(op)
-
-
-def _sliced(op: Op, place: Place) -> Place:
-    """Where slices of what a scan goes over are."""
-    if place == Split(0):
-        raise _NeedsWhole(op)
-    return Split(int(place.dim) - 1) if isinstance(place, Split) else place
-
-
-def _made(place: Place, stacked: bool = False) -> Place:
-    """Where a result of a loop is that is done in turns."""
-    if isinstance(place, Split) and stacked:
-        return Split(int(place.dim) + 1)
-    return SAME if place is B else place
-
-
 def _scan(deduction: _Deduction, op: Op) -> list[Place]:
     (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
     given = [deduction.placing.of(x) for x in op.inputs]
-    slices = [_sliced(op, p) for p in given[consts + carries :]]
+    slices = [sliced(op, p) for p in given[consts + carries :]]
     found = deduction.carried(op, body, given[:consts], given[consts : consts + carries], slices)
-    return [_made(p, i >= carries) for i, p in enumerate(found)]
+    return [made(p, i >= carries) for i, p in enumerate(found)]
 
 
 def _while(deduction: _Deduction, op: Op) -> list[Place]:
@@ -251,18 +220,18 @@ def _while(deduction: _Deduction, op: Op) -> list[Place]:
     given = [deduction.placing.of(x) for x in op.inputs]
     carry = deduction.carried(op, body, given[split:start], given[start:], ())
     if held(deduction.body(condition, [*given[:split], *carry])[0]) is not B:
-        raise _NeedsWhole(op)
-    return [_made(p) for p in carry]
+        raise NeedsWhole(op)
+    return [made(p) for p in carry]
 
 
 def _cond(deduction: _Deduction, op: Op) -> list[Place]:
     index, *given = (deduction.placing.of(x) for x in op.inputs)
     if held(index) is not B:
-        raise _NeedsWhole(op)
+        raise NeedsWhole(op)
     places: list[Place] = [index] * len(op.outputs)
     for body in op.bodies:
-        places = [_join(op, a, b) for a, b in zip(places, deduction.body(body, given), strict=True)]
-    return [_made(p) for p in places]
+        places = [join(op, a, b) for a, b in zip(places, deduction.body(body, given), strict=True)]
+    return [made(p) for p in places]
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}

@@ -76,9 +76,13 @@ def test_an_input_is_explained(folder):
 def test_meshes_are_searched(folder):
     status, printed = run("search", "split.py", "--devices", "4", "--topology", "dgx-h100")
     assert status == 0 and printed.startswith("mesh ") and len(printed.splitlines()) == 4
-    status, printed = run("search", "split.py", "--devices", "4", "--json", "--microbatches", "1,3", "--axes", "data")
-    assert status == 1 or [each["mesh"] for each in json.loads(printed)] == ["data=4", "data=4"]
-    assert "fault" in json.loads(printed)[-1]
+    status, printed = run("search", "split.py", "--devices", "2", "--json", "--microbatches", "1,3")
+    *whole, parts, last = json.loads(printed)
+    assert status == 0 and [each["microbatches"] for each in whole] == [1, 1] and whole[0]["seconds"] > 0
+    assert (
+        parts["microbatches"] == last["microbatches"] == 3
+        and "batch of 128 (batch) does not divide into 3" in parts["fault"]
+    )
     assert run("search", "split.py", "--devices", "4", "--memory", "1kB")[0] == 1
 
 
