@@ -17,11 +17,13 @@ class Pipelined:
       asked: what was asked for.
       axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
       ranks: devices of that axis.
+      forward_only: nothing goes backward, as in an evaluation.
     """
 
     asked: Pipeline
     axis: str = ""
     ranks: int = 1
+    forward_only: bool = False
 
     @property
     def microbatches(self) -> int:
@@ -31,8 +33,8 @@ class Pipelined:
     @cached_property
     def uniform(self) -> Uniform:
         """What every rank does in every tick."""
-        chunks = self.asked.chunks if self.axis else 1
-        return Uniform(self.ranks, self.microbatches, chunks, flush=self.asked.schedule == "gpipe")
+        chunks, flush = self.asked.chunks if self.axis else 1, self.asked.schedule == "gpipe"
+        return Uniform(self.ranks, self.microbatches, chunks, flush=flush, forward_only=self.forward_only)
 
     @property
     def ticks(self) -> int:
@@ -67,7 +69,9 @@ class Pipelined:
     def __str__(self) -> str:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
+        done = f"{self.asked.schedule}, forward only," if self.forward_only else self.asked.schedule
+        kept = "no" if self.forward_only else f"at most {max(self.stash)}"
         return (
-            f"{self.asked.schedule} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages "
-            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"
+            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages "
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, {kept} stage inputs kept"
         )

@@ -80,6 +80,11 @@ class Schedule:
         return len({task.microbatch for tasks in self.ranks for task in tasks})
 
     @cached_property
+    def forward_only(self) -> bool:
+        """Whether nothing goes backward, as in an evaluation."""
+        return all(task.kind == "F" for tasks in self.ranks for task in tasks)
+
+    @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
         """Stage and microbatch of every backward that is done in two parts."""
         return frozenset((t.stage, t.microbatch) for tasks in self.ranks for t in tasks if t.kind == "I")
@@ -97,7 +102,9 @@ class Schedule:
                 yield Task(stage + 1, "I" if (stage + 1, m) in self.split else "B", m)
 
     def stash(self, rank: int) -> int:
-        """The most stage inputs, one per stage and microbatch, that a rank holds at any time."""
+        """The most stage inputs, one per stage and microbatch, that a rank keeps for its backwards at any time."""
+        if self.forward_only:
+            return 0
         alive, most = 0, 0
         for task in self.ranks[rank]:
             alive += (task.kind == "F") - (task.kind in "BW")
@@ -131,9 +138,10 @@ def _miscounted(schedule: Schedule) -> Iterator[str]:
         homes = [rank for rank, tasks in enumerate(schedule.ranks) if any(task.stage == stage for task in tasks)]
         if len(homes) > 1:
             yield f"stage {stage} is on ranks {' and '.join(map(str, homes))}: a stage lives on one"
+    allowed = ("F",) if schedule.forward_only else ("FB", "FIW")
     for stage, m in product(stages, range(max(task.microbatch for task in counts) + 1)):
         kinds = "".join(kind for kind in "FBIW" if counts[Task(stage, kind, m)])
-        if kinds not in ("FB", "FIW"):
+        if kinds not in allowed:
             yield f"stage {stage}, microbatch {m}: {kinds or 'nothing'}; each needs F and B, or F, I and W"
 
 

@@ -18,7 +18,8 @@ class Pipeline:
       schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them; ``interleaved`` is
         ``1f1b`` with several chunks of layers per stage, for shorter bubbles.
       chunks: per stage, for ``interleaved``; microbatches are then a multiple of the stages.
-      batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces.
+      batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
+        or all but the first one if results replace nothing (an evaluation).
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
         itself; without, that is an error.
 

@@ -3,7 +3,7 @@
 With p ranks, v chunks of stages per rank and m microbatches, a rank has ``n = m v`` units of each kind. Forward unit u
 of rank r runs in tick ``u + r``; backward unit w in tick ``w + A + (p - 1 - r)`` with ``A = v p - 1``, where the last
 stage's backward runs in the tick of its forward. Whatever a unit needs was made one tick earlier by the
-neighbour on the ring. Ticks in which a rank has no unit are idle, or masked.
+neighbour on the ring. Ticks in which a rank has no unit are idle, or masked. An evaluation has no backward units.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ class Uniform:
       chunks: stages per rank, v.
       split: weight gradients in ticks of their own, the same tick on all ranks (zero-bubble).
       flush: all forwards before the first backward (gpipe).
+      forward_only: there are no backwards.
     """
 
     ranks: int
@@ -29,6 +30,7 @@ class Uniform:
     chunks: int = 1
     split: bool = False
     flush: bool = False
+    forward_only: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that have no such schedule."""
@@ -36,8 +38,8 @@ class Uniform:
 
     @property
     def ahead(self) -> int:
-        """Ticks before the first backward."""
-        return self.span if self.flush else self.chunks * self.ranks - 1
+        """Ticks before the first backward, or before the first microbatch is through."""
+        return self.span if self.flush and not self.forward_only else self.chunks * self.ranks - 1
 
     @property
     def span(self) -> int:
@@ -47,12 +49,12 @@ class Uniform:
     @property
     def ticks(self) -> int:
         """Ticks of a step; the first ``ahead`` have no backwards, the last ``ahead`` no forwards."""
-        return self.ahead + self.span
+        return self.span if self.forward_only else self.ahead + self.span
 
     @property
     def slots(self) -> int:
         """Stage inputs that a device keeps: one per tick from a forward to the backward of the same microbatch."""
-        return min(self.ahead + self.chunks * self.ranks, self.span)
+        return 0 if self.forward_only else min(self.ahead + self.chunks * self.ranks, self.span)
 
     def forward(self, tick: int, rank: int) -> Task | None:
         """The forward of a rank in a tick."""
@@ -60,11 +62,13 @@ class Uniform:
 
     def backward(self, tick: int, rank: int) -> Task | None:
         """The backward of a rank in a tick, or its first part."""
-        return self._task("I" if self.split else "B", tick - self.ahead - (self.ranks - 1 - rank), rank)
+        kind, unit = "I" if self.split else "B", tick - self.ahead - (self.ranks - 1 - rank)
+        return None if self.forward_only else self._task(kind, unit, rank)
 
     def weights(self, tick: int, rank: int) -> Task | None:
         """The weight gradient of a rank in a tick, if that is a part of its own."""
-        return self._task("W", tick - self.ahead - (self.ranks - 1), rank) if self.split else None
+        mine = self.split and not self.forward_only
+        return self._task("W", tick - self.ahead - (self.ranks - 1), rank) if mine else None
 
     @property
     def schedule(self) -> Schedule:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.globs import matches, suggest
+from meshdsl.globs import matches, split_path, suggest
 from meshdsl.ir import Leaf, Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import follows
@@ -29,7 +29,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
     placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
     stages = find_stages(graph, placing, mesh, stage_axes(program, mesh, pins_of(program), batch), asked.chunks)
-    made = Pipelined(asked, stages.axis, stages.ranks) if stages else Pipelined(asked)
+    made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only) if stages else Pipelined(asked)
     if not stages and m == 1:
         return replace(program, pipeline=made)
     step = PipelinedStep(graph, stages, made.uniform) if stages else Step(graph, placing)
@@ -46,13 +46,20 @@ def find_batch(program: Program, asked: Pipeline) -> list[int]:
         rows = [] if found else [f"batch={asked.batch!r}: matches no input{more}"]
         rows += [f"{leaf.path} {leaf.type}: has no dim to split" for leaf in found.values() if not leaf.shape]
     else:
-        replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
-        found = {i: leaf for i, leaf in leaves.items() if i not in replaced and leaf.shape}
+        kept = _kept(program)
+        found = {i: leaf for i, leaf in leaves.items() if i not in kept and leaf.shape}
         rows = [] if found else ["every argument is replaced by a result: Pipeline(batch=...) names the batch"]
     rows = rows or list(_uneven(list(found.values()), asked))
     if rows:
         raise PipelineError(faults(f"microbatches={asked.microbatches} of {program.name}:", rows))
     return list(found)
+
+
+def _kept(program: Program) -> set[int]:
+    """Inputs that are no batch: what results replace; where they replace nothing, as in an evaluation, the first."""
+    replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
+    firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
+    return replaced or {i for i, first in enumerate(firsts) if first == firsts[0] and len(set(firsts)) > 1}
 
 
 def _uneven(batch: Sequence[Leaf], asked: Pipeline) -> Iterator[str]:

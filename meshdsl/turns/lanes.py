@@ -37,8 +37,7 @@ class Lanes:
         self.stages, self.uniform, self.whole = stages, uniform, whole
         self.placing, self.p, self.v = stages.placing, uniform.ranks, uniform.chunks
         self.ranks = lax.iota(jnp.int32, self.p)
-        both = (stages.forward, stages.backward)
-        given = {x.id: x for layers in both for x, _ in layers.stacks if self.placing.of(x) is B}
+        given = {x.id: x for layers in stages.scans for x, _ in layers.stacks if self.placing.of(x) is B}
         self.stacks = {i: self.dealt(whole.get(x, B)) for i, x in given.items()}
 
     def split(self, x: jax.Array, dim: int = 0) -> jax.Array:
@@ -62,8 +61,8 @@ class Lanes:
         return tuple(self.split(unused((slots, *x.shape), x.dtype), 1) for x in self.nothing(self.stages.forward))
 
     def kept(self, stash: Arrays, given: Arrays, tick: jax.Array) -> Arrays:
-        """The stash with what the stages are given in a tick."""
-        slot, pairs = lax.rem(tick, jnp.int32(self.uniform.slots)), zip(stash, given, strict=True)
+        """The stash, if there is one, with what the stages are given in a tick."""
+        slot, pairs = lax.rem(tick, jnp.int32(self.uniform.slots)), zip(stash, given, strict=False)
         return tuple(self.split(lax.dynamic_update_index_in_dim(kept, x, slot, 0), 1) for kept, x in pairs)
 
     def found(self, stash: Arrays, tick: jax.Array) -> Arrays:

@@ -74,19 +74,19 @@ class _Loops:
         self.lanes, self.last = Lanes(step.stages, step.uniform, whole), step.stages.ranks - 1
         self.blocks = [dealt(whole.get(v, B), step.placing.turns) for v in step.batch]
         self.sums = {v.id: Sum.of(v, step.placing) for v in step.exported}
-        self.made = {v.id for layers in (self.stages.forward, self.stages.backward) for v in layers.made}
+        self.made = {v.id for layers in self.stages.scans for v in layers.made}
         self.times = {v.id: self._time(v) for v in step.exported if v.id not in self.made}
 
     def _time(self, v: Value) -> str:
         op = self.step.makers[v.id]
-        if op in (self.stages.forward.op, self.stages.backward.op):
+        if op in [layers.op for layers in self.stages.scans]:
             return HEAD if op is self.stages.forward.op else TAIL
         return TAIL if self.stages.times[op.id] == TAIL else HEAD
 
     def run(self) -> list[jax.Array]:
         """The exported values, whole."""
-        handed, back = map(self.lanes.nothing, (self.stages.forward, self.stages.backward))
-        state = _State(handed, back, self.lanes.stash(), self._begin())
+        handed, *back = map(self.lanes.nothing, self.stages.scans)
+        state = _State(handed, back[0] if back else (), self.lanes.stash() if back else (), self._begin())
         stacks: list[Stacks] = []
         for loop in loops(self.uniform):
             state, found = lax.scan(partial(self._round, loop), state, jnp.arange(loop.times, dtype=jnp.int32))
@@ -130,20 +130,24 @@ class _Loops:
         now = _Now(dict(sums), {})
         if part.forward:
             with marked(self.stages.forward.op):
-                handed, stash = self._forwards(t, handed, stash, now)
+                given, handed = self._forwards(t, handed, now)
+                stash = self.lanes.kept(stash, given, t)
         if part.backward:
             with marked(self.stages.backward.op):
                 back = self._backwards(part, t - self.uniform.ahead, back, stash, now)
+        elif part.head:
+            self._epilogue(self._unit(t - self.uniform.ahead, self.last, back=True), handed, now)
         return _State(handed, back, stash, now.sums), now.stacks
 
-    def _forwards(self, t: jax.Array, handed: Arrays, stash: Arrays, now: _Now) -> tuple[Arrays, Arrays]:
+    def _forwards(self, t: jax.Array, handed: Arrays, now: _Now) -> tuple[Arrays, Arrays]:
+        """What the stages are given, and what they make of it."""
         first = self._unit(t, 0)
         with self._microbatch(first, (PROLOGUE,)) as runner:
             start = tuple(runner.get(x, at) for x, at in self.stages.brought(self.stages.forward))
         given = self.lanes.handed(handed, start, 0, first.chunk == 0)
         made, rows = self.lanes.run(every := self._unit(t - self.lanes.ranks, self.lanes.ranks), given)
         self._add_rows(self.stages.forward, rows, every, now)
-        return made, self.lanes.kept(stash, given, t)
+        return given, made
 
     def _backwards(self, part: Ticks, t: jax.Array, back: Arrays, stash: Arrays, now: _Now) -> Arrays:
         """``t`` counts from the first backward."""
@@ -161,11 +165,15 @@ class _Loops:
         return unit(self.uniform, number, rank, back)
 
     def _epilogue(self, last: Unit, made: Arrays, now: _Now) -> Arrays:
-        """What the layers backward start from, given what those of all stages made; every unit here is valid."""
+        """What the layers backward start from, if there are any, given what those of all stages made.
+
+        Every unit here is valid.
+        """
         ends = self._ends(self.stages.forward, made, self.last)
         with self._microbatch(last, (PROLOGUE, HEAD), ends) as runner:
             self._export(runner, HEAD, None, now)
-            return tuple(runner.get(x, at) for x, at in self.stages.brought(self.stages.backward))
+            brought = (each for layers in self.stages.scans[1:] for each in self.stages.brought(layers))
+            return tuple(runner.get(x, at) for x, at in brought)
 
     def _rest(self, first: Unit, back: Arrays, now: _Now) -> None:
         """What the gradients of the layers lead to."""

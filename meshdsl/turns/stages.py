@@ -9,8 +9,8 @@ that axis are the stages. What is done per microbatch is then
     layers     the scan backward
     rest       what their gradients lead to (embeddings again)  "tail"
 
-Epilogue and rest of one microbatch lie some ticks apart. A sum of both (a tied embedding's gradient) is taken after the
-loop, from the totals of each.
+A step without a backward scan (an evaluation) ends with the epilogue. Epilogue and rest of one microbatch lie some
+ticks apart: a sum of both (a tied embedding's gradient) is taken after the loop, from the totals of each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,19 +81,34 @@ class Stages:
     """A step as a pipeline.
 
     Args:
+      scans: over the layers, forward and backward; only forward in an evaluation.
       times: per operation that is done in turns, when.
     """
 
     placing: Placing
     axis: str
     ranks: int
-    forward: Layers
-    backward: Layers
+    scans: tuple[Layers, ...]
     times: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def forward(self) -> Layers:
+        """The scan over the layers."""
+        return self.scans[0]
+
+    @property
+    def backward(self) -> Layers:
+        """The scan over their gradients; there is none if the step is ``forward_only``."""
+        return self.scans[1]
+
+    @property
+    def forward_only(self) -> bool:
+        """Whether nothing goes backward."""
+        return len(self.scans) == 1
 
     def consts(self, layers: Layers) -> list[Value]:
         """Consts of a scan that differ from microbatch to microbatch; backward, those that are new."""
-        known = {v.id for v in self.consts(self.forward)} if layers is self.backward else set[int]()
+        known = set[int]() if layers is self.forward else {v.id for v in self.consts(self.forward)}
         found = [x for x, _ in layers.consts if isinstance(x, Value) and self.placing.of(x) is not B]
         return [x for x in dict.fromkeys(found) if x.id not in known]
 
@@ -124,6 +139,7 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
             for axis in axes:
                 found.setdefault(axis, []).append(op)
     if not found:
+        _check_indexed(graph, placing, split, makers)
         return None
     axis, scans = next(iter(found.items()))
     forward = [op for op in scans if op.phase == "forward"]
@@ -134,14 +150,33 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
     made = {v.id for v in first.made}
     backward = [op for op in graph.ops if op.name == "scan" and op.phase == "backward" and placing.in_turns(op)]
     backward = [op for op in backward if op in scans or any(v.id in made for v in values(op.inputs))]
-    if len(backward) != 1:
+    if len(backward) > 1:
         text = f"the scan over layers at {first.op.source} has {len(backward)} scans backward, a pipeline takes one"
         raise PipelineError(text)
-    stages = Stages(placing, axis, mesh.axis(axis), first, Layers(backward[0]))
+    stages = Stages(placing, axis, mesh.axis(axis), (first, *map(Layers, backward)))
     rows = [*_uneven(stages, chunks), *_unknown(stages), *_times(graph, stages)]
     if rows:
         raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
     return stages
+
+
+def _check_indexed(graph: Graph, placing: Placing, split: Mapping[int, str], makers: Mapping[int, Op]) -> None:
+    """PipelineError if layers are split over an axis, and the loop over them picks each by its number."""
+    rows = []
+    for op in graph.ops:
+        if op.name == "scan" and placing.in_turns(op):
+            layers = Layers(op)
+            for x, v in layers.consts:
+                axis = split.get(_origin(x, makers, placing))
+                if axis and x.shape[:1] == (layers.length,) and _is_indexed(layers.body, v):
+                    rows.append(f"{v.dtype}{list(v.shape)}, split over {axis}, in the loop at {op.source}")
+    if rows:
+        remedy = "go over them, as in lax.scan(layer, x, weights), so that each stage has its own"
+        raise PipelineError(faults("layers that are picked by number are no stages:", rows, remedy))
+
+
+def _is_indexed(body: Graph, v: Value) -> bool:
+    return any(v in op.inputs and op.name in ("dynamic_slice", "gather") for op in body.ops)
 
 
 def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
@@ -165,9 +200,11 @@ def _uneven(stages: Stages, chunks: int) -> Iterator[str]:
 def _unknown(stages: Stages) -> Iterator[str]:
     """What a stage would have to know of others, or of another microbatch."""
     placing, made = stages.placing, {v.id for v in stages.forward.made}
-    for layers in (stages.forward, stages.backward):
+    if stages.forward.op.params["reverse"]:
+        yield "it goes from the last layer to the first; turn the stacks around, and go forward"
+    for layers in stages.scans:
         for x, v in layers.stacks:
-            if placing.of(x) is not B and not (layers is stages.backward and x.id in made):
+            if placing.of(x) is not B and (layers is stages.forward or x.id not in made):
                 yield f"it goes over {v.dtype}{list(x.shape)}, which depends on the batch"
         for brought, _ in stages.brought(layers):
             if dtypes.issubdtype(brought.dtype, jax.dtypes.extended):
@@ -177,16 +214,14 @@ def _unknown(stages: Stages) -> Iterator[str]:
 def _times(graph: Graph, stages: Stages) -> Iterator[str]:
     """Say when every operation runs that is done in turns."""
     placing, when = stages.placing, dict[int, str]()
-    first, second = stages.forward, stages.backward
+    ends = {id(layers.op): (layers, time) for layers, time in zip(stages.scans, (HEAD, TAIL), strict=False)}
     for op in graph.ops[:-1]:
         if not placing.in_turns(op):
             continue
         read = {when[v.id] for v in values(op.inputs) if v.id in when}
         parts = any(isinstance(placing.of(x), Split) for x in op.inputs)
-        if op is first.op:
-            _ends(when, first, HEAD)
-        elif op is second.op:
-            _ends(when, second, TAIL)
+        if id(op) in ends:
+            _ends(when, *ends[id(op)])
         else:
             mixed = {HEAD, TAIL} <= read or bool(read & {AFTER, "layers"})
             if mixed and parts:
@@ -204,8 +239,9 @@ def _ends(when: dict[int, str], layers: Layers, time: str) -> None:
 
 def _unread(graph: Graph, stages: Stages) -> Iterator[str]:
     """Stacks of parts that the layers make and somebody else reads."""
-    read = {v.id for op in graph.ops if op is not stages.backward.op for v in values(op.inputs)}
-    for v in (*stages.forward.made, *stages.backward.made):
+    backward = [layers.op for layers in stages.scans[1:]]
+    read = {v.id for op in graph.ops if op not in backward for v in values(op.inputs)}
+    for v in (v for layers in stages.scans for v in layers.made):
         place = stages.placing.of(v)
         if v.id in read and not isinstance(place, Partial) and place is not EACH:
             yield f"it stacks {v.dtype}{list(v.shape)}, which is read outside of it ({held(place)})"

@@ -16,7 +16,7 @@ class Ticks:
     """Some ticks, from ``start`` on, in which the same is done.
 
     Args:
-      head: the last stage's backward begins a microbatch, so the epilogue runs.
+      head: the last stage is through with a microbatch, so the epilogue runs.
     """
 
     start: int
@@ -53,12 +53,12 @@ def loops(uniform: Uniform) -> list[Loop]:
         Loop(1, 0, (_ticks(uniform, last - p, last, True),)),
         Loop(1, 0, (_ticks(uniform, last, uniform.ticks, False),)),
     ]
-    return [loop for loop in found if loop.times]
+    return [loop for loop in found if loop.times and any(part.count for part in loop.parts)]
 
 
 def _ticks(uniform: Uniform, start: int, stop: int, head: bool) -> Ticks:
-    backward = start >= uniform.ahead
-    return Ticks(start, stop - start, start < uniform.span, head and backward, backward)
+    through = start >= uniform.ahead
+    return Ticks(start, stop - start, start < uniform.span, head and through, through and not uniform.forward_only)
 
 
 class Unit(NamedTuple):

@@ -10,7 +10,7 @@ from meshdsl.errors import PipelineError
 from meshdsl.pins import make_pins
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
-from tests.turns.stacks import FEATURES, arguments, loss, plain_step, step
+from tests.turns.stacks import FEATURES, arguments, plain_step, step
 from tests.turns.steps import language, language_loss
 
 LAYOUTS = {"params/layers/*": "pipe=S(0)"}
@@ -47,6 +47,44 @@ def test_the_numbers_are_those_of_the_plain_step(stages, microbatches, schedule,
         program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args)
         assert program.pipeline.ranks == stages
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
+
+
+def evaluation(params, batch):
+    """The loss, the largest activations of the layers, and what every example comes to."""
+
+    def layer(carry, weights):
+        x, total = carry
+        hidden = jnp.tanh(x @ weights["up"])
+        made = x + jnp.where(batch["mask"][:, None] > 0, hidden, 2 * hidden) @ weights["down"]
+        return (made, total + jnp.mean(hidden**2)), jnp.max(hidden)
+
+    start = batch["x"] @ params["embed"], jnp.zeros((), batch["x"].dtype)
+    (x, total), largest = jax.lax.scan(layer, start, params["layers"])
+    logits = x @ params["embed"].T
+    return jnp.mean((logits - batch["y"]) ** 2) + total, largest, logits, logits.argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "microbatches", "schedule", "chunks", "ticks"),
+    [(4, 2, "1f1b", 1, 5), (2, 4, "gpipe", 1, 5), (2, 4, "interleaved", 2, 9)],
+)
+def test_an_evaluation_goes_forward_only(stages, microbatches, schedule, chunks, ticks, nan_in_bubbles):
+    with jax.enable_x64(True):
+        args = arguments(dtype=np.float64)
+        program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args, function=evaluation)
+        close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), evaluation(*args), 1e-9)
+    found = program.pipeline
+    assert (found.ticks, found.slots, set(found.stash)) == (ticks, 0, {0})
+    assert f"{schedule}, forward only, over pipe: " in str(found) and "no stage inputs kept" in str(found)
+    assert len(found.timeline().splitlines()) == stages
+
+
+def test_a_planned_evaluation():
+    args = arguments(batch=32)
+    layouts = {**LAYOUTS, "batch/*": "data=S(0)"}
+    sharded = md.parallelize(evaluation, md.Mesh(pipe=2, data=2), layouts, pipeline=md.Pipeline(4))
+    sharded.check(*args)
+    sharded.verify(*args)
 
 
 def test_a_balance_loss_is_each_microbatchs_own_in_stages_too():
@@ -122,13 +160,28 @@ def with_keys(params, batch):
     return jax.grad(loss)(params)
 
 
+def backwards(params, batch):
+    def layer(x, w):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+    return jax.lax.scan(layer, batch["x"] @ params["embed"], params["layers"], reverse=True)[0].mean()
+
+
+def by_number(params, batch):
+    def layer(i, x):
+        return x + jnp.tanh(x @ params["layers"]["up"][i]) @ params["layers"]["down"][i]
+
+    return jax.lax.fori_loop(0, 8, layer, batch["x"] @ params["embed"]).mean()
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
         (two_stacks, "one scan over layers is a pipeline, and here are more:\n  pipe: the scan at test_pipelined.py:"),
         (kept_inside, "reads what the layers make, and cannot be done in their stages"),
         (with_keys, "it carries random keys; split one key into a key per layer, and scan over those"),
-        (loss, "has 0 scans backward, a pipeline takes one"),
+        (backwards, "it goes from the last layer to the first; turn the stacks around, and go forward"),
+        (by_number, "layers that are picked by number are no stages:\n  float32[8, 8, 16], split over pipe, in the "),
     ],
 )
 def test_layers_that_are_no_pipeline(function, text):
