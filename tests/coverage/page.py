@@ -38,7 +38,14 @@ WHOLE = {
     "concatenate": "no block of an operand is one of the result; other dims are split",
     "slice": "more than half of the dim is cut off",
     "pad": "what is added is longer than a block",
-    **dict.fromkeys("reduce_window_max select_and_scatter_add".split(), "a window is longer than a block"),
+    **dict.fromkeys(
+        "reduce_window_max select_and_gather_add select_and_scatter_add".split(), "a window is longer than a block"
+    ),
+    "gather": "a slice is longer than a block",
+    "dynamic_update_slice": "an update is longer than a block",
+    "squeeze": "a dim of one",
+    "scatter": "updates are split, and of two at one place the last counts",
+    **dict.fromkeys("scatter-max scatter-min".split(), "complex numbers, or updates longer than a block"),
     "scatter-mul": "updates are split, and no collective multiplies",
     **dict.fromkeys("reduce_max reduce_min".split(), "complex numbers, of which no collective takes the largest"),
     "reduce": "a function of one's own, whose first value need not be neutral",
