@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from meshdsl.pipeline.costs import Costs
+from meshdsl.pipeline.forecast import Forecast
+from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.pipeline.timing import Durations, time_schedule
 from meshdsl.pipeline.uniform import Uniform
 
 
@@ -18,12 +20,14 @@ class Pipelined:
       axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
       ranks: devices of that axis.
       forward_only: nothing goes backward, as in an evaluation.
+      costs: of its parts, once it is planned.
     """
 
     asked: Pipeline
     axis: str = ""
     ranks: int = 1
     forward_only: bool = False
+    costs: Costs | None = None
 
     @property
     def microbatches(self) -> int:
@@ -35,6 +39,16 @@ class Pipelined:
         """What every rank does in every tick."""
         chunks, flush = self.asked.chunks if self.axis else 1, self.asked.schedule == "gpipe"
         return Uniform(self.ranks, self.microbatches, chunks, flush=flush, forward_only=self.forward_only)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The same as lists of tasks."""
+        return self.uniform.schedule
+
+    @cached_property
+    def forecast(self) -> Forecast:
+        """When all of it runs."""
+        return Forecast(self.uniform, self.schedule, self.costs)
 
     @property
     def ticks(self) -> int:
@@ -49,7 +63,20 @@ class Pipelined:
     @property
     def stash(self) -> tuple[int, ...]:
         """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
-        return tuple(map(self.uniform.schedule.stash, range(self.ranks)))
+        return tuple(map(self.schedule.stash, range(self.ranks)))
+
+    @property
+    def stash_bytes(self) -> tuple[int, ...]:
+        """The same in bytes on each device of a rank; every device has room for the largest."""
+        return tuple(n * self.costs.kept for n in self.stash) if self.costs else ()
+
+    @property
+    def memory(self) -> tuple[int, ...]:
+        """Bytes per rank at the fullest point, if each had room for no more than it keeps."""
+        if self.costs is None:
+            return ()
+        room = self.slots * self.costs.kept
+        return tuple(self.costs.memory - room + size for size in self.stash_bytes)
 
     @property
     def slots(self) -> int:
@@ -60,11 +87,19 @@ class Pipelined:
     def facts(self) -> dict[str, Any]:
         """All of it as plain values."""
         kept = {"ticks": self.ticks, "bubble": self.bubble, "stash": self.stash}
+        if self.axis and self.costs:
+            kept |= {"stash_bytes": self.stash_bytes, "rank_memory": self.memory}
+            kept |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
+            kept |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
         return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, **kept}
 
-    def timeline(self, columns: int = 100) -> str:
-        """One line per rank: its forwards and backwards by microbatch, bubbles as dots."""
-        return time_schedule(self.uniform.schedule, Durations()).timeline(columns)
+    def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
+        """One line per rank, to scale: its forwards and backwards by microbatch; dots are bubbles, and what all share.
+
+        Args:
+          asynchronous: as if every rank only waited for what it needs, not for the tick.
+        """
+        return (self.forecast.as_soon if asynchronous else self.forecast.in_step).timeline(columns)
 
     def __str__(self) -> str:
         if not self.axis:

@@ -30,16 +30,12 @@ class Durations:
 
 @dataclass(frozen=True)
 class Timing:
-    """Begin and end of every task, in seconds from the begin of the step."""
+    """Begin and end of every task, in seconds from the begin of the step, and the seconds of all of them."""
 
     schedule: Schedule
     begin: Mapping[Task, float]
     end: Mapping[Task, float]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the step."""
-        return max(self.end.values())
+    seconds: float
 
     @cached_property
     def busy(self) -> float:
@@ -81,7 +77,7 @@ def time_schedule(schedule: Schedule, durations: Durations) -> Timing:
                 begin[task] = max(free[rank], *_arrivals(schedule, task, end, durations), 0.0)
                 end[task] = free[rank] = begin[task] + durations.of(task)
                 at[rank] += 1
-    return Timing(schedule, begin, end)
+    return Timing(schedule, begin, end, max(end.values()))
 
 
 def _arrivals(schedule: Schedule, task: Task, end: Mapping[Task, float], durations: Durations) -> list[float]:

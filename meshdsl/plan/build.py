@@ -10,8 +10,9 @@ from meshdsl.layouts.move import COLLECTIVES, Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
+from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
-from meshdsl.plan.spans import Lines, make_spans
+from meshdsl.plan.spans import Lines, Work, make_spans
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
@@ -24,7 +25,8 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
     """The plan of ``program`` that ``solution`` chose under ``pins``."""
     reasons = Reasons(program, solution)
     waits = _waits(program, solution, reasons)
-    lines = Lines(program, reasons)
+    lines, work = Lines(program, reasons), Work(program, solution, reasons)
+    number = Counter(op.id for op, _ in waits)
     return Plan(
         name=program.name,
         fingerprint=fingerprint(program),
@@ -35,9 +37,9 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *program.notes, *solution.notes),
         solution=solution,
-        pipeline=program.pipeline,
+        pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
-        spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, Counter(op.id for op, _ in waits))),
+        spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, number, work)),
     )
 
 

@@ -57,18 +57,19 @@ def make_spans(
     reasons: Reasons,
     lines: Lines,
     waits: Mapping[int, int],
+    work: "Work",
 ) -> list[Span]:
     """The spans of a step in program order.
 
     Args:
       waits: per op id, how many collectives it waits for.
+      work: what computing takes.
     """
     s = solution
     memory = Liveness(program, s.mesh, s.layouts, s.uses, s.trees, donated).points()
-    clock, moved = _Clock(program, s), _moved(s, reasons)
     spans: list[Span] = []
     for graph, op in walk(program.graph):
-        seconds = clock.seconds(op) + moved.get(op.id, 0.0)
+        seconds = work.seconds(op)
         costs = seconds > 0 or op.id in waits
         made = int(costs), seconds, memory[op.id], waits.get(op.id, 0)
         one = Span(lines.of(op), op.called, op.phase, graph.trips, *made)
@@ -103,15 +104,18 @@ def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:
     return found
 
 
-class _Clock:
+class Work:
     """Seconds of the work of operations, in the rows of a solution."""
 
-    def __init__(self, program: Program, solution: Solution) -> None:
+    def __init__(self, program: Program, solution: Solution, reasons: Reasons) -> None:
         self.solution, self.kept = solution, materialised(program.graph)
-        self._known: dict[Hashable, float] = {}
+        self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
 
     def seconds(self, op: Op) -> float:
-        """Of one operation on one device, without collectives."""
+        """Of one operation on one device and trip, and of the moves within the device that it waits for."""
+        return self._alone(op) + self._moved.get(op.id, 0.0)
+
+    def _alone(self, op: Op) -> float:
         rows = self.solution.rows.get(op.id)
         if rows is None:
             return 0.0

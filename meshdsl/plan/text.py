@@ -16,17 +16,17 @@ from meshdsl.plan.table import table
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.units import bytes_text, seconds_text
 
-_HELD = 2
+_HELD, _RANKS, _COLUMNS = 2, 16, 84
 
 
 def plan_text(plan: Plan) -> str:
     """The whole plan as text, at most about 120 columns wide."""
-    return _text(_title(plan), _inputs(plan), _outputs(plan), _collectives(plan), _totals(plan), _notes(plan))
+    return _text(*(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _totals, _notes)))
 
 
 def summary_text(plan: Plan) -> str:
     """What a plan costs, without its arrays and single collectives."""
-    return _text(_title(plan), _totals(plan))
+    return _text(_title(plan), _pipeline(plan), _totals(plan))
 
 
 def _text(*sections: Iterable[str]) -> str:
@@ -56,6 +56,25 @@ def _held(plan: Plan) -> str:
     sums = [(common(name for name, _ in rows), sum(size for _, size in rows)) for rows in alike.values()]
     largest = sorted(sums, key=lambda row: -row[1])[:_HELD]
     return "; most of it: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
+
+
+def _pipeline(plan: Plan) -> Iterator[str]:
+    """A pipeline's two predictions, what its ranks keep, and when they do what."""
+    found = plan.pipeline
+    if found is None or found.costs is None:
+        return
+    forecast, costs = found.forecast, found.costs
+    yield f"{found}"
+    yield f"  in lockstep          {seconds_text(forecast.lockstep)}, every tick as long as what is done in it"
+    yield f"  asynchronous         {seconds_text(forecast.asynchronous)}, if every rank only waited for what it needs"
+    sent = f"{_count(costs.exchanges, 'collective')}, {costs.exchanges / found.ticks:.1f} per tick"
+    yield f"  handed on            {sent}, {bytes_text(costs.sent)} per device and step"
+    if found.ranks <= _RANKS:
+        drawn = found.timeline(_COLUMNS).splitlines()
+        rows = zip(map(str, found.stash), found.stash_bytes, found.memory, drawn, strict=True)
+        shown = [(line, n, bytes_text(kept), bytes_text(needed)) for n, kept, needed, line in rows]
+        yield ""
+        yield from table([("forwards and backwards in lockstep, to scale", "stash", "bytes", "memory"), *shown])
 
 
 def _inputs(plan: Plan) -> Iterator[str]:

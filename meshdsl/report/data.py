@@ -16,6 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.pipeline.pipelined import Pipelined
+from meshdsl.pipeline.timing import Timing
 from meshdsl.plan.group import Group, common, group_arrays, pattern
 from meshdsl.plan.text import collective_rows, layout_text
 from meshdsl.plan.value import Array, Plan
@@ -90,16 +91,24 @@ def compared(plan: Plan) -> Facts:
 
 
 def _pipeline(pipeline: Pipelined) -> Facts:
-    """The schedule in words, and per rank and tick the microbatches of its forward and its backward, or None."""
-    ticks = range(pipeline.ticks) if pipeline.axis else ()
-    rows = [[_tasks(pipeline, tick, rank) for tick in ticks] for rank in range(pipeline.ranks)]
-    return {"text": str(pipeline), "ranks": rows if pipeline.axis else []}
+    """The schedule in words, and both predictions of it, if there are stages."""
+    if not pipeline.axis:
+        return {"text": str(pipeline), "drawn": []}
+    forecast, both = pipeline.forecast, ("in lockstep", "asynchronous")
+    seconds = (forecast.lockstep, forecast.asynchronous) if pipeline.costs else (None, None)
+    timings = forecast.in_step, forecast.as_soon
+    drawn = [{"name": n, "seconds": s, "ranks": _ranks(t)} for n, s, t in zip(both, seconds, timings, strict=True)]
+    rows = zip(pipeline.stash, pipeline.stash_bytes, pipeline.memory, strict=False)
+    return {"text": str(pipeline), "drawn": drawn, "kept": list(map(list, rows))}
 
 
-def _tasks(pipeline: Pipelined, tick: int, rank: int) -> list[int | None]:
-    uniform = pipeline.uniform
-    tasks = uniform.forward(tick, rank), uniform.backward(tick, rank)
-    return [None if task is None else task.microbatch for task in tasks]
+def _ranks(timing: Timing) -> list[list[list[Any]]]:
+    """Per rank its tasks: kind, microbatch, begin and end, in hundred-thousandths of all."""
+    unit = 1e5 / timing.seconds
+    return [
+        [[t.kind, t.microbatch, round(timing.begin[t] * unit), round(timing.end[t] * unit)] for t in tasks]
+        for tasks in timing.schedule.ranks
+    ]
 
 
 def _collectives(plan: Plan) -> Iterator[Facts]:

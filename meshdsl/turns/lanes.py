@@ -15,12 +15,13 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Placement, S
 from meshdsl.lowering.position import taking_turns
 from meshdsl.lowering.walk import Arrays
+from meshdsl.pipeline.costs import HANDING, STASH
 from meshdsl.pipeline.uniform import Uniform
 from meshdsl.stated import state
 from meshdsl.trace.rolls import roll_p
 from meshdsl.turns.accumulate import Sum
 from meshdsl.turns.places import held
-from meshdsl.turns.runner import AXIS, Runner, scanned
+from meshdsl.turns.runner import AXIS, Runner, scanned, within
 from meshdsl.turns.stages import Layers, Stages
 from meshdsl.turns.ticks import Unit
 
@@ -57,8 +58,9 @@ class Lanes:
 
     def stash(self) -> Arrays:
         """Room for what stages are given."""
-        slots = self.uniform.slots
-        return tuple(self.split(unused((slots, *x.shape), x.dtype), 1) for x in self.nothing(self.stages.forward))
+        slots, kept = self.uniform.slots, self.nothing(self.stages.forward)
+        with within(STASH):
+            return tuple(self.split(unused((slots, *x.shape), x.dtype), 1) for x in kept)
 
     def kept(self, stash: Arrays, given: Arrays, tick: jax.Array) -> Arrays:
         """The stash, if there is one, with what the stages are given in a tick."""
@@ -73,7 +75,8 @@ class Lanes:
     def handed(self, before: Arrays, start: Arrays | None, first: int, mine: jax.Array) -> Arrays:
         """What every stage takes from its neighbour; the ``first`` one takes ``start`` where it is ``mine``."""
         shift = 1 if first == 0 else self.p - 1
-        moved = tuple(self.split(roll_p.bind(self.split(x), axis=0, shift=shift)) for x in before)
+        with within(HANDING):
+            moved = tuple(self.split(roll_p.bind(self.split(x), axis=0, shift=shift)) for x in before)
         if start is None:
             return moved
         begins, pairs = (self.ranks == first) & mine, zip(moved, start, strict=True)

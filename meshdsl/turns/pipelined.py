@@ -27,11 +27,13 @@ from meshdsl.ir import Graph, Value
 from meshdsl.layouts.placement import B
 from meshdsl.lowering.position import taking_turns
 from meshdsl.lowering.walk import Arrays
+from meshdsl.pipeline import costs
+from meshdsl.pipeline.costs import BACKWARD, FORWARD
 from meshdsl.pipeline.uniform import Uniform
 from meshdsl.turns.accumulate import Step, Sum, dealt
 from meshdsl.turns.lanes import Lanes
 from meshdsl.turns.places import held
-from meshdsl.turns.runner import AXIS, Runner, marked
+from meshdsl.turns.runner import AXIS, Runner, marked, within
 from meshdsl.turns.stages import AFTER, HEAD, PROLOGUE, TAIL, Layers, Stages
 from meshdsl.turns.ticks import Loop, Ticks, Unit, loops, unit
 
@@ -129,11 +131,11 @@ class _Loops:
         handed, back, stash, sums = state
         now = _Now(dict(sums), {})
         if part.forward:
-            with marked(self.stages.forward.op):
+            with marked(self.stages.forward.op), within(FORWARD):
                 given, handed = self._forwards(t, handed, now)
                 stash = self.lanes.kept(stash, given, t)
         if part.backward:
-            with marked(self.stages.backward.op):
+            with marked(self.stages.backward.op), within(BACKWARD):
                 back = self._backwards(part, t - self.uniform.ahead, back, stash, now)
         elif part.head:
             self._epilogue(self._unit(t - self.uniform.ahead, self.last, back=True), handed, now)
@@ -170,7 +172,7 @@ class _Loops:
         Every unit here is valid.
         """
         ends = self._ends(self.stages.forward, made, self.last)
-        with self._microbatch(last, (PROLOGUE, HEAD), ends) as runner:
+        with within(costs.HEAD), self._microbatch(last, (PROLOGUE, HEAD), ends) as runner:
             self._export(runner, HEAD, None, now)
             brought = (each for layers in self.stages.scans[1:] for each in self.stages.brought(layers))
             return tuple(runner.get(x, at) for x, at in brought)

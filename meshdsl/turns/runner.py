@@ -26,6 +26,7 @@ from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.moves import identity
 from meshdsl.lowering.position import position
 from meshdsl.lowering.walk import Arrays, literal
+from meshdsl.pipeline.costs import part_of, part_scope
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
 from meshdsl.stated import state
@@ -217,14 +218,20 @@ def marked(op: Op) -> AbstractContextManager[Any]:
     return jax.named_scope(f"{_MARK}{op.id}")
 
 
+def within(part: str) -> AbstractContextManager[Any]:
+    """What is traced in here is a part of a pipeline's tick; it stays in the scope."""
+    return jax.named_scope(part_scope(part))
+
+
 def put_back(graph: Graph, before: Graph) -> Graph:
-    """The graph with lines and scopes of the operations that its own were made from."""
+    """The graph with lines and scopes of the operations that its own were made from, parts of ticks in front."""
     known = {op.id: op for _, op in walk(before)}
     for _, op in walk(graph):
         marks = _MARKED.findall(op.scope)
         origin = known[int(marks[-1])] if marks else None
+        where, found = origin.scope if origin else "", part_of(op.scope)
         op.source = origin.source if origin else op.source
-        op.scope = origin.scope if origin else ""
+        op.scope = f"{part_scope(found)}/{where}" if found else where
     return graph
 
 

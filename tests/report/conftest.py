@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.pipeline.costs import Costs
 from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan import Line
 from tests.programs import small_plan
@@ -41,7 +42,8 @@ def other():
 @pytest.fixture(scope="session")
 def pipelined(plan):
     """The plan as if it were a pipeline."""
-    return replace(plan, pipeline=Pipelined(md.Pipeline(8), "model", 2))
+    costs = Costs(18e-6, 36e-6, 0.0, 8e-6, 18e-6, 20e-6, kept=1024, memory=50_000, exchanges=18, sent=9_000)
+    return replace(plan, pipeline=Pipelined(md.Pipeline(8), "model", 2, costs=costs))
 
 
 @pytest.fixture(scope="session")

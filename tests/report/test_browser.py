@@ -110,9 +110,10 @@ def test_a_plan_given_and_a_plan_chosen_are_compared_alike(show, plan, other, tm
 
 def test_pictures_are_kept(show, pipelined):
     page = show(report_html(pipelined))
-    assert page.locator("#timeline svg").first.get_attribute("aria-label") == str(pipelined.pipeline)
+    said = page.locator("#timeline svg").first.get_attribute("aria-label")
+    assert said == f"{pipelined.pipeline}; in lockstep: 100 us a step"
     begins = {"SVG": b"<svg", "PNG": b"\x89PNG"}
-    for name, kind in (("memory", "SVG"), ("timeline", "PNG"), ("pipeline", "SVG")):
+    for name, kind in (("memory", "SVG"), ("timeline", "PNG"), ("pipeline", "SVG"), ("asynchronous pipeline", "PNG")):
         with page.expect_download() as kept:
             page.get_by_label(f"Save the picture of the {name} as {kind}").click()
         picture = Path(kept.value.path()).read_bytes()

@@ -96,10 +96,26 @@ def test_ranks_of_a_pipeline(plan, pipelined):
     assert report_data(plan)["pipeline"] is None
     found = report_data(pipelined)["pipeline"]
     assert found["text"] == str(pipelined.pipeline)
-    assert [len(cells) for cells in found["ranks"]] == [pipelined.pipeline.ticks] * 2
-    for cells in found["ranks"]:
-        for half in zip(*cells, strict=True):
-            assert [microbatch for microbatch in half if microbatch is not None] == list(range(8))
+    lockstep, asynchronous = found["drawn"]
+    assert lockstep["seconds"] == pytest.approx(100e-6) and asynchronous["seconds"] < lockstep["seconds"]
+    for ranks in (lockstep["ranks"], asynchronous["ranks"]):
+        assert max(end for tasks in ranks for *_, end in tasks) <= 100_000
+        for tasks in ranks:
+            assert all(a[3] <= b[2] for a, b in pairwise(tasks))
+            for kind in "FB":
+                assert [task[1] for task in tasks if task[0] == kind] == list(range(8))
+    assert found["kept"] == [[3, 3072, 50_000], [1, 1024, 47_952]]
+
+
+def test_the_trace_has_the_ranks_of_a_pipeline(pipelined):
+    trace = json.loads(json.dumps(perfetto_trace(pipelined)))["traceEvents"]
+    named = [event["args"]["name"] for event in trace if event["name"] == "process_name"]
+    assert named[1:] == ["model, in lockstep", "model, asynchronous"]
+    for pid in (1, 2):
+        tasks = [event for event in trace if event["ph"] == "X" and event["pid"] == pid]
+        assert len(tasks) == 2 * 2 * 8 and {event["tid"] for event in tasks} == {0, 1}
+        assert sum(event["dur"] for event in tasks) == pytest.approx(2 * 8 * (2 + 4))
+        assert {event["args"]["microbatch"] for event in tasks} == set(range(8))
 
 
 def test_the_trace_is_the_timeline(plan):

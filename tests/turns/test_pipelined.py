@@ -10,7 +10,7 @@ from meshdsl.errors import PipelineError
 from meshdsl.pins import make_pins
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
-from tests.turns.stacks import FEATURES, arguments, plain_step, step
+from tests.turns.stacks import FEATURES, WIDTH, arguments, plain_step, step
 from tests.turns.steps import language, language_loss
 
 LAYOUTS = {"params/layers/*": "pipe=S(0)"}
@@ -113,7 +113,13 @@ def test_a_planned_pipeline_hands_on_by_permutes_and_has_no_conditional():
     assert {c.trips for c in moved} == {1, 4}
     assert {c.source.partition(":")[0] for c in plan.collectives} == {"stacks.py"}
     assert (plan.pipeline.ticks, plan.pipeline.stash, plan.pipeline.bubble) == (6, (3, 1), 0.2)
-    assert plan.pipeline.timeline().startswith("rank 0   F0 F1 F2 ...B0")
+    found = plan.pipeline
+    assert found.forecast.lockstep == pytest.approx(plan.seconds) and found.forecast.asynchronous < plan.seconds
+    assert found.costs.exchanges == 10 >= sum(c.trips for c in moved)
+    assert found.costs.kept == 8 * WIDTH * 4  # a microbatch, whole on every device
+    assert found.stash_bytes == (3 * found.costs.kept, found.costs.kept)
+    assert found.memory == (plan.memory, plan.memory - 2 * found.costs.kept)
+    assert all(line in str(plan) for line in found.timeline(84).splitlines())
     assert "1f1b over pipe: 4 microbatches through 2 stages in 6 ticks, bubble 20.0%" in str(plan)
 
 

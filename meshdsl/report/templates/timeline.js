@@ -44,27 +44,41 @@ function showTimeline(place) {
   cursorOn(chart, () => events.length, 0, x, (i) => eventText(events[i]), (i) => showLine(events[i].line));
 }
 
-// What every rank does in every tick: its forward above, its backward below, with their microbatches.
-function showPipeline(place, { text, ranks }) {
+// When every rank goes forward and backward, to scale, with the microbatches; once as it is run, once as it could be at best.
+const TASKS = { F: "forward", B: "backward", I: "backward", W: "optimizer" };
+const DRAWN_AS = { "in lockstep": "pipeline", asynchronous: "asynchronous pipeline" };
+
+function showPipeline(place, { text, drawn, kept }) {
   place.append(make("p", {}, text));
-  if (!ranks.length) return;
-  const row = 26, ticks = ranks[0].length, height = ranks.length * row + 8;
-  const chart = draw("svg", { role: "img", "aria-label": text, height });
-  place.append(chart, pictureButtons(chart, "pipeline"));
-  atWidth(chart, (width) => {
-    const wide = (width - LEFT - 8) / ticks;
-    chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    chart.replaceChildren();
-    ranks.forEach((cells, rank) => {
-      chart.append(draw("text", { x: 8, y: rank * row + 20 }, `rank ${rank}`));
-      ["forward", "backward"].forEach((phase, i) => {
-        const x = (tick) => (LEFT + tick * wide).toFixed(1), y = 6 + rank * row + i * 10;
-        const busy = cells.map((cell, tick) => [cell[i], tick]).filter(([microbatch]) => microbatch !== null);
-        const d = busy.map(([, tick]) => `M${x(tick)} ${y}h${Math.max(0.6, wide - 1).toFixed(1)}v9.5H${x(tick)}Z`).join("");
-        chart.append(draw("path", { d, style: `fill:var(--${phase})` }));
-        if (wide > 18) chart.append(...busy.map(([microbatch, tick]) => draw("text", { x: LEFT + (tick + 0.5) * wide, y: y + 8.5, "text-anchor": "middle", class: "inside" }, String(microbatch))));
-      });
-    });
+  if (drawn.length) place.append(make("p", { class: "soft" }, "In lockstep every rank waits for the tick to end; asynchronously each begins as soon as what it needs has arrived. Embedding and head, which all ranks share, and what is done once a step are counted, not drawn."));
+  for (const { name, seconds, ranks } of drawn) {
+    const height = ranks.length * ROW + 8, said = `${name}${seconds === null ? "" : `: ${secondsText(seconds)} a step`}`;
+    const chart = draw("svg", { role: "img", "aria-label": `${text}; ${said}`, height });
+    place.append(make("h3", {}, `Ranks ${said}`), chart, pictureButtons(chart, DRAWN_AS[name]));
+    atWidth(chart, (width) => paintRanks(chart, ranks, width, height));
+  }
+  if (!drawn.length || !kept.length) return;
+  const head = ["rank", "stage inputs kept", "their bytes", "memory needed"].map((title) => make("th", { scope: "col", class: "number" }, title));
+  const rows = kept.map(([count, bytes, memory], rank) => make("tr", {}, ...[rank, count, bytesText(bytes), bytesText(memory)].map((cell) => make("td", { class: "number" }, String(cell)))));
+  place.append(make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));
+}
+
+const ROW = 24;
+
+function paintRanks(chart, ranks, width, height) {
+  const scale = (width - LEFT - 8) / 1e5, x = (time) => LEFT + time * scale;
+  chart.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  chart.replaceChildren();
+  ranks.forEach((tasks, rank) => {
+    const top = 6 + rank * ROW;
+    chart.append(draw("text", { x: 8, y: top + 14 }, `rank ${rank}`));
+    for (const [kind, phase] of Object.entries(TASKS)) {
+      const own = tasks.filter((task) => task[0] === kind);
+      const d = own.map(([, , from, to]) => `M${x(from).toFixed(1)} ${top}h${Math.max(0.5, (to - from) * scale - 0.8).toFixed(1)}v18H${x(from).toFixed(1)}Z`).join("");
+      if (d) chart.append(draw("path", { d, style: `fill:var(--${phase})` }));
+      const wide = own.filter(([, , from, to]) => (to - from) * scale > 16);
+      chart.append(...wide.map(([, microbatch, from, to]) => draw("text", { x: x((from + to) / 2), y: top + 13, "text-anchor": "middle", class: "inside" }, String(microbatch))));
+    }
   });
 }
 

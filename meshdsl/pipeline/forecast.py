@@ -1,0 +1,104 @@
+"""Two predictions of a pipeline, from what its parts cost: every rank in step, and every rank as soon as it can."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.pipeline.costs import Costs
+from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.timing import Durations, Timing, time_schedule
+from meshdsl.pipeline.uniform import Uniform
+
+_NOMINAL = Durations()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """When the tasks of a pipeline run; where nothing is known of costs, a forward takes 1 and a backward 2.
+
+    Args:
+      schedule: the tasks of ``uniform``, as lists.
+    """
+
+    uniform: Uniform
+    schedule: Schedule
+    costs: Costs | None = None
+
+    @property
+    def lockstep(self) -> float:
+        """Seconds of the step if every tick takes as long as what is done in it: those of the plan."""
+        return self.in_step.seconds + (self.costs.others if self.costs else 0.0)
+
+    @property
+    def asynchronous(self) -> float:
+        """Seconds of the step if every rank only waited for what it needs."""
+        return self.as_soon.seconds + (self.costs.head + self.costs.others if self.costs else 0.0)
+
+    @cached_property
+    def in_step(self) -> Timing:
+        """The tasks in their ticks."""
+        begin, end, now = dict[Task, float](), dict[Task, float](), 0.0
+        for tick in self.ticks:
+            for tasks, seconds in tick.slots:
+                for task in tasks:
+                    begin[task], end[task] = now, now + seconds
+                now += seconds
+            now += tick.more
+        return Timing(self.schedule, begin, end, now)
+
+    @cached_property
+    def as_soon(self) -> Timing:
+        """The tasks in the order of every rank, each as soon as what it needs has arrived."""
+        return time_schedule(self.schedule, self.durations)
+
+    @cached_property
+    def durations(self) -> Durations:
+        """Seconds of a task of each kind, and of handing on."""
+        if self.costs is None:
+            return _NOMINAL
+        forwards, backwards, weights = (sum(map(bool, kind)) for kind in zip(*self._kinds, strict=True))
+        return Durations(
+            self.costs.forward / forwards,
+            self.costs.backward / max(1, backwards),
+            self.costs.weights / max(1, weights),
+            self.costs.handing / (forwards + backwards),
+        )
+
+    @cached_property
+    def ticks(self) -> tuple["Tick", ...]:
+        """What is done in every tick, and how long it takes."""
+        own = self.durations
+        head = self.costs.head / self.uniform.microbatches if self.costs else 0.0
+        found = []
+        for forwards, backwards, weights in self._kinds:
+            hands = bool(forwards) + bool(backwards)
+            at_head = forwards if self.schedule.forward_only else backwards
+            begins = any(task.stage == self.schedule.stages - 1 for task in at_head)
+            slots = [(tasks, own.of(tasks[0])) for tasks in (forwards, backwards, weights) if tasks]
+            found.append(Tick(tuple(slots), hands * own.transfer + begins * head))
+        return tuple(found)
+
+    @cached_property
+    def _kinds(self) -> list[tuple[tuple[Task, ...], ...]]:
+        """Per tick, the forwards, the backwards and the weight gradients of all ranks."""
+        kinds = self.uniform.forward, self.uniform.backward, self.uniform.weights
+        return [tuple(tuple(self._tasks(kind, t)) for kind in kinds) for t in range(self.uniform.ticks)]
+
+    def _tasks(self, kind: Callable[[int, int], Task | None], tick: int) -> Iterator[Task]:
+        for rank in range(self.uniform.ranks):
+            task = kind(tick, rank)
+            if task is not None:
+                yield task
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One tick of all ranks.
+
+    Args:
+      slots: tasks that ranks do at once, with their seconds, one kind after the other.
+      more: seconds of handing on, and of the head.
+    """
+
+    slots: tuple[tuple[tuple[Task, ...], float], ...]
+    more: float
