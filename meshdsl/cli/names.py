@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,37 @@ from meshdsl.errors import ArgumentError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.layouts.topology_file import load_topology
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.program import Program
 
 
-def load_program(name: str) -> Program:
+def load_program(
+    name: str, microbatches: int | None = None, schedule: str | None = None, chunks: int | None = None
+) -> Program:
     """The ``program`` that a file or a module defines, or that its function of this name returns.
 
-    Raises ArgumentError if there is none; what the file itself raises is not touched.
+    Args:
+      microbatches, schedule, chunks: of its pipeline, where they are given.
+
+    Raises ArgumentError if there is none, or no such pipeline; what the file itself raises is not touched.
     """
+    asked = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+    given = {option: value for option, value in asked.items() if value is not None}
+    program = _loaded(name)
+    return replace(program, pipeline=_pipeline(program, given)) if given else program
+
+
+def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
+    """The program's pipeline with what was given; one line says what does not fit."""
+    if program.pipeline is None and "microbatches" not in given:
+        raise ArgumentError(f"--{' and --'.join(given)} of no pipeline: say --microbatches too")
+    try:
+        return replace(program.pipeline, **given) if program.pipeline else Pipeline(**given)
+    except ArgumentError as error:
+        raise ArgumentError("; ".join(row.strip() for row in str(error).splitlines()[1:])) from error
+
+
+def _loaded(name: str) -> Program:
     module, colon, attribute = name.partition(":")
     if name.endswith(".py"):
         return _program(name, "program", runpy.run_path(str(_existing(Path(name)))))

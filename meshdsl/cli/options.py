@@ -11,6 +11,9 @@ MeshText = Annotated[str, typer.Option("--mesh", help="the axes of the mesh, out
 TopologyName = Annotated[str, typer.Option("--topology", help="what the mesh costs: a preset or a TOML file")]
 RulesText = Annotated[str | None, typer.Option("--rules", help="dims to axes, as 'batch:data hidden:model'")]
 MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per device, as 60GiB; else the topology's")]
+Microbatches = Annotated[int | None, typer.Option("--microbatches", help="to take the batch in, one after the other")]
+ScheduleName = Annotated[str | None, typer.Option("--schedule", help="of a pipeline's stages, as 1f1b")]
+Chunks = Annotated[int | None, typer.Option("--chunks", help="of layers per stage")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 out = Console(highlight=False, soft_wrap=True)

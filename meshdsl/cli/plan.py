@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from meshdsl.cli.names import load_mesh, load_program, load_topology_named
-from meshdsl.cli.options import AsJSON, MemoryText, MeshText, ProgramName, RulesText, TopologyName, progress, show
+from meshdsl.cli.options import (
+    AsJSON,
+    Chunks,
+    MemoryText,
+    MeshText,
+    Microbatches,
+    ProgramName,
+    RulesText,
+    ScheduleName,
+    TopologyName,
+    progress,
+    show,
+)
+from meshdsl.program import Program
 
 PlanFile = Annotated[Path, typer.Argument(help="a plan that was saved", show_default=False)]
 
@@ -18,13 +31,17 @@ def plan(
     topology: TopologyName = "cpu",
     rules: RulesText = None,
     memory: MemoryText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
     save: Annotated[Path | None, typer.Option(help="keep the plan in this file")] = None,
     html: Annotated[Path | None, typer.Option(help="draw the plan in this file, an HTML page")] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
     over = load_mesh(mesh, topology)
-    found = _planned(program, over, rules, memory)
+    loaded = load_program(program, microbatches, schedule, chunks)
+    found = _planned(program, loaded, over, rules, memory)
     if save is not None:
         found.save(save)
     if html is not None:
@@ -44,6 +61,9 @@ def check(
     program: ProgramName,
     rules: RulesText = None,
     memory: MemoryText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan; status 1 and the difference if it changed.
@@ -53,7 +73,8 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    _show_difference(before.diff(_planned(program, before.mesh, rules, memory)), as_json)
+    loaded = load_program(program, microbatches, schedule, chunks)
+    _show_difference(before.diff(_planned(program, loaded, before.mesh, rules, memory)), as_json)
 
 
 def explain(
@@ -62,6 +83,9 @@ def explain(
     program: Annotated[str | None, typer.Argument(help="path/to/file.py or module:attribute")] = None,
     rules: RulesText = None,
     memory: MemoryText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
     as_json: AsJSON = False,
 ) -> None:
     """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
@@ -74,7 +98,7 @@ def explain(
         found = explained(before, name)
     else:
         before.layout(name)
-        loaded = load_program(program)
+        loaded = load_program(program, microbatches, schedule, chunks)
         with progress.status(f"planning {program} with every layout of {name}"):
             found = planned(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
     show(found, found.facts, as_json)
@@ -116,6 +140,9 @@ def verify(
     topology: TopologyName = "cpu",
     rules: RulesText = None,
     memory: MemoryText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
     as_json: AsJSON = False,
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ."""
@@ -125,7 +152,7 @@ def verify(
 
     over = load_mesh(mesh, topology)
     jax.config.update("jax_num_cpu_devices", over.size)
-    loaded = load_program(program)
+    loaded = load_program(program, microbatches, schedule, chunks)
     with progress.status(f"planning and compiling {program} over {over}"):
         report = planned(loaded, over, rules, memory).verify(*loaded.args)
     lines = [(line.kind, line.axes, float(line.planned), float(line.compiled)) for line in report.lines]
@@ -149,11 +176,10 @@ def facts(found: Any) -> dict[str, Any]:
     }
 
 
-def _planned(program: str, mesh: Any, rules: str | None, memory: str | None) -> Any:
+def _planned(name: str, loaded: Program, mesh: Any, rules: str | None, memory: str | None) -> Any:
     from meshdsl.planned import planned
 
-    loaded = load_program(program)
-    with progress.status(f"planning {program} over {mesh}"):
+    with progress.status(f"planning {name} over {mesh}"):
         return planned(loaded, mesh, rules, memory).plan(*loaded.args)
 
 

@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli.names import load_mesh, load_program, short_name
-from meshdsl.cli.options import MemoryText, MeshText, ProgramName, RulesText, TopologyName
+from meshdsl.cli.options import (
+    Chunks,
+    MemoryText,
+    MeshText,
+    Microbatches,
+    ProgramName,
+    RulesText,
+    ScheduleName,
+    TopologyName,
+)
 from meshdsl.errors import MeshDSLError
 
 
@@ -17,6 +26,9 @@ def train(
     topology: TopologyName = "cpu",
     rules: RulesText = None,
     memory: MemoryText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
     steps: Annotated[int | None, typer.Option(min=1, help="else those of the program")] = None,
     folder: Annotated[Path | None, typer.Option(help="keeps the run; else runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's newest checkpoint")] = False,
@@ -43,6 +55,6 @@ def train(
         if processes > 1:
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
     group.join(over)
-    session = Session(load_program(program), over, folder, rules, memory)
+    session = Session(load_program(program, microbatches, schedule, chunks), over, folder, rules, memory)
     if session.train(steps, save_every, evaluate_every).stopped:
         raise typer.Exit(group.STOPPED)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import meshdsl as md
 from meshdsl.cli import app, main
+from meshdsl.cli.names import load_program
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = """
@@ -26,10 +27,26 @@ program = md.Program(
 """
 
 
+STACKED = """
+import jax, jax.numpy as jnp
+import meshdsl as md
+
+def step(w, batch):
+    def loss(w):
+        return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, w)[0] ** 2)
+    return w - 0.1 * jax.grad(loss)(w)
+
+array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+program = md.Program(step, (array(4, 8, 8), array(16, 8)), layouts={"w": "pipe=S(0)"}, pipeline=OWN)
+"""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     for name, layout in {"whole": "data=B model=B", "split": "data=S(0) model=B"}.items():
         (tmp_path / f"{name}.py").write_text(SOURCE.replace("LAYOUT", repr(layout)))
+    for name, own in {"stacked": "None", "piped": "md.Pipeline(8, per_microbatch=True)"}.items():
+        (tmp_path / f"{name}.py").write_text(STACKED.replace("OWN", own))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -61,6 +78,21 @@ def test_plans_are_compared_and_checked(folder):
     assert run("check", "whole.json", "whole.py") == (0, "the plans are equal\n")
     status, printed = run("check", "whole.json", "split.py")
     assert status == 1 and "float32[64,32] data=S(0)" in printed
+
+
+def test_a_pipeline_is_asked_for(folder):
+    said = ("--mesh", "pipe=2", "--microbatches", "4", "--schedule", "gpipe")
+    facts = json.loads(run("plan", "stacked.py", *said, "--save", "p.json", "--json")[1])["pipeline"]
+    assert (facts["axis"], facts["microbatches"], facts["schedule"], facts["ticks"]) == ("pipe", 4, "gpipe", 10)
+    plan = md.load_plan("p.json")
+    assert facts["lockstep"] == pytest.approx(plan.seconds) and facts["asynchronous"] < plan.seconds
+    assert run("check", "p.json", "stacked.py", *said[2:]) == (0, "the plans are equal\n")
+
+
+def test_what_is_asked_for_stands_in_place_of_the_programs_own(folder):
+    asked = load_program("piped.py", schedule="interleaved", chunks=2).pipeline
+    assert asked == md.Pipeline(8, "interleaved", 2, per_microbatch=True)
+    assert load_program("piped.py").pipeline == md.Pipeline(8, per_microbatch=True)
 
 
 def test_an_input_is_explained(folder):
@@ -109,6 +141,18 @@ def test_topologies_are_listed_shown_and_taken(folder):
         (("plan", "whole.py", "--mesh", "model=4"), 2, "no axis 'data'"),
         (("plan", "whole.py", "--memory", "1KiB"), 1, "no plan fits memory=1.02 kB per device"),
         (("plan", "whole.py", "--rules", "hidden:model"), 2, "hidden"),
+        (("plan", "stacked.py", "--schedule", "gpipe"), 2, "--schedule of no pipeline: say --microbatches too\n"),
+        (
+            ("train", "stacked.py", "--microbatches", "0"),
+            2,
+            "microbatches: 0 is an int, not a number of microbatches\n",
+        ),
+        (("verify", "piped.py", "--schedule", "1f1"), 2, "schedule: no schedule '1f1'; did you mean '1f1b'?\n"),
+        (
+            ("plan", "piped.py", "--chunks", "2"),
+            2,
+            "chunks: '1f1b' has one chunk per stage, not 2: 'interleaved' takes",
+        ),
         (("diff", "whole.json", "other.json"), 2, "whole.json"),
         (("topology", "show", "gpu"), 2, "no topology 'gpu'; did you mean 'cpu'?"),
     ],
