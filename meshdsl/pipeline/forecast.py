@@ -1,7 +1,7 @@
 """Two predictions of a pipeline, from what its parts cost: every rank in step, and every rank as soon as it can."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshdsl.pipeline.costs import Costs
@@ -18,11 +18,13 @@ class Forecast:
 
     Args:
       schedule: the tasks of ``uniform``, as lists.
+      layers: per stage; in step all take as long as the largest.
     """
 
     uniform: Uniform
     schedule: Schedule
     costs: Costs | None = None
+    layers: tuple[int, ...] = ()
 
     @property
     def lockstep(self) -> float:
@@ -49,7 +51,17 @@ class Forecast:
     @cached_property
     def as_soon(self) -> Timing:
         """The tasks in the order of every rank, each as soon as what it needs has arrived."""
-        return time_schedule(self.schedule, self.durations)
+        return time_schedule(self.schedule, self._own)
+
+    @property
+    def balance(self) -> tuple[float, ...]:
+        """Per rank, the seconds of its own layers for one microbatch, forward and backward."""
+        return tuple(sum(self._own.of(t) for t in tasks if t.microbatch == 0) for tasks in self.schedule.ranks)
+
+    @property
+    def _own(self) -> Durations:
+        """Seconds of a task if a stage only takes the time of its own layers."""
+        return replace(self.durations, shares=[n / max(self.layers) for n in self.layers])
 
     @cached_property
     def durations(self) -> Durations:

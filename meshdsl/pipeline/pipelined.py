@@ -20,6 +20,7 @@ class Pipelined:
       axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
       ranks: devices of that axis.
       forward_only: nothing goes backward, as in an evaluation.
+      layers: per stage, in the order of the model.
       costs: of its parts, once it is planned.
     """
 
@@ -27,6 +28,7 @@ class Pipelined:
     axis: str = ""
     ranks: int = 1
     forward_only: bool = False
+    layers: tuple[int, ...] = ()
     costs: Costs | None = None
 
     @property
@@ -48,7 +50,7 @@ class Pipelined:
     @cached_property
     def forecast(self) -> Forecast:
         """When all of it runs."""
-        return Forecast(self.uniform, self.schedule, self.costs)
+        return Forecast(self.uniform, self.schedule, self.costs, self.layers)
 
     @property
     def ticks(self) -> int:
@@ -59,6 +61,12 @@ class Pipelined:
     def bubble(self) -> float:
         """The part of the step in which a rank does nothing that counts."""
         return (self.ranks - 1) / self.uniform.span
+
+    @property
+    def layers_by_rank(self) -> tuple[int, ...]:
+        """Per rank, the layers of all its chunks."""
+        home = self.schedule.home
+        return tuple(sum(n for s, n in enumerate(self.layers) if home[s] == r) for r in range(self.ranks))
 
     @property
     def stash(self) -> tuple[int, ...]:
@@ -90,8 +98,9 @@ class Pipelined:
         if self.axis and self.costs:
             kept |= {"stash_bytes": self.stash_bytes, "rank_memory": self.memory}
             kept |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
+            kept |= {"balance": self.forecast.balance}
             kept |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
-        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, **kept}
+        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, "layers": self.layers, **kept}
 
     def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
         """One line per rank, to scale: its forwards and backwards by microbatch; dots are bubbles, and what all share.
@@ -104,9 +113,10 @@ class Pipelined:
     def __str__(self) -> str:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
+        uneven = f" of {' '.join(map(str, self.layers))} layers" if len(set(self.layers)) > 1 else ""
         done = f"{self.asked.schedule}, forward only," if self.forward_only else self.asked.schedule
         kept = "no" if self.forward_only else f"at most {max(self.stash)}"
         return (
-            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages "
+            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
             f"in {self.ticks} ticks, bubble {self.bubble:.1%}, {kept} stage inputs kept"
         )

@@ -18,6 +18,8 @@ class Pipeline:
       schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them; ``interleaved`` is
         ``1f1b`` with several chunks of layers per stage, for shorter bubbles.
       chunks: per stage, for ``interleaved``; microbatches are then a multiple of the stages.
+      layers: per stage, in the order of the model; with several chunks, of every chunk. Default is equal numbers, or
+        where the stages do not divide the layers, what takes the least time (``meshdsl.pipeline.balance``).
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
         or all but the first one if results replace nothing (an evaluation).
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
@@ -31,6 +33,7 @@ class Pipeline:
     chunks: int = 1
     batch: str | None = None
     per_microbatch: bool = False
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what is no pipeline."""
@@ -45,6 +48,8 @@ class Pipeline:
             rows.append(
                 f"chunks: {self.schedule!r} has one chunk per stage, not {self.chunks}: 'interleaved' takes more"
             )
+        if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
+            rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")
         if self.batch is not None and not isinstance(self.batch, str):
             rows.append(f"batch: {is_a(self.batch)}, not a glob over the inputs, such as 'batch/**'")
         if not isinstance(self.per_microbatch, bool):

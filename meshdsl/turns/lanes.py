@@ -20,6 +20,7 @@ from meshdsl.pipeline.uniform import Uniform
 from meshdsl.stated import state
 from meshdsl.trace.rolls import roll_p
 from meshdsl.turns.accumulate import Sum
+from meshdsl.turns.dealing import Dealing
 from meshdsl.turns.places import held
 from meshdsl.turns.runner import AXIS, Runner, scanned, within
 from meshdsl.turns.stages import Layers, Stages
@@ -38,6 +39,8 @@ class Lanes:
         self.stages, self.uniform, self.whole = stages, uniform, whole
         self.placing, self.p, self.v = stages.placing, uniform.ranks, uniform.chunks
         self.ranks = lax.iota(jnp.int32, self.p)
+        self.dealing = Dealing(stages.layers, tuple(zip(*[iter(range(self.v * self.p))] * self.p, strict=True)))
+        self.used = None if self.dealing.even else self.split(jnp.asarray(self.dealing.used), 1)
         given = {x.id: x for layers in stages.scans for x, _ in layers.stacks if self.placing.of(x) is B}
         self.stacks = {i: self.dealt(whole.get(x, B)) for i, x in given.items()}
 
@@ -48,7 +51,7 @@ class Lanes:
 
     def dealt(self, x: jax.Array) -> jax.Array:
         """A stack of layers by chunk and stage."""
-        return self.split(x.reshape(self.v, self.p, x.shape[0] // (self.v * self.p), *x.shape[1:]), 1)
+        return self.split(self.dealing.dealt(x), 1)
 
     def nothing(self, layers: Layers) -> Arrays:
         """What stages hand on before anything is."""
@@ -89,35 +92,35 @@ class Lanes:
 
     def run(self, unit: Unit, given: Arrays) -> tuple[Arrays, Arrays]:
         """All stages forward: what they hand on, and the stacks that their layers make."""
-        made, rows = jax.vmap(self._forward)(unit.microbatch, given, self._own(self.stages.forward, unit))
+        own = self._own(self.stages.forward, unit)
+        made, rows = jax.vmap(self._forward)(unit.microbatch, self._used(unit), given, own)
         return tuple(map(self.split, made)), rows
 
     def run_back(self, unit: Unit, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
         """All stages backward: likewise; ``given`` and ``rows`` are what they were given forward, and made."""
         own = self._own(self.stages.backward, unit)
-        made, rows = jax.vmap(self._backward)(unit.microbatch, back, given, rows, own)
+        made, rows = jax.vmap(self._backward)(unit.microbatch, self._used(unit), back, given, rows, own)
         return tuple(map(self.split, made)), rows
 
-    def _forward(self, turn: jax.Array, given: Arrays, stacks: Arrays) -> tuple[Arrays, Arrays]:
+    def _forward(self, turn: jax.Array, used: jax.Array | None, given: Arrays, stacks: Arrays) -> tuple[Arrays, Arrays]:
         layers = self.stages.forward
-        return self._stage(layers, turn, given, stacks, self._consts(layers, given))
+        return self._stage(layers, turn, used, given, stacks, self._consts(layers, given))
 
     def _backward(
-        self, turn: jax.Array, back: Arrays, given: Arrays, rows: Arrays, stacks: Arrays
+        self, turn: jax.Array, used: jax.Array | None, back: Arrays, given: Arrays, rows: Arrays, stacks: Arrays
     ) -> tuple[Arrays, Arrays]:
         first, layers = self.stages.forward, self.stages.backward
         made, own = dict(zip((v.id for v in first.made), rows, strict=True)), iter(stacks)
         found = tuple(made[x.id] if x.id in made else next(own) for x, _ in layers.stacks)
-        return self._stage(layers, turn, back, found, self._consts(first, given) | self._consts(layers, back))
+        return self._stage(layers, turn, used, back, found, self._consts(first, given) | self._consts(layers, back))
 
     def _stage(
-        self, layers: Layers, turn: jax.Array, given: Arrays, stacks: Arrays, known: Known
+        self, layers: Layers, turn: jax.Array, used: jax.Array | None, given: Arrays, stacks: Arrays, known: Known
     ) -> tuple[Arrays, Arrays]:
         runner, carries = Runner(self.placing, self.whole.arrays | known), len(layers.last)
         with taking_turns(AXIS, turn):
             closed = tuple(runner.natural(x) for x, _ in layers.consts)
-            length = layers.length // (self.p * self.v)
-            found = scanned(runner, layers.op, closed, given[:carries], stacks, length)
+            found = scanned(runner, layers.op, closed, given[:carries], stacks, self.dealing.most, used)
         return (*found[:carries], *given[carries:]), found[carries:]
 
     def _consts(self, layers: Layers, given: Arrays) -> Known:
@@ -127,8 +130,14 @@ class Lanes:
 
     def _own(self, layers: Layers, unit: Unit) -> Arrays:
         """What each stage has of the stacks that are the same for all microbatches, for its chunk."""
-        stacks = (self.stacks[x.id] for x, _ in layers.stacks if x.id in self.stacks)
-        return tuple(x[0] if self.v == 1 else self.split(jax.vmap(_pick, (1, 0))(x, unit.chunk)) for x in stacks)
+        return tuple(self._chunk(self.stacks[x.id], unit) for x, _ in layers.stacks if x.id in self.stacks)
+
+    def _used(self, unit: Unit) -> jax.Array | None:
+        """Which places for layers each stage uses, if not all do all."""
+        return None if self.used is None else self._chunk(self.used, unit)
+
+    def _chunk(self, x: jax.Array, unit: Unit) -> jax.Array:
+        return x[0] if self.v == 1 else self.split(jax.vmap(_pick, (1, 0))(x, unit.chunk))
 
     def added(self, s: Sum, so_far: jax.Array, rows: jax.Array, unit: Unit) -> jax.Array:
         """A sum by chunk and stage, with what the layers of each stage made."""

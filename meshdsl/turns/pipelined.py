@@ -103,7 +103,7 @@ class _Loops:
     def _end(self, v: Value, sums: Stacks, stacks: list[Stacks]) -> jax.Array:
         """An exported value, whole."""
         if v.id in sums:
-            return sums[v.id].reshape(v.shape)
+            return self.lanes.dealing.gathered(sums[v.id]) if v.id in self.made else sums[v.id]
         found = jnp.concatenate([each[v.id] for each in stacks if v.id in each])
         return self.step.joined(v, found[self._rows(self.times[v.id])])
 

@@ -169,20 +169,39 @@ def _scan(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
     return scanned(runner, op, closed, start, stacks, op.params["length"])
 
 
-def scanned(runner: Runner, op: Op, closed: Arrays, start: Arrays, stacks: Arrays, length: int) -> Arrays:
-    """The results of a scan over some of its trips, from consts, carries and stacks as its body takes them."""
+def scanned(
+    runner: Runner,
+    op: Op,
+    closed: Arrays,
+    start: Arrays,
+    stacks: Arrays,
+    length: int,
+    used: jax.Array | None = None,
+) -> Arrays:
+    """The results of a scan over some of its trips, from consts, carries and stacks as its body takes them.
+
+    Args:
+      used: per trip, whether it counts; one that does not leaves the carries as they are. Default is all.
+    """
     (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
     placed = [held(runner.placing.of(v)) for v in op.outputs]
     inputs = body.inputs[consts : consts + carries]
     ends = [*(held(runner.placing.of(v)) for v in inputs), *map(_slice, placed[carries:])]
 
-    def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
+    def step(carry: Arrays, given: tuple[Arrays, jax.Array | None]) -> tuple[Arrays, Arrays]:
+        slices, counts = given
         found = runner.inside(body, (*closed, *carry, *slices), ends)
-        return found[:carries], found[carries:]
+        return _counted(counts, found, carry), found[carries:]
 
     options = {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
-    carry, made = lax.scan(step, start, stacks, length=length, **options)
+    carry, made = lax.scan(step, start, (stacks, used), length=length, **options)
     return (*carry, *made)
+
+
+def _counted(counts: jax.Array | None, found: Arrays, before: Arrays) -> Arrays:
+    """Carries after a trip, which are those before it if the trip does not count."""
+    pairs = zip(found, before, strict=False)
+    return tuple(x if counts is None else jnp.where(counts, x, y) for x, y in pairs)
 
 
 def _while(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
