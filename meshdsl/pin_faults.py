@@ -1,29 +1,52 @@
 """What is wrong with a pin of one array."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 
 from meshdsl.errors import nearest
 from meshdsl.ir import Leaf
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Split
+from meshdsl.layouts.placement import S, Split
+from meshdsl.pipeline.pipelined import Pipelined
 
 LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
 
 
-def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh) -> list[str]:
-    """What is wrong with ``pin`` for one array: dims that it does not have, uneven splits."""
+def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collection[str] = ()) -> list[str]:
+    """What is wrong with ``pin`` for one array: dims that it does not have, uneven splits.
+
+    Args:
+      uneven: axes over which the first dim need not divide.
+    """
     what, pin = f"{name} {leaf.type}".lstrip(), pin.numbered(leaf.dims)
     rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, leaf, axis, p)]
     for dim, size in enumerate(leaf.shape):
         axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
         blocks = prod(mesh.axis(axis) for axis in axes)
-        if size % blocks:
+        if size % blocks and not (dim == 0 and set(axes) <= set(uneven)):
             named = leaf.dims[dim] if leaf.dims else dim
             over = _sized(axes, mesh)
             rows.append(f"{what}: dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
     return rows
+
+
+def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collection[str]:
+    """Axes over which the first dim of an array need not divide, as its layers are dealt out to the stages there.
+
+    Which axis has the stages is known once they are found; until then it may be any.
+    """
+    if pipeline is None or (pipeline.axis and leaf.shape[:1] != (sum(pipeline.layers),)):
+        return ()
+    return (pipeline.axis,) if pipeline.axis else mesh.names
+
+
+def without_uneven(leaf: Leaf, pin: Layout, mesh: Mesh, pipeline: Pipelined | None) -> Layout:
+    """The pin of an array, which lies on the axis of the stages as it may if its layers do not divide over them."""
+    axis = pipeline.axis if pipeline else ""
+    uneven = axis in uneven_axes(leaf, mesh, pipeline) and leaf.shape[0] % mesh.axis(axis) > 0
+    free = uneven and pin.numbered(leaf.dims).on(axis) is S(0)
+    return Layout(**{n: p for n, p in pin.placements if n != axis}) if free else pin
 
 
 def _dim_fault(what: str, leaf: Leaf, axis: str, placed: Split) -> list[str]:

@@ -24,7 +24,8 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, P, Placement
 from meshdsl.layouts.rules import Rules
-from meshdsl.pin_faults import leaf_faults
+from meshdsl.pin_faults import leaf_faults, uneven_axes, without_uneven
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.planner.solution import Pins
 from meshdsl.rule_pins import RulePins
 from meshdsl.rules.registry import carries
@@ -52,8 +53,9 @@ def make_pins(
     replaced = follows(program.inputs, program.outputs)
     ruled = RulePins(program, mesh, rules or Rules(), replaced)
     rows = list(ruled.faults)
-    given = _Side("layouts", "input", program.inputs, mesh, rows).read(layouts or {}, ruled.inputs)
-    wanted = _Side("outputs", "output", program.outputs, mesh, rows).read(outputs or {}, ruled.outputs)
+    staged = program.pipeline
+    given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
+    wanted = _Side("outputs", "output", program.outputs, mesh, rows, staged).read(outputs or {}, ruled.outputs)
     for _, op in walk(program.graph):
         if op.name == "constrain":
             rows += _constrain_faults(op, mesh)
@@ -64,10 +66,17 @@ def make_pins(
 
 
 class _Side:
-    """Reads the pins of the inputs, or those of the outputs, and collects their faults in ``rows``."""
+    """Reads the pins of the inputs, or those of the outputs, and collects their faults in ``rows``.
 
-    def __init__(self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str]) -> None:
+    Args:
+      staged: a pipeline, over whose stages layers need not divide.
+    """
+
+    def __init__(
+        self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str], staged: Pipelined | None
+    ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
+        self.staged = staged
 
     def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
         """One pin per leaf, without the axes of size 1, on which every placement is the same.
@@ -91,7 +100,7 @@ class _Side:
 
     def _check(self, glob: str, pin: Layout, named: Sequence[Leaf]) -> None:
         found = [*_axis_faults(pin, self.mesh), *self._partial_faults(pin)]
-        apart = [text for leaf in named for text in leaf_faults(leaf.path, leaf, pin, self.mesh)]
+        apart = [text for leaf in named for text in self._leaf_faults(leaf.path, leaf, pin)]
         more = [f"... and {len(apart) - _SHOWN} more like it"] if len(apart) > _SHOWN else []
         self.rows += [f"{self._label(glob)}: {text}" for text in (*found, *apart[:_SHOWN], *more)]
 
@@ -109,11 +118,15 @@ class _Side:
         found = {"rules": rule} if rule.axes else {}
         found |= {glob: pin.numbered(leaf.dims) for glob, pin in stated.items() if matches(glob, leaf.path)}
         pin = merge(found.values())
-        if len(found) > 1 and not any(leaf_faults("", leaf, p, self.mesh) for p in found.values()):
+        if len(found) > 1 and not any(self._leaf_faults("", leaf, p) for p in found.values()):
             said = ", ".join(f"{glob!r} says {p}" for glob, p in found.items())
-            together = leaf_faults(leaf.path, leaf, pin, self.mesh)
+            together = self._leaf_faults(leaf.path, leaf, pin)
             self.rows += [f"{self.table}: contradictory pins, {said}: {text}" for text in together]
+        pin = without_uneven(leaf, pin, self.mesh, self.staged)
         return Layout(**{n: p for n, p in pin.placements if self.mesh.sizes_by_name.get(n, 1) > 1})
+
+    def _leaf_faults(self, name: str, leaf: Leaf, pin: Layout) -> list[str]:
+        return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged))
 
     def _label(self, glob: str) -> str:
         return f"{self.table}[{glob!r}]"

@@ -14,7 +14,7 @@ from meshdsl.ir import Leaf, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules, conflicts, layout_of
-from meshdsl.pin_faults import leaf_faults
+from meshdsl.pin_faults import leaf_faults, uneven_axes
 from meshdsl.trace.phases import OPTIMIZER
 
 PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
@@ -48,7 +48,7 @@ class RulePins:
         what = f"rules: {noun}{leaf.path}"
         wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
         pin = Layout() if wrong else layout_of(leaf.dims, table)
-        wrong += leaf_faults(what, leaf, pin, self.mesh)
+        wrong += leaf_faults(what, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.program.pipeline))
         self._misfits += wrong
         return Layout() if wrong else pin
 

@@ -7,9 +7,7 @@ from typing import Any
 from meshdsl.pipeline.costs import Costs
 from meshdsl.pipeline.forecast import Forecast
 from meshdsl.pipeline.schedule import Schedule
-from meshdsl.pipeline.slots import Rooms, make_rooms
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.pipeline.table import Table
 from meshdsl.pipeline.uniform import Uniform
 
 
@@ -22,6 +20,7 @@ class Pipelined:
       axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
       ranks: devices of that axis.
       forward_only: nothing goes backward, as in an evaluation.
+      layers: per stage, in the order of the model.
       costs: of its parts, once it is planned.
     """
 
@@ -29,6 +28,7 @@ class Pipelined:
     axis: str = ""
     ranks: int = 1
     forward_only: bool = False
+    layers: tuple[int, ...] = ()
     costs: Costs | None = None
 
     @property
@@ -39,43 +39,39 @@ class Pipelined:
     @cached_property
     def uniform(self) -> Uniform:
         """What every rank does in every tick."""
-        chunks, name = self.asked.chunks if self.axis else 1, self.asked.schedule
-        return Uniform(self.ranks, self.microbatches, chunks, name == "zb", name == "gpipe", self.forward_only)
+        chunks, flush = self.asked.chunks if self.axis else 1, self.asked.schedule == "gpipe"
+        return Uniform(self.ranks, self.microbatches, chunks, flush=flush, forward_only=self.forward_only)
 
     @cached_property
-    def table(self) -> Table:
-        """What every rank does in every tick."""
-        return self.uniform.table
-
-    @property
     def schedule(self) -> Schedule:
         """The same as lists of tasks."""
-        return self.table.schedule
-
-    @cached_property
-    def rooms(self) -> Rooms:
-        """Where ranks keep what waits."""
-        return make_rooms(self.table)
+        return self.uniform.schedule
 
     @cached_property
     def forecast(self) -> Forecast:
         """When all of it runs."""
-        return Forecast(self.table, self.costs)
+        return Forecast(self.uniform, self.schedule, self.costs, self.layers)
 
     @property
     def ticks(self) -> int:
         """Ticks of a step; in each, a rank does at most one forward and one backward."""
-        return len(self.table.ticks)
+        return self.uniform.ticks if self.axis else self.microbatches
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which a rank does nothing that counts, if F, I and W take the same and B is both."""
-        return self.table.bubble
+        """The part of the step in which a rank does nothing that counts."""
+        return (self.ranks - 1) / self.uniform.span
+
+    @property
+    def layers_by_rank(self) -> tuple[int, ...]:
+        """Per rank, the layers of all its chunks."""
+        home = self.schedule.home
+        return tuple(sum(n for s, n in enumerate(self.layers) if home[s] == r) for r in range(self.ranks))
 
     @property
     def stash(self) -> tuple[int, ...]:
         """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
-        return self.rooms.inputs.used
+        return tuple(map(self.schedule.stash, range(self.ranks)))
 
     @property
     def stash_bytes(self) -> tuple[int, ...]:
@@ -93,7 +89,7 @@ class Pipelined:
     @property
     def slots(self) -> int:
         """Stage inputs that every device has room for."""
-        return self.rooms.inputs.count
+        return self.uniform.slots
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -102,8 +98,9 @@ class Pipelined:
         if self.axis and self.costs:
             kept |= {"stash_bytes": self.stash_bytes, "rank_memory": self.memory}
             kept |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
+            kept |= {"balance": self.forecast.balance}
             kept |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
-        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, **kept}
+        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, "layers": self.layers, **kept}
 
     def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
         """One line per rank, to scale: its forwards and backwards by microbatch; dots are bubbles, and what all share.
@@ -116,8 +113,10 @@ class Pipelined:
     def __str__(self) -> str:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
+        uneven = f" of {' '.join(map(str, self.layers))} layers" if len(set(self.layers)) > 1 else ""
         done = f"{self.asked.schedule}, forward only," if self.forward_only else self.asked.schedule
+        kept = "no" if self.forward_only else f"at most {max(self.stash)}"
         return (
-            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages "
-            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"
+            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, {kept} stage inputs kept"
         )

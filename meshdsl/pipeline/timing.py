@@ -1,6 +1,6 @@
 """When the tasks of a schedule run: every rank in its order, as soon as what a task needs has arrived."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,16 +16,19 @@ class Durations:
       inputs: of the gradient of the stage's input.
       weights: of the gradient of its weights; a whole backward takes both.
       transfer: between two ranks.
+      shares: per stage, its part of that work, if stages are of unequal length.
     """
 
     forward: float = 1.0
     inputs: float = 1.0
     weights: float = 1.0
     transfer: float = 0.0
+    shares: Sequence[float] = ()
 
     def of(self, task: Task) -> float:
         """Seconds of one task."""
-        return {"F": self.forward, "I": self.inputs, "W": self.weights, "B": self.inputs + self.weights}[task.kind]
+        kinds = {"F": self.forward, "I": self.inputs, "W": self.weights, "B": self.inputs + self.weights}
+        return kinds[task.kind] * (self.shares[task.stage] if self.shares else 1.0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from meshdsl.plan.table import table
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.units import bytes_text, seconds_text
 
-_HELD, _RANKS, _COLUMNS = 2, 16, 84
+_HELD, _RANKS, _COLUMNS = 2, 16, 60
 
 
 def plan_text(plan: Plan) -> str:
@@ -71,10 +71,16 @@ def _pipeline(plan: Plan) -> Iterator[str]:
     yield f"  handed on            {sent}, {bytes_text(costs.sent)} per device and step"
     if found.ranks <= _RANKS:
         drawn = found.timeline(_COLUMNS).splitlines()
-        rows = zip(map(str, found.stash), found.stash_bytes, found.memory, drawn, strict=True)
-        shown = [(line, n, bytes_text(kept), bytes_text(needed)) for n, kept, needed, line in rows]
+        header = ("forwards and backwards in lockstep, to scale", "layers", "balance", "stash", "bytes", "memory")
+        columns = (
+            map(str, found.layers_by_rank),
+            map(seconds_text, forecast.balance),
+            map(str, found.stash),
+            map(bytes_text, found.stash_bytes),
+            map(bytes_text, found.memory),
+        )
         yield ""
-        yield from table([("forwards and backwards in lockstep, to scale", "stash", "bytes", "memory"), *shown])
+        yield from table([header, *zip(drawn, *columns, strict=True)])
 
 
 def _inputs(plan: Plan) -> Iterator[str]:

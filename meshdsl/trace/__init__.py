@@ -31,6 +31,7 @@ from meshdsl.trace.dead import drop_dead
 from meshdsl.trace.empty import make_empty
 from meshdsl.trace.failing import user_terms
 from meshdsl.trace.graphs import number
+from meshdsl.trace.hoist import hoist
 from meshdsl.trace.invariant import drop_invariants, run_once
 from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.opaque import check_opaque
@@ -48,7 +49,7 @@ READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
 # Identities first: they hide patterns and equal expressions. Rolls, pads and shifts next: they leave slices unread.
-# What does the same in every trip shows once the dead are gone. Merging leaves conditions unread. Clones last: merging
+# What is the same in every trip shows once the dead are gone. Merging leaves conditions unread. Clones last: merging
 # would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
@@ -58,6 +59,7 @@ CLEANUPS: tuple[Pass, ...] = (
     make_empty,
     drop_invariants,
     drop_dead,
+    hoist,
     run_once,
     merge_common,
     drop_dead,

@@ -14,7 +14,7 @@ from meshdsl.planner.solution import Pins
 from meshdsl.turns.accumulate import Step, retraced
 from meshdsl.turns.pipelined import PipelinedStep
 from meshdsl.turns.placing import place_step
-from meshdsl.turns.rota import Rota
+from meshdsl.turns.shares import shares
 from meshdsl.turns.stages import find_stages, stage_axes
 
 
@@ -29,13 +29,20 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     """
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
     placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
-    stages = find_stages(graph, placing, mesh, stage_axes(program, mesh, pins_of(program), batch), asked.chunks)
-    made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only) if stages else Pipelined(asked)
+    split = stage_axes(program, mesh, pins_of(replace(program, pipeline=Pipelined(asked))), batch)
+    stages, made = find_stages(graph, placing, mesh, split, asked), Pipelined(asked)
+    if stages:
+        stages.layers = shares(graph, stages, mesh, asked)
+        made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only, stages.layers)
+    else:
+        pins_of(program)  # where nothing is dealt out, blocks are equal
     if not stages and m == 1:
         return replace(program, pipeline=made)
-    step = PipelinedStep(graph, stages, Rota(made.table, made.rooms)) if stages else Step(graph, placing)
-    note = f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"
-    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, note], pipeline=made)
+    step = PipelinedStep(graph, stages, made.uniform) if stages else Step(graph, placing)
+    notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
+    if sum(made.layers) % made.ranks:
+        notes.append(f"{sum(made.layers)} layers do not divide over {made.axis}: their arrays lie there as is cheapest")
+    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
 
 
 def find_batch(program: Program, asked: Pipeline) -> list[int]:

@@ -23,6 +23,8 @@ from meshdsl.errors import PipelineError, faults
 from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, S, Split
+from meshdsl.pipeline.balance import share_faults
+from meshdsl.pipeline.spec import Pipeline
 from meshdsl.planner.solution import Pins
 from meshdsl.trace.graphs import Atom, values
 from meshdsl.turns.places import EACH, Placing, held
@@ -71,11 +73,6 @@ class Layers:
         return self.op.outputs[: self.op.params["num_carry"]]
 
     @property
-    def rows(self) -> Sequence[tuple[Atom, Value]]:
-        """Per stack that the layers make, what a layer makes of it and what it is outside."""
-        return list(zip(self.body.returned[len(self.last) :], self.made, strict=True))
-
-    @property
     def made(self) -> Sequence[Value]:
         """Stacks that the layers make."""
         return self.op.outputs[self.op.params["num_carry"] :]
@@ -88,6 +85,7 @@ class Stages:
     Args:
       scans: over the layers, forward and backward; only forward in an evaluation.
       times: per operation that is done in turns, when.
+      layers: per stage, in the order of the model, once they are dealt out.
     """
 
     placing: Placing
@@ -95,6 +93,7 @@ class Stages:
     ranks: int
     scans: tuple[Layers, ...]
     times: dict[int, str] = field(default_factory=dict)
+    layers: tuple[int, ...] = ()
 
     @property
     def forward(self) -> Layers:
@@ -134,7 +133,7 @@ def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -
     }
 
 
-def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str], chunks: int) -> Stages | None:
+def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str], asked: Pipeline) -> Stages | None:
     """The stages, if layers that are done in turns lie split over an axis; PipelineError if they are no pipeline."""
     makers = {v.id: op for op in graph.ops for v in op.outputs}
     found: dict[str, list[Op]] = {}
@@ -159,7 +158,7 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
         text = f"the scan over layers at {first.op.source} has {len(backward)} scans backward, a pipeline takes one"
         raise PipelineError(text)
     stages = Stages(placing, axis, mesh.axis(axis), (first, *map(Layers, backward)))
-    rows = [*_uneven(stages, chunks), *_unknown(stages), *_times(graph, stages)]
+    rows = [*share_faults(first.length, stages.ranks, asked), *_unknown(stages), *_times(graph, stages)]
     if rows:
         raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
     return stages
@@ -192,14 +191,6 @@ def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
             break
         x = read[0]
     return x.id if isinstance(x, Value) else -1
-
-
-def _uneven(stages: Stages, chunks: int) -> Iterator[str]:
-    layers, parts = stages.forward.length, stages.ranks * chunks
-    if layers % parts:
-        near = sorted({max(1, layers // parts) * parts, (layers // parts + 1) * parts})
-        use = f"use {' or '.join(map(str, near))} layers, or other chunks"
-        yield f"{layers} layers do not divide into {chunks} chunks for each of {stages.ranks} stages; {use}"
 
 
 def _unknown(stages: Stages) -> Iterator[str]:

@@ -1,0 +1,71 @@
+"""How the layers of a model are dealt out to stages, so that none takes much longer than the others.
+
+All stages work in step, so a tick takes as long as the largest of them: with m microbatches and p stages a step takes
+``(m + p - 1) * largest``, and what the stages take together does not matter. The least largest stage is found by
+dynamic programming over the layers (PipeDream; Narayanan et al. 2019, without their term for replicas, which here is
+another mesh axis):
+
+    largest(j, s) = the least, over i < j, of max(largest(i, s - 1), seconds of layers i to j as stage s)
+
+Embedding and head are done by all devices, not by a stage. They decide between ways of which none is longer in step:
+that one is taken in which the largest stage is least if the first has the embedding to do besides, and the last the
+head. So those two get the fewer layers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+
+from meshdsl.pipeline.spec import Pipeline
+
+
+def balance(layers: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
+    """Layers per stage, at least one each.
+
+    Args:
+      layers: seconds of every layer.
+      stages: at most as many as there are layers.
+      first: seconds of what the first stage would have to do besides.
+      last: likewise, the last one.
+    """
+    sums = [0.0, *accumulate(layers)]
+
+    def alone(i: int, j: int, stage: int) -> float:
+        return float(f"{sums[j] - sums[i]:.9g}")  # sums of equal layers are equal
+
+    def together(i: int, j: int, stage: int) -> float:
+        seconds = alone(i, j, stage)
+        return inf if seconds > largest else seconds + first * (stage == 0) + last * (stage == stages - 1)
+
+    largest = max(alone(i, j, 0) for i, j in pairwise(_cuts(len(layers), stages, alone)))
+    return tuple(j - i for i, j in pairwise(_cuts(len(layers), stages, together)))
+
+
+def _cuts(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -> tuple[int, ...]:
+    """Where stages begin and the last one ends; of equal ways the one in which early stages are short."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
+    for stage in range(stages):
+        ends = range(stage + 1, layers - (stages - 1 - stage) + 1)
+        best = {
+            j: min((max(most, seconds(i, j, stage)), (*cuts, j)) for i, (most, cuts) in best.items() if i < j)
+            for j in ends
+        }
+    return best[layers][1]
+
+
+def share_faults(layers: int, ranks: int, asked: Pipeline) -> Iterator[str]:
+    """Why so many layers cannot be dealt out."""
+    stages = ranks * asked.chunks
+    text = f"{asked.chunks} chunks for each of {ranks} stages" if asked.chunks > 1 else f"{ranks} stages"
+    if layers < stages:
+        yield f"{layers} layers are too few for {text}; use at least {stages} layers{_fewer(layers, ranks, asked)}"
+    elif asked.layers and len(asked.layers) != stages:
+        yield f"layers={asked.layers} has {len(asked.layers)} numbers; {text} take {stages}"
+    elif asked.layers and sum(asked.layers) != layers:
+        yield f"layers={asked.layers} are {sum(asked.layers)} layers, and there are {layers}"
+
+
+def _fewer(layers: int, ranks: int, asked: Pipeline) -> str:
+    if asked.chunks > 1 and layers >= ranks:
+        return f", or at most {layers // ranks} chunks"
+    return f", or at most {layers} stages"

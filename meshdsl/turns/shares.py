@@ -1,0 +1,55 @@
+"""How many layers each stage of a pipeline gets.
+
+As many as were asked for; else as many each, or where the stages do not divide the layers, as ``balance`` says, from
+what layers, embedding and head take on one device.
+"""
+
+from collections.abc import Iterable
+
+from meshdsl.ir import Graph, Op, Value, walk
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rule import Signature
+from meshdsl.pipeline.balance import balance
+from meshdsl.pipeline.spec import Pipeline
+from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.planner.tables import work_seconds
+from meshdsl.rules.registry import all_broadcast
+from meshdsl.turns.stages import HEAD, PROLOGUE, TAIL, Stages
+
+
+def shares(graph: Graph, stages: Stages, mesh: Mesh, asked: Pipeline) -> tuple[int, ...]:
+    """Layers per stage, in the order of the model."""
+    layers, parts = stages.forward.length, stages.ranks * asked.chunks
+    if asked.layers:
+        return asked.layers
+    if layers % parts == 0:
+        return (layers // parts,) * parts
+    clock = _Clock(graph, mesh)
+    first, last = (
+        clock.seconds(op for op in graph.ops if stages.times.get(op.id) in times)
+        for times in ((PROLOGUE, TAIL), (HEAD,))
+    )
+    each = clock.seconds(scan.op for scan in stages.scans) / layers
+    return balance([each] * layers, parts, first, last)
+
+
+class _Clock:
+    """Seconds of operations on one device that has everything whole."""
+
+    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+        self.mesh, self.kept = mesh, materialised(graph)
+
+    def seconds(self, ops: Iterable[Op]) -> float:
+        """Of operations of the step itself, loops included."""
+        return sum(self._seconds(op) + self._inside(op) for op in ops)
+
+    def _inside(self, op: Op) -> float:
+        return sum(self._seconds(inner) * graph.trips for body in op.bodies for graph, inner in walk(body))
+
+    def _seconds(self, op: Op) -> float:
+        if op.bodies or op.name in ("return", "constant", "constrain"):
+            return 0.0
+        row = all_broadcast(op)
+        shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
+        placed = (Signature((), (*row.inputs, *row.outputs)),)
+        return float(work_seconds(placed, shapes, work_of(op, self.kept), self.mesh).ravel()[0])
