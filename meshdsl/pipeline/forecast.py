@@ -1,13 +1,12 @@
 """Two predictions of a pipeline, from what its parts cost: every rank in step, and every rank as soon as it can."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from meshdsl.pipeline.costs import Costs
-from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.schedule import Task
+from meshdsl.pipeline.table import Row, Table
 from meshdsl.pipeline.timing import Durations, Timing, time_schedule
-from meshdsl.pipeline.uniform import Uniform
 
 _NOMINAL = Durations()
 
@@ -17,12 +16,10 @@ class Forecast:
     """When the tasks of a pipeline run; where nothing is known of costs, a forward takes 1 and a backward 2.
 
     Args:
-      schedule: the tasks of ``uniform``, as lists.
       layers: per stage; in step all take as long as the largest.
     """
 
-    uniform: Uniform
-    schedule: Schedule
+    table: Table
     costs: Costs | None = None
     layers: tuple[int, ...] = ()
 
@@ -46,17 +43,18 @@ class Forecast:
                     begin[task], end[task] = now, now + seconds
                 now += seconds
             now += tick.more
-        return Timing(self.schedule, begin, end, now)
+        return Timing(self.table.schedule, begin, end, now)
 
     @cached_property
     def as_soon(self) -> Timing:
         """The tasks in the order of every rank, each as soon as what it needs has arrived."""
-        return time_schedule(self.schedule, self._own)
+        return time_schedule(self.table.schedule, self._own)
 
     @property
     def balance(self) -> tuple[float, ...]:
         """Per rank, the seconds of its own layers for one microbatch, forward and backward."""
-        return tuple(sum(self._own.of(t) for t in tasks if t.microbatch == 0) for tasks in self.schedule.ranks)
+        ranks = self.table.schedule.ranks
+        return tuple(sum(self._own.of(task) for task in tasks if task.microbatch == 0) for tasks in ranks)
 
     @property
     def _own(self) -> Durations:
@@ -80,12 +78,10 @@ class Forecast:
     def ticks(self) -> tuple["Tick", ...]:
         """What is done in every tick, and how long it takes."""
         own = self.durations
-        head = self.costs.head / self.uniform.microbatches if self.costs else 0.0
+        head = self.costs.head / self.table.schedule.microbatches if self.costs else 0.0
         found = []
-        for forwards, backwards, weights in self._kinds:
-            hands = bool(forwards) + bool(backwards)
-            at_head = forwards if self.schedule.forward_only else backwards
-            begins = any(task.stage == self.schedule.stages - 1 for task in at_head)
+        for t, (forwards, backwards, weights) in enumerate(self._kinds):
+            hands, begins = bool(forwards) + bool(backwards), "H" in self.table.kinds(t)
             slots = [(tasks, own.of(tasks[0])) for tasks in (forwards, backwards, weights) if tasks]
             found.append(Tick(tuple(slots), hands * own.transfer + begins * head))
         return tuple(found)
@@ -93,14 +89,10 @@ class Forecast:
     @cached_property
     def _kinds(self) -> list[tuple[tuple[Task, ...], ...]]:
         """Per tick, the forwards, the backwards and the weight gradients of all ranks."""
-        kinds = self.uniform.forward, self.uniform.backward, self.uniform.weights
-        return [tuple(tuple(self._tasks(kind, t)) for kind in kinds) for t in range(self.uniform.ticks)]
+        return [tuple(self._tasks(tick, kinds) for kinds in ("F", "BI", "W")) for tick in self.table.ticks]
 
-    def _tasks(self, kind: Callable[[int, int], Task | None], tick: int) -> Iterator[Task]:
-        for rank in range(self.uniform.ranks):
-            task = kind(tick, rank)
-            if task is not None:
-                yield task
+    def _tasks(self, tick: Row, kinds: str) -> tuple[Task, ...]:
+        return tuple(task for tasks in tick for task in tasks if task.kind in kinds)
 
 
 @dataclass(frozen=True)

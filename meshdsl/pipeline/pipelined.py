@@ -7,7 +7,9 @@ from typing import Any
 from meshdsl.pipeline.costs import Costs
 from meshdsl.pipeline.forecast import Forecast
 from meshdsl.pipeline.schedule import Schedule
+from meshdsl.pipeline.slots import Rooms, make_rooms
 from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.table import Table
 from meshdsl.pipeline.uniform import Uniform
 
 
@@ -39,28 +41,38 @@ class Pipelined:
     @cached_property
     def uniform(self) -> Uniform:
         """What every rank does in every tick."""
-        chunks, flush = self.asked.chunks if self.axis else 1, self.asked.schedule == "gpipe"
-        return Uniform(self.ranks, self.microbatches, chunks, flush=flush, forward_only=self.forward_only)
+        chunks, name = self.asked.chunks if self.axis else 1, self.asked.schedule
+        return Uniform(self.ranks, self.microbatches, chunks, name == "zb", name == "gpipe", self.forward_only)
 
     @cached_property
+    def table(self) -> Table:
+        """What every rank does in every tick."""
+        return self.uniform.table
+
+    @property
     def schedule(self) -> Schedule:
         """The same as lists of tasks."""
-        return self.uniform.schedule
+        return self.table.schedule
+
+    @cached_property
+    def rooms(self) -> Rooms:
+        """Where ranks keep what waits."""
+        return make_rooms(self.table)
 
     @cached_property
     def forecast(self) -> Forecast:
         """When all of it runs."""
-        return Forecast(self.uniform, self.schedule, self.costs, self.layers)
+        return Forecast(self.table, self.costs, self.layers)
 
     @property
     def ticks(self) -> int:
         """Ticks of a step; in each, a rank does at most one forward and one backward."""
-        return self.uniform.ticks if self.axis else self.microbatches
+        return len(self.table.ticks)
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which a rank does nothing that counts."""
-        return (self.ranks - 1) / self.uniform.span
+        """The part of the step in which a rank does nothing that counts, if F, I and W take the same and B is both."""
+        return self.table.bubble
 
     @property
     def layers_by_rank(self) -> tuple[int, ...]:
@@ -71,7 +83,7 @@ class Pipelined:
     @property
     def stash(self) -> tuple[int, ...]:
         """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
-        return tuple(map(self.schedule.stash, range(self.ranks)))
+        return self.rooms.inputs.used
 
     @property
     def stash_bytes(self) -> tuple[int, ...]:
@@ -89,7 +101,7 @@ class Pipelined:
     @property
     def slots(self) -> int:
         """Stage inputs that every device has room for."""
-        return self.uniform.slots
+        return self.rooms.inputs.count
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -115,8 +127,7 @@ class Pipelined:
             return f"{self.microbatches} microbatches, one after the other"
         uneven = f" of {' '.join(map(str, self.layers))} layers" if len(set(self.layers)) > 1 else ""
         done = f"{self.asked.schedule}, forward only," if self.forward_only else self.asked.schedule
-        kept = "no" if self.forward_only else f"at most {max(self.stash)}"
         return (
             f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
-            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, {kept} stage inputs kept"
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"
         )

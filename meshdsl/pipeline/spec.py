@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from meshdsl.errors import ArgumentError, faults, is_a, nearest
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb")
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,9 @@ class Pipeline:
     Args:
       microbatches: per step; they divide the batch.
       schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them; ``interleaved`` is
-        ``1f1b`` with several chunks of layers per stage, for shorter bubbles.
-      chunks: per stage, for ``interleaved``; microbatches are then a multiple of the stages.
+        ``1f1b`` with several chunks of layers per stage, for shorter bubbles; in ``zb``, gradients of weights have
+        ticks of their own, for shorter bubbles (uniform zero-bubble, after Qi et al. 2023).
+      chunks: per stage, for ``interleaved`` and ``zb``; microbatches are then a multiple of the stages.
       layers: per stage, in the order of the model; with several chunks, of every chunk. Default is equal numbers, or
         where the stages do not divide the layers, what takes the least time (``meshdsl.pipeline.balance``).
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
@@ -44,10 +45,9 @@ class Pipeline:
             rows.append(f"schedule: no schedule {self.schedule!r}{nearest(self.schedule, SCHEDULES)}")
         if not isinstance(self.chunks, int) or isinstance(self.chunks, bool) or self.chunks < 1:
             rows.append(f"chunks: {is_a(self.chunks)}, not a number of chunks of layers")
-        elif self.chunks > 1 and self.schedule != "interleaved":
-            rows.append(
-                f"chunks: {self.schedule!r} has one chunk per stage, not {self.chunks}: 'interleaved' takes more"
-            )
+        elif self.chunks > 1 and self.schedule not in ("interleaved", "zb"):
+            one = f"{self.schedule!r} has one chunk per stage, not {self.chunks}"
+            rows.append(f"chunks: {one}: 'interleaved' and 'zb' take more")
         if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
             rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")
         if self.batch is not None and not isinstance(self.batch, str):

@@ -6,10 +6,11 @@ stage's backward runs in the tick of its forward. Whatever a unit needs was made
 neighbour on the ring. Ticks in which a rank has no unit are idle, or masked. An evaluation has no backward units.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshdsl.pipeline.schedule import Schedule, Task, check_groups
+from meshdsl.pipeline.table import Table
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,6 @@ class Uniform:
         """Ticks of a step; the first ``ahead`` have no backwards, the last ``ahead`` no forwards."""
         return self.span if self.forward_only else self.ahead + self.span
 
-    @property
-    def slots(self) -> int:
-        """Stage inputs that a device keeps: one per tick from a forward to the backward of the same microbatch."""
-        return 0 if self.forward_only else min(self.ahead + self.chunks * self.ranks, self.span)
-
     def forward(self, tick: int, rank: int) -> Task | None:
         """The forward of a rank in a tick."""
         return self._task("F", tick - rank, rank)
@@ -70,15 +66,19 @@ class Uniform:
         mine = self.split and not self.forward_only
         return self._task("W", tick - self.ahead - (self.ranks - 1), rank) if mine else None
 
+    @cached_property
+    def table(self) -> Table:
+        """What every rank does in every tick."""
+        return Table(tuple(tuple(self._tasks(t, rank) for rank in range(self.ranks)) for t in range(self.ticks)))
+
     @property
     def schedule(self) -> Schedule:
         """The same as lists of tasks."""
-        return Schedule(tuple(tuple(self._tasks(rank)) for rank in range(self.ranks)))
+        return self.table.schedule
 
-    def _tasks(self, rank: int) -> Iterator[Task]:
-        for tick in range(self.ticks):
-            found = self.forward(tick, rank), self.backward(tick, rank), self.weights(tick, rank)
-            yield from (task for task in found if task is not None)
+    def _tasks(self, tick: int, rank: int) -> tuple[Task, ...]:
+        found = self.forward(tick, rank), self.backward(tick, rank), self.weights(tick, rank)
+        return tuple(task for task in found if task is not None)
 
     def _task(self, kind: str, unit: int, rank: int) -> Task | None:
         p, v = self.ranks, self.chunks

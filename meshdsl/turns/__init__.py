@@ -7,7 +7,8 @@ One module after the other:
     runner      runs a graph on the part of one turn
     accumulate  the step with a loop over microbatches in it
     stages      which part of a step is a pipeline's stage
-    pipelined   the step with the loops of a pipeline in it (``ticks``: which do what, ``lanes``: all stages at once)
+    pipelined   the step with the loops of a pipeline in it (``rota``: which tick does what; ``lanes``: all stages
+                at once, each at its ``work``)
 """
 
 from meshdsl.turns.batch import in_turns

@@ -14,6 +14,7 @@ from meshdsl.planner.solution import Pins
 from meshdsl.turns.accumulate import Step, retraced
 from meshdsl.turns.pipelined import PipelinedStep
 from meshdsl.turns.placing import place_step
+from meshdsl.turns.rota import Rota
 from meshdsl.turns.shares import shares
 from meshdsl.turns.stages import find_stages, stage_axes
 
@@ -38,7 +39,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
         pins_of(program)  # where nothing is dealt out, blocks are equal
     if not stages and m == 1:
         return replace(program, pipeline=made)
-    step = PipelinedStep(graph, stages, made.uniform) if stages else Step(graph, placing)
+    step = PipelinedStep(graph, stages, Rota(made.table, made.rooms)) if stages else Step(graph, placing)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     if sum(made.layers) % made.ranks:
         notes.append(f"{sum(made.layers)} layers do not divide over {made.axis}: their arrays lie there as is cheapest")

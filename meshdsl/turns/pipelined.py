@@ -1,22 +1,23 @@
 """The step as a pipeline: loops over ticks, in which all stages do the same, each for another microbatch.
 
-In each tick (``Uniform`` says which)
+In each tick (``Rota`` says on what)
 
-    forward    x = what the stage before made in the last tick; stage 0 starts a microbatch, from the prologue
-               stash[tick] = x;   x = layers(x)
-    backward   x = stash[tick of this microbatch's forward];   layers(x) again, for what the layers backward need
-               d = what the stage behind made in the last tick; the last stage takes it from the epilogue
-               d, gradients = layers backward(d);   stage 0 goes on with the rest of the microbatch
+    forward    x = inputs[slot], what the stage before handed on; the first stage starts a microbatch, from the prologue
+               x = layers(x)
+    backward   x = inputs[slot of this microbatch];   layers(x) again, for what the layers backward need
+               d = what the stage behind handed back; the last stage takes it from the epilogue
+               d, gradients = layers backward(d);   the first stage goes on with the rest of the microbatch
+    weights    where the gradients of weights are done on their own: gradients = second half of layers backward(cuts)
+    handing on inputs[slot] = x of the stage before, for the next tick
 
 Ticks in which only some stages have a microbatch run on whatever is there, and what they add to sums is masked.
 There is no conditional in it, and nothing that devices do differently. The result is a step like any other,
 whose other axes are planned as any other's; only that stacks by stage lie split over the axis is stated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +29,13 @@ from meshdsl.layouts.placement import B
 from meshdsl.lowering.position import taking_turns
 from meshdsl.lowering.walk import Arrays
 from meshdsl.pipeline import costs
-from meshdsl.pipeline.costs import BACKWARD, FORWARD
-from meshdsl.pipeline.uniform import Uniform
+from meshdsl.pipeline.costs import BACKWARD, FORWARD, STASH, WEIGHTS
 from meshdsl.turns.accumulate import Step, Sum, dealt
 from meshdsl.turns.lanes import Lanes
 from meshdsl.turns.places import held
+from meshdsl.turns.rota import Backward, Forward, Head, Rota, Row, Units
 from meshdsl.turns.runner import AXIS, Runner, marked, within
 from meshdsl.turns.stages import AFTER, HEAD, PROLOGUE, TAIL, Layers, Stages
-from meshdsl.turns.ticks import Loop, Ticks, Unit, loops, unit
 
 Stacks = dict[int, jax.Array]
 
@@ -43,9 +43,9 @@ Stacks = dict[int, jax.Array]
 class PipelinedStep(Step):
     """A step whose layers are run stage by stage."""
 
-    def __init__(self, graph: Graph, stages: Stages, uniform: Uniform) -> None:
+    def __init__(self, graph: Graph, stages: Stages, rota: Rota) -> None:
         super().__init__(graph, stages.placing, [op for op, time in stages.times.items() if time == AFTER])
-        self.stages, self.uniform = stages, uniform
+        self.stages, self.rota = stages, rota
 
     def looped(self, whole: Runner) -> list[jax.Array]:
         """The exported values, whole."""
@@ -53,11 +53,12 @@ class PipelinedStep(Step):
 
 
 class _State(NamedTuple):
-    """What is kept from tick to tick: what stages hand on, the stash, and the sums so far."""
+    """What is kept from tick to tick: what stages hand back, what waits, and the sums so far."""
 
-    handed: Arrays
     back: Arrays
-    stash: Arrays
+    inputs: Arrays
+    gradients: Arrays
+    cuts: Arrays
     sums: Stacks
 
 
@@ -72,8 +73,8 @@ class _Loops:
     """The loops over ticks, while they are traced."""
 
     def __init__(self, step: PipelinedStep, whole: Runner) -> None:
-        self.step, self.whole, self.stages, self.uniform = step, whole, step.stages, step.uniform
-        self.lanes, self.last = Lanes(step.stages, step.uniform, whole), step.stages.ranks - 1
+        self.step, self.whole, self.stages, self.rota = step, whole, step.stages, step.rota
+        self.lanes = Lanes(step.stages, step.rota, whole)
         self.blocks = [dealt(whole.get(v, B), step.placing.turns) for v in step.batch]
         self.sums = {v.id: Sum.of(v, step.placing) for v in step.exported}
         self.made = {v.id for layers in self.stages.scans for v in layers.made}
@@ -87,13 +88,21 @@ class _Loops:
 
     def run(self) -> list[jax.Array]:
         """The exported values, whole."""
-        handed, *back = map(self.lanes.nothing, self.stages.scans)
-        state = _State(handed, back[0] if back else (), self.lanes.stash() if back else (), self._begin())
+        state = self._empty()
         stacks: list[Stacks] = []
-        for loop in loops(self.uniform):
-            state, found = lax.scan(partial(self._round, loop), state, jnp.arange(loop.times, dtype=jnp.int32))
+        for loop in self.rota.loops:
+            state, found = lax.scan(self._round, state, self.rota.rows(loop))
             stacks.append({v: x.reshape(-1, *x.shape[2:]) for v, x in found.items()})
         return [self._end(v, state.sums, stacks) for v in self.step.exported]
+
+    def _empty(self) -> _State:
+        """What there is before the first tick."""
+        lanes, rooms, first, back = self.lanes, self.rota.rooms, self.stages.forward, self.stages.scans[1:]
+        with within(STASH):
+            inputs = lanes.room(first, rooms.inputs.count)
+        handed = [x for layers in back for x in lanes.nothing(layers)]
+        kept = [x for layers in back if self.rota.inbox for x in lanes.room(layers, rooms.gradients.count)]
+        return _State(tuple(handed), inputs, tuple(kept), lanes.room_for_cuts(), self._begin())
 
     def _begin(self) -> Stacks:
         """The sums before the first tick."""
@@ -105,95 +114,106 @@ class _Loops:
         if v.id in sums:
             return self.lanes.dealing.gathered(sums[v.id]) if v.id in self.made else sums[v.id]
         found = jnp.concatenate([each[v.id] for each in stacks if v.id in each])
-        return self.step.joined(v, found[self._rows(self.times[v.id])])
+        return self.step.joined(v, found[np.array(self._places(self.times[v.id]))])
 
-    def _rows(self, time: str) -> Any:
+    def _places(self, time: str) -> list[int]:
         """Where the microbatches are in what is stacked tick by tick."""
-        p, v, m = self.uniform.ranks, self.uniform.chunks, self.uniform.microbatches
-        if time == HEAD:
-            return slice(m)
-        if v == 1:
-            return slice(p - 1, p - 1 + m)
-        at = np.arange(m)
-        return at // p * (p * v) + at % p + v * p - 1
+        return self.rota.places("H", -1) if time == HEAD else self.rota.places(self.rota.table.turns, 0)
 
-    def _round(self, loop: Loop, state: _State, number: jax.Array) -> tuple[_State, Stacks]:
+    def _round(self, state: _State, rows: tuple[Row, ...]) -> tuple[_State, Stacks]:
         """One round of a loop: its parts, tick by tick."""
         stacks: list[Stacks] = []
-        for part in loop.parts:
-            ticks = number * loop.every + jnp.arange(part.start, part.start + part.count, dtype=jnp.int32)
-            state, found = lax.scan(partial(self._tick, part), state, ticks)
+        for part in rows:
+            state, found = lax.scan(self._tick, state, part)
             stacks.append(found)
         keys = dict.fromkeys(v for found in stacks for v in found)
         return state, {v: jnp.concatenate([found[v] for found in stacks if v in found]) for v in keys}
 
-    def _tick(self, part: Ticks, state: _State, t: jax.Array) -> tuple[_State, Stacks]:
-        handed, back, stash, sums = state
-        now = _Now(dict(sums), {})
-        if part.forward:
-            with marked(self.stages.forward.op), within(FORWARD):
-                given, handed = self._forwards(t, handed, now)
-                stash = self.lanes.kept(stash, given, t)
-        if part.backward:
+    def _tick(self, state: _State, row: Row) -> tuple[_State, Stacks]:
+        now, made = _Now(dict(state.sums), {}), tuple[jax.Array, ...]()
+        if row.got is not None:
             with marked(self.stages.backward.op), within(BACKWARD):
-                back = self._backwards(part, t - self.uniform.ahead, back, stash, now)
-        elif part.head:
-            self._epilogue(self._unit(t - self.uniform.ahead, self.last, back=True), handed, now)
-        return _State(handed, back, stash, now.sums), now.stacks
+                state = state._replace(gradients=self._handed(state.back, state.gradients, row.got, -1))
+        if row.forward:
+            with marked(self.stages.forward.op), within(FORWARD):
+                state, made = self._forwards(row.forward, state, now)
+        if row.backward:
+            with marked(self.stages.backward.op), within(BACKWARD):
+                state = self._backwards(row.backward, row.head, state, now)
+        elif row.head:
+            self._epilogue(row.head, made, now)
+        if row.weights:
+            with marked(self.stages.backward.op), within(WEIGHTS):
+                self._weights(row.weights, state, now)
+        if row.forward:
+            with marked(self.stages.forward.op), within(FORWARD):
+                state = state._replace(inputs=self._handed(made, state.inputs, row.forward.to, 1))
+        return state._replace(sums=now.sums), now.stacks
 
-    def _forwards(self, t: jax.Array, handed: Arrays, now: _Now) -> tuple[Arrays, Arrays]:
-        """What the stages are given, and what they make of it."""
-        first = self._unit(t, 0)
-        with self._microbatch(first, (PROLOGUE,)) as runner:
+    def _handed(self, made: Arrays, room: Arrays, to: Sequence[jax.Array], way: int) -> Arrays:
+        """The room with what stages hand on, one ``way`` or the other."""
+        for shift, slot in zip(self.rota.shifts, to, strict=True):
+            room = self.lanes.put(room, self.lanes.handed(made, way * shift), slot)
+        return room
+
+    def _forwards(self, row: Forward, state: _State, now: _Now) -> tuple[_State, Arrays]:
+        with self._microbatch(row.begun, (PROLOGUE,)) as runner:
             start = tuple(runner.get(x, at) for x, at in self.stages.brought(self.stages.forward))
-        given = self.lanes.handed(handed, start, 0, first.chunk == 0)
-        made, rows = self.lanes.run(every := self._unit(t - self.lanes.ranks, self.lanes.ranks), given)
-        self._add_rows(self.stages.forward, rows, every, now)
-        return given, made
+        given = self.lanes.begun(self.lanes.get(state.inputs, row.units.slot), start, row.begins)
+        made, rows = self.lanes.run(row.units, given)
+        self._add_rows(self.stages.forward, rows, row.units, now)
+        return state._replace(inputs=self.lanes.put(state.inputs, given, row.units.slot)), made
 
-    def _backwards(self, part: Ticks, t: jax.Array, back: Arrays, stash: Arrays, now: _Now) -> Arrays:
-        """``t`` counts from the first backward."""
-        every = self._unit(t - self.last + self.lanes.ranks, self.lanes.ranks, back=True)
-        given = self.lanes.found(stash, every.tick)
-        made, rows = self.lanes.run(every, given)
-        start = self._epilogue(self._unit(t, self.last, back=True), made, now) if part.head else None
-        back = self.lanes.handed(back, start, self.last, jnp.bool_(True))
-        back, gradients = self.lanes.run_back(every, back, given, rows)
-        self._add_rows(self.stages.backward, gradients, every, now)
-        self._rest(self._unit(t - self.last, 0, back=True), back, now)
-        return back
+    def _backwards(self, row: Backward, head: Head | None, state: _State, now: _Now) -> _State:
+        given = self.lanes.get(state.inputs, row.units.slot)
+        made, rows = self.lanes.run(row.units, given)
+        back = self._returned(row, state)
+        if head:
+            back = self.lanes.begun(back, self._epilogue(head, made, now), head.begins)
+        if self.rota.table.split:
+            back, cut = self.lanes.run_first(row.units, back, given, rows)
+            state = state._replace(cuts=self.lanes.put(state.cuts, cut, row.cut))
+        else:
+            back, gradients = self.lanes.run_back(row.units, back, given, rows)
+            self._add_rows(self.stages.backward, gradients, row.units, now)
+        self._rest(row, back, now)
+        return state._replace(back=back)
 
-    def _unit(self, number: jax.Array, rank: jax.Array | int, back: bool = False) -> Unit:
-        return unit(self.uniform, number, rank, back)
+    def _returned(self, row: Backward, state: _State) -> Arrays:
+        """What stages were handed back: from where it waits, or as it comes."""
+        if self.rota.inbox:
+            return self.lanes.get(state.gradients, row.gradient)
+        return self.lanes.handed(state.back, -self.rota.shifts[0])
 
-    def _epilogue(self, last: Unit, made: Arrays, now: _Now) -> Arrays:
-        """What the layers backward start from, if there are any, given what those of all stages made.
+    def _weights(self, units: Units, state: _State, now: _Now) -> None:
+        rows = self.lanes.run_second(units, self.lanes.get(state.cuts, units.slot))
+        self._add_rows(self.stages.backward, rows, units, now)
 
-        Every unit here is valid.
-        """
-        ends = self._ends(self.stages.forward, made, self.last)
-        with within(costs.HEAD), self._microbatch(last, (PROLOGUE, HEAD), ends) as runner:
-            self._export(runner, HEAD, None, now)
+    def _epilogue(self, row: Head, made: Arrays, now: _Now) -> Arrays:
+        """What the layers backward start from, if there are any, given what those of all stages made."""
+        ends = self._ends(self.stages.forward, made, self.rota.last)
+        with within(costs.HEAD), self._microbatch(row.microbatch, (PROLOGUE, HEAD), ends) as runner:
+            self._export(runner, HEAD, row.valid, now)
             brought = (each for layers in self.stages.scans[1:] for each in self.stages.brought(layers))
             return tuple(runner.get(x, at) for x, at in brought)
 
-    def _rest(self, first: Unit, back: Arrays, now: _Now) -> None:
+    def _rest(self, row: Backward, back: Arrays, now: _Now) -> None:
         """What the gradients of the layers lead to."""
-        ends = self._ends(self.stages.backward, back, 0)
-        with self._microbatch(first, (PROLOGUE, TAIL), ends) as runner:
-            self._export(runner, TAIL, first.valid & (first.chunk == 0), now)
+        ends = self._ends(self.stages.backward, back, self.rota.first)
+        with self._microbatch(row.ended, (PROLOGUE, TAIL), ends) as runner:
+            self._export(runner, TAIL, row.has_ended, now)
 
-    def _ends(self, layers: Layers, made: Arrays, stage: int) -> dict[Value, jax.Array]:
-        """What one stage's carries came to."""
-        return {v: self.lanes.of(x, stage) for v, x in zip(layers.last, made, strict=False)}
+    def _ends(self, layers: Layers, made: Arrays, rank: int) -> dict[Value, jax.Array]:
+        """What one rank's carries came to."""
+        return {v: self.lanes.of(x, rank) for v, x in zip(layers.last, made, strict=False)}
 
     @contextmanager
     def _microbatch(
-        self, at: Unit, times: tuple[str, ...], ends: dict[Value, jax.Array] | None = None
+        self, at: jax.Array, times: tuple[str, ...], ends: dict[Value, jax.Array] | None = None
     ) -> Iterator[Runner]:
         """What is known of a microbatch, from the batch and from what layers made, at some times."""
-        blocks = [lax.dynamic_index_in_dim(x, at.microbatch, 0, keepdims=False) for x in self.blocks]
-        with taking_turns(AXIS, at.microbatch):
+        blocks = [lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in self.blocks]
+        with taking_turns(AXIS, at):
             runner = self.step.turn(self.whole, blocks)
             for v, x in (ends or {}).items():
                 runner.arrays[v.id, held(self.step.placing.of(v))] = x
@@ -211,9 +231,9 @@ class _Loops:
                     else:
                         now.stacks[v.id] = found
 
-    def _add_rows(self, layers: Layers, rows: Arrays, every: Unit, now: _Now) -> None:
+    def _add_rows(self, layers: Layers, rows: Arrays, units: Units, now: _Now) -> None:
         """Add what the layers of each stage made for its microbatch to the sums."""
         for v, x in zip(layers.made, rows, strict=True):
             s = self.sums.get(v.id)
             if s:
-                now.sums[v.id] = self.lanes.added(s, now.sums[v.id], x, every)
+                now.sums[v.id] = self.lanes.added(s, now.sums[v.id], x, units)

@@ -156,7 +156,8 @@ def _stack(placed: Placement) -> Placement:
     return Split(int(placed.dim) + 1) if isinstance(placed, Split) else placed
 
 
-def _slice(placed: Placement) -> Placement:
+def sliced(placed: Placement) -> Placement:
+    """Where slices of a stack are, along its first dim."""
     return Split(int(placed.dim) - 1) if isinstance(placed, Split) else placed
 
 
@@ -166,42 +167,19 @@ def _scan(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
     closed = runner.operands(op.inputs[:consts], body.inputs[:consts])
     start = runner.operands(op.inputs[consts:first], body.inputs[consts:first])
     stacks = runner.operands(op.inputs[first:], body.inputs[first:], stacked=True)
-    return scanned(runner, op, closed, start, stacks, op.params["length"])
+    ends = [*(held(runner.placing.of(v)) for v in body.inputs[consts:first]), *map(sliced, placed[first - consts :])]
 
-
-def scanned(
-    runner: Runner,
-    op: Op,
-    closed: Arrays,
-    start: Arrays,
-    stacks: Arrays,
-    length: int,
-    used: jax.Array | None = None,
-) -> Arrays:
-    """The results of a scan over some of its trips, from consts, carries and stacks as its body takes them.
-
-    Args:
-      used: per trip, whether it counts; one that does not leaves the carries as they are. Default is all.
-    """
-    (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
-    placed = [held(runner.placing.of(v)) for v in op.outputs]
-    inputs = body.inputs[consts : consts + carries]
-    ends = [*(held(runner.placing.of(v)) for v in inputs), *map(_slice, placed[carries:])]
-
-    def step(carry: Arrays, given: tuple[Arrays, jax.Array | None]) -> tuple[Arrays, Arrays]:
-        slices, counts = given
+    def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
         found = runner.inside(body, (*closed, *carry, *slices), ends)
-        return _counted(counts, found, carry), found[carries:]
+        return found[: len(carry)], found[len(carry) :]
 
-    options = {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
-    carry, made = lax.scan(step, start, (stacks, used), length=length, **options)
+    carry, made = lax.scan(step, start, stacks, length=op.params["length"], **scan_options(op))
     return (*carry, *made)
 
 
-def _counted(counts: jax.Array | None, found: Arrays, before: Arrays) -> Arrays:
-    """Carries after a trip, which are those before it if the trip does not count."""
-    pairs = zip(found, before, strict=False)
-    return tuple(x if counts is None else jnp.where(counts, x, y) for x, y in pairs)
+def scan_options(op: Op) -> dict[str, Any]:
+    """How a scan goes over its trips."""
+    return {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
 
 
 def _while(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:

@@ -73,6 +73,11 @@ class Layers:
         return self.op.outputs[: self.op.params["num_carry"]]
 
     @property
+    def rows(self) -> Sequence[tuple[Atom, Value]]:
+        """Per stack that the layers make, what a layer makes of it and what it is outside."""
+        return list(zip(self.body.returned[len(self.last) :], self.made, strict=True))
+
+    @property
     def made(self) -> Sequence[Value]:
         """Stacks that the layers make."""
         return self.op.outputs[self.op.params["num_carry"] :]

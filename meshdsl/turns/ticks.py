@@ -1,82 +1,70 @@
-"""Which ticks of a pipeline do what, as loops; and which unit of work a stage has in a tick (see ``Uniform``)."""
+"""The ticks of a table as loops.
 
+Ticks with the same kinds of work, one after the other, are one scan; runs of such ticks that come again are a scan over
+scans. So a program is as long as there are ways to spend a tick, however many microbatches there are. Where there are
+many, heads are run in every backward, and then everything in every tick: what is not asked for is masked.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import groupby
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
-from meshdsl.pipeline.uniform import Uniform
+BODIES = 8
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """Some ticks, from ``start`` on, in which the same is done.
+    """``count`` ticks in which work of the same kinds is done (``Table.kinds``)."""
 
-    Args:
-      head: the last stage is through with a microbatch, so the epilogue runs.
-    """
-
-    start: int
+    kinds: str
     count: int
-    forward: bool
-    head: bool
-    backward: bool
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Ticks that come several times; ``every`` is from one time to the next."""
+    """Ticks that come several times, from ``start`` on."""
 
+    start: int
     times: int
-    every: int
     parts: tuple[Ticks, ...]
 
-
-def loops(uniform: Uniform) -> list[Loop]:
-    """The ticks of a step, as few loops as possible.
-
-    With several chunks the last stage begins p microbatches in a row, every p times the chunks ticks.
-    """
-    if uniform.chunks == 1:
-        done = uniform.ahead + uniform.microbatches
-        ends = sorted({0, uniform.span, uniform.ahead, done, uniform.ticks})
-        return [Loop(1, 0, (_ticks(uniform, a, b, a < done),)) for a, b in pairwise(ends)]
-    ahead, p, last = uniform.ahead, uniform.ranks, uniform.span
-    every = p * uniform.chunks
-    pair = _ticks(uniform, ahead, ahead + p, True), _ticks(uniform, ahead + p, ahead + every, False)
-    found = [
-        Loop(1, 0, (_ticks(uniform, 0, ahead, False),)),
-        Loop(uniform.microbatches // p - 1, every, pair),
-        Loop(1, 0, (_ticks(uniform, last - p, last, True),)),
-        Loop(1, 0, (_ticks(uniform, last, uniform.ticks, False),)),
-    ]
-    return [loop for loop in found if loop.times and any(part.count for part in loop.parts)]
+    @property
+    def every(self) -> int:
+        """Ticks from one time to the next."""
+        return sum(part.count for part in self.parts)
 
 
-def _ticks(uniform: Uniform, start: int, stop: int, head: bool) -> Ticks:
-    through = start >= uniform.ahead
-    return Ticks(start, stop - start, start < uniform.span, head and through, through and not uniform.forward_only)
+def make_loops(kinds: Sequence[str], bodies: int = BODIES) -> list[Loop]:
+    """Loops over ticks of these kinds, with no more parts than ``bodies`` if more may be done than is asked for."""
+    every = "".join(sorted(set("".join(kinds))))
+    for more in (kinds, [_with_head(k) for k in kinds], [every] * len(kinds)):
+        loops = list(_loops([Ticks(kind, len(list(same))) for kind, same in groupby(more)]))
+        if sum(len(loop.parts) for loop in loops) <= bodies:
+            break
+    return loops
 
 
-class Unit(NamedTuple):
-    """What a stage works on: a chunk of its layers, a microbatch; ``valid`` if there is anything."""
-
-    chunk: jax.Array
-    microbatch: jax.Array
-    valid: jax.Array
-    tick: jax.Array
+def _with_head(kinds: str) -> str:
+    return kinds + "H" if ("B" in kinds or "I" in kinds) and "H" not in kinds else kinds
 
 
-def unit(uniform: Uniform, number: jax.Array, rank: jax.Array | int, back: bool) -> Unit:
-    """The forward or backward unit of this number of a rank; ``tick`` is that of its forward."""
-    p, v, count = uniform.ranks, uniform.chunks, uniform.microbatches * uniform.chunks
-    at, valid = jnp.clip(number, 0, count - 1), (number >= 0) & (number < count)
-    if v == 1:
-        return Unit(jnp.zeros_like(at), at, valid, at + rank)
-    group, place = lax.div(at, jnp.int32(p * v)), lax.rem(at, jnp.int32(p))
-    chunk = lax.rem(lax.div(at, jnp.int32(p)), jnp.int32(v))
-    chunk = v - 1 - chunk if back else chunk
-    return Unit(chunk, group * p + place, valid, group * (p * v) + chunk * p + place + rank)
+def _loops(runs: Sequence[Ticks]) -> Iterator[Loop]:
+    start = at = 0
+    while at < len(runs):
+        length, times = max(((n, _times(runs[at:], n)) for n in range(1, len(runs) - at + 1)), key=_saved)
+        loop = Loop(start, times, tuple(runs[at : at + length])) if times > 1 else Loop(start, 1, (runs[at],))
+        yield loop
+        at, start = at + loop.times * len(loop.parts), start + loop.times * loop.every
+
+
+def _times(runs: Sequence[Ticks], n: int) -> int:
+    """How often the first runs come, one time after the other."""
+    times = 1
+    while runs[times * n : (times + 1) * n] == runs[:n]:
+        times += 1
+    return times
+
+
+def _saved(found: tuple[int, int]) -> tuple[int, int]:
+    length, times = found
+    return length * (times - 1), -length

@@ -7,7 +7,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import PipelineError
+from meshdsl.ir import walk
 from meshdsl.pins import make_pins
+from meshdsl.pipeline.costs import part_of
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
 from tests.turns.stacks import FEATURES, WIDTH, arguments, plain_step, step
@@ -37,7 +39,7 @@ def nan_in_bubbles(monkeypatch):
 @pytest.mark.parametrize(
     ("stages", "microbatches", "schedule", "chunks"),
     [
-        *((4, 2, "1f1b", 1), (8, 16, "1f1b", 1), (2, 4, "gpipe", 1)),
+        *((4, 2, "1f1b", 1), (8, 16, "1f1b", 1), (2, 4, "gpipe", 1), (4, 2, "zb", 1), (2, 4, "zb", 2)),
         *((2, 8, "interleaved", 4), (4, 8, "interleaved", 2)),
     ],
 )
@@ -109,8 +111,8 @@ def test_an_evaluation_goes_forward_only(stages, microbatches, schedule, chunks,
         program = traced(md.Pipeline(microbatches, schedule, chunks), stages, *args, function=evaluation)
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), evaluation(*args), 1e-9)
     found = program.pipeline
-    assert (found.ticks, found.slots, set(found.stash)) == (ticks, 0, {0})
-    assert f"{schedule}, forward only, over pipe: " in str(found) and "no stage inputs kept" in str(found)
+    assert (found.ticks, found.slots, set(found.stash)) == (ticks, 1, {1})
+    assert f"{schedule}, forward only, over pipe: " in str(found) and "at most 1 stage inputs kept" in str(found)
     assert len(found.timeline().splitlines()) == stages
 
 
@@ -234,7 +236,9 @@ def test_layers_that_are_no_pipeline(function, text):
 def test_schedules_and_chunks_that_there_are_not():
     with pytest.raises(md.MeshDSLError, match="schedule: no schedule '1f1'; did you mean '1f1b'"):
         md.Pipeline(4, schedule="1f1")
-    with pytest.raises(md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2: 'interleaved' takes more"):
+    with pytest.raises(
+        md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2: 'interleaved' and 'zb' take more"
+    ):
         md.Pipeline(4, chunks=2)
     with pytest.raises(md.MeshDSLError, match="groups of 4, the ranks, and 2 do not divide\nuse 4 microbatches"):
         traced(md.Pipeline(2, "interleaved", 2), 4, *arguments())
@@ -254,3 +258,14 @@ def test_chunks_shorten_the_bubble():
     )
     assert (plain.ticks, plain.bubble, plain.stash) == (14, 3 / 11, (7, 5, 3, 1))
     assert (chunked.ticks, chunked.bubble) == (26, 3 / 19)
+
+
+def test_halves_of_a_backward_do_no_product_twice():
+    program = traced(md.Pipeline(4, "zb"), 2, *arguments(), function=plain_step)
+    ticks = {"forward": 5, "backward": 5, "weights": 4}
+    products = dict.fromkeys(ticks, 0)
+    for graph, op in walk(program.graph):
+        if op.name == "dot_general" and graph.trips % 4 == 0 and part_of(op.scope) in ticks:  # of four layers per stage
+            products[part_of(op.scope)] += graph.trips
+    once = {part: count / ticks[part] for part, count in products.items()}
+    assert once == {"forward": 8, "backward": 8 + 8, "weights": 8}

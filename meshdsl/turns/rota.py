@@ -1,0 +1,225 @@
+"""What stages work on, tick by tick: a table of a schedule as arrays that loops go over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from meshdsl.pipeline.schedule import Task
+from meshdsl.pipeline.slots import Rooms, Slots
+from meshdsl.pipeline.table import Table
+from meshdsl.turns.ticks import Loop, make_loops
+
+Tasks = list[list[Task | None]]  # by tick and rank
+
+
+class Units(NamedTuple):
+    """By rank, what it works on.
+
+    Args:
+      chunk: which of its stages.
+      microbatch: of the step.
+      valid: whether there is anything.
+      slot: where what it reads is kept.
+    """
+
+    chunk: Any
+    microbatch: Any
+    valid: Any
+    slot: Any
+
+
+class Forward(NamedTuple):
+    """Forwards of one tick.
+
+    Args:
+      begins: by rank, whether it is the first stage's.
+      begun: the microbatch of that.
+      to: per distance that stages hand on over, by rank, the slot of what comes; past the last if nothing does.
+    """
+
+    units: Units
+    begins: Any
+    begun: Any
+    to: tuple[Any, ...]
+
+
+class Backward(NamedTuple):
+    """Backwards of one tick.
+
+    Args:
+      ended: the microbatch that is through the first stage; ``has_ended`` if there is one.
+      gradient: by rank, the slot of what was handed back.
+      cut: by rank, the slot for what the second half reads of the first.
+    """
+
+    units: Units
+    ended: Any
+    has_ended: Any
+    gradient: Any
+    cut: Any
+
+
+class Head(NamedTuple):
+    """The last stage is through with a microbatch.
+
+    Args:
+      begins: by rank, whether it is the last stage's.
+      valid: whether there is one; None if there is in every tick.
+    """
+
+    begins: Any
+    microbatch: Any
+    valid: Any
+
+
+class Row(NamedTuple):
+    """One tick; what is not done is None.
+
+    Args:
+      got: per distance that stages hand back over, by rank, the slot of what comes.
+    """
+
+    forward: Forward | None
+    got: tuple[Any, ...] | None
+    backward: Backward | None
+    head: Head | None
+    weights: Units | None
+
+
+@dataclass(frozen=True)
+class Rota:
+    """A table as loops over rows; ``rooms`` say where everything is kept."""
+
+    table: Table
+    rooms: Rooms
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """The ticks."""
+        return make_loops([self._kinds(t) for t in range(len(self.table.ticks))])
+
+    @property
+    def ranks(self) -> int:
+        """Of the pipeline."""
+        return len(self.table.placement)
+
+    @property
+    def first(self) -> int:
+        """The rank of the first stage."""
+        return self._homes[0]
+
+    @property
+    def last(self) -> int:
+        """The rank of the last stage."""
+        return self._homes[self._end]
+
+    @property
+    def _end(self) -> int:
+        return self.table.schedule.stages - 1
+
+    @property
+    def _homes(self) -> dict[int, int]:
+        return self.table.schedule.home
+
+    @cached_property
+    def shifts(self) -> list[int]:
+        """Over how many ranks stages hand on, forward; backward it is as many back."""
+        return sorted({(self._homes[s + 1] - self._homes[s]) % self.ranks for s in range(self._end)})
+
+    @property
+    def inbox(self) -> bool:
+        """Whether gradients are kept; else each is read in the tick in which it comes."""
+        return self.rooms.gradients.waits or len(self.shifts) > 1
+
+    def _kinds(self, tick: int) -> str:
+        kinds = self.table.kinds(tick)
+        before = self.table.ticks[tick - 1] if tick else ()
+        come = any(task.kind in "BI" and task.stage for tasks in before for task in tasks)
+        return kinds + "G" * (self.inbox and come and not {"B", "I"} & set(kinds))
+
+    def rows(self, loop: Loop) -> tuple[Row, ...]:
+        """What the ticks of each part of a loop are about, by round and tick."""
+        rows, start = [], loop.start
+        for part in loop.parts:
+            ticks = [start + i * loop.every + j for i in range(loop.times) for j in range(part.count)]
+            row = jax.tree.map(partial(_by_round, loop.times), self._row(part.kinds, ticks))
+            rows.append(row)
+            start += part.count
+        return tuple(rows)
+
+    def _row(self, kinds: str, ticks: Sequence[int]) -> Row:
+        back = bool({"B", "I"} & set(kinds))
+        return Row(
+            self._forward(ticks) if "F" in kinds else None,
+            self._got(ticks) if self.inbox and (back or "G" in kinds) else None,
+            self._backward(ticks) if back else None,
+            self._head(ticks) if "H" in kinds else None,
+            self._units(self._tasks(ticks, "W"), self.rooms.cuts) if "W" in kinds else None,
+        )
+
+    def places(self, kinds: str, stage: int) -> list[int]:
+        """Per microbatch, which of the ticks in which some kinds are done is that of a stage's backward."""
+        done = (part.kinds for loop in self.loops for part in loop.parts * loop.times for _ in range(part.count))
+        order = [tick for tick, found in enumerate(done) if set(kinds) & set(found)]
+        stage %= self.table.schedule.stages  # from the end if negative
+        return [order.index(self.table.back(stage, m)) for m in range(self.table.schedule.microbatches)]
+
+    def _forward(self, ticks: Sequence[int]) -> Forward:
+        tasks = self._tasks(ticks, "F")
+        sent = [[task and Task(task.stage + 1, "F", task.microbatch) for task in row] for row in tasks]
+        begins, begun, _ = self._only(tasks, 0)
+        return Forward(self._units(tasks, self.rooms.inputs), begins, begun, self._come(sent, self.rooms.inputs, 1))
+
+    def _backward(self, ticks: Sequence[int]) -> Backward:
+        tasks = self._tasks(ticks, "BI")
+        gradient, cut = self._slot(tasks, self.rooms.gradients, 0), self._slot(tasks, self.rooms.cuts)
+        _, ended, has_ended = self._only(tasks, 0)
+        return Backward(self._units(tasks, self.rooms.inputs), ended, has_ended, gradient, cut)
+
+    def _head(self, ticks: Sequence[int]) -> Head:
+        begins, microbatch, valid = self._only(self._tasks(ticks, self.table.turns), self._end)
+        return Head(begins, microbatch, None if valid.all() else valid)
+
+    def _got(self, ticks: Sequence[int]) -> tuple[Any, ...]:
+        tasks = self._tasks([t - 1 for t in ticks], "BI")
+        sent = [[task and Task(task.stage - 1, "B", task.microbatch) for task in row] for row in tasks]
+        return self._come(sent, self.rooms.gradients, -1)
+
+    def _tasks(self, ticks: Sequence[int], kinds: str) -> Tasks:
+        return [[self.table.task(t, r, kinds) if t >= 0 else None for r in range(self.ranks)] for t in ticks]
+
+    def _only(self, tasks: Tasks, stage: int) -> tuple[Any, Any, Any]:
+        """Where one stage works, on which microbatch, and whether."""
+        is_it = np.array([[task is not None and task.stage == stage for task in row] for row in tasks])
+        numbers = [[task.microbatch for task in row if task and task.stage == stage] for row in tasks]
+        return is_it, np.array([(*n, 0)[0] for n in numbers], np.int32), is_it.any(1)
+
+    def _units(self, tasks: Tasks, slots: Slots) -> Units:
+        chunk = {s: stages.index(s) for stages in self.table.placement for s in stages}
+        return Units(
+            np.array([[chunk[task.stage] if task else 0 for task in row] for row in tasks], np.int32),
+            np.array([[task.microbatch if task else 0 for task in row] for row in tasks], np.int32),
+            np.array([[task is not None for task in row] for row in tasks]),
+            self._slot(tasks, slots, 0),
+        )
+
+    def _slot(self, tasks: Tasks, slots: Slots, other: int | None = None) -> Any:
+        other = slots.count if other is None else other
+        at = [[slots.at.get((t.stage, t.microbatch), other) if t else other for t in row] for row in tasks]
+        return np.array(at, np.int32)
+
+    def _come(self, sent: Tasks, slots: Slots, way: int) -> tuple[Any, ...]:
+        return tuple(self._slot(self._over(sent, way * shift), slots) for shift in self.shifts)
+
+    def _over(self, sent: Tasks, shift: int) -> Tasks:
+        """What comes to every rank from some ranks away: what is for it."""
+        moved = [[row[(rank - shift) % self.ranks] for rank in range(self.ranks)] for row in sent]
+        return [[t if t and self._homes.get(t.stage) == r else None for r, t in enumerate(row)] for row in moved]
+
+
+def _by_round(times: int, x: Any) -> Any:
+    return x.reshape(times, -1, *x.shape[1:])
