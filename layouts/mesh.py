@@ -14,6 +14,8 @@ class Mesh:
 
     Args:
       topology: what the axes cost; a preset's name, a :class:`Topology`, or None for ``cpu``.
+
+    Raises NotationError for what are no axes, LayoutError if they do not fit the topology's links.
     """
 
     __slots__ = ("_hash", "names", "sizes_by_name", "topology")
@@ -28,6 +30,7 @@ class Mesh:
         if bad or not sizes:
             raise NotationError("; ".join(bad) or "a mesh has at least one axis, as in Mesh(data=8)")
         named = topology if isinstance(topology, Topology) else preset("cpu" if topology is None else topology)
+        named.check_shape(sizes.items())
         object.__setattr__(self, "sizes_by_name", dict(sizes))
         object.__setattr__(self, "names", tuple(sizes))
         object.__setattr__(self, "topology", named)

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import resources
+from math import prod
 from typing import Any
 
-from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a, nearest
+from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,30 @@ class Topology:
             found[name] = self._reaching(inside)
         return {**found, **dict(self.axes)}
 
+    def check_shape(self, axes: Iterable[tuple[str, int]]) -> None:
+        """LayoutError in one line if a mesh of these axes, outermost first, does not fit the links."""
+        sizes = list(axes)
+        size, known = prod(n for _, n in sizes), dict(self.axes)
+        most = self.links[-1].devices
+        if most and size > most:
+            raise LayoutError(f"a mesh of {size} devices: topology {self.name} joins {most:g}")
+        for link in self.links:
+            inside = 1
+            for name, n in reversed(sizes):
+                inside *= n
+                if name not in known and link.devices and inside < size > link.devices and _straddles(inside, link):
+                    raise LayoutError(
+                        f"{name}={n}: groups of {inside} devices do not divide the {link.devices:g} that a link of "
+                        f"topology {self.name} joins, nor hold several of them whole"
+                    )
+
     def _reaching(self, devices: int) -> Link:
         return next((link for link in self.links if link.devices >= devices), self.links[-1])
+
+
+def _straddles(inside: int, link: Link) -> bool:
+    """Whether neighbouring groups of so many devices lie partly behind the same link."""
+    return bool(link.devices % inside and inside % link.devices)
 
 
 def topology(name: str) -> Topology:

@@ -30,19 +30,15 @@ from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
 from meshdsl.lowering.verify import VerifyReport, verify_compiled
 from meshdsl.lowering.wide import wide_step
+from meshdsl.making import Making
 from meshdsl.options import Options, donated_leaves, settings
-from meshdsl.pad import pad_program, plan_program
-from meshdsl.pins import make_pins
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.plan.match import check_match
-from meshdsl.plan.sound import check_sound
 from meshdsl.plan.value import Plan
-from meshdsl.planner.solution import Pins
 from meshdsl.program import Program
-from meshdsl.trace import Call, flatten_call, trace
+from meshdsl.trace import Call, flatten_call
 from meshdsl.trace.arguments import step_name
 from meshdsl.trace.values import check_values
-from meshdsl.turns import in_turns, whole_function
+from meshdsl.turns import whole_function
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
 
@@ -106,7 +102,7 @@ class Sharded:
 
     def __init__(self, step: Callable[..., Any], options: Options) -> None:
         update_wrapper(self, step, updated=())
-        self.step, self.options = step, options
+        self.step, self.options, self.making = step, options, Making(step, options)
         self._planned: dict[Any, tuple[Traced, Plan]] = {}
         self._ready: dict[Any, Executable] = {}
         self._recent: dict[Any, Executable] = {}
@@ -139,7 +135,7 @@ class Sharded:
 
         def replan(layout: Layout) -> Plan:
             options = replace(self.options, plan=None, layouts={**self.options.layouts, path: layout})
-            return Sharded(self.step, options)._make(program)[1]
+            return Making(self.step, options).plan(program)[1]
 
         return explain(plan, path, replan)
 
@@ -227,30 +223,11 @@ class Sharded:
         if key not in self._planned:
             program = self._trace(call)
             self._log_again(program)
-            self._planned[key] = self._make(program)
+            self._planned[key] = self.making.plan(program)
         return self._planned[key]
 
-    def _make(self, program: Traced) -> tuple[Traced, Plan]:
-        """The program to run and its plan: the given one if it fits, else a new one."""
-        mesh, given = self.options.mesh, self.options.plan
-        if given is None:
-            return plan_program(program, mesh, self._pins, self.options.memory)
-        padded = pad_program(program, dict(given.padded))
-        pins, memory = self._pins(padded), self.options.memory
-        check_match(given, padded, mesh, pins, memory)
-        check_sound(given, padded, pins.donated, memory)
-        return padded, given
-
-    def _pins(self, program: Traced) -> Pins:
-        donated = donated_leaves(self.step, program.inputs, self.options)
-        options = self.options
-        return make_pins(program, options.mesh, options.layouts, options.outputs, donated, options.rules)
-
     def _trace(self, call: Call) -> Traced:
-        static = self.options.static_argnums, self.options.static_argnames
-        rules, pipeline = self.options.rules.inside, self.options.pipeline
-        traced = trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
-        return in_turns(traced, pipeline, self.options.mesh, self._pins) if pipeline else traced
+        return self.making.take_turns(self.making.trace(call))
 
     def _call(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)

@@ -1,38 +1,60 @@
-"""Search: how to train a step on so many devices; every shape of the mesh planned, the fastest first.
+"""Search: how to train a step on so many devices; every mesh and pipeline that could be the best, the fastest first.
 
     print(md.search(program, devices=64, topology="dgx-h100"))
-    print(md.search(step, params, batch, devices=64, rules="batch:data hidden:model", microbatches=(1, 4)))
+    print(md.search(program, devices=64, axes=("pipe", "data", "model"), microbatches=(8, 32)))
 
-A candidate is a mesh, which shares the devices out over the axes in one of all ways, and a number
-of microbatches. Each is planned in full, so what is compared are plans with their predictions. A
-candidate that cannot be planned, for want of memory say, is listed last, with the reason.
+A candidate is a mesh, which shares the devices out over the axes in one of all ways, and a pipeline: microbatches, and
+where the axis ``pipe`` has several devices a schedule and its chunks. What no plan of it can undercut, in seconds and
+in memory, is known without planning (``meshdsl.planner.least``): candidates are looked at in that order, and those that
+cannot fit, or cannot be faster than a plan that is there, are not planned. What cannot be planned is listed last, with
+the reason.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.candidates import Bounded, Seeker, Way, ways
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.table import table
 from meshdsl.plan.value import Plan
-from meshdsl.planned import planned
 from meshdsl.program import Program
 from meshdsl.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run the step: its plan, or why there is none."""
+    """A way to run the step: its plan, or why there is none.
 
-    mesh: Mesh
-    microbatches: int
+    Args:
+      least: seconds that no plan of it can undercut.
+      pruned: it is not planned, as it cannot be the best.
+    """
+
+    way: Way
     plan: Plan | None
     fault: str = ""
+    least: float = 0.0
+    pruned: bool = False
+
+    @property
+    def mesh(self) -> str:
+        """The mesh as text."""
+        return self.way.mesh
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """How the batch is taken; None for the whole batch at once."""
+        return self.way.pipeline
+
+    @property
+    def microbatches(self) -> int:
+        """Per step."""
+        return self.way.microbatches
 
     @property
     def seconds(self) -> float:
@@ -40,17 +62,28 @@ class Candidate:
         return self.plan.seconds if self.plan else float("inf")
 
     @property
+    def bubble(self) -> float | None:
+        """Of the pipeline, if it is one."""
+        found = self.plan.pipeline if self.plan else None
+        return found.bubble if found and found.axis else None
+
+    @property
     def facts(self) -> dict[str, Any]:
         """As plain values."""
-        found = {"mesh": str(self.mesh), "microbatches": self.microbatches}
+        found: dict[str, Any] = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.way.schedule}
         if self.plan is None:
-            return found | {"fault": self.fault}
-        return found | {name: getattr(self.plan, name) for name in ("seconds", "gap", "bytes", "memory")}
+            return found | {"fault": self.fault, "pruned": self.pruned, "least": self.least}
+        return (
+            found | {name: getattr(self.plan, name) for name in _COSTS} | {"least": self.least, "bubble": self.bubble}
+        )
+
+
+_COSTS = ("seconds", "gap", "bytes", "memory")
 
 
 @dataclass(frozen=True)
 class Search:
-    """All candidates, the fastest first."""
+    """All candidates, the fastest first; those without a plan follow, pruned ones before those that have a fault."""
 
     candidates: tuple[Candidate, ...]
 
@@ -63,7 +96,7 @@ class Search:
         return self.candidates[0]
 
     def __str__(self) -> str:
-        head = ("mesh", "microbatches", "step", "gap", "sent", "memory", "")
+        head = ("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory", "")
         return "\n".join(table([head, *map(_row, self.candidates)]))
 
 
@@ -74,6 +107,8 @@ def search(
     topology: Topology | str = "cpu",
     axes: Sequence[str] = ("data", "model"),
     microbatches: Sequence[int] = (1,),
+    schedules: Sequence[str] = ("1f1b",),
+    chunks: Sequence[int] = (1,),
     layouts: Mapping[str, Layout | str] | None = None,
     rules: Rules | str | None = None,
     memory: str | None = None,
@@ -84,61 +119,74 @@ def search(
     Args:
       step: a program, or a function; then ``args`` are its arguments, arrays or ``jax.ShapeDtypeStruct``.
       topology: what the devices and links cost; a preset's name, or a topology.
-      axes: of the mesh, outermost first; one may get a single device.
+      axes: of the mesh, outermost first; one may get a single device. Those of ``pipe`` are stages: stacks of
+        layers are split over it, also where no rule says so.
       microbatches: numbers of microbatches to try, 1 for the whole batch at once.
+      schedules: to try where there are stages. chunks: likewise, with those schedules that take several.
       layouts: as in ``parallelize``, for a function. rules, memory: likewise; for a program, instead of its own.
       progress: told of every candidate before it is planned.
 
-    Raises ArgumentError for what is no number of devices, no axes or no microbatches.
+    Raises ArgumentError for what is no number of devices, no axes, no microbatches, schedules or chunks.
     """
-    _check(devices, axes, microbatches, args, step)
+    _check(devices, axes, microbatches, schedules, chunks, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
-    meshes = [Mesh(topology=topology, **dict(zip(axes, s, strict=True))) for s in _shares(devices, len(axes))]
-    ways = [(mesh, count) for count in microbatches for mesh in meshes]
-    found = []
-    for i, (mesh, count) in enumerate(ways, 1):
-        progress(f"{i} of {len(ways)}: {mesh}" + (f", {count} microbatches" if count > 1 else ""))
-        found.append(_candidate(program, mesh, count, rules, memory))
-    return Search(tuple(sorted(found, key=lambda each: each.seconds)))
+    every = ways(devices, axes, program.pipeline, microbatches, schedules, chunks)
+    seeker, bounded, found = Seeker(program, topology, rules, memory), list[Bounded](), list[Candidate]()
+    progress(f"tracing, for {len(every)} candidates")
+    _ = seeker.traced
+    for i, way in enumerate(every, 1):
+        progress(f"looking at {i} of {len(every)}: {way}")
+        bounded.append(seeker.bounded(way))
+    for i, each in enumerate(sorted(bounded, key=lambda each: each.seconds), 1):
+        progress(f"{i} of {len(every)}: {each.way}")
+        found.append(_candidate(each, seeker.limit(each), min((one.seconds for one in found), default=float("inf"))))
+    return Search(tuple(sorted(found, key=lambda each: (each.seconds, not each.pruned))))
 
 
-def _candidate(program: Program, mesh: Mesh, count: int, rules: Rules | str | None, memory: str | None) -> Candidate:
-    turns = Pipeline(microbatches=count) if count > 1 else None
+def _candidate(each: Bounded, limit: float, best: float) -> Candidate:
+    """Planned, unless it cannot be the best."""
+    if each.fault:
+        return Candidate(each.way, None, each.fault)
+    if each.memory > limit:
+        return Candidate(each.way, None, f"pruned: needs {bytes_text(each.memory)} at least", each.seconds, True)
+    if each.seconds >= best:
+        return Candidate(each.way, None, f"pruned: takes {seconds_text(each.seconds)} at least", each.seconds, True)
     try:
-        plan = planned(replace(program, pipeline=turns), mesh, rules, memory).plan(*program.args)
+        return Candidate(each.way, each.plan(), "", each.seconds)
     except MeshDSLError as error:
-        return Candidate(mesh, count, None, " ".join(str(error).split()))
-    return Candidate(mesh, count, plan)
-
-
-def _shares(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Every way to write ``devices`` as a product of so many sizes."""
-    if axes == 1:
-        yield (devices,)
-        return
-    for size in range(1, devices + 1):
-        if devices % size == 0:
-            yield from ((size, *rest) for rest in _shares(devices // size, axes - 1))
+        return Candidate(each.way, None, " ".join(str(error).split()), each.seconds)
 
 
 def _row(each: Candidate) -> tuple[str, ...]:
-    count = str(each.microbatches) if each.microbatches > 1 else ""
-    plan = each.plan
+    count, plan = str(each.microbatches) if each.microbatches > 1 else "", each.plan
+    way = each.mesh, count, each.way.schedule
     if plan is None:
-        return str(each.mesh), count, "", "", "", "", each.fault
-    costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.bytes), bytes_text(plan.memory)
-    return str(each.mesh), count, *costs, ""
+        return *way, "", "", "", "", "", each.fault
+    bubble = "" if each.bubble is None else f"{each.bubble:.1%}"
+    costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, bytes_text(plan.bytes), bytes_text(plan.memory)
+    return *way, *costs, ""
 
 
-def _check(devices: Any, axes: Any, microbatches: Any, args: tuple[Any, ...], step: Any) -> None:
+def _check(
+    devices: Any, axes: Any, microbatches: Any, schedules: Any, chunks: Any, args: tuple[Any, ...], step: Any
+) -> None:
     def size(n: object) -> bool:
         return isinstance(n, int) and not isinstance(n, bool) and n >= 1
+
+    def sizes(given: Any) -> bool:
+        return not isinstance(given, int | str) and bool(given) and all(map(size, given))
 
     rows = [] if size(devices) else [f"devices: {is_a(devices)}, not a number of devices"]
     if isinstance(axes, str) or not axes or len(set(axes)) < len(axes):
         rows.append(f"axes: {axes!r}, not names of different mesh axes, such as ('data', 'model')")
-    if isinstance(microbatches, int | str) or not microbatches or not all(map(size, microbatches)):
+    if not sizes(microbatches):
         rows.append(f"microbatches: {microbatches!r}, not numbers to try, such as (1, 4, 8)")
+    if isinstance(schedules, str) or not schedules:
+        rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")
+    if not sizes(chunks):
+        rows.append(f"chunks: {chunks!r}, not numbers to try, such as (1, 2)")
+    elif 1 not in chunks and "interleaved" not in schedules:
+        rows.append(f"chunks: {chunks!r}, more than one goes with 'interleaved', which is not among the schedules")
     if isinstance(step, Program) and args:
         rows.append(f"args: {len(args)} beside a program, which has its own")
     if rows:

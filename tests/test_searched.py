@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from meshdsl.candidates import Seeker, ways
+from tests.turns.stacks import arguments, plain_step
 
 SHAPES = (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32))
 
@@ -17,12 +19,14 @@ def test_every_mesh_is_planned_and_the_fastest_is_first():
     program = md.Program(step, SHAPES, layouts={"x": "data=S(0)"})
     said = []
     found = md.search(program, devices=8, topology="dgx-h100", progress=said.append)
-    assert {str(each.mesh) for each in found.candidates} == {f"data={n},model={8 // n}" for n in (1, 2, 4, 8)}
+    assert {each.mesh for each in found.candidates} == {f"data={n},model={8 // n}" for n in (1, 2, 4, 8)}
     seconds = [each.seconds for each in found.candidates]
     assert seconds == sorted(seconds) and found.best.seconds == seconds[0]
-    assert len(said) == 4 and said[0] == "1 of 4: data=1,model=8"
-    for each in found.candidates:
-        alone = md.parallelize(step, each.mesh, {"x": "data=S(0)"}, donate_argnums=0).plan(*SHAPES)
+    assert said[0] == "tracing, for 4 candidates" and "looking at 1 of 4: data=1,model=8" in said and len(said) == 9
+    for each in (each for each in found.candidates if each.plan):
+        alone = md.parallelize(step, md.Mesh.parse(each.mesh, "dgx-h100"), {"x": "data=S(0)"}, donate_argnums=0).plan(
+            *SHAPES
+        )
         assert (alone.seconds, alone.bytes) == (each.plan.seconds, each.plan.bytes)
     assert len(str(found).splitlines()) == 5
 
@@ -30,14 +34,50 @@ def test_every_mesh_is_planned_and_the_fastest_is_first():
 def test_a_function_with_its_arguments_in_microbatches():
     found = md.search(step, *SHAPES, devices=4, axes=("data",), layouts={"x": "data=S(0)"}, microbatches=(1, 4, 3))
     counts = {each.microbatches: each for each in found.candidates}
-    assert counts[4].plan.memory < counts[1].plan.memory
+    assert {counts[4].plan is None, counts[1].plan is None} <= {False, counts[4].pruned, counts[1].pruned}
     assert counts[3].plan is None and "microbatches" in counts[3].fault
-    assert str(found).splitlines()[-1].endswith(counts[3].fault[-20:])
+    assert " ".join(str(found).split()).endswith(counts[3].fault)
+
+
+def stack(**changed):
+    params, batch = arguments(batch=32)
+    batch.pop("mask")
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, batch))
+    return md.Program(plain_step, shapes, **{"layouts": {"batch/*": "data=S(0)"}, **changed})
+
+
+def test_pipelines_are_tried_and_what_cannot_be_the_best_is_not_planned():
+    way = {"axes": ("pipe",), "microbatches": (2, 3, 16), "schedules": ("1f1b", "interleaved"), "chunks": (1, 2)}
+    found = md.search(stack(layouts=None), devices=2, **way)
+    assert len(found.candidates) == 3 * 2
+    staged = [each for each in found.candidates if each.plan]
+    assert staged and all(each.plan.pipeline.axis == "pipe" and 0 < each.bubble < 1 for each in staged)
+    pruned = [each for each in found.candidates if each.pruned]
+    assert {(each.microbatches, each.way.schedule) for each in pruned} >= {(16, "1f1b"), (16, "interleaved x2")}
+    assert all(each.least >= found.best.seconds for each in pruned)
+    assert "pruned: takes" in str(found) and {"bubble", "seconds", "schedule"} <= set(found.best.facts)
+    assert all("divide" in each.fault for each in found.candidates if each.microbatches == 3)
+
+
+@pytest.mark.parametrize("topology", ["cpu", "dgx-h100"])
+def test_what_needs_no_planning_is_never_above_the_plan(topology):
+    seeker = Seeker(stack(), topology, None, None)
+    for way in ways(2, ("pipe", "data"), None, (1, 4), ("gpipe",), (1,)):
+        bounded = seeker.bounded(way)
+        plan = bounded.plan()
+        assert 0 < bounded.seconds <= plan.seconds and 0 < bounded.memory <= plan.memory, way
+
+
+def test_layers_lie_on_the_axis_of_stages_unless_something_does():
+    free, pinned = Seeker(stack(), "cpu", None, None), Seeker(stack(rules="layers:pipe"), "cpu", None, None)
+    assert set(free._layouts) == {"batch/*", "params/layers/up", "params/layers/down"}
+    assert set(pinned._layouts) == {"batch/*"}
 
 
 def test_none_fits():
     found = md.search(step, *SHAPES, devices=2, memory="10kB")
     assert all(each.plan is None for each in found.candidates)
+    assert all(each.pruned and "needs" in each.fault for each in found.candidates)
     with pytest.raises(md.MeshDSLError, match="no candidate can be planned"):
         _ = found.best
 
@@ -50,6 +90,9 @@ def test_none_fits():
         ({"devices": 4, "axes": ("a", "a")}, "axes: "),
         ({"devices": 4, "microbatches": 2}, "microbatches: 2"),
         ({"devices": 4, "microbatches": (0,)}, "microbatches: "),
+        ({"devices": 4, "schedules": "1f1b"}, "schedules: '1f1b'"),
+        ({"devices": 4, "chunks": (2,)}, "chunks: .* goes with 'interleaved'"),
+        ({"devices": 4, "axes": ("pipe",), "schedules": ("1f1",)}, "did you mean '1f1b'"),
     ],
 )
 def test_bad_input(options, said):

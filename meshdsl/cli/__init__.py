@@ -12,11 +12,12 @@ import typer
 
 from meshdsl.cli import plan, topology
 from meshdsl.cli.report import report
+from meshdsl.cli.search import search
 from meshdsl.cli.train import train
 from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
 
 app = typer.Typer(no_args_is_help=True)
-for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, plan.search, report, train):
+for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):
     app.command()(command)
 app.add_typer(topology.app, name="topology")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshdsl.cli.names import load_mesh, load_program, load_topology_named
+from meshdsl.cli.names import load_mesh, load_program
 from meshdsl.cli.options import (
     AsJSON,
     Chunks,
@@ -102,36 +102,6 @@ def explain(
         with progress.status(f"planning {program} with every layout of {name}"):
             found = planned(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
     show(found, found.facts, as_json)
-
-
-def search(
-    program: ProgramName,
-    devices: Annotated[int, typer.Option(help="how many there are", show_default=False)],
-    axes: Annotated[str, typer.Option(help="axes of the meshes to try, outermost first")] = "data,model",
-    microbatches: Annotated[str, typer.Option(help="numbers of microbatches to try")] = "1",
-    topology: TopologyName = "cpu",
-    rules: RulesText = None,
-    memory: MemoryText = None,
-    as_json: AsJSON = False,
-) -> None:
-    """Plan a program over every mesh of so many devices; the fastest first. Status 1 if none can be planned."""
-    from meshdsl.searched import search as searched
-
-    loaded, tried = load_program(program), [int(n) if n.isdigit() else 0 for n in microbatches.split(",")]
-    with progress.status(f"planning {program} on {devices} devices") as status:
-        found = searched(
-            loaded,
-            devices=devices,
-            topology=load_topology_named(topology),
-            axes=axes.split(","),
-            microbatches=tried,
-            rules=rules,
-            memory=memory,
-            progress=status.update,
-        )
-    show(found, [each.facts for each in found.candidates], as_json)
-    if found.candidates[0].plan is None:
-        raise typer.Exit(1)
 
 
 def verify(

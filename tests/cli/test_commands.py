@@ -141,6 +141,7 @@ def test_topologies_are_listed_shown_and_taken(folder):
         (("plan", "whole.py", "--mesh", "model=4"), 2, "no axis 'data'"),
         (("plan", "whole.py", "--memory", "1KiB"), 1, "no plan fits memory=1.02 kB per device"),
         (("plan", "whole.py", "--rules", "hidden:model"), 2, "hidden"),
+        (("plan", "whole.py", "--topology", "dgx-h100", "--mesh", "data=4,model=6"), 2, "model=6: groups of 6 devices"),
         (("plan", "stacked.py", "--schedule", "gpipe"), 2, "--schedule of no pipeline: say --microbatches too\n"),
         (
             ("train", "stacked.py", "--microbatches", "0"),

@@ -29,6 +29,7 @@ from meshdsl.pins import make_pins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Plan
 from meshdsl.planner.exact import TIES
+from meshdsl.planner.least import least_memory, least_seconds
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins
@@ -85,7 +86,9 @@ def _plan(case: Case, batch: Batch) -> Planned:
         return make_pins(program, batch.mesh, case.pins)
 
     if batch.seed is None:
+        least = least_seconds(program, batch.mesh), least_memory(program, batch.mesh, pins_of(program))
         program, plan = plan_program(program, batch.mesh, pins_of)
+        assert least[0] <= plan.seconds * (1 + 1e-9) and least[1] <= plan.memory, "below what needs no search"
         return Planned(case, program, pins_of(program), plan)
     program = pad_program(program, padded_sizes(program, batch.mesh))
     pins = pins_of(program)

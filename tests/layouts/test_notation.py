@@ -1,5 +1,6 @@
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +68,20 @@ def test_mesh_text_and_errors():
         Mesh(data=0)
     with pytest.raises(MeshDSLError, match="no topology 'cpus'; did you mean 'cpu'"):
         Mesh(data=2, topology="cpus")
+
+
+def test_meshes_that_do_not_fit_the_links():
+    said = "model=6: groups of 6 devices do not divide the 8 that a link of topology dgx-h100 joins, nor hold several"
+    with pytest.raises(LayoutError, match=said) as error:
+        Mesh(data=4, model=6, topology="dgx-h100")
+    assert "\n" not in str(error.value)
+    with pytest.raises(LayoutError, match="a=3: groups of 12 devices"):
+        Mesh(data=2, a=3, b=4, topology="dgx-h100")
+    for sizes in ({"model": 6}, {"data": 3, "model": 4}, {"data": 5, "model": 8}, {"data": 2, "model": 24}):
+        Mesh(topology="dgx-h100", **sizes)
+    node = replace(topology("dgx-h100"), name="node", links=topology("dgx-h100").links[:1])
+    with pytest.raises(LayoutError, match="a mesh of 16 devices: topology node joins 8"):
+        Mesh(data=16, topology=node)
 
 
 def test_the_last_mesh_axis_takes_the_fastest_link():
