@@ -16,7 +16,7 @@ from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.making import Making
 from meshdsl.pins import follows
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.spec import CHUNKED, Pipeline
 from meshdsl.plan.value import Plan
 from meshdsl.planner.least import least_memory, least_seconds
 from meshdsl.program import Program
@@ -68,7 +68,7 @@ def ways(
     schedules: Sequence[str],
     chunks: Sequence[int],
 ) -> list[Way]:
-    """Every way, once; without stages schedules do not matter, and several chunks go with ``interleaved`` alone.
+    """Every way, once; without stages schedules do not matter, and several chunks go with some only.
 
     Args:
       own: the program's pipeline, which says what is not tried.
@@ -79,7 +79,7 @@ def ways(
         if sizes.get(AXIS, 1) == 1:
             found.append(Way(sizes, plain if m > 1 else None))
             continue
-        pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s == "interleaved"]
+        pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s in CHUNKED]
         pairs = [(s, v) for s, v in pairs if (s, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
         found += [Way(sizes, replace(plain, schedule=schedule, chunks=v)) for schedule, v in pairs]
     return found

@@ -19,7 +19,7 @@ from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.spec import CHUNKED, Pipeline
 from meshdsl.plan.table import table
 from meshdsl.plan.value import Plan
 from meshdsl.program import Program
@@ -185,8 +185,10 @@ def _check(
         rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")
     if not sizes(chunks):
         rows.append(f"chunks: {chunks!r}, not numbers to try, such as (1, 2)")
-    elif 1 not in chunks and "interleaved" not in schedules:
-        rows.append(f"chunks: {chunks!r}, more than one goes with 'interleaved', which is not among the schedules")
+    elif 1 not in chunks and not set(CHUNKED) & set(schedules):
+        rows.append(
+            f"chunks: {chunks!r}, more than one goes with {' or '.join(map(repr, CHUNKED))}, which are not tried"
+        )
     if isinstance(step, Program) and args:
         rows.append(f"args: {len(args)} beside a program, which has its own")
     if rows:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from meshdsl.errors import ArgumentError, faults, is_a, nearest
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb")
+CHUNKED = ("interleaved", "zb")  # those that take several chunks
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Pipeline:
             rows.append(f"schedule: no schedule {self.schedule!r}{nearest(self.schedule, SCHEDULES)}")
         if not isinstance(self.chunks, int) or isinstance(self.chunks, bool) or self.chunks < 1:
             rows.append(f"chunks: {is_a(self.chunks)}, not a number of chunks of layers")
-        elif self.chunks > 1 and self.schedule not in ("interleaved", "zb"):
+        elif self.chunks > 1 and self.schedule not in CHUNKED:
             one = f"{self.schedule!r} has one chunk per stage, not {self.chunks}"
             rows.append(f"chunks: {one}: 'interleaved' and 'zb' take more")
         if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
