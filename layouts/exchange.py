@@ -12,6 +12,7 @@ what is exchanged, as data that prices, documents and lists it:
     cycle     the same, the last block being followed by the first             the pieces others lack
     mirror    the whole block of the device at the mirrored place              its block
     sort      its share of all blocks' elements in order                       its block, in every round
+    deal      its share of the elements in another order                       what others get of it
 
 k is the number of devices on the axes whose rows list the exchange; blocks are numbered over
 their product, so several axes that split one dim exchange together. ``after`` may be negative:
@@ -30,6 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from meshdsl.layouts.deal import deal
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -40,6 +43,7 @@ class Exchange:
       dim: its split dim; None for an array that is gathered or mirrored as it is.
       length: for gather, how many elements of dim each device gives.
       before: for window and cycle; after: likewise.
+      which: for deal, per element of the result, the one it is.
     """
 
     pattern: str
@@ -48,6 +52,7 @@ class Exchange:
     length: int = 0
     before: int = 0
     after: int = 0
+    which: tuple[int, ...] = ()
 
     def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[Part, ...] | None":
         """The collectives it is over axes of these sizes, major first, if a block of dim has ``extent`` elements.
@@ -68,7 +73,7 @@ class Part:
       axes: those it runs over, by position among the exchange's axes.
       distance: for permutes, how many blocks further on the sender is, the last being followed by the first.
       start, stop: the elements of dim that are sent; (0, 0) for the whole block.
-      round: for sorts, which of the rounds.
+      round: for sorts and deals, which of the rounds.
     """
 
     kind: str
@@ -132,12 +137,20 @@ def _sort(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
     return tuple(Part("collective-permute", axes, round=i) for i, _ in enumerate(rounds(prod(sizes))))
 
 
+def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
+    if len(e.which) % prod(sizes):
+        return None
+    found, axes = deal(e.which, extent, prod(sizes)), tuple(range(len(sizes)))
+    return tuple(Part("collective-permute", axes, stop=found.unit, round=i) for i, _ in enumerate(found.rounds))
+
+
 _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[Part, ...] | None]] = {
     "gather": _gather,
     "window": _window,
     "cycle": _window,
     "mirror": _mirror,
     "sort": _sort,
+    "deal": _deal,
 }
 _TEXTS = {
     "gather": "what each block found",
@@ -145,4 +158,5 @@ _TEXTS = {
     "cycle": "blocks of dim {0.dim} moved by {0.before}",
     "mirror": "blocks in mirrored order",
     "sort": "blocks merged with their neighbours",
+    "deal": "elements of dim {0.dim} in another order",
 }

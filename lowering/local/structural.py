@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import mirror, slid, window
+from meshdsl.layouts.deal import deal as dealing
+from meshdsl.lowering.local.exchange import mirror, slid, swap, window
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.structural import grows_at_end, pad_windows, slice_windows
 
@@ -63,6 +64,18 @@ def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
     """The elements that lie as far before the block as it is rolled."""
     dim, shift = op.params["axis"], op.params["shift"]
     return (window(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift, fill=None),)
+
+
+@local("deal")
+def deal(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The elements that the block lacks, round by round, then all of them in order."""
+    (x,), axes = arrays, where.inputs[0].splitting(0)
+    found = dealing(op.params["which"], x.shape[0], prod(where.sizes[axis] for axis in axes))
+    at, held = where.index(axes), [x]
+    for each in found.rounds:
+        piece = lax.dynamic_slice_in_dim(x, jnp.asarray(each.start)[at], found.unit, 0)
+        held.append(swap(piece, where, axes, each.target))
+    return (lax.concatenate(held, 0).at[jnp.asarray(found.places)[at]].get(mode="promise_in_bounds"),)
 
 
 @local("pad")

@@ -77,6 +77,13 @@ def roll(op: Op) -> Rule:
     return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(dim),), (S(dim),), collectives=inside),))
 
 
+@rule("deal")
+def deal(op: Op) -> Rule:
+    """All dims but the first, whose elements change places: blocks of it send each other what they lack."""
+    dims, inside = kept(_rank(op), 0), (Exchange("deal", 0, 0, which=op.params["which"]),)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(0),), (S(0),), collectives=inside),))
+
+
 @rule("slice")
 def slice_(op: Op) -> Rule:
     """Dims that are kept whole, those of which every k-th element is kept, and those that lose little at their ends."""

@@ -11,6 +11,9 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from numpy.typing import NDArray
 
 
@@ -50,17 +53,35 @@ class Dealing:
 
     def dealt(self, x: jax.Array) -> jax.Array:
         """A stack of layers by chunk, rank and place."""
-        return _picked(x, self.places)
+        ranked = self.places.swapaxes(0, 1)
+        return jnp.swapaxes(_dealt(x, ranked).reshape(*ranked.shape, *x.shape[1:]), 0, 1)
 
     def gathered(self, x: jax.Array) -> jax.Array:
         """The stack of layers again, in the order of the model."""
-        places = np.flatnonzero(self.used)
-        order = places[np.argsort(self.places[self.used])]
-        return _picked(x.reshape(-1, *x.shape[3:]), order)
+        ranked, used = self.places.swapaxes(0, 1), self.used.swapaxes(0, 1)
+        order = np.flatnonzero(used)[np.argsort(ranked[used])]
+        return _dealt(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[3:]), order)
 
 
-def _picked(x: jax.Array, which: NDArray[np.generic]) -> jax.Array:
-    """Layers of a stack, in the shape of their numbers."""
-    if np.array_equal(which.ravel(), np.arange(x.shape[0])):
-        return x.reshape(*which.shape, *x.shape[1:])
-    return x.at[jnp.asarray(which, jnp.int32)].get(mode="promise_in_bounds")
+def _dealt(x: jax.Array, which: NDArray[np.integer]) -> jax.Array:
+    """Layers of a stack, by their numbers."""
+    places = tuple(which.ravel().tolist())
+    if places == tuple(range(x.shape[0])):
+        return x
+    dealt: jax.Array = deal_p.bind(x, which=places)
+    return dealt
+
+
+def _picked(x: jax.Array, *, which: tuple[int, ...]) -> jax.Array:
+    return x.at[jnp.asarray(which)].get(mode="promise_in_bounds")
+
+
+def _shaped(x: ShapedArray, *, which: tuple[int, ...]) -> ShapedArray:
+    shaped: ShapedArray = x.update(shape=(len(which), *x.shape[1:]))
+    return shaped
+
+
+deal_p = Primitive("deal")  # element i of dim 0 is which[i] of the operand
+deal_p.def_impl(_picked)
+deal_p.def_abstract_eval(_shaped)
+mlir.register_lowering(deal_p, mlir.lower_fun(_picked, multiple_results=False))

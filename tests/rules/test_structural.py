@@ -7,6 +7,7 @@ from jax import lax
 from meshdsl.layouts.placement import B, S
 from meshdsl.rules import rows_of
 from meshdsl.trace.rolls import roll_p
+from meshdsl.turns.dealing import deal_p
 from tests.prover import drawn, prove, sample
 from tests.rules.data import bools, floats, ints
 
@@ -40,6 +41,9 @@ case("reshape", lambda x: lax.reshape(x, (24, 12), (1, 0)), floats(12, 24))
 case("squeeze", lambda x: lax.squeeze(x, (1,)), floats(12, 1, 24))
 case("transpose", lambda x: lax.transpose(x, (2, 0, 1)), floats(12, 24, 36))
 case("rev", lambda x: lax.rev(x, (1,)), floats(12, 24))
+case("deal", lambda x: deal_p.bind(x, which=(0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11)), floats(12, 6))
+case("deal", lambda x: deal_p.bind(x, which=tuple(range(23, -1, -1))), ints(24))
+case("deal", lambda x: deal_p.bind(x, which=(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11)), floats(12))
 case("roll", lambda x: roll_p.bind(x, axis=1, shift=4), floats(6, 12))
 case("roll", lambda x: roll_p.bind(x, axis=0, shift=12), ints(24))
 case("roll", lambda x: roll_p.bind(x, axis=0, shift=5), bools(6))
