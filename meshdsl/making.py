@@ -48,3 +48,7 @@ class Making:
         check_match(given, padded, mesh, pins, memory)
         check_sound(given, padded, pins.donated, memory)
         return padded, given
+
+    def make(self, call: Call) -> tuple[Program, Plan]:
+        """Both for a call."""
+        return self.plan(self.take_turns(self.trace(call)))

@@ -1,21 +1,29 @@
-"""``meshdsl report``: a saved plan as one HTML page, and as a trace."""
+"""``meshdsl report``: a saved plan as one HTML page, as a trace, and as a graph."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from meshdsl.cli.options import AsJSON, show
+from meshdsl.cli.names import load_program
+from meshdsl.cli.options import AsJSON, RulesText, show
 from meshdsl.cli.plan import PlanFile
+from meshdsl.errors import ArgumentError
 
 
 def report(
     saved: PlanFile,
+    program: Annotated[str | None, typer.Argument(help="path/to/file.py or module:attribute")] = None,
     html: Annotated[Path | None, typer.Option(help="the page; else beside the plan")] = None,
     against: Annotated[Path | None, typer.Option(help="a second plan to compare with")] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="also write the timeline as a trace, for ui.perfetto.dev")
     ] = None,
+    model_explorer: Annotated[
+        Path | None, typer.Option(help="also write the program, as planned, as a graph for Model Explorer")
+    ] = None,
+    rules: RulesText = None,
     as_json: AsJSON = False,
 ) -> None:
     """Write a saved plan as one HTML page that needs nothing but a browser."""
@@ -27,5 +35,21 @@ def report(
     found.report(page, None if against is None else load_plan(against))
     if perfetto is not None:
         save_perfetto(found, perfetto)
-    written = [str(file) for file in (page, perfetto) if file is not None]
+    if model_explorer is not None:
+        _save_graph(found, program, rules, model_explorer)
+    written = [str(file) for file in (page, perfetto, model_explorer) if file is not None]
     show(f"written: {', '.join(written)}", {"written": written, **report_data(found)}, as_json)
+
+
+def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) -> None:
+    """Write the program's graph under a plan that was made for it."""
+    from meshdsl.planned import planned
+    from meshdsl.report import save_model_explorer
+    from meshdsl.trace import flatten_call
+
+    if program is None:
+        raise ArgumentError("--model-explorer draws the program too: name it behind the plan, as p.json train.py")
+    loaded = load_program(program)
+    call = flatten_call(loaded.step, loaded.args, {})
+    pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
+    save_model_explorer(*planned(pipelined, found.mesh, rules, plan=found).making.make(call), path)
