@@ -3,15 +3,18 @@
 A topology lists its links innermost (fastest) first, each with the number of devices it
 joins. Mesh axes map to links innermost last: the last mesh axis takes the fastest link until
 that link's devices are used up; an axis that crosses a boundary is priced at the slower link.
+On a torus, each axis runs along a dim of its own while there are any (see :class:`Link`).
 Presets are TOML files beside this module, with the source of every figure.
 """
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib import resources
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
@@ -25,15 +28,36 @@ class Link:
       latency: seconds that a collective over this link costs whatever its size.
       bandwidth: bytes per second that one device sends over it.
       devices: devices joined by the link (the innermost levels included); 0 is unbounded.
+      torus: lengths of the dims, outermost first, of a level that is a torus; empty for a switch. ``bandwidth`` is then
+        that of one dim, both ways around (Austin et al., How to Scale Your Model, 2025, TPUs).
+      ring: on a torus, an axis is a ring if this divides its size; any other is a line, with half the bandwidth.
     """
 
     latency: float
     bandwidth: float
     devices: int = 0
+    torus: tuple[int, ...] = ()
+    ring: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what is no cost."""
-        check_costs("a link", self, ("bandwidth",), ("latency", "devices"))
+        check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices"))
+        if self.torus and prod(self.torus) != self.devices:
+            raise ArgumentError(f"a torus of {list(self.torus)} joins {prod(self.torus)} devices, not {self.devices}")
+
+    def along(self, size: int, dims: int) -> "tuple[Link, int]":
+        """What an axis of ``size`` devices runs over where ``dims`` dims of the torus are taken, and the dims it takes.
+
+        An axis that is longer than a dim takes more; the bandwidths of those that it fills add up. Axes that find no
+        dim share the last one, as lines.
+        """
+        if not self.torus or size == 1:
+            return self, 0
+        free = tuple(accumulate(reversed(self.torus[: len(self.torus) - dims]), mul))
+        takes = 1 + sum(reach < size for reach in free[:-1]) if free else 0
+        filled = sum(reach <= size for reach in free) or 1
+        closed = 2 if takes and size % self.ring == 0 else 1
+        return replace(self, bandwidth=self.bandwidth * filled * closed / 2), takes
 
 
 @dataclass(frozen=True)
@@ -79,12 +103,16 @@ class Topology:
 
     def axis_links(self, axes: Iterable[tuple[str, int]]) -> dict[str, Link]:
         """The link that each mesh axis runs over, for ``(name, size)`` pairs outermost first."""
-        found: dict[str, Link] = {}
+        found: dict[str, Link] = dict(self.axes)
+        dims: dict[Link, int] = {}
         inside = 1
         for name, size in reversed(list(axes)):
             inside *= size
-            found[name] = self._reaching(inside)
-        return {**found, **dict(self.axes)}
+            if name not in found:
+                link = self._reaching(inside)
+                found[name], taken = link.along(size, dims.get(link, 0))
+                dims[link] = dims.get(link, 0) + taken
+        return found
 
     def check_shape(self, axes: Iterable[tuple[str, int]]) -> None:
         """LayoutError in one line if a mesh of these axes, outermost first, does not fit the links."""
@@ -92,7 +120,10 @@ class Topology:
         size, known = prod(n for _, n in sizes), dict(self.axes)
         most = self.links[-1].devices
         if most and size > most:
-            raise LayoutError(f"a mesh of {size} devices: topology {self.name} joins {most:g}")
+            raise LayoutError(
+                f"a mesh of {size} devices: topology {self.name} joins {most:g}; make the mesh smaller, or state the "
+                "network beyond as a last [[links]] without devices"
+            )
         for link in self.links:
             inside = 1
             for name, n in reversed(sizes):
@@ -104,7 +135,7 @@ class Topology:
                     )
 
     def _reaching(self, devices: int) -> Link:
-        return next((link for link in self.links if link.devices >= devices), self.links[-1])
+        return next((link for link in self.links if not link.devices or link.devices >= devices), self.links[-1])
 
 
 def _straddles(inside: int, link: Link) -> bool:
@@ -154,8 +185,12 @@ def read_topology(data: dict[str, Any]) -> Topology:
     if rows:
         raise ArgumentError("\n".join(f"  {row}" for row in rows))
     rest = {k: v for k, v in data.items() if k not in ("links", "axes", "sources")}
-    by_axis = tuple((name, Link(**link)) for name, link in axes.items())
-    return Topology(links=tuple(Link(**link) for link in links), axes=by_axis, **rest)
+    by_axis = tuple((name, _link(link)) for name, link in axes.items())
+    return Topology(links=tuple(map(_link, links)), axes=by_axis, **rest)
+
+
+def _link(table: dict[str, Any]) -> Link:
+    return Link(**{**table, "torus": tuple(table.get("torus", ()))})
 
 
 def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:

@@ -38,8 +38,11 @@ def topology_text(topology: Topology) -> str:
 
 
 def _link(link: Link) -> list[str]:
-    return [f"{f.name} = {_toml(getattr(link, f.name))}" for f in fields(Link)]
+    known = [f.name for f in fields(Link) if link.torus or f.name not in ("torus", "ring")]
+    return [f"{name} = {_toml(getattr(link, name))}" for name in known]
 
 
-def _toml(value: str | float) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+def _toml(value: str | float | tuple[int, ...]) -> str:
+    return (
+        repr(list(value)) if isinstance(value, tuple) else json.dumps(value) if isinstance(value, str) else repr(value)
+    )

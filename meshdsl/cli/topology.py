@@ -8,7 +8,7 @@ import typer
 
 from meshdsl.cli.names import load_mesh, load_topology_named
 from meshdsl.cli.options import AsJSON, MeshText, out, progress, show
-from meshdsl.layouts.topology import preset_names, topology
+from meshdsl.layouts.topology import Link, preset_names, topology
 from meshdsl.layouts.topology_file import save_topology, topology_text
 from meshdsl.units import bytes_text
 
@@ -17,14 +17,20 @@ app = typer.Typer(no_args_is_help=True, help="What meshes cost: presets, and thi
 
 @app.command("list")
 def list_presets(as_json: AsJSON = False) -> None:
-    """The presets: FLOP/s of 16 and 32 bits, memory, and the fastest link."""
+    """The presets: FLOP/s of 16 and 32 bits, memory, the links and how many devices each joins, and the sources."""
     found = [topology(name) for name in preset_names()]
     lines = (
-        f"{t.name:14} {t.flops16 / 1e12:7.3g} {t.flops32 / 1e12:7.3g} TFLOP/s  {bytes_text(int(t.memory)):>7}  "
-        f"{bytes_text(int(t.links[0].bandwidth)):>7}/s"
+        f"{t.name:14} {t.flops16 / 1e12:7.4g} {t.flops32 / 1e12:7.4g} TFLOP/s  {bytes_text(int(t.memory)):>7}  "
+        f"{', '.join(map(_link, t.links))}\n{'':14} {t.source}"
         for t in found
     )
     show("\n".join(lines), [t.name for t in found], as_json)
+
+
+def _link(link: Link) -> str:
+    """One level of the network, in a few words."""
+    joined = "x".join(map(str, link.torus)) or str(link.devices or "any")
+    return f"{joined} devices at {bytes_text(int(link.bandwidth))}/s"
 
 
 @app.command("show")

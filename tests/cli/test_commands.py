@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import meshdsl as md
 from meshdsl.cli import app, main
 from meshdsl.cli.names import load_program
+from meshdsl.layouts.topology import preset_names
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = """
@@ -126,12 +127,17 @@ def test_compiled_collectives_are_verified(folder):
 
 
 def test_topologies_are_listed_shown_and_taken(folder):
-    assert [line.split()[0] for line in run("topology", "list")[1].splitlines()] == ["cpu", "dgx-h100"]
-    assert json.loads(run("topology", "list", "--json")[1]) == ["cpu", "dgx-h100"]
+    names = json.loads(run("topology", "list", "--json")[1])
+    listed = run("topology", "list")[1].splitlines()
+    assert [line.split()[0] for line in listed[::2]] == names == list(preset_names())
+    assert "16x16 devices at 90 GB/s" in listed[2 * names.index("tpu-v5e")] and "Cloud TPU" in listed[-1]
     text = run("topology", "show", "dgx-h100")[1]
     assert json.loads(run("topology", "show", "dgx-h100", "--json")[1])["name"] == "dgx-h100"
     (folder / "mine.toml").write_text(text.replace('"dgx-h100"', '"mine"'))
     assert "topology mine" in run("plan", "whole.py", "--topology", "mine.toml")[1]
+    (folder / "node.toml").write_text(text.replace("devices = 0", "devices = 8"))
+    with pytest.raises(md.MeshDSLError, match="a mesh of 16 devices: topology dgx-h100 joins 8; make the mesh smaller"):
+        run("plan", "whole.py", "--mesh", "data=4,model=4", "--topology", "node.toml")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Topologies: presets and their sources, what axes run over on a torus, meshes that nothing links."""
+
+import pytest
+
+from meshdsl.errors import ArgumentError
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Link, Topology, preset_names, topology
+from meshdsl.layouts.topology_file import load_topology, save_topology
+
+PRESETS = "cpu dgx-1v dgx-a100 dgx-h100 gb200-nvl72 tpu-v4 tpu-v5e tpu-v5p tpu-v6e"
+NODE = Topology("node", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-5, 1e10, devices=8),))
+
+
+def bandwidths(name, **sizes):
+    mesh = Mesh(topology=name, **sizes)
+    return [mesh.topology.axis_links(mesh)[axis].bandwidth for axis in mesh.names]
+
+
+def test_every_preset_states_its_source_and_reads_back(tmp_path):
+    assert preset_names() == tuple(PRESETS.split())
+    for name in preset_names():
+        found = topology(name)
+        assert (found.name, bool(found.source)) == (name, True)
+        save_topology(found, tmp_path / "t.toml")
+        assert load_topology(tmp_path / "t.toml") == found
+
+
+@pytest.mark.parametrize("name, inside", [("dgx-1v", 8), ("dgx-a100", 8), ("dgx-h100", 8), ("gb200-nvl72", 64)])
+def test_switches_link_the_innermost_devices(name, inside):
+    slow, fast = bandwidths(name, data=2, model=inside)
+    assert fast > 7 * slow
+    assert bandwidths(name, data=2, model=inside * 2) == [slow, slow]
+
+
+def test_each_axis_takes_a_dim_of_a_torus():
+    assert bandwidths("tpu-v5e", data=16, model=16) == [9e10, 9e10]
+    assert bandwidths("tpu-v5e", data=256) == [1.8e11]  # both dims at once
+    assert bandwidths("tpu-v5e", data=4, model=4) == [4.5e10, 4.5e10]  # lines: only whole dims are closed
+    assert bandwidths("tpu-v4", pipe=4, data=4, model=4) == [9e10] * 3  # a cube has rings of 4
+    assert bandwidths("tpu-v4", data=2, model=8) == [4.5e10, 9e10]
+    assert bandwidths("tpu-v4", data=16, model=256) == [9e10, 1.8e11]
+
+
+def test_axes_without_a_dim_share_the_last_one_and_pods_are_linked_by_the_network():
+    assert bandwidths("tpu-v5e", pipe=2, data=2, model=16) == [4.5e10, 4.5e10, 9e10]
+    assert bandwidths("tpu-v5e", data=4, model=256) == [3.1e9, 1.8e11]
+    assert bandwidths("tpu-v5p", data=6144) == [1.8e11 * 3]
+
+
+def test_a_mesh_that_nothing_links():
+    assert Mesh(data=8, topology=NODE).size == 8
+    with pytest.raises(
+        ArgumentError, match=r"node links 8 devices, and the mesh has 16: make the mesh smaller, or add"
+    ):
+        Mesh(data=2, model=8, topology=NODE)
+    with pytest.raises(ArgumentError, match=r"a torus of \[4, 4\] joins 16 devices, not 8"):
+        Link(1e-6, 1e9, devices=8, torus=(4, 4))
