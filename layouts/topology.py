@@ -42,6 +42,8 @@ class Link:
     def __post_init__(self) -> None:
         """Refuse what is no cost."""
         check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices"))
+        if not (isinstance(self.torus, tuple) and all(isinstance(n, int) and n > 0 for n in self.torus)):
+            raise ArgumentError(f"torus={self.torus!r} is no list of lengths, such as [16, 16]")
         if self.torus and prod(self.torus) != self.devices:
             raise ArgumentError(f"a torus of {list(self.torus)} joins {prod(self.torus)} devices, not {self.devices}")
 
@@ -190,7 +192,8 @@ def read_topology(data: dict[str, Any]) -> Topology:
 
 
 def _link(table: dict[str, Any]) -> Link:
-    return Link(**{**table, "torus": tuple(table.get("torus", ()))})
+    torus = table.get("torus", ())
+    return Link(**{**table, "torus": tuple(torus) if isinstance(torus, list) else torus})
 
 
 def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
