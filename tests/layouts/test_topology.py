@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdsl.errors import ArgumentError
+from meshdsl.errors import ArgumentError, LayoutError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology, preset_names, topology
 from meshdsl.layouts.topology_file import load_topology, save_topology
