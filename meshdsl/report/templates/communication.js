@@ -6,11 +6,11 @@ function showCommunication(place) {
   const kinds = KINDS.filter((kind) => data.cells.some((cell) => cell[1] === kind));
   place.append(make("div", { class: "controls" }, metric, ...kinds.map(kindText)), bars);
   paintBars(bars, "seconds");
-  const map = make("div", { class: "treemap", role: "group", "aria-label": "Lines by area" });
+  const map = draw("svg", { class: "treemap", role: "group", "aria-label": "Lines by area" });
   let area = "sent", width = 0;
   const paint = () => width && paintTreemap(map, area, width);
   const areas = { sent: "communication time", bytes: "bytes sent", compute: "computing time", all: "all time" };
-  place.append(make("h3", {}, "By function and line"), make("div", { class: "controls" }, choice("area of a line", areas, (value) => { area = value; paint(); })), map);
+  place.append(make("h3", {}, "By function and line"), make("div", { class: "controls" }, choice("area of a line", areas, (value) => { area = value; paint(); })), map, pictureButtons(map, "treemap"));
   atWidth(map, (now) => { width = now; paint(); });
 }
 
@@ -40,21 +40,27 @@ function paintTreemap(place, area, width) {
   const largest = lines.filter((line) => of(line) > 0).sort((a, b) => of(b) - of(a)).slice(0, SHOWN);
   const groups = [...Map.groupBy(largest, (line) => `${line.file} ${line.function}`).values()];
   const sized = groups.map((own) => ({ own, size: sum(own.map(of)) })).sort((a, b) => b.size - a.size);
-  const blocks = [];
-  squarify(sized, (group) => group.size, { x: 0, y: 0, w: width, h: place.clientHeight }, (group, box) => {
+  const blocks = [], height = place.clientHeight;
+  squarify(sized, (group) => group.size, { x: 0, y: 0, w: width, h: height }, (group, box) => {
     const hue = (210 + 137 * blocks.length) % 360;
     const tiles = [];
     squarify(group.own, of, box, (line, tile) => tiles.push(tileOf(line, tile, `hsl(${hue} 38% 44%)`, text(of(line)), percent(of(line), whole))));
     blocks.push(tiles);
   });
+  place.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  place.setAttribute("height", height);
   place.replaceChildren(...blocks.flat());
 }
 
+const LETTER = 6.6; // width of a character in a tile, about
+
 function tileOf(line, { x, y, w, h }, color, amount, share) {
   const title = `${line.source} ${line.function}: ${amount}, ${share}\n${line.text.trim()}`;
-  const tile = make("a", { href: `#line-${line.position}`, title, "aria-label": title }, w > 60 && h > 18 ? `${line.source} ${amount}` : "");
-  if (w > 90 && h > 40) tile.append(make("br"), line.function);
-  Object.assign(tile.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px`, background: color });
+  const tile = draw("a", { href: `#line-${line.position}`, "aria-label": title });
+  const sides = { x: x.toFixed(1), y: y.toFixed(1), width: Math.max(0, w - 1).toFixed(1), height: Math.max(0, h - 1).toFixed(1) };
+  tile.append(draw("title", {}, title), draw("rect", { ...sides, style: `fill:${color}` }));
+  const said = [w > 60 && h > 18 ? `${line.source} ${amount}` : "", w > 90 && h > 40 ? line.function : ""];
+  said.filter(Boolean).forEach((text, row) => tile.append(draw("text", { x: x + 5, y: y + 14 + 15 * row }, text.slice(0, Math.floor((w - 8) / LETTER)))));
   return tile;
 }
 
