@@ -40,6 +40,8 @@ _NAMES = {
     "meshdsl.dsl.remat": ("keep", "remat"),
     "meshdsl.dsl.stack": ("stack",),
     "meshdsl.api": ("Program", "Sharded", "parallelize"),
+    "meshdsl.pipeline.generators": ("make_schedule",),
+    "meshdsl.pipeline.schedule": ("Schedule",),
     "meshdsl.pipeline.spec": ("Pipeline",),
     "meshdsl.plan": ("Plan", "load_plan"),
     "meshdsl.searched": ("search",),

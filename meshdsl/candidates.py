@@ -53,7 +53,7 @@ class Way:
         """Of the stages, with its chunks; empty if there is one stage."""
         if self.pipeline is None or self.stages == 1:
             return ""
-        return self.pipeline.schedule + (f" x{self.pipeline.chunks}" if self.pipeline.chunks > 1 else "")
+        return self.pipeline.name + (f" x{self.pipeline.chunks}" if self.pipeline.chunks > 1 else "")
 
     def __str__(self) -> str:
         turns = f"{self.microbatches} microbatches" if self.microbatches > 1 else ""

@@ -13,6 +13,7 @@ from meshdsl.errors import ArgumentError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.layouts.topology_file import load_topology
+from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.program import Program
 
@@ -23,11 +24,12 @@ def load_program(
     """The ``program`` that a file or a module defines, or that its function of this name returns.
 
     Args:
-      microbatches, schedule, chunks: of its pipeline, where they are given.
+      microbatches, schedule, chunks: of its pipeline, where they are given; a schedule by name, or a file with one.
 
     Raises ArgumentError if there is none, or no such pipeline; what the file itself raises is not touched.
     """
-    asked = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+    table = Schedule.load(schedule) if schedule and Path(schedule).is_file() else schedule
+    asked = {"microbatches": microbatches, "schedule": table, "chunks": chunks}
     given = {option: value for option, value in asked.items() if value is not None}
     program = _loaded(name)
     return replace(program, pipeline=_pipeline(program, given)) if given else program

@@ -12,7 +12,7 @@ TopologyName = Annotated[str, typer.Option("--topology", help="what the mesh cos
 RulesText = Annotated[str | None, typer.Option("--rules", help="dims to axes, as 'batch:data hidden:model'")]
 MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per device, as 60GiB; else the topology's")]
 Microbatches = Annotated[int | None, typer.Option("--microbatches", help="to take the batch in, one after the other")]
-ScheduleName = Annotated[str | None, typer.Option("--schedule", help="of a pipeline's stages, as 1f1b")]
+ScheduleName = Annotated[str | None, typer.Option("--schedule", help="of a pipeline's stages, as 1f1b, or a file")]
 Chunks = Annotated[int | None, typer.Option("--chunks", help="of layers per stage")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 
+from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.spec import Pipeline
 
 
@@ -55,7 +56,10 @@ def _cuts(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -
 
 def share_faults(layers: int, ranks: int, asked: Pipeline) -> Iterator[str]:
     """Why so many layers cannot be dealt out."""
-    stages = ranks * asked.chunks
+    table, stages = asked.schedule, ranks * asked.chunks
+    if isinstance(table, Schedule) and len(table.ranks) != ranks:
+        yield f"the schedule is for {len(table.ranks)} ranks, and there are {ranks}"
+        return
     text = f"{asked.chunks} chunks for each of {ranks} stages" if asked.chunks > 1 else f"{ranks} stages"
     if layers < stages:
         yield f"{layers} layers are too few for {text}; use at least {stages} layers{_fewer(layers, ranks, asked)}"

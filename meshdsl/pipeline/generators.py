@@ -5,11 +5,12 @@ p ranks, v chunks of stages per rank (stage ``g * p + r`` is chunk g of rank r),
     gpipe        all forwards, then all backwards (Huang et al. 2019)
     1f1b         as few microbatches in flight as keep all ranks busy (PipeDream-flush; Narayanan et al. 2021)
     interleaved  1f1b over v chunks per rank, in groups of p microbatches (Megatron-LM; Narayanan et al. 2021)
-    zb           weight gradients fill the bubbles, and no more is in flight than 1f1b's p (ZB-H1; Qi et al. 2023)
+    zb-h1        weight gradients fill the bubbles, and no more is in flight than 1f1b's p (Qi et al. 2023)
+    zb-v         likewise with stages r and 2 p - 1 - r on rank r, so the last is where the first is (Qi et al. 2024)
 """
 
-from collections.abc import Callable
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, product, zip_longest
 
 from meshdsl.errors import ScheduleError, nearest
 from meshdsl.pipeline.schedule import Schedule, Task, check_groups
@@ -58,32 +59,53 @@ def _interleaved_rank(r: int, p: int, m: int, v: int) -> tuple[Task, ...]:
 
 
 def _zero_bubble(p: int, m: int, v: int) -> Schedule:
-    """Every rank does what it can: an input gradient, else a forward while fewer than p are in flight, else weights."""
-    tasks: list[list[Task]] = [[] for _ in range(p)]
-    count = [dict.fromkeys("FIW", 0) for _ in range(p)]
-    while any(done["W"] < m for done in count):
-        before = [dict(done) for done in count]
-        for r in range(p):
-            kind = _next_kind(r, p, m, before)
-            if kind:
-                tasks[r].append(Task(r, kind, count[r][kind]))
-                count[r][kind] += 1
+    return _busy([[r] for r in range(p)], m, p)
+
+
+def _zero_bubble_v(p: int, m: int, v: int) -> Schedule:
+    return _busy([[r, 2 * p - 1 - r] for r in range(p)], m, 2 * p)
+
+
+def _busy(placement: Sequence[Sequence[int]], m: int, room: int) -> Schedule:
+    """Every rank does what it can: an input gradient, else a forward, else weights; late stages first.
+
+    Args:
+      placement: per rank, its stages.
+      room: stage inputs that a rank keeps; a forward leaves room for one in each of its later stages.
+    """
+    tasks: list[list[Task]] = [[] for _ in placement]
+    done: set[Task] = set()
+    stages = sum(map(len, placement))
+    while len(done) < 3 * m * stages:
+        found = [_next(mine, stages, room, done, m) for mine in placement]
+        for own, task in zip(tasks, found, strict=True):
+            own += [task] if task else []
+        done.update(task for task in found if task)
     return Schedule(tuple(map(tuple, tasks)))
 
 
-def _next_kind(r: int, p: int, m: int, done: list[dict[str, int]]) -> str | None:
-    """What rank r does in a tick in which every task takes one."""
-    own = done[r]
-    if own["I"] < own["F"] and (r == p - 1 or done[r + 1]["I"] > own["I"]):
-        return "I"
-    if own["F"] < m and own["F"] - own["W"] < p and (r == 0 or done[r - 1]["F"] > own["F"]):
-        return "F"
-    return "W" if own["W"] < own["I"] else None
+def _next(mine: Sequence[int], stages: int, room: int, done: set[Task], m: int) -> Task | None:
+    """What a rank does in a tick in which every task takes one."""
+    count = {(s, kind): sum(Task(s, kind, i) in done for i in range(m)) for s in mine for kind in "FIW"}
+    kept = sum(count[s, "F"] - count[s, "W"] for s in mine)
+    for kind, s in product("IFW", sorted(mine, reverse=True)):
+        task, more = Task(s, kind, count[s, kind]), len([1 for other in mine if other >= s])
+        full = kind == "F" and kept + more > room
+        if task.microbatch < m and not full and all(need in done for need in _needs(task, stages)):
+            return task
+    return None
+
+
+def _needs(task: Task, stages: int) -> Iterator[Task]:
+    s, i = task.stage, task.microbatch
+    before = {"F": [(s - 1, "F")] if s else [], "W": [(s, "I")], "I": [(s, "F"), (s + 1, "I")]}[task.kind]
+    return (Task(stage, kind, i) for stage, kind in before if stage < stages)
 
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": _gpipe,
     "1f1b": _interleaved,
     "interleaved": _interleaved,
-    "zb": _zero_bubble,
+    "zb-h1": _zero_bubble,
+    "zb-v": _zero_bubble_v,
 }

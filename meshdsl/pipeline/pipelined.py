@@ -9,7 +9,7 @@ from meshdsl.pipeline.forecast import Forecast
 from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.slots import Rooms, make_rooms
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.pipeline.table import Table
+from meshdsl.pipeline.table import Table, lockstep
 from meshdsl.pipeline.uniform import Uniform
 
 
@@ -39,15 +39,13 @@ class Pipelined:
         return self.asked.microbatches
 
     @cached_property
-    def uniform(self) -> Uniform:
-        """What every rank does in every tick."""
-        chunks, name = self.asked.chunks if self.axis else 1, self.asked.schedule
-        return Uniform(self.ranks, self.microbatches, chunks, name == "zb", name == "gpipe", self.forward_only)
-
-    @cached_property
     def table(self) -> Table:
         """What every rank does in every tick."""
-        return self.uniform.table
+        asked = self.asked.schedule
+        if isinstance(asked, Schedule) and self.axis:
+            return lockstep(asked.forwards if self.forward_only else asked)
+        chunks, name = self.asked.chunks if self.axis else 1, self.asked.name
+        return Uniform(self.ranks, self.microbatches, chunks, name == "zb", name == "gpipe", self.forward_only).table
 
     @property
     def schedule(self) -> Schedule:
@@ -112,7 +110,8 @@ class Pipelined:
             kept |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
             kept |= {"balance": self.forecast.balance}
             kept |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
-        return {**asdict(self.asked), "axis": self.axis, "stages": self.ranks, "layers": self.layers, **kept}
+        asked = {**asdict(self.asked), "schedule": str(self.asked.schedule), "layers": self.layers}
+        return {**asked, "axis": self.axis, "stages": self.ranks, **kept}
 
     def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
         """One line per rank, to scale: its forwards and backwards by microbatch; dots are bubbles, and what all share.
@@ -126,7 +125,7 @@ class Pipelined:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
         uneven = f" of {' '.join(map(str, self.layers))} layers" if len(set(self.layers)) > 1 else ""
-        done = f"{self.asked.schedule}, forward only," if self.forward_only else self.asked.schedule
+        done = f"{self.asked.name}, forward only," if self.forward_only else self.asked.name
         return (
             f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
             f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"

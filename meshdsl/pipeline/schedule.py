@@ -6,6 +6,9 @@ A schedule has a list of tasks per rank. Its text is that of torch.distributed.p
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
+
+What such a text says of sending, receiving and sharding (``1RECV_F0``, ``0UNSHARD``) is passed over, as that is planned
+here, and of a pair that overlaps, ``(0F1;0B0)OVERLAP_F_B``, both are taken.
 """
 
 import re
@@ -14,10 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 
 from meshdsl.errors import ScheduleError, faults, shortened
 
 _TASK = re.compile(r"(\d+)(F|B|I|W)(\d+)")
+_MOVES = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")
+_PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +65,22 @@ class Schedule:
     def parse(cls, text: str) -> "Schedule":
         """The schedule written with one line per rank; empty cells are idle and mean nothing."""
         lines = text.strip().splitlines()
-        return cls(tuple(tuple(Task.parse(cell) for cell in line.split(",") if cell.strip()) for line in lines))
+        return cls(tuple(tuple(task for cell in line.split(",") for task in _tasks(cell.strip())) for line in lines))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Schedule":
+        """The schedule in a file; ScheduleError if there is none, or if it cannot run."""
+        try:
+            return cls.parse(Path(path).read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScheduleError(f"cannot read the schedule {str(path)!r}: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write its text to a file; ScheduleError if that cannot be."""
+        try:
+            Path(path).write_text(f"{self}\n")
+        except OSError as error:
+            raise ScheduleError(f"cannot write the schedule {str(path)!r}: {error}") from error
 
     def __str__(self) -> str:
         return "\n".join(",".join(map(str, tasks)) for tasks in self.ranks)
@@ -68,6 +89,16 @@ class Schedule:
     def home(self) -> dict[int, int]:
         """Stage -> the rank that it lives on."""
         return {task.stage: rank for rank, tasks in enumerate(self.ranks) for task in tasks}
+
+    @property
+    def chunks(self) -> int:
+        """Stages per rank."""
+        return self.stages // len(self.ranks)
+
+    @property
+    def forwards(self) -> "Schedule":
+        """Without what goes backward."""
+        return Schedule(tuple(tuple(task for task in tasks if task.kind == "F") for tasks in self.ranks))
 
     @property
     def stages(self) -> int:
@@ -112,6 +143,14 @@ class Schedule:
         return most
 
 
+def _tasks(cell: str) -> Iterator[Task]:
+    pair = _PAIR.fullmatch(cell)
+    if pair:
+        yield from (Task.parse(text) for text in pair.groups())
+    elif cell and not _MOVES.fullmatch(cell):
+        yield Task.parse(cell)
+
+
 def check_groups(ranks: int, microbatches: int, chunks: int) -> None:
     """Several chunks per rank take microbatches in groups of as many as there are ranks; ScheduleError otherwise."""
     if chunks > 1 and microbatches % ranks:
@@ -138,6 +177,10 @@ def _miscounted(schedule: Schedule) -> Iterator[str]:
         homes = [rank for rank, tasks in enumerate(schedule.ranks) if any(task.stage == stage for task in tasks)]
         if len(homes) > 1:
             yield f"stage {stage} is on ranks {' and '.join(map(str, homes))}: a stage lives on one"
+    lives = [len({task.stage for task in tasks}) for tasks in schedule.ranks]
+    if len(set(lives)) > 1:
+        said = ", ".join(f"rank {rank} has {count}" for rank, count in enumerate(lives))
+        yield f"every rank takes as many stages, and {said}"
     allowed = ("F",) if schedule.forward_only else ("FB", "FIW")
     for stage, m in product(stages, range(max(task.microbatch for task in counts) + 1)):
         kinds = "".join(kind for kind in "FBIW" if counts[Task(stage, kind, m)])

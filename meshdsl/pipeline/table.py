@@ -43,7 +43,7 @@ class Table:
     @property
     def chunks(self) -> int:
         """Stages per rank."""
-        return max(map(len, self.placement))
+        return self.schedule.chunks
 
     @property
     def split(self) -> bool:

@@ -94,6 +94,8 @@ def test_what_is_asked_for_stands_in_place_of_the_programs_own(folder):
     asked = load_program("piped.py", schedule="interleaved", chunks=2).pipeline
     assert asked == md.Pipeline(8, "interleaved", 2, per_microbatch=True)
     assert load_program("piped.py").pipeline == md.Pipeline(8, per_microbatch=True)
+    md.make_schedule("zb-v", 2, 8).save("table.csv")
+    assert load_program("piped.py", schedule="table.csv").pipeline.schedule == md.make_schedule("zb-v", 2, 8)
 
 
 def test_an_input_is_explained(folder):

@@ -12,7 +12,7 @@ from meshdsl.pipeline.pipelined import Pipelined
 def priced(p, m, schedule="1f1b", chunks=1, forward=1.0, backward=2.0, head=0.0, handing=0.0, others=0.0):
     """A pipeline whose units cost this much each; ``head`` per microbatch, ``handing`` per permute."""
     asked = md.Pipeline(m, schedule, chunks)
-    ticks = Pipelined(asked, "pipe", p).uniform.span
+    ticks = m * chunks + p - 1
     totals = forward * ticks, backward * ticks, 0.0, head * m, handing * 2 * ticks, others
     costs = Costs(*totals, kept=10, memory=1000, exchanges=2 * ticks, sent=20 * ticks)
     return Pipelined(asked, "pipe", p, costs=costs)

@@ -1,12 +1,18 @@
 """Schedules: the numbers of the papers, what cannot run, the text, the uniform one."""
 
+import msgspec
 import pytest
 
 from meshdsl.errors import ScheduleError
 from meshdsl.pipeline.generators import make_schedule
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.pipeline.schedule import Schedule, Task
+from meshdsl.pipeline.slots import make_rooms
+from meshdsl.pipeline.spec import Pipeline
+from meshdsl.pipeline.table import lockstep
 from meshdsl.pipeline.timing import Durations, time_schedule
 from meshdsl.pipeline.uniform import Uniform
+from meshdsl.plan.record import as_json
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 32)]
 
@@ -36,7 +42,7 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, v, m):
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_split_backwards_never_cost_more_and_hold_no_more(p, m):
-    split, whole = make_schedule("zb", p, m), make_schedule("1f1b", p, m)
+    split, whole = make_schedule("zb-h1", p, m), make_schedule("1f1b", p, m)
     assert seconds(split) <= seconds(whole)
     assert max(split.stash(r) for r in range(p)) <= p
     if m >= 2 * p > 2:
@@ -49,11 +55,54 @@ def test_slow_links_delay_what_has_to_arrive():
     assert seconds(make_schedule("1f1b", 1, 4), transfer=0.5) == 12
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-v"])
 def test_the_text_reads_back(name):
     schedule = make_schedule(name, 3, 4)
     assert Schedule.parse(str(schedule)) == schedule
     assert Schedule.parse(str(schedule).replace(",", ", ,")) == schedule
+
+
+def test_text_that_says_more_than_is_needed():
+    said = "0UNSHARD,0F0,0SEND_F0,0F1,0RECV_B0,0B0,,0B1,0REDUCE_GRAD\n1RECV_F0,1F0,(1F1;1B0)OVERLAP_F_B,1B1,1RESHARD"
+    assert str(Schedule.parse(said)) == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1"
+
+
+def test_files(tmp_path):
+    schedule = make_schedule("zb-v", 2, 3)
+    schedule.save(tmp_path / "v.csv")
+    assert Schedule.load(tmp_path / "v.csv") == schedule
+    for use in (Schedule.load, schedule.save):
+        with pytest.raises(ScheduleError, match=r"cannot (read|write) the schedule '.*none/v.csv': .*No such file"):
+            use(tmp_path / "none" / "v.csv")
+
+
+def test_plans_keep_tables():
+    made = Pipelined(Pipeline(3, make_schedule("zb-v", 2, 3)), "pipe", 2)
+    assert msgspec.json.decode(as_json(made), type=Pipelined) == made
+    assert made.facts["schedule"].startswith("0F0,0F1,") and made.facts["chunks"] == 2
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 32)])
+def test_where_the_last_stage_lives_on_the_first_rank_there_is_next_to_no_bubble(p, m):
+    schedule = make_schedule("zb-v", p, m)
+    assert [schedule.home[s] for s in range(2 * p)] == [*range(p), *range(p)[::-1]]
+    assert seconds(schedule, 2) <= min(3 * m + p, seconds(make_schedule("zb-h1", p, m)))
+    assert max(map(schedule.stash, range(p))) <= 2 * p
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved"])
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (4, 8), (4, 4)])
+def test_tables_in_lockstep(name, p, m):
+    schedule = make_schedule(name, p, m, 2 if name == "interleaved" else 1)
+    table = lockstep(schedule)
+    assert table.schedule == schedule  # every rank in its order
+    for task, tick in table.when.items():
+        for need in schedule.needs(task):
+            assert table.when[need] < tick or (need.stage == task.stage and table.when[need] == tick)
+    rooms = make_rooms(table)
+    for kept in (rooms.inputs, rooms.gradients, rooms.cuts):
+        assert set(kept.at.values()) == set(range(kept.count))
+    assert max(map(schedule.stash, range(p))) <= rooms.inputs.count <= max(map(schedule.stash, range(p))) + 1
 
 
 def test_the_timeline_is_drawn_to_scale():
@@ -72,6 +121,7 @@ def test_the_timeline_is_drawn_to_scale():
         ("0F0,0W0,0I0", ["rank 0 waits at 0W0 for 0I0, which rank 0 does not reach: a deadlock"]),
         ("0F0,0B0\n2F0,2B0", ["stage 1, microbatch 0: nothing; each needs F and B, or F, I and W"]),
         (",", ["it has no tasks"]),
+        ("0F0,0B0,2F0,2B0\n1F0,1B0", ["every rank takes as many stages, and rank 0 has 2, rank 1 has 1"]),
     ],
 )
 def test_schedules_that_cannot_run(text, rows):
@@ -116,8 +166,13 @@ def test_the_uniform_schedule(p, v, m, split):
             before, where = made[need]
             if where != rank or need.stage != task.stage:  # from the neighbour on the ring, one tick earlier
                 assert before == tick - 1 and (where - rank) % p in (1 % p, p - 1)
-    if v == 1 and not split:
-        assert [schedule.stash(r) for r in range(p)] == [min(m, 2 * (p - 1 - r) + 1) for r in range(p)]
+    rooms = make_rooms(uniform.table)
+    assert not rooms.gradients.waits and max(rooms.gradients.used) <= 1  # read in the tick in which they come
+    if v == 1 or m >= 2 * p:
+        kept = [(v - 1) * p + 2 * (p - 1 - r) + 1 for r in range(p)]
+        assert rooms.inputs.used == tuple(min(m * v, count) for count in kept)
+    if split:
+        assert rooms.cuts.used == tuple(min(m * v, r + 1) for r in range(p))
 
 
 def test_tasks_sort_and_print():

@@ -86,6 +86,18 @@ def test_layers_that_do_not_divide_are_planned():
         md.parallelize(plain_step, md.Mesh(pipe=3), layouts, pipeline=md.Pipeline(2)).plan(*args)
 
 
+@pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), [("zb-v", 2, 4, 1), ("interleaved", 2, 4, 2)])
+def test_tables_run_wherever_their_stages_live(name, stages, microbatches, chunks, tmp_path, nan_in_bubbles):
+    md.make_schedule(name, stages, microbatches, chunks).save(tmp_path / "table.csv")
+    schedule = md.Schedule.load(tmp_path / "table.csv")
+    with jax.enable_x64(True):
+        args = arguments(dtype=np.float64)
+        program = traced(md.Pipeline(microbatches, schedule), stages, *args)
+        close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
+    assert program.pipeline.asked.chunks == schedule.chunks
+    assert str(program.pipeline).startswith(f"table over pipe: {microbatches} microbatches through {stages} stages")
+
+
 def evaluation(params, batch):
     """The loss, the largest activations of the layers, and what every example comes to."""
 
@@ -240,6 +252,13 @@ def test_schedules_and_chunks_that_there_are_not():
         md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2: 'interleaved' and 'zb' take more"
     ):
         md.Pipeline(4, chunks=2)
+    table = md.make_schedule("1f1b", 4, 4)
+    with pytest.raises(md.MeshDSLError, match="microbatches: 8, and the schedule is for 4"):
+        md.Pipeline(8, table)
+    with pytest.raises(md.MeshDSLError, match=r"schedule: 3 is an int, not the name of a schedule or an md\.Schedule"):
+        md.Pipeline(4, 3)
+    with pytest.raises(PipelineError, match="the schedule is for 4 ranks, and there are 2"):
+        traced(md.Pipeline(4, table), 2, *arguments())
     with pytest.raises(md.MeshDSLError, match="groups of 4, the ranks, and 2 do not divide\nuse 4 microbatches"):
         traced(md.Pipeline(2, "interleaved", 2), 4, *arguments())
     with pytest.raises(PipelineError, match="8 layers are too few for 5 chunks for each of 2 stages; use at least 10 "):
