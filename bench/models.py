@@ -1,4 +1,4 @@
-"""Seconds to trace and to plan the training steps of large models on 1,024 devices, each in a fresh process.
+"""Seconds to trace and to plan the training steps of large models, each in a fresh process.
 
 python -m bench.models
 
@@ -8,42 +8,70 @@ of the processor, which other programs on the machine do not change much; tracin
 """
 
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 
 from bench.apart import rows_apart
 from bench.report import table, versions
 from meshdsl import models
+from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.topology import topology
-from meshdsl.pad import plan_program
-from meshdsl.pins import make_pins
-from meshdsl.trace import trace
+from meshdsl.layouts.rules import Rules
+from meshdsl.pipeline.spec import Pipeline
+from meshdsl.trace import flatten_call
 from meshdsl.units import bytes_text, seconds_text
 
-MESH = Mesh(data=128, model=8, topology=topology("dgx-h100"))
-CASES = {  # sequences per step
-    "gpt3-175b": 1536,
-    "llama3-405b": 256,
+TOPOLOGY, STRATEGY = "dgx-h100", "fsdp+tensor"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its sequences per step, its mesh, and microbatches for the stages of ``pipe`` if the mesh has it."""
+
+    model: str
+    batch: int
+    mesh: str = "data=128,model=8"
+    microbatches: int = 0
+
+    @property
+    def rules(self) -> Rules:
+        """The strategy's, with the layers over the stages."""
+        own = Rules.of(models.build(self.model, STRATEGY, batch=self.batch).rules)
+        return (
+            Rules(f"{own.table} layers:pipe", params=own.params, optimizer=own.optimizer) if self.microbatches else own
+        )
+
+
+CASES = {
+    "gpt3-175b": Case("gpt3-175b", 1536),
+    "llama3-405b": Case("llama3-405b", 256),
+    "llama3-405b, 16 stages": Case("llama3-405b", 2048, "pipe=16,data=128,model=8", 64),
 }
-STRATEGY = "fsdp+tensor"
-HEADER = ("step", "operations", "trace, s", "plan, s", "predicted step", "gap", "memory", "sent")
+HEADER = ("step", "mesh", "operations", "trace, s", "stages, s", "plan, s", "predicted step", "gap", "memory", "sent")
 
 
 def main() -> None:
     """The command."""
     rows = rows_apart("bench.models", __doc__, CASES, measure)
-    print(f"{STRATEGY} on {MESH}, {MESH.topology.name}\n{table(HEADER, rows)}\n{versions()}")
+    print(f"{STRATEGY}, {TOPOLOGY}\n{table(HEADER, rows)}\n{versions()}")
 
 
-def measure(case: str) -> tuple[object, ...]:
+def measure(name: str) -> tuple[object, ...]:
     """A row of the table."""
-    start = time.process_time()
-    program = models.build(case, STRATEGY, batch=CASES[case])
-    traced = trace(program.step, program.args)
-    middle = time.process_time()
-    _, plan = plan_program(traced, MESH, lambda padded: make_pins(padded, MESH, rules=program.rules))
-    end = time.process_time()
+    times, case = [time.process_time()], CASES[name]
+    program = models.build(case.model, STRATEGY, batch=case.batch)
+    pipeline = Pipeline(case.microbatches) if case.microbatches else None
+    mesh = Mesh.parse(case.mesh, TOPOLOGY)
+    making = parallelize(program.step, mesh, rules=case.rules, pipeline=pipeline).making
+    traced = making.trace(flatten_call(program.step, program.args, {}))
+    times.append(time.process_time())
+    turned = making.take_turns(traced)
+    times.append(time.process_time())
+    _, plan = making.plan(turned)
+    times.append(time.process_time())
+    seconds = (f"{b - a:.1f}" for a, b in pairwise(times))
     figures = seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.memory), bytes_text(plan.bytes)
-    return case, sum(plan.operations.values()), f"{middle - start:.1f}", f"{end - middle:.1f}", *figures
+    return case.model, mesh, sum(plan.operations.values()), *seconds, *figures
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from meshdsl.asked import read_options
+from meshdsl.api import parallelize
 from meshdsl.errors import MeshDSLError
 from meshdsl.ir import Op, Value
 from meshdsl.ir import Program as Traced
@@ -139,22 +139,16 @@ class Seeker:
 
     def _making(self, way: Way) -> Making:
         program = self.program
-        options = read_options(
+        sharded = parallelize(
             program.step,
-            mesh=Mesh(topology=self.topology, **way.sizes),
-            layouts=self._layouts if AXIS in way.sizes else program.layouts,
-            outputs=None,
-            rules=self._rules,
+            Mesh(topology=self.topology, **way.sizes),
+            self._layouts if AXIS in way.sizes else program.layouts,
             memory=self.memory,
             donate_argnums=tuple(range(len(program.args) - 1)),
-            donate_argnames=(),
-            static_argnums=(),
-            static_argnames=(),
-            plan=None,
-            devices=None,
+            rules=self._rules,
             pipeline=way.pipeline,
         )
-        return Making(program.step, options)
+        return sharded.making
 
     def _taking_turns(self, making: Making, way: Way) -> Traced:
         key = way.stages, way.pipeline
