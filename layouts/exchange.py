@@ -138,9 +138,10 @@ def _sort(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
 
 
 def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
-    if len(e.which) % prod(sizes):
+    blocks = prod(sizes)
+    if len(e.which) % blocks or max(e.which, default=0) >= extent * blocks:  # uneven there or here
         return None
-    found, axes = deal(e.which, extent, prod(sizes)), tuple(range(len(sizes)))
+    found, axes = deal(e.which, extent, blocks), tuple(range(len(sizes)))
     return tuple(Part("collective-permute", axes, stop=found.unit, round=i) for i, _ in enumerate(found.rounds))
 
 

@@ -57,6 +57,12 @@ def test_rounds_sort_any_order(blocks):
         assert held == sorted(bits)
 
 
+def test_what_does_not_divide_is_not_dealt():
+    uneven = Exchange("deal", 0, 0, which=(0, 1, 2, 2, 3, 4, 5, 5))  # of 6
+    assert uneven.parts(6 // 4, (4,)) is None and uneven.parts(6 // 3, (3,)) is None
+    assert [part.kind for part in uneven.parts(6 // 2, (2,))] == ["collective-permute"] * len(uneven.parts(3, (2,)))
+
+
 @pytest.mark.parametrize("axes", [("a",), ("b",), ("a", "b")])
 def test_prices_are_those_of_moves(axes):
     mesh = Mesh(a=4, b=2, topology="dgx-h100")

@@ -113,7 +113,14 @@ def test_pictures_are_kept(show, pipelined):
     said = page.locator("#timeline svg").first.get_attribute("aria-label")
     assert said == f"{pipelined.pipeline}; in lockstep: 100 us a step"
     begins = {"SVG": b"<svg", "PNG": b"\x89PNG"}
-    for name, kind in (("memory", "SVG"), ("timeline", "PNG"), ("treemap", "SVG"), ("treemap", "PNG"), ("pipeline", "SVG"), ("asynchronous pipeline", "PNG")):
+    for name, kind in (
+        ("memory", "SVG"),
+        ("timeline", "PNG"),
+        ("treemap", "SVG"),
+        ("treemap", "PNG"),
+        ("pipeline", "SVG"),
+        ("asynchronous pipeline", "PNG"),
+    ):
         with page.expect_download() as kept:
             page.get_by_label(f"Save the picture of the {name} as {kind}").click()
         picture = Path(kept.value.path()).read_bytes()
