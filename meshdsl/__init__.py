@@ -45,6 +45,7 @@ _NAMES = {
     "meshdsl.pipeline.spec": ("Pipeline",),
     "meshdsl.plan": ("Plan", "load_plan"),
     "meshdsl.searched": ("search",),
+    "meshdsl.staging": ("stage",),
     "meshdsl.watching": ("watch",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -159,7 +159,8 @@ class Seeker:
     @cached_property
     def traced(self) -> Traced:
         """The program, the whole batch at once."""
-        return trace(self.program.step, self.program.args, inside=self._rules.inside)
+        cuts = bool(self.program.pipeline and self.program.pipeline.axis)
+        return trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=cuts)
 
     @cached_property
     def _rules(self) -> Rules:

@@ -26,7 +26,8 @@ class Making:
     def trace(self, call: Call) -> Program:
         """The program of a call, the whole batch at once; it does not depend on the mesh."""
         static, rules = (self.options.static_argnums, self.options.static_argnames), self.options.rules.inside
-        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules)
+        cuts = bool(self.options.pipeline and self.options.pipeline.axis)
+        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules, cuts)
 
     def take_turns(self, program: Program) -> Program:
         """The program in microbatches, if that was asked for."""

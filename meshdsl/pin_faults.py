@@ -36,7 +36,7 @@ def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collectio
 
     Which axis has the stages is known once they are found; until then it may be any.
     """
-    if pipeline is None or (pipeline.axis and leaf.shape[:1] != (sum(pipeline.layers),)):
+    if pipeline is None or pipeline.loads or (pipeline.axis and leaf.shape[:1] != (sum(pipeline.layers),)):
         return ()
     return (pipeline.axis,) if pipeline.axis else mesh.names
 

@@ -36,6 +36,11 @@ def test_the_gradient_of_a_grouped_convolution_is_right():
     assert names["plain"].shape == right.shape  # what it holds is the partitioner's affair
 
 
+def test_a_model_cut_by_hand_is_a_pipeline(capsys):
+    run("Pipelines")
+    assert "1f1b over pipe: 4 microbatches through 3 stages in 8 ticks" in capsys.readouterr().out
+
+
 def test_named_dims_are_pinned_by_rules(capsys):
     names = run("Named dims")
     assert "model=S(hidden)" in capsys.readouterr().out

@@ -14,7 +14,7 @@ LAYERS = [
     ("meshdsl.layouts", "meshdsl.pipeline"),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),
-    ("meshdsl.stated",),
+    ("meshdsl.stated", "meshdsl.staging"),
     ("meshdsl.constraint", "meshdsl.dsl"),
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     (

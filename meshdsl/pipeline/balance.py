@@ -54,7 +54,7 @@ def _cuts(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -
     return best[layers][1]
 
 
-def share_faults(layers: int, ranks: int, asked: Pipeline) -> Iterator[str]:
+def share_faults(layers: int, ranks: int, asked: Pipeline, noun: str = "layers") -> Iterator[str]:
     """Why so many layers cannot be dealt out."""
     table, stages = asked.schedule, ranks * asked.chunks
     if isinstance(table, Schedule) and len(table.ranks) != ranks:
@@ -62,11 +62,11 @@ def share_faults(layers: int, ranks: int, asked: Pipeline) -> Iterator[str]:
         return
     text = f"{asked.chunks} chunks for each of {ranks} stages" if asked.chunks > 1 else f"{ranks} stages"
     if layers < stages:
-        yield f"{layers} layers are too few for {text}; use at least {stages} layers{_fewer(layers, ranks, asked)}"
+        yield f"{layers} {noun} are too few for {text}; use at least {stages} {noun}{_fewer(layers, ranks, asked)}"
     elif asked.layers and len(asked.layers) != stages:
         yield f"layers={asked.layers} has {len(asked.layers)} numbers; {text} take {stages}"
     elif asked.layers and sum(asked.layers) != layers:
-        yield f"layers={asked.layers} are {sum(asked.layers)} layers, and there are {layers}"
+        yield f"layers={asked.layers} are {sum(asked.layers)} {noun}, and there are {layers}"
 
 
 def _fewer(layers: int, ranks: int, asked: Pipeline) -> str:

@@ -16,12 +16,12 @@ class Forecast:
     """When the tasks of a pipeline run; where nothing is known of costs, a forward takes 1 and a backward 2.
 
     Args:
-      layers: per stage; in step all take as long as the largest.
+      layers: per stage, or what else stages are measured by; in step all take as long as the largest.
     """
 
     table: Table
     costs: Costs | None = None
-    layers: tuple[int, ...] = ()
+    layers: tuple[float, ...] = ()
 
     @property
     def lockstep(self) -> float:

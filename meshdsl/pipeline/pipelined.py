@@ -22,7 +22,8 @@ class Pipelined:
       axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
       ranks: devices of that axis.
       forward_only: nothing goes backward, as in an evaluation.
-      layers: per stage, in the order of the model.
+      layers: per stage, in the order of the model; of a step that ``md.stage`` cuts, its parts.
+      loads: seconds of those parts by stage, for one microbatch on one device; empty if layers are all alike.
       costs: of its parts, once it is planned.
     """
 
@@ -31,6 +32,7 @@ class Pipelined:
     ranks: int = 1
     forward_only: bool = False
     layers: tuple[int, ...] = ()
+    loads: tuple[float, ...] = ()
     costs: Costs | None = None
 
     @property
@@ -60,7 +62,7 @@ class Pipelined:
     @cached_property
     def forecast(self) -> Forecast:
         """When all of it runs."""
-        return Forecast(self.table, self.costs, self.layers)
+        return Forecast(self.table, self.costs, self.loads or self.layers)
 
     @property
     def ticks(self) -> int:
@@ -71,6 +73,11 @@ class Pipelined:
     def bubble(self) -> float:
         """The part of the step in which a rank does nothing that counts, if F, I and W take the same and B is both."""
         return self.table.bubble
+
+    @property
+    def noun(self) -> str:
+        """What stages consist of."""
+        return "parts" if self.loads else "layers"
 
     @property
     def layers_by_rank(self) -> tuple[int, ...]:
@@ -124,7 +131,7 @@ class Pipelined:
     def __str__(self) -> str:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
-        uneven = f" of {' '.join(map(str, self.layers))} layers" if len(set(self.layers)) > 1 else ""
+        uneven = f" of {' '.join(map(str, self.layers))} {self.noun}" if len(set(self.layers)) > 1 else ""
         done = f"{self.asked.name}, forward only," if self.forward_only else self.asked.name
         return (
             f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "

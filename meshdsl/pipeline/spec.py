@@ -23,8 +23,11 @@ class Pipeline:
         ticks of their own, for shorter bubbles (uniform zero-bubble, after Qi et al. 2023). Or a table: a ``Schedule``,
         which says what every rank does, and which stages live on it.
       chunks: per stage, for ``interleaved`` and ``zb``; microbatches are then a multiple of the stages.
-      layers: per stage, in the order of the model; with several chunks, of every chunk. Default is equal numbers, or
-        where the stages do not divide the layers, what takes the least time (``meshdsl.pipeline.balance``).
+      layers: per stage (or parts), in the order of the model; with several chunks, of every chunk. Default is equal
+        numbers, or where the stages do not divide the layers, what takes the least time (``meshdsl.pipeline.balance``).
+      axis: mesh axis whose devices run the parts of a step that ``md.stage`` cuts, by ``1f1b``, ``gpipe``,
+        ``interleaved`` or a table without ``I`` and ``W``. A scan over layers needs none: there it is the axis over
+        which the layers are split.
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
         or all but the first one if results replace nothing (an evaluation).
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
@@ -39,6 +42,7 @@ class Pipeline:
     batch: str | None = None
     per_microbatch: bool = False
     layers: tuple[int, ...] = ()
+    axis: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what is no pipeline."""
@@ -48,6 +52,8 @@ class Pipeline:
         rows += _table_faults(self) if isinstance(self.schedule, Schedule) else _name_faults(self)
         if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
             rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")
+        if not isinstance(self.axis, str):
+            rows.append(f"axis: {is_a(self.axis)}, not the name of a mesh axis")
         if self.batch is not None and not isinstance(self.batch, str):
             rows.append(f"batch: {is_a(self.batch)}, not a glob over the inputs, such as 'batch/**'")
         if not isinstance(self.per_microbatch, bool):
@@ -56,6 +62,11 @@ class Pipeline:
             raise ArgumentError(faults("arguments of Pipeline that do not fit:", rows))
         if isinstance(self.schedule, Schedule):
             object.__setattr__(self, "chunks", self.schedule.chunks)
+
+    @property
+    def halves(self) -> bool:
+        """Whether gradients of weights have ticks of their own."""
+        return bool(self.schedule.split) if isinstance(self.schedule, Schedule) else self.schedule == "zb"
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ def _pipeline(plan: Plan) -> Iterator[str]:
     yield f"  handed on            {sent}, {bytes_text(costs.sent)} per device and step"
     if found.ranks <= _RANKS:
         drawn = found.timeline(_COLUMNS).splitlines()
-        header = ("forwards and backwards in lockstep, to scale", "layers", "balance", "stash", "bytes", "memory")
+        header = ("forwards and backwards in lockstep, to scale", found.noun, "balance", "stash", "bytes", "memory")
         columns = (
             map(str, found.layers_by_rank),
             map(seconds_text, forecast.balance),

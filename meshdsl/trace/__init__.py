@@ -23,7 +23,7 @@ from meshdsl.dsl.pinned import pinning
 from meshdsl.ir import Graph, Program, check_graph, walk
 from meshdsl.layouts.rules import Table
 from meshdsl.trace import calls, loops
-from meshdsl.trace.alias import drop_identities
+from meshdsl.trace.alias import drop_identities, drop_stages
 from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
@@ -76,6 +76,7 @@ def trace(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     inside: Table | None = None,
+    cuts: bool = False,
 ) -> Program:
     """The program of one call ``step(*args, **kwargs)``.
 
@@ -84,6 +85,7 @@ def trace(
       static_argnums: positions of arguments that are no arrays, as in ``jax.jit``.
       static_argnames: their names; either form covers both ways of passing them.
       inside: layout rules for the named tensors that the step computes.
+      cuts: keep ``md.stage``, where a pipeline's stages end.
 
     Raises:
       TraceError: arguments that are neither arrays nor static; a step that asks for values while it is traced.
@@ -102,7 +104,7 @@ def trace(
     with user_terms(call.name, call.paths, call.leaves), pinning(inside):
         closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
     check_captured(call.name, closed.consts)
-    traced = read_jaxpr(closed)
+    traced = drop_stages(read_jaxpr(closed), cuts)
     check_opaque(call.name, traced)
     graph = finish(clean(traced))
     outputs = tuple(typed_leaf(found.path, found.array, found.dims) for found in path_leaves(result))

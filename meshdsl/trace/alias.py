@@ -38,6 +38,19 @@ def drop_identities(graph: Graph) -> Graph:
     return with_ops(graph, ops)
 
 
+def drop_stages(graph: Graph, cuts: bool = False) -> Graph:
+    """The graph without ``md.stage``, which is the identity; with ``cuts``, without those in loops alone."""
+    table: Table = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(drop_stages, substitute(op, table))
+        if op.name == "stage" and not cuts:
+            table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
+        else:
+            ops.append(op)
+    return with_ops(graph, ops)
+
+
 def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
     """The value that reshapes began with if this one leads back to it; else it is noted among those ``reshaped``."""
     if op.name not in _RESHAPES or (op.params.get("dimensions") is not None and op.name == "reshape"):

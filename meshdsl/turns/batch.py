@@ -12,6 +12,7 @@ from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.planner.solution import Pins
 from meshdsl.turns.accumulate import Step, retraced
+from meshdsl.turns.cut import by_parts
 from meshdsl.turns.pipelined import PipelinedStep
 from meshdsl.turns.placing import place_step
 from meshdsl.turns.rota import Rota
@@ -29,6 +30,8 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     are no pipeline; PinError as ``make_pins`` does.
     """
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
+    if asked.axis:
+        return by_parts(program, asked, mesh, batch, pins_of)
     placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
     split = stage_axes(program, mesh, pins_of(replace(program, pipeline=Pipelined(asked))), batch)
     stages, made = find_stages(graph, placing, mesh, split, asked), Pipelined(asked)

@@ -12,22 +12,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.placement import B, Placement, S
+from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.walk import Arrays
-from meshdsl.pipeline.costs import HANDING
-from meshdsl.stated import state
 from meshdsl.trace.graphs import Atom
-from meshdsl.trace.rolls import roll_p
 from meshdsl.turns.accumulate import Sum
 from meshdsl.turns.dealing import Dealing
 from meshdsl.turns.places import held
+from meshdsl.turns.ranks import Ranks, pick
 from meshdsl.turns.rota import Rota, Units
-from meshdsl.turns.runner import AXIS, Runner, within
+from meshdsl.turns.runner import AXIS, Runner
 from meshdsl.turns.stages import Layers, Stages
 from meshdsl.turns.work import Turn, Work
 
 
-class Lanes:
+class Lanes(Ranks):
     """The stages of a pipeline side by side.
 
     Stacks have a dim of ranks in front, rooms one of slots after it; those that layers have or make have one of chunks
@@ -35,18 +33,14 @@ class Lanes:
     """
 
     def __init__(self, stages: Stages, rota: Rota, whole: Runner) -> None:
+        super().__init__(stages.axis, rota.ranks)
         self.stages, self.rota, self.whole = stages, rota, whole
-        self.placing, self.p, self.v = stages.placing, rota.ranks, rota.table.chunks
+        self.placing, self.v = stages.placing, rota.table.chunks
         self.dealing = Dealing(stages.layers, tuple(zip(*rota.table.placement, strict=True)))
         self.used = None if self.dealing.even else self.split(jnp.asarray(self.dealing.used), 1)
         self.work = Work(stages, whole, self.dealing.most)
         given = {x.id: x for layers in stages.scans for x, _ in layers.stacks if self.placing.of(x) is B}
         self.stacks = {i: self.dealt(whole.get(x, B)) for i, x in given.items()}
-
-    def split(self, x: jax.Array, dim: int = 0) -> jax.Array:
-        """A stack of what the stages have, each device holding its own."""
-        made: jax.Array = state(x, Layout(**{self.stages.axis: S(dim)}))
-        return made
 
     def dealt(self, x: jax.Array) -> jax.Array:
         """A stack of layers by chunk and rank."""
@@ -73,21 +67,6 @@ class Lanes:
         place = held(self.placing.of(x)) if at is None else at
         shape = Layout(**{AXIS: place}).local_shape(x.shape, {AXIS: self.placing.turns})
         return self.split(unused((*front, *shape), x.dtype))
-
-    def put(self, room: Arrays, found: Arrays, slot: jax.Array) -> Arrays:
-        """The room with what each rank has in its slot; nowhere if that is past the last."""
-        return tuple(self.split(jax.vmap(_put)(kept, x, slot)) for kept, x in zip(room, found, strict=True))
-
-    def get(self, room: Arrays, slot: jax.Array) -> Arrays:
-        """What each rank has in its slot."""
-        return tuple(self.split(jax.vmap(_pick)(kept, slot)) for kept in room)
-
-    def handed(self, made: Arrays, shift: int) -> Arrays:
-        """What ranks hand to those some places further on."""
-        if shift % self.p == 0:
-            return made
-        with within(HANDING):
-            return tuple(self.split(roll_p.bind(self.split(x), axis=0, shift=shift % self.p)) for x in made)
 
     def begun(self, given: Arrays, start: Arrays, begins: jax.Array) -> Arrays:
         """What the ranks are given, those that begin a microbatch what it starts from."""
@@ -129,7 +108,7 @@ class Lanes:
         return tuple(self._chunk(self.stacks[x.id], units) for x, _ in layers.stacks if x.id in self.stacks)
 
     def _chunk(self, x: jax.Array, units: Units) -> jax.Array:
-        return x[0] if self.v == 1 else self.split(jax.vmap(_pick, (1, 0))(x, units.chunk))
+        return x[0] if self.v == 1 else self.split(jax.vmap(pick, (1, 0))(x, units.chunk))
 
     def added(self, s: Sum, so_far: jax.Array, rows: jax.Array, units: Units) -> jax.Array:
         """A sum by chunk and rank, with what the layers of each stage made."""
@@ -142,15 +121,6 @@ class Lanes:
 def unused(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """What is there before anything is; no result depends on it."""
     return jnp.zeros(shape, dtype)
-
-
-def _pick(x: jax.Array, at: jax.Array) -> jax.Array:
-    found: jax.Array = lax.dynamic_index_in_dim(x, at, 0, keepdims=False)
-    return found
-
-
-def _put(kept: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
-    return kept.at[at].set(x, mode="drop", wrap_negative_indices=False)
 
 
 def _column(x: jax.Array, rank: int) -> jax.Array:

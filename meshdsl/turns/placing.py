@@ -95,6 +95,8 @@ class _Deduction:
         parts = any(isinstance(p, Split) for p in found)
         if found <= {B}:
             self._give(op, (B,) * len(op.outputs))
+        elif op.name == "stage":
+            self._give(op, [self.placing.of(x) for x in op.inputs])
         elif WHOLE in found:
             read = [x for x in values(op.inputs) if self.placing.of(x) is WHOLE]
             self._late(op, self.placing.late[read[0].id])

@@ -161,12 +161,16 @@ class Rota:
             self._units(self._tasks(ticks, "W"), self.rooms.cuts) if "W" in kinds else None,
         )
 
-    def places(self, kinds: str, stage: int) -> list[int]:
-        """Per microbatch, which of the ticks in which some kinds are done is that of a stage's backward."""
+    def places(self, kinds: str, stage: int, kind: str = "") -> list[int]:
+        """Per microbatch, which of the ticks in which some kinds are done is that of a stage's task of one kind.
+
+        That is its backward by default, or its forward if nothing goes backward.
+        """
         done = (part.kinds for loop in self.loops for part in loop.parts * loop.times for _ in range(part.count))
         order = [tick for tick, found in enumerate(done) if set(kinds) & set(found)]
         stage %= self.table.schedule.stages  # from the end if negative
-        return [order.index(self.table.back(stage, m)) for m in range(self.table.schedule.microbatches)]
+        tasks = (Task(stage, kind or self.table.turns, m) for m in range(self.table.schedule.microbatches))
+        return [order.index(self.table.when[task]) for task in tasks]
 
     def _forward(self, ticks: Sequence[int]) -> Forward:
         tasks = self._tasks(ticks, "F")

@@ -66,7 +66,10 @@ class Runner:
 
     def _run(self, op: Op, row: Signature) -> None:
         with marked(op):
-            if op.bodies:
+            if op.name == "stage":
+                placed = [held(self.placing.of(v)) for v in op.outputs]
+                self.define(op.outputs, map(self.natural, op.inputs), placed)
+            elif op.bodies:
                 placed = [held(self.placing.of(v)) for v in op.outputs]
                 self.define(op.outputs, _LOOPS[op.name](self, op, placed), placed)
             else:

@@ -24,7 +24,7 @@ def shares(graph: Graph, stages: Stages, mesh: Mesh, asked: Pipeline) -> tuple[i
         return asked.layers
     if layers % parts == 0:
         return (layers // parts,) * parts
-    clock = _Clock(graph, mesh)
+    clock = Clock(graph, mesh)
     first, last = (
         clock.seconds(op for op in graph.ops if stages.times.get(op.id) in times)
         for times in ((PROLOGUE, TAIL), (HEAD,))
@@ -33,7 +33,7 @@ def shares(graph: Graph, stages: Stages, mesh: Mesh, asked: Pipeline) -> tuple[i
     return balance([each] * layers, parts, first, last)
 
 
-class _Clock:
+class Clock:
     """Seconds of operations on one device that has everything whole."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:

@@ -1,0 +1,192 @@
+"""What each stage of a step that ``md.stage`` cuts does with one microbatch, as functions of arrays in buffers.
+
+A stage's branch is given what came through the cut in front of it, and on the way back what came through the one
+behind; it makes what it hands on, what it adds to sums (gradients, the loss), and what it has per example. Everything
+else it makes itself: on the way back it computes its forward again, as far as it is read.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+
+from meshdsl.ir import Value
+from meshdsl.layouts.placement import B, Placement, Split
+from meshdsl.lowering.position import taking_turns
+from meshdsl.lowering.walk import Arrays
+from meshdsl.turns.accumulate import Step, Sum
+from meshdsl.turns.packing import Packing, examples, in_rows, of_examples, row_length
+from meshdsl.turns.parts import Parts
+from meshdsl.turns.places import Place
+from meshdsl.turns.runner import AXIS, Runner
+
+Known = dict[tuple[int, Placement], jax.Array]
+
+
+class Given(NamedTuple):
+    """What a branch is given.
+
+    Args:
+      microbatch: its number.
+      at: numbers of the examples that this device has, within the microbatch.
+      blocks: the batch by microbatch.
+      whole: what does not depend on the batch.
+      came: through the cut in front. back: through the one behind.
+    """
+
+    microbatch: jax.Array
+    at: jax.Array
+    blocks: Arrays
+    whole: Known
+    came: Arrays
+    back: Arrays
+
+
+class Made(NamedTuple):
+    """What a branch makes, in buffers: what it hands on, its share of sums, and what it has per example."""
+
+    handed: Arrays
+    sums: Arrays
+    stacks: Arrays
+
+
+class Side:
+    """One way through all stages, forward or back.
+
+    Args:
+      ranks: rows in which whole arrays lie.
+    """
+
+    def __init__(self, step: Step, parts: Parts, ranks: int, back: bool) -> None:
+        self.step, self.parts, self.ranks, self.back = step, parts, ranks, back
+        self.turns, stages = step.placing.turns, range(parts.last + 1)
+        self.cuts = [parts.handed(cut.backward if back else cut.forward) for cut in parts.cuts]
+        mine = [v for v in step.exported if parts.is_back(v) == back]
+        self.totals = {v.id: s for v in mine if (s := Sum.of(v, step.placing))}
+        self.sums = [[v for v in mine if parts.stage(v) == k and v.id in self.totals] for k in stages]
+        self.stacks = [[v for v in mine if parts.stage(v) == k and v.id not in self.totals] for k in stages]
+        self.handing = Packing([[(v.dtype, self._row(v)) for _, v in cut] for cut in self.cuts])
+        self.adding = Packing([[(v.dtype, row_length(v.shape, ranks)) for v in each] for each in self.sums])
+        self.stacking = Packing([[(v.dtype, self._row(v)) for v in each] for each in self.stacks])
+
+    def _row(self, v: Value) -> int:
+        """The length of what is known per example."""
+        return row_length(v.shape, self.step.batch[0].shape[0])
+
+    def entry(self, stage: int) -> int:
+        """The cut by which a stage is entered; none if it is out of range."""
+        return stage if self.back else stage - 1
+
+    def exit(self, stage: int) -> int:
+        """The cut by which a stage is left."""
+        return stage - 1 if self.back else stage
+
+    def enter(self, stage: int, buffers: Arrays, runner: Runner) -> None:
+        """Let a stage know what came."""
+        cut = self.entry(stage)
+        if buffers and 0 <= cut < len(self.cuts):
+            for (_, v), x in zip(self.cuts[cut], self.handing.unpack(cut, buffers), strict=True):
+                place = self.step.placing.of(v)
+                runner.arrays[v.id, place] = of_examples(x, _dim(place), v.shape)  # type: ignore[index]
+
+    def made(self, stage: int, runner: Runner, rows: int) -> Made:
+        """What a stage makes, with so many examples."""
+        cut = self.exit(stage)
+        leaves = [x for x, _ in self.cuts[cut]] if 0 <= cut < len(self.cuts) else []
+        handed = [examples(runner.natural(x), _dim(runner.placing.of(x)), rows) for x in leaves]
+        sums = [in_rows(self._share(v, runner), self.ranks) for v in self.sums[stage]]
+        stacks = [examples(runner.natural(v), _dim(runner.placing.of(v)), rows) for v in self.stacks[stage]]
+        return Made(
+            self.handing.pack(cut, handed, rows) if leaves else self._nothing(rows),
+            self.adding.pack(stage, sums, self.ranks),
+            self.stacking.pack(stage, stacks, rows),
+        )
+
+    def whole(self, stage: int, buffers: Sequence[jax.Array]) -> Iterator[jax.Array]:
+        """What a stage has per example, of all microbatches: from its buffers by microbatch."""
+        rows = [x.reshape(-1, x.shape[-1]) for x in buffers]
+        for v, x in zip(self.stacks[stage], self.stacking.unpack(stage, rows), strict=True):
+            yield of_examples(x, _dim(self.step.placing.of(v)), v.shape)
+
+    def _share(self, v: Value, runner: Runner) -> jax.Array:
+        found, turns = runner.natural(v), self.totals[v.id].turns
+        return found / turns if turns > 1 else found
+
+    def _nothing(self, rows: int) -> Arrays:
+        return tuple(jax.numpy.zeros((rows, length), dtype) for length, dtype in self.handing.columns)
+
+    def idle(self, rows: int) -> Made:
+        """What a rank makes that has no microbatch."""
+        buffers = ((self.adding, self.ranks), (self.stacking, rows))
+        added, stacked = (
+            tuple(jax.numpy.zeros((n, length), dtype) for length, dtype in packing.columns) for packing, n in buffers
+        )
+        return Made(self._nothing(rows), added, stacked)
+
+
+def _dim(place: Place) -> int:
+    """The dim along which examples lie."""
+    assert isinstance(place, Split)
+    return int(place.dim)
+
+
+class Branches:
+    """What all stages do, both ways."""
+
+    def __init__(self, step: Step, parts: Parts, ranks: int) -> None:
+        self.step, self.parts, self.size = step, parts, step.batch[0].shape[0] // step.placing.turns
+        self.forward, self.backward = (Side(step, parts, ranks, back) for back in (False, True))
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The ways that are gone."""
+        return (self.forward,) if self.parts.forward_only else (self.forward, self.backward)
+
+    def run(self, side: Side, stage: int, given: Given) -> Made:
+        """What a stage does with a microbatch, or with as many of its examples as there are."""
+        rows = given.at.shape[0]
+        parted = self.size // rows
+        runner = Runner(replace(self.step.placing, turns=self.step.placing.turns * parted), given.whole)
+        runner.add(self.step.graph)
+        with taking_turns(AXIS, given.microbatch * parted + given.at[0] // rows):
+            for v, block in zip(self.step.batch, given.blocks, strict=True):
+                runner.arrays[v.id, Split(0)] = jax.lax.dynamic_index_in_dim(block, given.microbatch, 0, False)
+            self.forward.enter(stage, given.came, runner)
+            self.backward.enter(stage, given.back, runner)
+            return side.made(stage, runner, rows)
+
+    def reads(self, whole: Runner, blocks: Arrays) -> list[list[set[int]]]:
+        """Per side and stage, ids of what it reads that does not depend on the batch."""
+        stages = range(self.parts.last + 1)
+        return [[self._reads(side, k, whole, blocks) for k in stages] for side in self.sides]
+
+    def _reads(self, side: Side, stage: int, whole: Runner, blocks: Arrays) -> set[int]:
+        noted = _Noting(whole.arrays)
+        came, back = (
+            tuple(jax.ShapeDtypeStruct((self.size, length), dtype) for length, dtype in each.handing.columns)
+            for each in (self.forward, self.backward)
+        )
+        number, at = jax.numpy.int32(0), jax.lax.iota(jax.numpy.int32, self.size)
+        back = back if side.back else ()
+        jax.eval_shape(
+            lambda came, back: self.run(side, stage, Given(number, at, blocks, noted.again(), came, back)), came, back
+        )
+        return {i for i, place in noted.read if place is B}
+
+
+class _Noting(dict[tuple[int, Placement], jax.Array]):
+    """Arrays that notes which of them are read."""
+
+    def __init__(self, arrays: Known, read: set[tuple[int, Placement]] | None = None) -> None:
+        super().__init__(arrays)
+        self.known, self.read = set(arrays), set[tuple[int, Placement]]() if read is None else read
+
+    def again(self) -> "_Noting":
+        """The same arrays, noted in the same place."""
+        return _Noting(dict(self), self.read)
+
+    def __getitem__(self, key: tuple[int, Placement]) -> jax.Array:
+        if key in self.known:
+            self.read.add(key)
+        return super().__getitem__(key)
