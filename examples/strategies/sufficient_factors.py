@@ -1,4 +1,4 @@
-"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered, and the gradient is not reduced.
+"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered instead of its sum reduced.
 
 Xie et al., 2014; Poseidon (Zhang et al., ATC 2017, table 1): a gradient of m by n is the product of b rows of m and
 b of n, so gathering these is less below a batch of 2 m n / (m + n). The planner changes over there by itself:
