@@ -45,7 +45,7 @@ class Case:
 CASES = {
     "gpt3-175b": Case("gpt3-175b", 1536),
     "llama3-405b": Case("llama3-405b", 256),
-    "llama3-405b, 16 stages": Case("llama3-405b", 2048, "pipe=16,data=128,model=8", 64),
+    "llama3-405b, 16 stages": Case("llama3-405b", 2048, "pipe=16,data=128,model=8", 16),
 }
 HEADER = ("step", "mesh", "operations", "trace, s", "stages, s", "plan, s", "predicted step", "gap", "memory", "sent")
 

@@ -37,8 +37,13 @@ def load_program(
 
 def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
     """The program's pipeline with what was given; one line says what does not fit."""
+    table = given.get("schedule")
+    if table:
+        given.setdefault("chunks", 1)
+    if isinstance(table, Schedule):
+        given.setdefault("microbatches", table.microbatches)
     if program.pipeline is None and "microbatches" not in given:
-        raise ArgumentError(f"--{' and --'.join(given)} of no pipeline: say --microbatches too")
+        raise ArgumentError(f"--{'schedule' if table else 'chunks'} of no pipeline: say --microbatches too")
     try:
         return replace(program.pipeline, **given) if program.pipeline else Pipeline(**given)
     except ArgumentError as error:

@@ -93,6 +93,9 @@ def test_a_pipeline_is_asked_for(folder):
 def test_what_is_asked_for_stands_in_place_of_the_programs_own(folder):
     asked = load_program("piped.py", schedule="interleaved", chunks=2).pipeline
     assert asked == md.Pipeline(8, "interleaved", 2, per_microbatch=True)
+    table = md.make_schedule("zb-h1", ranks=2, microbatches=6)
+    table.save("table.csv")
+    assert load_program("stacked.py", schedule="table.csv").pipeline == md.Pipeline(6, table)
     assert load_program("piped.py").pipeline == md.Pipeline(8, per_microbatch=True)
     md.make_schedule("zb-v", 2, 8).save("table.csv")
     assert load_program("piped.py", schedule="table.csv").pipeline.schedule == md.make_schedule("zb-v", 2, 8)
