@@ -53,7 +53,8 @@ zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
 
-strategies: $(VENV)/ready  ## run every strategy of every model at tiny sizes; FAMILY='gpt llama'
+strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
+	$(RUN) -m bench.strategies
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.models $(FAMILY)
 
 data: $(DATA)  ## fetch text, flights and ratings

@@ -1,0 +1,96 @@
+"""The strategies of examples/strategies: what each plan sends, against the formula that was published for it.
+
+python -m bench.strategies writes docs/strategies.md; it plans only, and needs no devices.
+"""
+
+import runpy
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.report import table, versions
+from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.plan import Plan
+from meshdsl.units import bytes_text
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "examples" / "strategies").glob("*.py"))
+PAGE = ROOT / "docs" / "strategies.md"
+HEADER = ["strategy", "mesh", "collective", "runs", "bytes of the plan", "published", "its bytes", "equal", "memory"]
+INTRODUCTION = """# Strategies that people invented by hand
+
+Each is one file of `examples/strategies/`: a step for one device, and the one line below, or none where the planner
+finds it. Bytes are what one device sends per step, from the plan. The published formula, whose source stands in the
+file, is evaluated for the sizes of the step; where a paper counts per layer or product, it adds up those of the step.
+A strategy sends nothing that is not in the table, and each runs on 8 virtual CPU devices as planned, with the numbers
+of one device (`tests/examples/test_strategies.py`).
+
+Sizes are small and the devices that are planned for slow, as stated in the files: what latency, bandwidth and FLOP/s
+are to each other decides between strategies that send the same bytes. With more latency, for example, the
+reductions and gathers of ZeRO become the all-reduces of data parallelism.
+"""
+
+
+class Strategy:
+    """One file, as it is planned."""
+
+    def __init__(self, file: Path) -> None:
+        self.name, self.found = file.stem, runpy.run_path(str(file))
+        self.title = self.found["__doc__"].splitlines()[0]
+        self.program: Program = self.found["program"]
+        self.mesh: Mesh = self.found["mesh"]
+
+    def sharded(self) -> Sharded:
+        """The step over the strategy's own mesh."""
+        return parallelize(self.program.step, self.mesh, self.program.layouts, memory=self.found.get("memory"))
+
+    def published(self) -> dict[str, tuple[str, float]]:
+        """Formula and its value for the sizes of the file, by kind and axes."""
+        formulas: dict[str, str] = self.found["published"]
+        return {what: (text, eval(text, {}, dict(self.found["sizes"]))) for what, text in formulas.items()}
+
+    def line(self) -> str:
+        """What the file states about layouts."""
+        stated = self.program.layouts or {}
+        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "none: found by the planner"
+
+
+def sent(plan: Plan) -> tuple[Counter[str], Counter[str]]:
+    """Bytes that one device sends per step, and runs, by kind and axes."""
+    total, runs = Counter[str](), Counter[str]()
+    for c in plan.collectives:
+        what = f"{c.kind} over {', '.join(c.axes)}"
+        total[what] += c.bytes * c.trips
+        runs[what] += c.trips
+    return total, runs
+
+
+def rows(strategy: Strategy, plan: Plan) -> Iterator[list[Any]]:
+    """One row per kind and axes, of the plan or of the formula."""
+    total, runs = sent(plan)
+    published = strategy.published()
+    name, mesh, memory = f"[{strategy.name}](#{strategy.name})", f"`{strategy.mesh}`", bytes_text(plan.memory)
+    for what in dict.fromkeys((*published, *total)):
+        formula, value = published.get(what, ("none", 0))
+        equal = "yes" if value == total[what] else "no"
+        yield [name, mesh, what, runs[what], f"{total[what]:,}", f"`{formula}`", f"{value:,.0f}", equal, memory]
+        name = mesh = memory = ""
+
+
+def main() -> None:
+    """Plan every strategy, and write the page."""
+    found: list[list[Any]] = []
+    parts: list[str] = []
+    for strategy in map(Strategy, FILES):
+        plan = strategy.sharded().plan(*strategy.program.args)
+        found += rows(strategy, plan)
+        parts.append(f"### {strategy.name}\n\n{strategy.title}\n\n{strategy.line()}\n")
+        print(f"{strategy.name}: planned", flush=True)
+    made = f"`python -m bench.strategies` ({versions()})"
+    PAGE.write_text("\n".join([INTRODUCTION, table(HEADER, found), "", made, "", *parts]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Strategies that people invented by hand: what they send is what was published, and they run as planned."""
+
+import jax
+import pytest
+
+from bench.strategies import FILES, PAGE, Strategy, sent
+from meshdsl.api import parallelize
+from tests.models.values import filled
+
+NAMES = [file.stem for file in FILES]
+
+
+@pytest.fixture(autouse=True)
+def compiled_fast():
+    """Nearly all of the time is XLA's."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_a_strategy_sends_what_was_published_and_runs_as_planned(file):
+    strategy = Strategy(file)
+    sharded, args = strategy.sharded(), filled(strategy.program.args)
+    total, _ = sent(sharded.plan(*args))
+    assert dict(total) == {what: value for what, (_, value) in strategy.published().items()}
+    sharded.verify(*args)
+    sharded.check(*args)
+
+
+def test_factors_are_gathered_below_the_break_even_batch_only():
+    strategy = Strategy(next(file for file in FILES if file.stem == "sufficient_factors"))
+    sizes = strategy.found["sizes"]
+    even = 2 * sizes["m"] * sizes["n"] // (sizes["m"] + sizes["n"])
+
+    def kinds(examples):
+        program = strategy.found["build"](examples)
+        plan = parallelize(program.step, strategy.mesh, program.layouts).plan(*program.args)
+        return plan.bytes, {c.kind for c in plan.collectives}
+
+    ring = 2 * 4 * sizes["m"] * sizes["n"] * 7 // 8
+    below, above = kinds(even - 8), kinds(even + 8)
+    assert below == (ring * (even - 8) // even, {"all-gather"})
+    assert above == (ring, {"reduce-scatter", "all-gather"})
+
+
+def test_the_page_names_every_strategy():
+    page = PAGE.read_text()
+    assert [name for name in NAMES if f"### {name}\n" not in page] == []
+    assert "| no |" not in page
