@@ -57,7 +57,7 @@ class Pipelined:
     @cached_property
     def rooms(self) -> Rooms:
         """Where ranks keep what waits."""
-        return make_rooms(self.table)
+        return make_rooms(self.table, self.asked.recompute == "stage")
 
     @cached_property
     def forecast(self) -> Forecast:
@@ -88,7 +88,7 @@ class Pipelined:
     @property
     def stash(self) -> tuple[int, ...]:
         """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
-        return self.rooms.inputs.used
+        return self.rooms.stash.used
 
     @property
     def stash_bytes(self) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class Pipelined:
     @property
     def slots(self) -> int:
         """Stage inputs that every device has room for."""
-        return self.rooms.inputs.count
+        return self.rooms.stash.count
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -133,7 +133,8 @@ class Pipelined:
             return f"{self.microbatches} microbatches, one after the other"
         uneven = f" of {' '.join(map(str, self.layers))} {self.noun}" if len(set(self.layers)) > 1 else ""
         done = f"{self.asked.name}, forward only," if self.forward_only else self.asked.name
+        what = "microbatches' results" if self.rooms.results.count else "stage inputs"
         return (
             f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
-            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} stage inputs kept"
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} {what} kept"
         )

@@ -1,8 +1,10 @@
 """Where ranks keep what waits: slots, each for one stage's work on one microbatch at a time.
 
-Three things wait, each from when it is there to when it is last read:
+Four things wait, each from when it is there to when it is last read:
 
     inputs      of stages: from their arrival (or start) to the stage's backward, which runs its layers again
+    results     where nothing is run again, what backwards read of forwards instead: from one to the other; inputs then
+                wait for the forward alone
     gradients   of what stages handed on: from their arrival to the stage's backward
     cuts        what the second half of a backward reads of the first
 
@@ -46,23 +48,38 @@ class Rooms:
     """The slots of a table."""
 
     inputs: Slots
+    results: Slots
     gradients: Slots
     cuts: Slots
 
+    @property
+    def stash(self) -> Slots:
+        """What is kept from a forward to its backward."""
+        return self.results if self.results.count else self.inputs
 
-def make_rooms(table: Table) -> Rooms:
-    """As few slots as a table can do with."""
+
+def make_rooms(table: Table, again: bool = True) -> Rooms:
+    """As few slots as a table can do with.
+
+    Args:
+      again: backwards run their layers forward again.
+    """
     units = list(product(range(table.schedule.stages), range(table.schedule.microbatches)))
     return Rooms(
-        _slots(table, {unit: _input(table, *unit) for unit in units}),
+        _slots(table, {unit: _input(table, *unit, again) for unit in units}),
+        _slots(table, {unit: _result(table, *unit) for unit in units if not again and not table.schedule.forward_only}),
         _slots(table, {unit: _gradient(table, *unit) for unit in units if _returns(table, unit[0])}),
         _slots(table, {unit: _cut(table, *unit) for unit in units if table.split}),
     )
 
 
-def _input(table: Table, stage: int, microbatch: int) -> Span:
+def _input(table: Table, stage: int, microbatch: int, again: bool) -> Span:
     begin = 2 * table.when[Task(stage - 1, "F", microbatch)] + 1 if stage else 2 * table.when[Task(0, "F", microbatch)]
-    return begin, 2 * table.back(stage, microbatch)
+    return begin, 2 * (table.back(stage, microbatch) if again else table.when[Task(stage, "F", microbatch)])
+
+
+def _result(table: Table, stage: int, microbatch: int) -> Span:
+    return 2 * table.when[Task(stage, "F", microbatch)], 2 * table.back(stage, microbatch)
 
 
 def _gradient(table: Table, stage: int, microbatch: int) -> Span:

@@ -7,6 +7,7 @@ from meshdsl.errors import ArgumentError, faults, is_a, nearest
 from meshdsl.pipeline.schedule import Schedule
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb")
+RECOMPUTE = ("stage", "none")
 CHUNKED = ("interleaved", "zb")  # those that take several chunks
 
 
@@ -28,6 +29,9 @@ class Pipeline:
       axis: mesh axis whose devices run the parts of a step that ``md.stage`` cuts, by ``1f1b``, ``gpipe``,
         ``interleaved`` or a table without ``I`` and ``W``. A scan over layers needs none: there it is the axis over
         which the layers are split.
+      recompute: what is computed again in the backward pass: ``stage``, the layers of a stage, from the stage's input,
+        which is all that is kept; ``none``, nothing but what ``jax.checkpoint`` in the layers says: what their
+        backward reads is kept, weights excepted.
       batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
         or all but the first one if results replace nothing (an evaluation).
       per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
@@ -43,6 +47,7 @@ class Pipeline:
     per_microbatch: bool = False
     layers: tuple[int, ...] = ()
     axis: str = ""
+    recompute: str = "stage"
 
     def __post_init__(self) -> None:
         """Refuse what is no pipeline."""
@@ -54,6 +59,8 @@ class Pipeline:
             rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")
         if not isinstance(self.axis, str):
             rows.append(f"axis: {is_a(self.axis)}, not the name of a mesh axis")
+        if self.recompute not in RECOMPUTE:
+            rows.append(f"recompute: {self.recompute!r}, not {' or '.join(map(repr, RECOMPUTE))}")
         if self.batch is not None and not isinstance(self.batch, str):
             rows.append(f"batch: {is_a(self.batch)}, not a glob over the inputs, such as 'batch/**'")
         if not isinstance(self.per_microbatch, bool):

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from meshdsl.ir import Op, Value
+from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.placement import B
-from meshdsl.trace.graphs import values
+from meshdsl.trace.graphs import Atom, values
 from meshdsl.turns.places import Placing
 from meshdsl.turns.stages import Layers
 
@@ -31,13 +31,13 @@ class Halves:
     @cached_property
     def first(self) -> list[Op]:
         """For the gradient of the layer's input, and whatever else is carried from layer to layer."""
-        return self._needed(self.layers.body.returned[: len(self.layers.last)], ())
+        return needed(self.layers.body, self.layers.body.returned[: len(self.layers.last)])
 
     @cached_property
     def second(self) -> list[Op]:
         """For what the layers stack."""
         done = [op for op in self.first if any(self.placing.of(v) is not B for v in op.outputs)]
-        return self._needed(self._rows, done)
+        return needed(self.layers.body, self._rows, done)
 
     @cached_property
     def inside(self) -> list[Value]:
@@ -62,13 +62,13 @@ class Halves:
         read = (*(v for op in self.second for v in values(op.inputs)), *self._rows)
         return list({v.id: v for v in read if v.id not in made}.values())
 
-    def _needed(self, wanted: Iterable[object], done: Iterable[Op]) -> list[Op]:
-        """Operations that some values need, but for those that are done."""
-        known = {op.id for op in done}
-        ids = {v.id for v in wanted if isinstance(v, Value)}
-        found: list[Op] = []
-        for op in reversed(self.layers.body.ops[:-1]):
-            if op.id not in known and any(v.id in ids for v in op.outputs):
-                ids |= {v.id for v in values(op.inputs)}
-                found.append(op)
-        return found[::-1]
+
+def needed(body: Graph, wanted: Iterable[Atom], done: Iterable[Op] = ()) -> list[Op]:
+    """Operations of a body that some values need, but for those that are done."""
+    known, ids = {op.id for op in done}, {v.id for v in values(wanted)}
+    found: list[Op] = []
+    for op in reversed(body.ops[:-1]):
+        if op.id not in known and any(v.id in ids for v in op.outputs):
+            ids |= {v.id for v in values(op.inputs)}
+            found.append(op)
+    return found[::-1]

@@ -54,6 +54,14 @@ class Lanes(Ranks):
         """Room for what stages are handed."""
         return tuple(self._unused(x, self.p, slots, at=at) for x, at in self.stages.brought(layers))
 
+    def room_for_results(self) -> Arrays:
+        """Room for what backwards read of their forwards, if those are not run again."""
+        slots = self.rota.rooms.results.count
+        if not slots:
+            return ()
+        each = (self._unused(v, self.p, slots, self.dealing.most) for v in self.work.results.values())
+        return (*each, *self.room(self.stages.forward, slots))
+
     def room_for_cuts(self) -> Arrays:
         """Room for what the second half of a backward reads of the first."""
         slots = self.rota.rooms.cuts.count
@@ -89,6 +97,14 @@ class Lanes(Ranks):
         own = self._own(self.stages.backward, units)
         made, rows = jax.vmap(self.work.backward)(self._turn(units), back, given, rows, own)
         return tuple(map(self.split, made)), rows
+
+    def kept(self, made: Arrays, rows: Arrays) -> Arrays:
+        """What is kept of what stages made forward."""
+        return self.work.kept(made, rows)
+
+    def found(self, units: Units, kept: Arrays) -> tuple[Arrays, Arrays]:
+        """What stages handed on, and the stacks that their layers made, from what was kept."""
+        return jax.vmap(self.work.found)(self._turn(units), kept, self._own(self.stages.forward, units))
 
     def run_first(self, units: Units, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
         """All stages through the first half of their backward: what they hand on, and what the second half reads."""

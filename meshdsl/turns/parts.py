@@ -102,6 +102,8 @@ def find_parts(graph: Graph, placing: Placing, ranks: int, seconds: Mapping[int,
     rows = list(share_faults(len(ahead) + 1, ranks, asked, "parts"))
     if asked.halves:
         rows.append(f"schedule {asked.name!r} halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'")
+    if asked.recompute != "stage":
+        rows.append(f"recompute={asked.recompute!r} is for layers; parts are computed again, from what they are given")
     if rows:
         raise PipelineError(faults("the parts that md.stage cuts are no pipeline:", rows))
     fine = _Division(graph, placing, ahead)

@@ -57,6 +57,7 @@ class _State(NamedTuple):
 
     back: Arrays
     inputs: Arrays
+    results: Arrays
     gradients: Arrays
     cuts: Arrays
     sums: Stacks
@@ -98,11 +99,13 @@ class _Loops:
     def _empty(self) -> _State:
         """What there is before the first tick."""
         lanes, rooms, first, back = self.lanes, self.rota.rooms, self.stages.forward, self.stages.scans[1:]
-        with within(STASH):
+        with within(FORWARD if rooms.results.count else STASH):
             inputs = lanes.room(first, rooms.inputs.count)
+        with within(STASH):
+            results = lanes.room_for_results()
         handed = [x for layers in back for x in lanes.nothing(layers)]
         kept = [x for layers in back if self.rota.inbox for x in lanes.room(layers, rooms.gradients.count)]
-        return _State(tuple(handed), inputs, tuple(kept), lanes.room_for_cuts(), self._begin())
+        return _State(tuple(handed), inputs, results, tuple(kept), lanes.room_for_cuts(), self._begin())
 
     def _begin(self) -> Stacks:
         """The sums before the first tick."""
@@ -162,11 +165,13 @@ class _Loops:
         given = self.lanes.begun(self.lanes.get(state.inputs, row.units.slot), start, row.begins)
         made, rows = self.lanes.run(row.units, given)
         self._add_rows(self.stages.forward, rows, row.units, now)
+        if self.rota.rooms.results.count:
+            kept = self.lanes.put(state.results, self.lanes.kept(made, rows), row.result)
+            return state._replace(results=kept), made
         return state._replace(inputs=self.lanes.put(state.inputs, given, row.units.slot)), made
 
     def _backwards(self, row: Backward, head: Head | None, state: _State, now: _Now) -> _State:
-        given = self.lanes.get(state.inputs, row.units.slot)
-        made, rows = self.lanes.run(row.units, given)
+        given, made, rows = self._again(row, state)
         back = self._returned(row, state)
         if head:
             back = self.lanes.begun(back, self._epilogue(head, made, now), head.begins)
@@ -178,6 +183,14 @@ class _Loops:
             self._add_rows(self.stages.backward, gradients, row.units, now)
         self._rest(row, back, now)
         return state._replace(back=back)
+
+    def _again(self, row: Backward, state: _State) -> tuple[Arrays, Arrays, Arrays]:
+        """What stages were given forward, what they made of it, and the stacks of their layers: run again, or kept."""
+        if self.rota.rooms.results.count:
+            made, rows = self.lanes.found(row.units, self.lanes.get(state.results, row.result))
+            return made, made, rows
+        given = self.lanes.get(state.inputs, row.units.slot)
+        return given, *self.lanes.run(row.units, given)
 
     def _returned(self, row: Backward, state: _State) -> Arrays:
         """What stages were handed back: from where it waits, or as it comes."""

@@ -38,12 +38,14 @@ class Forward(NamedTuple):
     Args:
       begins: by rank, whether it is the first stage's.
       begun: the microbatch of that.
+      result: by rank, the slot for what its backward reads; past the last if nothing is kept.
       to: per distance that stages hand on over, by rank, the slot of what comes; past the last if nothing does.
     """
 
     units: Units
     begins: Any
     begun: Any
+    result: Any
     to: tuple[Any, ...]
 
 
@@ -53,6 +55,7 @@ class Backward(NamedTuple):
     Args:
       ended: the microbatch that is through the first stage; ``has_ended`` if there is one.
       gradient: by rank, the slot of what was handed back.
+      result: by rank, the slot of what its forward kept.
       cut: by rank, the slot for what the second half reads of the first.
     """
 
@@ -60,6 +63,7 @@ class Backward(NamedTuple):
     ended: Any
     has_ended: Any
     gradient: Any
+    result: Any
     cut: Any
 
 
@@ -176,13 +180,15 @@ class Rota:
         tasks = self._tasks(ticks, "F")
         sent = [[task and Task(task.stage + 1, "F", task.microbatch) for task in row] for row in tasks]
         begins, begun, _ = self._only(tasks, 0)
-        return Forward(self._units(tasks, self.rooms.inputs), begins, begun, self._come(sent, self.rooms.inputs, 1))
+        to, result = self._come(sent, self.rooms.inputs, 1), self._slot(tasks, self.rooms.results)
+        return Forward(self._units(tasks, self.rooms.inputs), begins, begun, result, to)
 
     def _backward(self, ticks: Sequence[int]) -> Backward:
         tasks = self._tasks(ticks, "BI")
         gradient, cut = self._slot(tasks, self.rooms.gradients, 0), self._slot(tasks, self.rooms.cuts)
         _, ended, has_ended = self._only(tasks, 0)
-        return Backward(self._units(tasks, self.rooms.inputs), ended, has_ended, gradient, cut)
+        units, result = self._units(tasks, self.rooms.inputs), self._slot(tasks, self.rooms.results, 0)
+        return Backward(units, ended, has_ended, gradient, result, cut)
 
     def _head(self, ticks: Sequence[int]) -> Head:
         begins, microbatch, valid = self._only(self._tasks(ticks, self.table.turns), self._end)

@@ -3,17 +3,18 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from meshdsl.ir import Op, Value
-from meshdsl.layouts.placement import Placement
+from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.position import taking_turns
 from meshdsl.lowering.walk import Arrays
-from meshdsl.turns.halves import Halves
+from meshdsl.trace.graphs import Atom, values
+from meshdsl.turns.halves import Halves, needed
 from meshdsl.turns.layered import Stacks, Wanted, kept_stacks, run_layers
-from meshdsl.turns.places import held
+from meshdsl.turns.places import SAME, held
 from meshdsl.turns.runner import AXIS, Runner, sliced
 from meshdsl.turns.stages import Layers, Stages
 
@@ -65,6 +66,40 @@ class Work:
         """
         layers = self.stages.forward
         return self._all(layers, turn, given, self._consts(layers, given), self._own(layers, own))
+
+    @cached_property
+    def results(self) -> dict[Value, Value]:
+        """Stacks that layers make forward and read backward, by what a layer has of them.
+
+        What depends on weights alone is made again.
+        """
+        made = {v.id for v in self.stages.forward.made} - {v.id for _, v in self._of_weights}
+        return {x: v for x, v in self.stages.backward.stacks if x.id in made}
+
+    @cached_property
+    def _of_weights(self) -> list[tuple[Atom, Value]]:
+        layers, places = self.stages.forward, self.stages.placing
+        return [(x, v) for x, v in layers.rows if places.of(v) in (B, SAME) and not self._reads_carries(x)]
+
+    def _reads_carries(self, x: Atom) -> bool:
+        layers = self.stages.forward
+        read = {v.id for op in needed(layers.body, [x]) for v in values(op.inputs)} | {v.id for v in values([x])}
+        return any(v.id in read for _, v in layers.carries)
+
+    def kept(self, made: Arrays, rows: Arrays) -> Arrays:
+        """What a backward reads of its forward: of each layer, and what the stage handed on."""
+        stacks = dict(zip(self.stages.forward.made, rows, strict=True))
+        return (*(stacks[x] for x in self.results), *made)
+
+    def found(self, turn: Turn, kept: Arrays, own: Arrays) -> tuple[Arrays, Any]:
+        """What a stage made forward, and the stacks of its layers, None where nobody reads them, from what was kept."""
+        layers, count = self.stages.forward, len(self.results)
+        wanted = [(x, sliced(self._place(v))) for x, v in self._of_weights]
+        ops = needed(layers.body, [x for x, _ in wanted])
+        _, again = self._run(layers, turn, {}, ops, (), self._own(layers, own), wanted)
+        stacks = dict(zip(self.results, kept, strict=False))
+        stacks.update(zip((v for _, v in self._of_weights), again, strict=True))
+        return kept[count:], tuple(stacks.get(v) for v in layers.made)
 
     def backward(self, turn: Turn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         """Likewise backward; ``given`` and ``rows`` are what the stage was given forward, and made."""

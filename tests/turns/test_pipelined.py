@@ -1,5 +1,7 @@
 """Pipelines: the numbers of the plain step under every schedule, whatever the bubbles hold."""
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from meshdsl.pins import make_pins
 from meshdsl.pipeline.costs import part_of
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
-from tests.turns.stacks import FEATURES, WIDTH, arguments, plain_step, step
+from tests.turns.stacks import FEATURES, HIDDEN, WIDTH, arguments, plain_step, step
 from tests.turns.steps import language, language_loss
 
 LAYOUTS = {"params/layers/*": "pipe=S(0)"}
@@ -246,6 +248,8 @@ def test_layers_that_are_no_pipeline(function, text):
 
 
 def test_schedules_and_chunks_that_there_are_not():
+    with pytest.raises(md.MeshDSLError, match="recompute: 'all', not 'stage' or 'none'"):
+        md.Pipeline(4, recompute="all")
     with pytest.raises(md.MeshDSLError, match="schedule: no schedule '1f1'; did you mean '1f1b'"):
         md.Pipeline(4, schedule="1f1")
     with pytest.raises(
@@ -279,12 +283,47 @@ def test_chunks_shorten_the_bubble():
     assert (chunked.ticks, chunked.bubble) == (26, 3 / 19)
 
 
+def products(program, **ticks):
+    """By part of a tick, how many products the four layers of a stage come to."""
+    found = dict.fromkeys(ticks, 0)
+    for graph, op in walk(program.graph):
+        if op.name == "dot_general" and graph.trips % 4 == 0 and part_of(op.scope) in ticks:
+            found[part_of(op.scope)] += graph.trips
+    return {part: count / ticks[part] for part, count in found.items()}
+
+
 def test_halves_of_a_backward_do_no_product_twice():
     program = traced(md.Pipeline(4, "zb"), 2, *arguments(), function=plain_step)
-    ticks = {"forward": 5, "backward": 5, "weights": 4}
-    products = dict.fromkeys(ticks, 0)
-    for graph, op in walk(program.graph):
-        if op.name == "dot_general" and graph.trips % 4 == 0 and part_of(op.scope) in ticks:  # of four layers per stage
-            products[part_of(op.scope)] += graph.trips
-    once = {part: count / ticks[part] for part, count in products.items()}
-    assert once == {"forward": 8, "backward": 8 + 8, "weights": 8}
+    assert products(program, forward=5, backward=5, weights=4) == {"forward": 8, "backward": 8 + 8, "weights": 8}
+
+
+def test_nothing_is_computed_again_if_it_is_kept(nan_in_bubbles):
+    pipeline = md.Pipeline(4, "zb", recompute="none")
+    program = traced(pipeline, 2, *arguments(), function=plain_step)
+    assert products(program, forward=5, backward=5, weights=4) == {"forward": 8, "backward": 8, "weights": 8}
+    assert program.pipeline.stash == (3, 1) and "at most 3 microbatches' results kept" in str(program.pipeline)
+    with jax.enable_x64(True):
+        args = arguments(dtype=np.float64)
+        program = traced(md.Pipeline(2, recompute="none"), 2, *args)
+        close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), step(*args), 1e-9)
+
+
+def stashed(function):
+    """Elements that a rank keeps of four layers and one of five microbatches."""
+    program = traced(md.Pipeline(4, recompute="none"), 2, *arguments(), function=function)
+    made = (op.outputs[0].shape for op in program.graph.ops if op.name == "constrain" and part_of(op.scope) == "stash")
+    return sum(prod(shape) for shape in made) / (2 * 3 * 4)
+
+
+def test_layers_say_what_is_kept_of_them():
+    def remat(params, batch):
+        layer = jax.checkpoint(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None))
+
+        def loss(params):
+            x, _ = jax.lax.scan(layer, batch["x"] @ params["embed"], params["layers"])
+            return jnp.mean((x @ params["embed"].T - batch["y"]) ** 2)
+
+        return jax.grad(loss)(params)
+
+    assert stashed(remat) == (4 + 1) * WIDTH  # the input of each layer, and what the stage comes to
+    assert stashed(plain_step) == (4 + 1) * WIDTH + 4 * HIDDEN  # tanh
