@@ -25,6 +25,7 @@ from meshdsl.layouts.rules import Table
 from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities, drop_stages
 from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
+from meshdsl.trace.broadcasts import fold_cuts
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
@@ -56,6 +57,7 @@ CLEANUPS: tuple[Pass, ...] = (
     find_rolls,
     fold_pads,
     find_shifts,
+    fold_cuts,
     make_empty,
     drop_invariants,
     drop_dead,

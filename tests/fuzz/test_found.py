@@ -66,14 +66,13 @@ def test_collectives_stay_in_a_loop_that_overwrites_its_smallest_carry():
 
     def step(x, w, total, last):
         def trip(carry, _):
-            product = x @ w
+            product = x @ w  # larger than both, so it is not made in front of the loop
             return (carry[0] + jnp.tanh(product), product[0, 0]), None
 
         return lax.scan(trip, (total, last), length=5)[0]
 
     sharded = md.parallelize(step, md.Mesh(x=4, topology=SLOW_DEVICES), {"x": "x=S(1)", "w": "x=S(0)"})
-    square = jnp.ones((16, 16))
-    args = square, square, square, jnp.float32(0)
+    args = jnp.ones((16, 4)), jnp.ones((4, 16)), jnp.ones((16, 16)), jnp.float32(0)
     assert any(c.trips == 5 for c in sharded.plan(*args).collectives)
     assert sharded.verify(*args).equal
 
