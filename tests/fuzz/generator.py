@@ -61,8 +61,9 @@ class Batch:
 @st.composite
 def batches(draw: Any, largest: int) -> Batch:
     """Up to so many cases on one mesh, about half of that on average."""
-    sizes, topology = draw(st.sampled_from(MESHES)), draw(st.sampled_from(TOPOLOGIES))
-    mesh = md.Mesh.parse(sizes, topology=topology)
+    sizes = draw(st.sampled_from(MESHES))
+    apart = sizes.endswith("=3")  # two of which lie partly behind one link of two
+    mesh = md.Mesh.parse(sizes, topology=draw(st.sampled_from(TOPOLOGIES[:2] if apart else TOPOLOGIES)))
     seed = draw(st.none() | st.integers(0, 2**16))
     return Batch(mesh, tuple(draw(st.lists(cases(mesh), min_size=1, max_size=largest))), seed)
 
