@@ -229,7 +229,7 @@ def test_what_is_no_axis_name():
 
 def test_what_is_no_topology():
     assert message(md.MeshDSLError, lambda: md.topology("dgx-h10")) == "no topology 'dgx-h10'; did you mean 'dgx-h100'?"
-    assert message(md.MeshDSLError, lambda: Mesh(data=4, topology=3)) == "no topology 3; known: cpu, dgx-h100"
+    assert message(md.MeshDSLError, lambda: Mesh(data=4, topology=3)).startswith("no topology 3; known: cpu, ")
     assert message(ArgumentError, lambda: replace(MESH.topology, flops16=0, memory=float("inf"), overhead=-1)) == (
         "what topology cpu costs has to be finite numbers:\n"
         "  flops16=0 is no number above 0\n"

@@ -127,7 +127,7 @@ def past(params, batch):
         (loss, {"layers": (1, 2)}, r"layers=(1, 2) are 3 parts, and there are 4"),
         (step, {"schedule": "interleaved", "chunks": 3}, "4 parts are too few for 3 chunks for each of 2 stages"),
         (step, {"schedule": "zb"}, "'zb' halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'"),
-        (step, {"recompute": "none"}, "recompute='none' is for layers; parts are computed again, from what they are given"),
+        (step, {"recompute": "none"}, "recompute='none' is for layers; parts are computed again, from what they are"),
         (step, {"axis": "pip"}, "no axis 'pip' with several devices; did you mean 'pipe'?"),
         (lambda params, batch: (batch["x"] @ params[0]["w"]).sum(), {}, "for a step that md.stage cuts, and nothing"),
     ],
