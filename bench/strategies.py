@@ -54,7 +54,18 @@ class Strategy:
     def line(self) -> str:
         """What the file states about layouts."""
         stated = self.program.layouts or {}
-        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "none: found by the planner"
+        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "nothing, it is found"
+
+    def devices(self) -> str:
+        """What it is planned for: mesh, speeds, links and the limit on memory."""
+        t = self.mesh.topology
+        links = "; ".join(f"{_joined(n.devices)}{n.latency:.0e} s and {n.bandwidth:.0e} B/s" for n in t.links)
+        limit = self.found.get("memory")
+        return f"`{self.mesh}` of {t.flops32:.0e} FLOP/s, links of {links}" + (f", `memory={limit}`" if limit else "")
+
+
+def _joined(devices: float) -> str:
+    return f"{devices} devices with " if devices else ""
 
 
 def sent(plan: Plan) -> tuple[Counter[str], Counter[str]]:
@@ -86,7 +97,9 @@ def main() -> None:
     for strategy in map(Strategy, FILES):
         plan = strategy.sharded().plan(*strategy.program.args)
         found += rows(strategy, plan)
-        parts.append(f"### {strategy.name}\n\n{strategy.title}\n\n{strategy.line()}\n")
+        parts.append(
+            f"### {strategy.name}\n\n{strategy.title}\n\nStated: {strategy.line()}. Planned for {strategy.devices()}.\n"
+        )
         print(f"{strategy.name}: planned", flush=True)
     made = f"`python -m bench.strategies` ({versions()})"
     PAGE.write_text("\n".join([INTRODUCTION, table(HEADER, found), "", made, "", *parts]))
