@@ -4,5 +4,20 @@ from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans
 from meshdsl.plan.file import load_plan
 from meshdsl.plan.value import Array, Collective, Line, Plan, Span
+from meshdsl.planner.strategies import Answer, Instance, load_instance, solve
 
-__all__ = ["Array", "Collective", "Line", "Plan", "PlanDiff", "Span", "build_plan", "diff_plans", "load_plan"]
+__all__ = [
+    "Answer",
+    "Array",
+    "Collective",
+    "Instance",
+    "Line",
+    "Plan",
+    "PlanDiff",
+    "Span",
+    "build_plan",
+    "diff_plans",
+    "load_instance",
+    "load_plan",
+    "solve",
+]

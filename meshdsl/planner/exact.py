@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 Costs = NDArray[np.float64]
 Ids = NDArray[np.intp]
+Ints = NDArray[np.int64]
 
 TIES = 2.0**19
 COLLECTIVE_TIE, MOVE_TIE = 64.0, 1.0

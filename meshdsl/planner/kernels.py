@@ -38,22 +38,23 @@ class Flat(NamedTuple):
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _compiled(function: _Function) -> _Function:
+def compiled(function: _Function) -> _Function:
     """The function as machine code, kept on disk; a minimum may be taken in any order."""
     made: Any = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
     return cast("_Function", made)
 
 
-@_compiled
-def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> float:
+@compiled
+def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> tuple[float, float]:
     """One pass: every variable hands its share of what it knows to the neighbours ahead.
 
     On the way every variable takes the state that is cheapest given those behind it and what the
-    ones ahead say: ``states``. Returns what these cost in all.
+    ones ahead say: ``states``. Returns what these cost in all, and what no states undercut: the minima of what the
+    variables keep, for by their messages the edges ahead hold a share each and no more.
     """
     start, first, to, back, out, table = flat
     n = start.size - 1
-    cost = 0.0
+    cost = lower = 0.0
     for step in range(n):
         v = step if forward else n - 1 - step
         size, count = start[v + 1] - start[v], first[v + 1] - first[v]
@@ -73,22 +74,24 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
         states[v] = np.argmin(hoped)
         cost += paid[states[v]]
         share = max(ahead, count - ahead, 1)
+        if ahead < share:
+            lower += total.min() * (1 - ahead / share)
         for h in range(first[v], first[v + 1]):
             if (to[h] > v) == forward:
                 heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
                 for i in range(size):
                     paid[i] = total[i] / share - heard[i]
                 _least(paid, tables, table[h], sent[out[h] : out[h] + width])
-    return cost
+    return cost, lower
 
 
-@_compiled
+@compiled
 def _plus(total: Costs, costs: Costs) -> None:
     for i in range(total.size):
         total[i] += costs[i]
 
 
-@_compiled
+@compiled
 def _least(known: Costs, tables: Costs, at: int, least: Costs) -> None:
     """For each state of a neighbour, the least of what is known and a table together."""
     width = least.size
@@ -100,7 +103,7 @@ def _least(known: Costs, tables: Costs, at: int, least: Costs) -> None:
             least[j] = min(least[j], base + row[j])
 
 
-@_compiled
+@compiled
 def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
     """Move what the messages say from the edges into the variables' tables.
 
@@ -121,7 +124,7 @@ def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, sett
                     settled[own[h] + at] = tables[table[h] + at] - sent[there + j] - sent[here + i]
 
 
-@_compiled
+@compiled
 def collect(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
     """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
     start, first, to = flat.start, flat.first, flat.to
@@ -141,7 +144,7 @@ def collect(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -
             total[i] *= 1 - ahead / share
 
 
-@_compiled
+@compiled
 def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> None:
     """Move the minimum of a table for each state of one variable to that variable."""
     along, across = (1, total.size) if turned else (width, 1)
@@ -154,7 +157,7 @@ def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> Non
         total[i] += least
 
 
-@_compiled
+@compiled
 def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned: bool) -> None:
     """Add a share of a variable's costs to a table."""
     along, across = (1, total.size) if turned else (width, 1)

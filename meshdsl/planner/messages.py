@@ -33,6 +33,7 @@ class Messages:
         self._pack({v: i for i, v in enumerate(self.order)})
         self._at = np.zeros(len(self.order), dtype=np.int64)
         self._best, self.cost = self._at, np.inf
+        self.lower = -np.inf  # what no states undercut by the last pass, aside from the network's constant
 
     def _pack(self, at: dict[int, int]) -> None:
         """Lay the network out flat, equal tables once."""
@@ -62,9 +63,14 @@ class Messages:
         from meshdsl.planner import kernels
 
         for forward in (True, False) * passes:
-            cost = kernels.sweep(forward, self.flat, self.unary, self.tables, self.sent, self._at)
+            cost, self.lower = kernels.sweep(forward, self.flat, self.unary, self.tables, self.sent, self._at)
             if cost < self.cost:
                 self._best, self.cost = self._at.copy(), cost
+
+    @property
+    def latest(self) -> _Ints:
+        """Where the last pass has pointed, by position in order."""
+        return self._at
 
     @property
     def states(self) -> dict[int, int]:

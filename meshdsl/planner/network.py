@@ -100,6 +100,26 @@ class Network:
             table = self.derived.plus(known, table)
         self.near[a][b], self.near[b][a] = table, self.derived.turned(table)
 
+    def restrict(self, v: int, keep: Labels) -> None:
+        """Leave these states of a variable, given by position in rising order."""
+        some, labels = self.derived.get, self.labels.get(v)
+        self.unary[v] = some("some", (self.unary[v], keep), _some)
+        self.labels[v] = keep if labels is None else some("some", (labels, keep), _some)
+        for w, table in self.near[v].items():
+            self.near[v][w] = some("some", (table, keep), _some)
+            self.near[w][v] = self.derived.turned(self.near[v][w])
+
+    def merge(self, v: int, w: int, image: Labels) -> None:
+        """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
+        unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get
+        between = near.pop(w)
+        self.trail.append(_Gone(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
+        self.unary[w] = cut("merged", (self.unary[w], unary, between, image), _merged)
+        del self.near[w][v]
+        for u, table in near.items():
+            del self.near[u][v]
+            self.add(w, u, cut("some", (table, image), _some))
+
     @property
     def order(self) -> list[int]:
         """The variables that are left, in order."""
@@ -164,6 +184,14 @@ class Network:
             best = int(cost.argmin())
             chosen[gone.variable] = best if gone.labels is None else int(gone.labels[best])
         return chosen
+
+
+def _some(array: NDArray[Any], keep: Labels) -> NDArray[Any]:
+    return array[keep]
+
+
+def _merged(unary: Costs, other: Costs, between: Costs, image: Labels) -> Costs:
+    return np.asarray(unary + other[image] + between[image, np.arange(image.size)])
 
 
 def _least(unary: Costs, table: Costs) -> Costs:

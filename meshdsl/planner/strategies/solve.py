@@ -1,0 +1,176 @@
+"""The stages of solving an instance: contract, price, fix, search; again on what is left, until time is up.
+
+Whatever is found is judged on the instance itself, in exact integers, and kept if it is valid and
+better; so there is an answer from the first valid choice on.
+"""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshdsl.errors import MemoryLimitError
+from meshdsl.planner.exact import Costs, Ints
+from meshdsl.planner.strategies.ascent import Ascent
+from meshdsl.planner.strategies.certify import prove
+from meshdsl.planner.strategies.contraction import Contraction
+from meshdsl.planner.strategies.core import Core, core_of
+from meshdsl.planner.strategies.flat import FlatCore
+from meshdsl.planner.strategies.instance import Instance, Score
+from meshdsl.planner.strategies.program import Program, promising
+from meshdsl.planner.strategies.trees import Forests
+
+_PRICING, _SEARCH = 0.3, 0.3  # parts of the time left that a round may take for prices, and for search
+_STALLED = 400  # steps of prices without a better bound
+_MARGIN = 0.03  # part of the time that is kept for reading the answer back
+_PROGRAM, _MANY, _ENTRIES = 0.4, 1_000, 10_000  # the program's part of the time, most variables, and first pairs
+_FINER = 4.0  # what an impossible combination costs, in costs of the best choice
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best valid choice found, and an integer that no valid choice undercuts."""
+
+    choice: list[int]
+    score: Score
+    bound: int
+
+    @property
+    def optimal(self) -> bool:
+        """Whether the choice is proved to be the best."""
+        return self.score.cost <= self.bound
+
+
+def solve(instance: Instance, seconds: float, seed: int = 0) -> Answer:
+    """The best valid choice found in the time, with a lower bound.
+
+    Raises MemoryLimitError if none was found: the message says whether there is none.
+    """
+    with _no_collection():
+        return _Solver(instance, time.perf_counter() + seconds * (1 - _MARGIN), seed).run()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection, which would look through millions of small arrays again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Solver:
+    def __init__(self, instance: Instance, deadline: float, seed: int) -> None:
+        self.instance, self.deadline, self.seed = instance, deadline, seed
+        self.best: Answer | None = None
+        self.bound = 0
+        self._entries = _ENTRIES
+        self._reason = "there was no time to look for a valid choice"
+        self._contracting = 0.0  # seconds of the longest contraction
+
+    def run(self) -> Answer:
+        """Solve without what is never needed, and with it only if nothing is valid otherwise."""
+        for whole in (False, True):
+            if self.best is None and self._left > 0:
+                self._solve(core_of(self.instance, whole))
+        if self.best is None:
+            raise MemoryLimitError(f"{self._reason}; the limit is {self.instance.limit}")
+        return Answer(self.best.choice, self.best.score, min(self.bound, self.best.score.cost))
+
+    def _solve(self, core: Core) -> None:
+        self._contract(core)
+        self._reason = "no valid choice was found in the time" if core.feasible else "no choice is valid"
+        prices = np.zeros(core.usage.limit.size)
+        while core.feasible and core.network.unary and self._open:
+            core, prices = self._round(core, prices)
+        if core.feasible and not core.network.unary:
+            self._judge(core.choice({}))
+            self.bound = max(self.bound, core.cost_unit * int(core.network.constant))
+
+    @property
+    def _left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+    @property
+    def _open(self) -> bool:
+        return self._left > 0 and (self.best is None or self.bound < self.best.score.cost)
+
+    def _round(self, core: Core, prices: Costs) -> tuple[Core, Costs]:
+        """Raise prices, search, drop what cannot be better; the core that is left, and its prices."""
+        flat = FlatCore(core, core.most if self.best is None else _FINER * self.best.score.cost)
+        ascent = self._price(flat, prices)
+        if self._open:
+            self._search(flat, ascent)
+        if self._open:
+            self._program(flat, ascent.prices)
+        if self.best is None or self._left < self._contracting:
+            return core, ascent.prices
+        return self._fix(flat, ascent.prices, self.best.score.cost)
+
+    def _price(self, flat: FlatCore, prices: Costs) -> Ascent:
+        ascent, until = Ascent(flat, prices), self._until(_PRICING)
+        while time.perf_counter() < until and ascent.open and ascent.idle < _STALLED:
+            before = ascent.cost
+            ascent.step()
+            if ascent.cost < before and ascent.best is not None:
+                self._judge(flat.choice(ascent.best))
+        self.bound = max(self.bound, prove(flat, ascent.prices).bound)
+        return ascent
+
+    def _search(self, flat: FlatCore, ascent: Ascent) -> None:
+        start = self._start(flat, ascent)
+        if start is None:
+            return
+        search, until = Forests(flat, start, ascent.prices, self.seed), self._until(_SEARCH)
+        while time.perf_counter() < until:
+            search.step()
+        self._judge(flat.choice(search.best))
+
+    def _program(self, flat: FlatCore, prices: Costs) -> None:
+        """Solve the most promising part of the core; more of it from round to round."""
+        states = None if self.best is None else flat.core.states(self.best.choice)
+        if states is None or flat.size > _MANY:
+            return
+        best = np.array([states[v] for v in flat.order])
+        some = promising(flat, prove(flat, prices).excess, best, self._entries)
+        program, until = Program(flat, some, best), self._until(_PROGRAM)
+        for found in program.solve(until - time.perf_counter()):
+            if (flat.used(found) <= flat.limit).all():
+                self._judge(flat.choice(found))
+        if time.perf_counter() < until:
+            self._entries *= 2
+
+    def _start(self, flat: FlatCore, ascent: Ascent) -> Ints | None:
+        """Where to search from: the best choice, if the core has it, else the best one of the ascent."""
+        states = None if self.best is None else flat.core.states(self.best.choice)
+        return ascent.best if states is None else np.array([states[v] for v in flat.order])
+
+    def _fix(self, flat: FlatCore, prices: Costs, cost: int) -> tuple[Core, Costs]:
+        """Drop states that no choice of this cost or less has, and contract what is left."""
+        core, proof = flat.core, prove(flat, prices)
+        if any(not keep.size for keep in proof.kept(cost // core.cost_unit - 1).values()):
+            self.bound = cost // core.cost_unit * core.cost_unit
+        for v, keep in proof.kept(cost // core.cost_unit).items():
+            core.restrict(v, keep)
+        at = dict(zip(core.usage.times.tolist(), prices.tolist(), strict=True))
+        self._contract(core)
+        return core, np.array([at[t] for t in core.usage.times.tolist()])
+
+    def _contract(self, core: Core) -> None:
+        start = time.perf_counter()
+        Contraction(core).run()
+        self._contracting = max(self._contracting, time.perf_counter() - start)
+
+    def _until(self, part: float) -> float:
+        return time.perf_counter() + part * self._left
+
+    def _judge(self, choice: list[int]) -> None:
+        score = self.instance.score(choice)
+        if score.fits and (self.best is None or score.cost < self.best.score.cost):
+            self.best = Answer(choice, score, self.bound)

@@ -1,0 +1,199 @@
+"""Strategy choice under a memory limit, against exhaustive search."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from meshdsl.errors import ArgumentError, MemoryLimitError
+from meshdsl.plan import Instance, load_instance, solve
+from meshdsl.planner.strategies.ascent import Ascent
+from meshdsl.planner.strategies.certify import prove
+from meshdsl.planner.strategies.contraction import Contraction
+from meshdsl.planner.strategies.core import core_of
+from meshdsl.planner.strategies.flat import FlatCore
+from meshdsl.planner.strategies.program import Program
+from meshdsl.planner.strategies.trees import Forests
+
+NEVER = 10**18
+SCRIPT = Path(__file__).parents[2] / "bench" / "iopddl.py"
+TINY = {
+    "problem": {
+        "name": "two layers and a weight that both read",
+        "nodes": {
+            "intervals": [[0, 9], [1, 3], [3, 5], [4, 4]],
+            "costs": [[0, 6], [2, 1], [3, 1, 4], [0, 0]],
+            "usages": [[8, 2], [4, 1], [4, 1, 0], [7, 7]],
+        },
+        "edges": {
+            "nodes": [[0, 1], [0, 2], [1, 2], [2, 1], [2, 3]],
+            "costs": [
+                [0, 2, 3, NEVER],
+                [0, 5, 1, 4, 0, 0],
+                [0, 1, 2, 3, 0, 1],
+                [1, 0, 0, 2, 0, 1],
+                [0, 9, 9, 0, 1, 1],
+            ],
+        },
+        "usage_limit": 8,
+    }
+}
+
+
+@st.composite
+def instances(draw, nodes=6):
+    """Small instances with parallel edges, nodes that are never live, and combinations that cannot be."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = int(rng.integers(2, nodes + 1))
+    sizes = rng.integers(1, 4, n)
+    costs = [rng.integers(0, 12, s) for s in sizes]
+    usages = [rng.integers(0, 9, s) for s in sizes]
+    lo = rng.integers(0, 6, n)
+    intervals = [(int(a), int(a + b)) for a, b in zip(lo, rng.integers(0, 5, n))]
+    ends = [tuple(map(int, rng.choice(n, 2, replace=False))) for _ in range(int(rng.integers(1, 2 * n)))]
+    tables = [rng.integers(0, 12, (sizes[a], sizes[b])) for a, b in ends]
+    for table in tables:
+        table[rng.random(table.shape) < 0.2] = NEVER
+    return Instance(costs, usages, intervals, ends, tables, int(rng.integers(2, 9 * n)))
+
+
+def best_of(instance):
+    """The least cost of a valid choice, peaks counted time point by time point; None if there is none."""
+    costs = []
+    for choice in product(*(range(c.size) for c in instance.costs)):
+        peak = max(
+            sum(int(u[s]) for u, (lo, hi), s in zip(instance.usages, instance.intervals, choice) if lo <= t < hi)
+            for t in range(12)
+        )
+        score = instance.score(choice)
+        assert score.peak == peak
+        if peak <= instance.limit:
+            costs.append(score.cost)
+    return min(costs, default=None)
+
+
+@given(instances())
+@settings(max_examples=60, deadline=None)
+def test_contraction_keeps_the_best_choice(instance):
+    best = best_of(instance)
+    assume(best is not None)
+    core = core_of(instance, best >= NEVER)
+    Contraction(core).run()
+    found = min(score.cost for score in scores(instance, core) if score.fits)
+    assert found == best or best >= NEVER  # costs this large are rounded
+    assert found <= best * (1 + 1e-9)
+
+
+def scores(instance, core):
+    variables = list(core.network.unary)
+    for states in product(*(range(core.network.unary[v].size) for v in variables)):
+        yield instance.score(core.choice(dict(zip(variables, states))))
+
+
+@given(instances(), st.integers(0, 8))
+@settings(max_examples=25, deadline=None)
+def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, steps):
+    best = best_of(instance)
+    assume(best is not None and best < NEVER)
+    core = core_of(instance)
+    Contraction(core)._consistent()
+    flat = FlatCore(core, core.most)
+    ascent = Ascent(flat, np.zeros(flat.limit.size))
+    for _ in range(steps):
+        ascent.step()
+    proof = prove(flat, ascent.prices)
+    assert proof.bound <= best
+    for v, keep in proof.kept(best).items():
+        core.restrict(v, keep)
+    assert min(score.cost for score in scores(instance, core) if score.fits) == best
+
+
+@given(instances())
+@settings(max_examples=15, deadline=None)
+def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
+    best = best_of(instance)
+    assume(best is not None and best < NEVER)
+    core = core_of(instance)
+    Contraction(core)._consistent()
+    flat = FlatCore(core, core.most)
+    starts = map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order)))
+    valid = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
+    search = Forests(flat, valid[-1], np.zeros(flat.limit.size), seed=0)
+    for _ in range(5):
+        search.step()
+        assert (flat.used(search.states) <= flat.limit).all()
+        assert search.least <= flat.cost(valid[-1])
+    whole = [np.arange(core.network.unary[v].size) for v in flat.order]
+    *_, last = Program(flat, whole, valid[-1]).solve(30.0)
+    assert instance.score(flat.choice(last)).cost == best
+
+
+@given(instances(nodes=4))
+@settings(max_examples=8, deadline=None)
+def test_solving(instance):
+    best = best_of(instance)
+    if best is None:
+        with pytest.raises(MemoryLimitError):
+            solve(instance, 10.0)
+    else:
+        answer = solve(instance, 3.0)
+        assert answer.score == instance.score(answer.choice)
+        assert answer.score.fits
+        assert answer.bound <= best <= answer.score.cost
+
+
+def test_sums_of_more_than_64_bits():
+    large = np.array([2**62, 2**61])
+    same = np.array([[2**61, 2**62], [2**62, 2**61]])
+    instance = Instance([large] * 3, [large] * 3, [(0, 2)] * 3, [(0, 1), (1, 2)], [same] * 2, 2**63 - 1)
+    assert instance.score([0] * 3).peak == 3 * 2**62
+    answer = solve(instance, 60.0)
+    assert answer.choice == [1] * 3
+    assert answer.score.cost == 5 * 2**61
+    assert answer.bound <= answer.score.cost
+
+
+def write(path, content):
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    return path
+
+
+def test_a_file_is_read_and_solved(tmp_path):
+    instance = load_instance(write(tmp_path / "tiny.json.gz", TINY))
+    assert instance.intervals[3] == (4, 4)
+    answer = solve(instance, 120.0)
+    assert answer.optimal
+    assert answer.score.cost == best_of(instance)
+
+
+def test_what_is_no_instance_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="holds no instance"):
+        load_instance(write(tmp_path / "other.json.gz", {"nodes": []}))
+    wrong = json.loads(json.dumps(TINY))
+    wrong["problem"]["nodes"]["usages"][0] = [1]
+    with pytest.raises(ArgumentError, match="node 0: 2 costs, 1 usages"):
+        load_instance(write(tmp_path / "wrong.json.gz", wrong))
+
+
+@pytest.mark.parametrize("limit", [8, 1])
+def test_the_script_says_what_it_found_last(tmp_path, limit):
+    content = {"problem": {**TINY["problem"], "usage_limit": limit}}
+    path = write(tmp_path / "tiny.json.gz", content)
+    done = subprocess.run([sys.executable, SCRIPT, path, "--seconds", "120"], capture_output=True, text=True)
+    best = best_of(load_instance(path))
+    if best is None:
+        assert done.returncode == 1
+        assert "no choice" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        line = done.stdout.splitlines()[-1]
+        found = re.fullmatch(r"cost=(\d+) peak=(\d+) limit=8 bound=(\d+) seconds=[\d.]+", line)
+        assert (int(found[1]), int(found[3])) == (best, best)
