@@ -11,6 +11,7 @@ from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.planner.solution import Pins
 from meshdsl.trace.graphs import Table, kept, substitute, with_ops
+from meshdsl.trace.phases import BACKWARD
 from meshdsl.turns.accumulate import retraced
 from meshdsl.turns.parted import PartedStep
 from meshdsl.turns.parts import find_parts
@@ -35,6 +36,10 @@ def by_parts(
     if not any(op.name == "stage" for op in program.graph.ops):
         text = "a scan over layers needs none, there a rule such as layers:pipe says it"
         raise PipelineError(f"Pipeline(axis={asked.axis!r}) is for a step that md.stage cuts, and nothing does; {text}")
+    again = [op for op in program.graph.ops if op.name == "stage" and not op.params["back"] and op.phase == BACKWARD]
+    if again:
+        text = f"md.stage at {again[0].source} is run again in the backward pass"
+        raise PipelineError(f"{text}; put jax.checkpoint inside of parts, not around the cuts between them")
     pins_of(program)
     ids, examples = [program.graph.inputs[i].id for i in batch], program.inputs[batch[0]].shape[0]
     placing = place_step(program.graph, asked.microbatches, ids, asked.per_microbatch)

@@ -154,7 +154,8 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
     forward = [op for op in scans if op.phase == "forward"]
     if len(found) > 1 or len(forward) != 1:
         rows = [f"{a}: the scan at {op.source}" for a, ops in found.items() for op in ops if op.phase == "forward"]
-        raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows))
+        remedy = "Pipeline(axis=...) with md.stage between them makes stages of several"
+        raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows, remedy))
     first = Layers(forward[0])
     made = {v.id for v in first.made}
     backward = [op for op in graph.ops if op.name == "scan" and op.phase == "backward" and placing.in_turns(op)]

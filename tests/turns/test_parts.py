@@ -41,6 +41,21 @@ def step(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g / jnp.maximum(norm, 1), params, gradient), value, norm, made
 
 
+def two_stacks(params, batch):
+    """An encoder and a decoder, each a scan over the same stack of weights; every example drops its own elements."""
+
+    def loss(params):
+        stack, start = jnp.stack([params[1]["b"]] * 3), batch["x"] @ params[0]["w"] @ params[1]["w"]
+        encoded, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x * w), None), start, stack)
+        encoded = md.stage(encoded)
+        kept = jax.random.bernoulli(jax.random.key(0), 0.5, encoded.shape)
+        decoded, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x * w) + encoded, None), jnp.where(kept, encoded, 0), stack)
+        return jnp.mean((decoded @ params[2]["up"]) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+
 def traced(pipeline, stages, *args, function=step):
     mesh = md.Mesh(pipe=stages)
     return in_turns(trace(function, args, cuts=True), pipeline, mesh, lambda program: make_pins(program, mesh))
@@ -52,6 +67,7 @@ def traced(pipeline, stages, *args, function=step):
         (4, step, md.Pipeline(2, axis="pipe"), (1, 1, 1, 1), 8),
         (2, step, md.Pipeline(2, "interleaved", 2, axis="pipe"), (1, 1, 1, 1), 8),
         (2, loss, md.Pipeline(4, "gpipe", axis="pipe", layers=(1, 3)), (1, 3), 5),
+        (2, two_stacks, md.Pipeline(2, schedule=md.make_schedule("1f1b", 2, 2), axis="pipe"), (1, 1), 4),
         (3, loss, md.Pipeline(4, axis="pipe"), (2, 1, 1), 6),
     ],
 )
@@ -119,6 +135,10 @@ def past(params, batch):
     return jnp.mean((later @ params[2]["up"]).sum(1) + x.sum(1))
 
 
+def again(params, batch):
+    return jax.grad(lambda params: jax.checkpoint(lambda params: loss(params, batch)[0])(params))(params)
+
+
 @pytest.mark.parametrize(
     ("function", "pipeline", "text"),
     [
@@ -128,6 +148,7 @@ def past(params, batch):
         (step, {"schedule": "interleaved", "chunks": 3}, "4 parts are too few for 3 chunks for each of 2 stages"),
         (step, {"schedule": "zb"}, "'zb' halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'"),
         (step, {"recompute": "none"}, "recompute='none' is for layers; parts are computed again, from what they are"),
+        (again, {}, "is run again in the backward pass; put jax.checkpoint inside of parts"),
         (step, {"axis": "pip"}, "no axis 'pip' with several devices; did you mean 'pipe'?"),
         (lambda params, batch: (batch["x"] @ params[0]["w"]).sum(), {}, "for a step that md.stage cuts, and nothing"),
     ],
