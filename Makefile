@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz strategies data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -51,8 +51,11 @@ coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write do
 zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 	$(ZOO)/bin/python -m bench.zoo.run
 
-fuzz: $(VENV)/ready  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
+fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
+
+pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, 200 cases if not told otherwise; LIMIT=1600 SEED=7
+	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.turns.sweep --limit $(or $(LIMIT),200) $(if $(SEED),--seed $(SEED))
 
 strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies

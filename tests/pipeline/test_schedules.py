@@ -1,5 +1,7 @@
 """Schedules: the numbers of the papers, what cannot run, the text, the uniform one."""
 
+from itertools import accumulate
+
 import msgspec
 import pytest
 
@@ -13,6 +15,8 @@ from meshdsl.pipeline.table import lockstep
 from meshdsl.pipeline.timing import Durations, time_schedule
 from meshdsl.pipeline.uniform import Uniform
 from meshdsl.plan.record import as_json
+from meshdsl.turns.rota import Rota
+from meshdsl.turns.ticks import make_loops
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 7, 8, 32)]
 
@@ -177,3 +181,26 @@ def test_the_uniform_schedule(p, v, m, split):
 
 def test_tasks_sort_and_print():
     assert str(Task(2, "F", 0)) == "2F0" and Task.parse(" 2F0 ") == Task(2, "F", 0)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8, 16])
+def test_programs_have_the_ticks_of_the_closed_form_and_few_bodies(p):
+    for v, m, split in [(1, m, s) for m in (1, 2, p, 33, 64) for s in (False, True)] + [
+        (2, 2 * p, False),
+        (3, 64, True),
+    ]:
+        if v == 1 or m % p == 0:
+            table = Uniform(p, m, v, split).table
+            loops = Rota(table, make_rooms(table)).loops
+            assert sum(loop.times * loop.every for loop in loops) == m * v + v * p - 1 + p - 1
+            assert sum(len(loop.parts) for loop in loops) <= 8
+
+
+def test_bodies_are_few_whatever_the_order_of_a_table():
+    kinds = ["FB"[: 1 + i % 2] + "H" * (i % 3 == 0) for i in range(60)] + ["F", "B", "W"] * 5 + list("FWFBBWFFFW")
+    for bodies in (3, 8, 20):
+        loops = make_loops(kinds, bodies)
+        assert sum(len(loop.parts) for loop in loops) <= bodies
+        done = [part.kinds for loop in loops for part in loop.parts * loop.times for _ in range(part.count)]
+        assert len(done) == len(kinds) and all(set(want) <= set(found) for want, found in zip(kinds, done, strict=True))
+        assert [loop.start for loop in loops] == [0, *accumulate(loop.times * loop.every for loop in loops)][:-1]

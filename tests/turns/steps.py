@@ -8,19 +8,19 @@ import optax
 LAYERS, WIDTH, WORDS, SEQ = 4, 16, 32, 8
 
 
-def language(batch=16, width=WIDTH):
+def language(batch=16, width=WIDTH, layers=LAYERS, dtype=np.float32):
     """Parameters with tied embeddings and a batch of tokens."""
     rng = np.random.default_rng(0)
     made = {
         "embed": rng.normal(size=(WORDS, width)),
         "layers": {
-            "up": rng.normal(size=(LAYERS, width, 2 * width)) / 4,
-            "down": rng.normal(size=(LAYERS, 2 * width, width)) / 6,
+            "up": rng.normal(size=(layers, width, 2 * width)) / 4,
+            "down": rng.normal(size=(layers, 2 * width, width)) / 6,
         },
         "scale": np.ones(width),
     }
     tokens = {name: rng.integers(0, WORDS, (batch, SEQ), dtype=np.int32) for name in ("inputs", "targets")}
-    return jax.tree.map(lambda x: jnp.asarray(x, np.float32), made), jax.tree.map(jnp.asarray, tokens)
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), made), jax.tree.map(jnp.asarray, tokens)
 
 
 def language_loss(params, batch, key, balance=0.0):
@@ -41,7 +41,9 @@ def language_loss(params, batch, key, balance=0.0):
         return (x * params["scale"], load if balance else carry[1]), None
 
     start = x, jnp.zeros((), x.dtype)
-    (x, load), _ = jax.lax.scan(layer, start, (params["layers"], jax.random.split(key, LAYERS)))
+    (x, load), _ = jax.lax.scan(
+        layer, start, (params["layers"], jax.random.split(key, params["layers"]["up"].shape[0]))
+    )
     logits = x @ params["embed"].T
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], -1)
     return -chosen.mean() + balance * load
