@@ -50,10 +50,11 @@ class Way:
 
     @property
     def schedule(self) -> str:
-        """Of the stages, with its chunks; empty if there is one stage."""
+        """Of the stages, with its chunks, and ``kept`` if nothing is recomputed; empty if there is one stage."""
         if self.pipeline is None or self.stages == 1:
             return ""
-        return self.pipeline.name + (f" x{self.pipeline.chunks}" if self.pipeline.chunks > 1 else "")
+        chunks = f"x{self.pipeline.chunks}" if self.pipeline.chunks > 1 else ""
+        return " ".join(filter(None, (self.pipeline.name, chunks, "kept" * (self.pipeline.recompute == "none"))))
 
     def __str__(self) -> str:
         turns = f"{self.microbatches} microbatches" if self.microbatches > 1 else ""
@@ -67,6 +68,7 @@ def ways(
     microbatches: Sequence[int],
     schedules: Sequence[str],
     chunks: Sequence[int],
+    recompute: Sequence[str] = ("stage",),
 ) -> list[Way]:
     """Every way, once; without stages schedules do not matter, and several chunks go with some only.
 
@@ -81,7 +83,8 @@ def ways(
             continue
         pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s in CHUNKED]
         pairs = [(s, v) for s, v in pairs if (s, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
-        found += [Way(sizes, replace(plain, schedule=schedule, chunks=v)) for schedule, v in pairs]
+        every = product(pairs, recompute)
+        found += [Way(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for (s, v), again in every]
     return found
 
 

@@ -109,6 +109,7 @@ def search(
     microbatches: Sequence[int] = (1,),
     schedules: Sequence[str] = ("1f1b",),
     chunks: Sequence[int] = (1,),
+    recompute: Sequence[str] = ("stage",),
     layouts: Mapping[str, Layout | str] | None = None,
     rules: Rules | str | None = None,
     memory: str | None = None,
@@ -123,14 +124,15 @@ def search(
         layers are split over it, also where no rule says so.
       microbatches: numbers of microbatches to try, 1 for the whole batch at once.
       schedules: to try where there are stages. chunks: likewise, with those schedules that take several.
+      recompute: likewise, ``stage`` and ``none``, as ``md.Pipeline`` takes it.
       layouts: as in ``parallelize``, for a function. rules, memory: likewise; for a program, instead of its own.
       progress: told of every candidate before it is planned.
 
     Raises ArgumentError for what is no number of devices, no axes, no microbatches, schedules or chunks.
     """
-    _check(devices, axes, microbatches, schedules, chunks, args, step)
+    _check(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
-    every = ways(devices, axes, program.pipeline, microbatches, schedules, chunks)
+    every = ways(devices, axes, program.pipeline, microbatches, schedules, chunks, recompute)
     seeker, bounded, found = Seeker(program, topology, rules, memory), list[Bounded](), list[Candidate]()
     progress(f"tracing, for {len(every)} candidates")
     _ = seeker.traced
@@ -168,7 +170,14 @@ def _row(each: Candidate) -> tuple[str, ...]:
 
 
 def _check(
-    devices: Any, axes: Any, microbatches: Any, schedules: Any, chunks: Any, args: tuple[Any, ...], step: Any
+    devices: Any,
+    axes: Any,
+    microbatches: Any,
+    schedules: Any,
+    chunks: Any,
+    recompute: Any,
+    args: tuple[Any, ...],
+    step: Any,
 ) -> None:
     def size(n: object) -> bool:
         return isinstance(n, int) and not isinstance(n, bool) and n >= 1
@@ -183,6 +192,8 @@ def _check(
         rows.append(f"microbatches: {microbatches!r}, not numbers to try, such as (1, 4, 8)")
     if isinstance(schedules, str) or not schedules:
         rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")
+    if isinstance(recompute, str) or not recompute:
+        rows.append(f"recompute: {recompute!r}, not what to try, such as ('stage', 'none')")
     if not sizes(chunks):
         rows.append(f"chunks: {chunks!r}, not numbers to try, such as (1, 2)")
     elif 1 not in chunks and not set(CHUNKED) & set(schedules):

@@ -68,6 +68,12 @@ def test_what_needs_no_planning_is_never_above_the_plan(topology):
         assert 0 < bounded.seconds <= plan.seconds and 0 < bounded.memory <= plan.memory, way
 
 
+def test_ways_with_and_without_recomputing():
+    found = ways(2, ("pipe",), md.Pipeline(1, axis="pipe"), (4,), ("1f1b", "zb"), (1, 2), ("stage", "none"))
+    assert [way.schedule for way in found] == ["1f1b", "1f1b kept", "zb", "zb kept", "zb x2", "zb x2 kept"]
+    assert all(way.pipeline.axis == "pipe" and way.pipeline.microbatches == 4 for way in found)
+
+
 def test_layers_lie_on_the_axis_of_stages_unless_something_does():
     free, pinned = Seeker(stack(), "cpu", None, None), Seeker(stack(rules="layers:pipe"), "cpu", None, None)
     assert set(free._layouts) == {"batch/*", "params/layers/up", "params/layers/down"}
@@ -91,6 +97,7 @@ def test_none_fits():
         ({"devices": 4, "microbatches": 2}, "microbatches: 2"),
         ({"devices": 4, "microbatches": (0,)}, "microbatches: "),
         ({"devices": 4, "schedules": "1f1b"}, "schedules: '1f1b'"),
+        ({"devices": 4, "recompute": "none"}, "recompute: 'none'"),
         ({"devices": 4, "chunks": (2,)}, "chunks: .* goes with 'interleaved'"),
         ({"devices": 4, "axes": ("pipe",), "schedules": ("1f1",)}, "did you mean '1f1b'"),
     ],

@@ -19,17 +19,21 @@ from meshdsl.program import Program
 
 
 def load_program(
-    name: str, microbatches: int | None = None, schedule: str | None = None, chunks: int | None = None
+    name: str,
+    microbatches: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    recompute: str | None = None,
 ) -> Program:
     """The ``program`` that a file or a module defines, or that its function of this name returns.
 
     Args:
-      microbatches, schedule, chunks: of its pipeline, where they are given; a schedule by name, or a file with one.
+      microbatches, schedule, chunks, recompute: of its pipeline, where given; a schedule by name, or a file with one.
 
     Raises ArgumentError if there is none, or no such pipeline; what the file itself raises is not touched.
     """
     table = Schedule.load(schedule) if schedule and Path(schedule).is_file() else schedule
-    asked = {"microbatches": microbatches, "schedule": table, "chunks": chunks}
+    asked = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
     given = {option: value for option, value in asked.items() if value is not None}
     program = _loaded(name)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
@@ -43,7 +47,7 @@ def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
     if isinstance(table, Schedule):
         given.setdefault("microbatches", table.microbatches)
     if program.pipeline is None and "microbatches" not in given:
-        raise ArgumentError(f"--{'schedule' if table else 'chunks'} of no pipeline: say --microbatches too")
+        raise ArgumentError(f"--{'schedule' if table else next(iter(given))} of no pipeline: say --microbatches too")
     try:
         return replace(program.pipeline, **given) if program.pipeline else Pipeline(**given)
     except ArgumentError as error:

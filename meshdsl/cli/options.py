@@ -14,6 +14,7 @@ MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per devi
 Microbatches = Annotated[int | None, typer.Option("--microbatches", help="to take the batch in, one after the other")]
 ScheduleName = Annotated[str | None, typer.Option("--schedule", help="of a pipeline's stages, as 1f1b, or a file")]
 Chunks = Annotated[int | None, typer.Option("--chunks", help="of layers per stage")]
+Recompute = Annotated[str | None, typer.Option("--recompute", help="by stages in the backward pass: stage or none")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 out = Console(highlight=False, soft_wrap=True)

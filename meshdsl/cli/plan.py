@@ -14,6 +14,7 @@ from meshdsl.cli.options import (
     MeshText,
     Microbatches,
     ProgramName,
+    Recompute,
     RulesText,
     ScheduleName,
     TopologyName,
@@ -34,13 +35,14 @@ def plan(
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
+    recompute: Recompute = None,
     save: Annotated[Path | None, typer.Option(help="keep the plan in this file")] = None,
     html: Annotated[Path | None, typer.Option(help="draw the plan in this file, an HTML page")] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
     over = load_mesh(mesh, topology)
-    loaded = load_program(program, microbatches, schedule, chunks)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute)
     found = _planned(program, loaded, over, rules, memory)
     if save is not None:
         found.save(save)
@@ -64,6 +66,7 @@ def check(
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
+    recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan; status 1 and the difference if it changed.
@@ -73,7 +76,7 @@ def check(
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
-    loaded = load_program(program, microbatches, schedule, chunks)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute)
     _show_difference(before.diff(_planned(program, loaded, before.mesh, rules, memory)), as_json)
 
 
@@ -86,6 +89,7 @@ def explain(
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
+    recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
     """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
@@ -98,7 +102,7 @@ def explain(
         found = explained(before, name)
     else:
         before.layout(name)
-        loaded = load_program(program, microbatches, schedule, chunks)
+        loaded = load_program(program, microbatches, schedule, chunks, recompute)
         with progress.status(f"planning {program} with every layout of {name}"):
             found = planned(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
     show(found, found.facts, as_json)
@@ -113,6 +117,7 @@ def verify(
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
+    recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ."""
@@ -122,7 +127,7 @@ def verify(
 
     over = load_mesh(mesh, topology)
     jax.config.update("jax_num_cpu_devices", over.size)
-    loaded = load_program(program, microbatches, schedule, chunks)
+    loaded = load_program(program, microbatches, schedule, chunks, recompute)
     with progress.status(f"planning and compiling {program} over {over}"):
         report = planned(loaded, over, rules, memory).verify(*loaded.args)
     lines = [(line.kind, line.axes, float(line.planned), float(line.compiled)) for line in report.lines]

@@ -13,6 +13,7 @@ from meshdsl.cli.options import (
     MeshText,
     Microbatches,
     ProgramName,
+    Recompute,
     RulesText,
     ScheduleName,
     TopologyName,
@@ -29,6 +30,7 @@ def train(
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
+    recompute: Recompute = None,
     steps: Annotated[int | None, typer.Option(min=1, help="else those of the program")] = None,
     folder: Annotated[Path | None, typer.Option(help="keeps the run; else runs/NAME")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's newest checkpoint")] = False,
@@ -55,6 +57,6 @@ def train(
         if processes > 1:
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
     group.join(over)
-    session = Session(load_program(program, microbatches, schedule, chunks), over, folder, rules, memory)
+    session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
     if session.train(steps, save_every, evaluate_every).stopped:
         raise typer.Exit(group.STOPPED)

@@ -93,6 +93,7 @@ def test_a_pipeline_is_asked_for(folder):
 def test_what_is_asked_for_stands_in_place_of_the_programs_own(folder):
     asked = load_program("piped.py", schedule="interleaved", chunks=2).pipeline
     assert asked == md.Pipeline(8, "interleaved", 2, per_microbatch=True)
+    assert load_program("stacked.py", 4, recompute="none").pipeline == md.Pipeline(4, recompute="none")
     table = md.make_schedule("zb-h1", ranks=2, microbatches=6)
     table.save("table.csv")
     assert load_program("stacked.py", schedule="table.csv").pipeline == md.Pipeline(6, table)
