@@ -124,13 +124,17 @@ def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     core = core_of(instance)
     Contraction(core)._consistent()
     flat = FlatCore(core, core.most)
-    starts = map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order)))
+    starts = list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
     valid = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
     search = Forests(flat, valid[-1], np.zeros(flat.limit.size), seed=0)
     for _ in range(5):
         search.step()
         assert (flat.used(search.states) <= flat.limit).all()
         assert search.least <= flat.cost(valid[-1])
+    search = Forests(flat, max(starts, key=lambda s: flat.used(s).max(initial=0)), np.zeros(flat.limit.size), seed=0)
+    for _ in range(40):
+        search.step()
+    assert search.least == np.inf or (flat.used(search.best) <= flat.limit).all()
     whole = [np.arange(core.network.unary[v].size) for v in flat.order]
     *_, last = Program(flat, whole, valid[-1]).solve(30.0)
     assert instance.score(flat.choice(last)).cost == best
@@ -172,6 +176,15 @@ def test_a_file_is_read_and_solved(tmp_path):
     answer = solve(instance, 120.0)
     assert answer.optimal
     assert answer.score.cost == best_of(instance)
+
+
+def test_search_finds_what_is_valid_from_what_is_not(tmp_path):
+    flat = FlatCore(core_of(load_instance(write(tmp_path / "tiny.json.gz", TINY))), 1e6)
+    search = Forests(flat, np.zeros(4, dtype=np.int64), np.zeros(flat.limit.size), seed=0)
+    assert search.least == np.inf
+    for _ in range(60):
+        search.step()
+    assert search.least == 13
 
 
 def test_what_is_no_instance_is_refused(tmp_path):

@@ -124,10 +124,8 @@ class _Solver:
         return ascent
 
     def _search(self, flat: FlatCore, ascent: Ascent) -> None:
-        start = self._start(flat, ascent)
-        if start is None:
-            return
-        search, until = Forests(flat, start, ascent.prices, self.seed), self._until(_SEARCH)
+        search = Forests(flat, self._start(flat, ascent), ascent.prices, self.seed)
+        until = self._until(_SEARCH)
         while time.perf_counter() < until:
             search.step()
         self._judge(flat.choice(search.best))
@@ -146,10 +144,12 @@ class _Solver:
         if time.perf_counter() < until:
             self._entries *= 2
 
-    def _start(self, flat: FlatCore, ascent: Ascent) -> Ints | None:
-        """Where to search from: the best choice, if the core has it, else the best one of the ascent."""
+    def _start(self, flat: FlatCore, ascent: Ascent) -> Ints:
+        """Where to search from: the best choice, if the core has it, the best of the ascent, or its last states."""
         states = None if self.best is None else flat.core.states(self.best.choice)
-        return ascent.best if states is None else np.array([states[v] for v in flat.order])
+        if states is not None:
+            return np.array([states[v] for v in flat.order])
+        return flat.messages.latest.copy() if ascent.best is None else ascent.best
 
     def _fix(self, flat: FlatCore, prices: Costs, cost: int) -> tuple[Core, Costs]:
         """Drop states that no choice of this cost or less has, and contract what is left."""

@@ -22,25 +22,27 @@ _WORSE = 0.02  # what is worse than the best by up to so much may be where to go
 
 
 class Forests:
-    """Improves valid states, never leaving the limit.
+    """Improves states, never leaving the limit once they are valid.
 
     Args:
-      states: to begin with. prices: of memory at every point, likewise.
+      states: to begin with, which cost infinitely much while they are not valid.
+      prices: of memory at every point, likewise.
     """
 
     def __init__(self, flat: FlatCore, states: Ints, prices: Costs, seed: int) -> None:
-        self.flat, self.states, self.cost = flat, states, flat.cost(states)
+        self.flat, self.states = flat, states
+        self.cost = flat.cost(states) if (flat.used(states) <= flat.limit).all() else np.inf
         self.best, self.least = self.states, self.cost
         self.prices = prices.copy()
         self._first = prices
         self._random = np.random.default_rng(seed)
-        self._whole = float(prices.sum()) or self.cost / (1.0 + float(flat.limit.sum())) * flat.limit.size
+        self._whole = float(prices.sum()) or flat.cost(states) / (1.0 + float(flat.limit.sum())) * flat.limit.size
         self._idle = 0
         self._patience = _PATIENCE + flat.size // 4
 
     def step(self) -> None:
         """Solve one forest, or disturb costs for a few and go on from there."""
-        if self._idle < self._patience:
+        if self._idle < self._patience or self.least == np.inf:
             self._improve()
         else:
             self._disturb()
@@ -87,6 +89,8 @@ class Forests:
             self.prices = (1 - _LEARN) * self.prices + _LEARN * prices
         else:
             self.prices[room > 0] *= _CHEAPER
+        if full.any() and self.cost == np.inf:  # not there yet, but dearer memory has led nearer
+            self.states, self.prices = states, prices
         return None if full.any() else states
 
     def _candidates(self) -> Ints:
