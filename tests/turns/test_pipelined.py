@@ -175,13 +175,18 @@ def test_a_planned_pipeline_hands_on_by_permutes_and_has_no_conditional():
 
 
 def test_1f1b_needs_no_more_memory_for_more_microbatches():
-    def planned(m):
+    def memory(schedule, m):
         args = arguments(batch=32 * m)
         args[1].pop("mask")
-        return md.parallelize(plain_step, "pipe=2", LAYOUTS, pipeline=md.Pipeline(m)).plan(*args).memory
+        sharded = md.parallelize(plain_step, "pipe=2", LAYOUTS, pipeline=md.Pipeline(m, schedule))
+        compiled = sharded.lower(*args).compile().memory_analysis()
+        return sharded.plan(*args).memory, compiled.temp_size_in_bytes
 
     growth = 12 * 32 * 2 * FEATURES * 4  # of the batch, which is there twice: as it is given, and in microbatches
-    assert planned(16) - planned(4) < 2.1 * growth
+    few, many = memory("1f1b", 4), memory("1f1b", 16)
+    assert many[0] - few[0] < 2.1 * growth and many[1] < 1.02 * few[1]
+    stash = (16 - 3) * 32 * WIDTH * 4  # what gpipe keeps more
+    assert memory("gpipe", 16)[1] - many[1] == pytest.approx(stash, rel=0.1)  # and rows of more ticks
 
 
 def two_stacks(params, batch):
