@@ -1,6 +1,6 @@
 """A step in microbatches, as it is planned: ticks, bubble, what is kept."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ class Pipelined:
       forward_only: nothing goes backward, as in an evaluation.
       layers: per stage, in the order of the model; of a step that ``md.stage`` cuts, its parts.
       loads: seconds of those parts by stage, for one microbatch on one device; empty if layers are all alike.
-      costs: of its parts, once it is planned.
+      costs: of its parts, once it is planned; they follow from the rest.
     """
 
     asked: Pipeline
@@ -33,7 +33,7 @@ class Pipelined:
     forward_only: bool = False
     layers: tuple[int, ...] = ()
     loads: tuple[float, ...] = ()
-    costs: Costs | None = None
+    costs: Costs | None = field(default=None, compare=False)
 
     @property
     def microbatches(self) -> int:

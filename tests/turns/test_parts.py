@@ -102,7 +102,7 @@ def pictures(params, batch):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
 
 
-def test_planned_stages_split_the_batch_over_other_axes():
+def test_planned_stages_split_the_batch_over_other_axes(tmp_path):
     rng = np.random.default_rng(1)
     params = {"conv": rng.normal(size=(3, 3, 3, 16)) / 5, "dense": rng.normal(size=(4 * 4 * 16, 10)) / 30}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
@@ -116,6 +116,10 @@ def test_planned_stages_split_the_batch_over_other_axes():
     assert {c.bytes for c in moved} == {64 // 2 // 2 * 8 * 8 * 16 * 4}  # half a microbatch's activations
     assert {c.phase for c in moved} == {"forward", "backward"}
     assert "1f1b over pipe: 2 microbatches through 2 stages" in str(plan) and plan.pipeline.noun == "parts"
+    plan.save(tmp_path / "plan.json")
+    loaded = md.load_plan(tmp_path / "plan.json")
+    assert loaded.pipeline.costs == plan.pipeline.costs is not None
+    assert md.parallelize(pictures, mesh, data, plan=loaded).plan(params, batch) is loaded
 
 
 def test_without_an_axis_it_is_the_identity():
