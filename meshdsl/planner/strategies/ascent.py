@@ -15,7 +15,7 @@ _FIRST = 50  # passes before prices move
 _PATIENCE = 20  # moves without a better bound before steps get shorter
 _SHORTER = 0.7
 _RISE = 1e-6  # part of the cost that counts as a better bound
-_AHEAD = 0.5  # with steps of full length, the bound is expected to rise by this part at most
+_AHEAD = 0.1  # with steps of full length, the bound is expected to rise by this part at most
 
 
 class Ascent:

@@ -15,6 +15,7 @@ from meshdsl.planner.exact import Costs, Ints
 from meshdsl.planner.network import Labels
 from meshdsl.planner.strategies.flat import FlatCore
 
+_PASSES = 8  # the last steps of prices may have led the messages elsewhere
 _BITS = 60  # what a sum of amounts may have in an int64
 
 
@@ -47,12 +48,12 @@ class Proof:
 
 
 def prove(flat: FlatCore, prices: Costs) -> Proof:
-    """A proof from messages at these prices of memory, which are passed once more."""
+    """A proof from messages at these prices of memory, at which they are passed again."""
     from meshdsl.planner.strategies import kernels
 
     messages = flat.messages
     messages.unary = flat.priced(prices)
-    messages.run(1)
+    messages.run(_PASSES)
     terms = 8 * (flat.size + flat.flat.to.size)
     digits = _room(terms * max(map(_most, (messages.unary, messages.sent, flat.tables))))
     fine = _room(2 * float(prices.sum()) * max(_most(flat.held.use), 1.0))

@@ -25,7 +25,7 @@ from meshdsl.planner.strategies.trees import Forests
 
 _PRICING, _SEARCH = 0.3, 0.3  # parts of the time left that a round may take for prices, and for search
 _STALLED = 400  # steps of prices without a better bound
-_MARGIN = 0.03  # part of the time that is kept for reading the answer back
+_MARGIN = 0.05  # part of the time that is kept for reading the answer back
 _PROGRAM, _MANY, _ENTRIES = 0.4, 1_000, 10_000  # the program's part of the time, most variables, and first pairs
 _FINER = 4.0  # what an impossible combination costs, in costs of the best choice
 
