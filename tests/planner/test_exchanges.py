@@ -70,7 +70,10 @@ def test_listed_as_priced(name):
 
 def test_a_gather_stays_in_the_loop_it_is_planned_in():
     def step(w, xs):
-        return jax.lax.scan(lambda total, x: (total + x * jnp.cumsum(w, 0), None), jnp.zeros_like(w), xs)[0]
+        def trip(total, x):  # a barrier, or the running sum would be made in front of the loop
+            return total + x * jnp.cumsum(jax.lax.optimization_barrier(w), 0), None
+
+        return jax.lax.scan(trip, jnp.zeros_like(w), xs)[0]
 
     args = (jnp.sin(jnp.arange(4096.0 * 64)).reshape(4096, 64), jnp.ones((3, 4096, 64)))
     sharded = md.parallelize(step, MESH, {"w": "x=S(0) y=B", "xs": "x=S(1) y=B"}, outputs={"**": "x=S(0)"})
