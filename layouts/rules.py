@@ -18,6 +18,7 @@ table for all arrays there may be one for each kind of them, whose rules come fi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from meshdsl.errors import NotationError, is_a
 from meshdsl.layouts.layout import Layout
@@ -94,20 +95,26 @@ def layout_of(dims: Sequence[str], table: Table) -> Layout:
 
 
 def conflicts(dims: Sequence[str], table: Table) -> list[str]:
-    """A row for every axis that would split two dims of one tensor."""
+    """A row for every two rules by which an axis would split two dims of one tensor."""
     found: dict[str, list[str]] = {}
     for name in dims:
         for axis in table.get(name, ()):
-            found.setdefault(axis, []).append(name)
-    return [
-        f"{' and '.join(names)} would both be split over {axis!r}; an axis splits one dim of a tensor"
-        for axis, names in found.items()
-        if len(names) > 1
-    ]
+            found.setdefault(axis, []).append(entry(name, table[name]))
+    pairs = dict.fromkeys(pair for rules in found.values() for pair in combinations(rules, 2))
+    return [f"{_contradict(*pair)}; an axis splits one dim of a tensor" for pair in pairs]
+
+
+def _contradict(rule: str, other: str) -> str:
+    return f"{rule} speaks of two dims" if rule == other else f"{rule} and {other} contradict"
+
+
+def entry(dim: str, axes: Sequence[str]) -> str:
+    """One rule, as it is written: ``batch:data``, ``batch:(data,fsdp)``."""
+    return f"{dim}:{_several(axes)}"
 
 
 def _written(table: Table) -> str:
-    return " ".join(f"{name}:{_several(axes)}" for name, axes in table.items())
+    return " ".join(entry(name, axes) for name, axes in table.items())
 
 
 def _several(axes: Sequence[str]) -> str:

@@ -13,16 +13,17 @@ argument not yet taken that has the same keys, shapes and dtypes. So in
 arguments and the loss is free. A result that ``outputs`` names follows nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.errors import NotationError, PinError, faults, nearest
+from meshdsl.contradictions import contradictions, entries, merge
+from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
 from meshdsl.globs import Parts, matches, split_path, suggest
 from meshdsl.ir import Leaf, Op, Program, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, P, Placement
+from meshdsl.layouts.placement import REDUCTIONS, P
 from meshdsl.layouts.rules import Rules
 from meshdsl.pin_faults import leaf_faults, uneven_axes, without_uneven
 from meshdsl.pipeline.pipelined import Pipelined
@@ -77,6 +78,7 @@ class _Side:
     ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
         self.staged = staged
+        self._contradictory: dict[str, list[str]] = {}  # by the pins that contradict, what is wrong
 
     def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
         """One pin per leaf, without the axes of size 1, on which every placement is the same.
@@ -89,7 +91,9 @@ class _Side:
         for glob, pin in stated.items():
             self._check(glob, pin, named[glob])
         self._check_matches(named)
-        return tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
+        pins = tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
+        self.rows += self._contradictions()
+        return pins
 
     def _parse(self, glob: str, text: Layout | str) -> Layout | None:
         try:
@@ -115,29 +119,25 @@ class _Side:
         return [f"{axis}={pin.on(axis)}: an {self.noun} {reason}" for axis in pin.partial()]
 
     def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
-        found = {"rules": rule} if rule.axes else {}
-        found |= {glob: pin.numbered(leaf.dims) for glob, pin in stated.items() if matches(glob, leaf.path)}
-        pin = merge(found.values())
-        if len(found) > 1 and not any(self._leaf_faults("", leaf, p) for p in found.values()):
-            said = ", ".join(f"{glob!r} says {p}" for glob, p in found.items())
-            together = self._leaf_faults(leaf.path, leaf, pin)
-            self.rows += [f"{self.table}: contradictory pins, {said}: {text}" for text in together]
-        pin = without_uneven(leaf, pin, self.mesh, self.staged)
+        named = entries(rule, leaf.dims)
+        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if matches(g, leaf.path)]
+        if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
+            for said, texts in contradictions(named, lambda pin: self._leaf_faults(leaf.path, leaf, pin)):
+                self._contradictory.setdefault(said, []).extend(texts)
+        pin = without_uneven(leaf, merge(pin for _, pin in named), self.mesh, self.staged)
         return Layout(**{n: p for n, p in pin.placements if self.mesh.sizes_by_name.get(n, 1) > 1})
+
+    def _contradictions(self) -> Iterator[str]:
+        """A row per array, the first few for one set of pins."""
+        for said, texts in self._contradictory.items():
+            for text in shortened(texts, _SHOWN):
+                yield f"{self.table}: contradictory pins, {said}: {text}"
 
     def _leaf_faults(self, name: str, leaf: Leaf, pin: Layout) -> list[str]:
         return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged))
 
     def _label(self, glob: str) -> str:
         return f"{self.table}[{glob!r}]"
-
-
-def merge(pins: Iterable[Layout]) -> Layout:
-    """The pins in order, the last one that names an axis deciding it."""
-    merged: dict[str, Placement] = {}
-    for pin in pins:
-        merged = {n: p for n, p in merged.items() if n not in pin.axes} | dict(pin.placements)
-    return Layout(**merged)
 
 
 def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
@@ -149,7 +149,16 @@ def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     value, pin = op.outputs[0], op.params["layout"]
     leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
     found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
-    return [f"constrain at {op.source}: {text}" for text in found]
+    return [f"constrain at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
+
+
+def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:
+    """Two axes over which a value would be partial in different ways: a sum of maxima is no maximum of sums."""
+    wide = [axis for axis in pin.partial() if mesh.sizes_by_name.get(axis, 1) > 1]
+    other = next((axis for axis in wide if pin.on(axis) is not pin.on(wide[0])), None)
+    if other is None:
+        return []
+    return [f"{wide[0]}={pin.on(wide[0])} and {other}={pin.on(other)} contradict: a value is partial in one way only"]
 
 
 def _unreducible(pin: Layout, dtype: Any) -> list[str]:

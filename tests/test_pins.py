@@ -1,11 +1,18 @@
 """Pins: how globs become layouts, which outputs follow which inputs, and every way to get it wrong."""
 
-import pytest
+from itertools import combinations
+from math import prod
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshdsl.contradictions import contradictions, merge
 from meshdsl.errors import PinError
-from meshdsl.ir import Graph, Op, Program, Value
+from meshdsl.ir import Graph, Leaf, Op, Program, Value
 from meshdsl.layouts import B, Layout, Mesh, P, S
-from meshdsl.pins import make_pins, merge
+from meshdsl.layouts.rules import Rules
+from meshdsl.pins import make_pins
 from tests.programs import F32, MESH, boundary, leaf, line
 
 STEP = boundary(
@@ -149,6 +156,62 @@ def test_pins_that_fit_alone_and_not_together():
     )
 
 
+def test_the_smallest_set_of_pins_that_contradict_is_named_for_every_contradiction():
+    program = boundary([leaf("x", 4, 4)], [])
+    axes = Mesh(a=2, b=2, c=2, d=4, e=2)
+    pins = {"**": "e=S(0) a=B", "*": "a=S(0)", "**/x": "b=B c=S(1)", "x": "d=S(1) e=B"}
+    assert fault(program, pins, mesh=axes).splitlines()[1:-1] == [
+        "  layouts: contradictory pins, '**/x' says b=B c=S(1), 'x' says d=S(1) e=B: x float32[4,4]: dim 1 of size 4 "
+        "does not divide over c=2 d=4 (8 blocks); nearest sizes that work: 8"
+    ]
+
+
+def test_rules_and_pins_that_contradict_are_named_by_entry():
+    program = boundary([Leaf("x", (4, 8), F32, dims=("batch", "embed"))], [])
+    with pytest.raises(PinError) as caught:
+        make_pins(program, Mesh(a=2, b=2, c=2), {"*": "c=S(batch)"}, rules=Rules("batch:(a,b) embed:c"))
+    assert str(caught.value).splitlines()[1] == (
+        "  layouts: contradictory pins, rule batch:(a,b) says a=S(0) b=S(0), '*' says c=S(0): "
+        "x float32[batch=4 embed=8]: dim batch of size 4 does not divide over a=2 b=2 c=2 (8 blocks); "
+        "nearest sizes that work: 8"
+    )
+
+
+def test_contradictory_pins_of_many_leaves_are_counted():
+    text = fault(boundary([leaf(f"p/{i}", 4) for i in range(9)], []), {"p/*": "data=S(0)", "**": "model=S(0)"})
+    assert sum("contradictory" in row for row in text.splitlines()) == 4
+    assert "says model=S(0): ... and 6 more" in text
+
+
+def _splits_too_much(sizes, length):
+    return lambda pin: ["too much"] if length % prod(sizes[axis] for axis in pin.splitting(0)) else []
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcde"), st.sampled_from([B, S(0)]), min_size=1), max_size=5))
+def test_no_pin_of_a_set_that_contradicts_can_be_left_out_and_no_set_is_smaller(stated):
+    pins = [(str(i), Layout(**pin)) for i, pin in enumerate(stated)]
+    wrong = _splits_too_much({"a": 2, "b": 2, "c": 4, "d": 8, "e": 3}, 24)
+    found = [said for said, _ in contradictions(pins, wrong)]
+    merged = merge(pin for _, pin in pins)
+    assert bool(found) == bool(wrong(merged))
+    if found:
+        by_pin = [
+            {a for a, _ in p.placements if merged.on(a) is S(0) and _decides(pins, i, a)}
+            for i, (_, p) in enumerate(pins)
+        ]
+        sizes = [
+            size
+            for size in range(len(pins) + 1)
+            for some in combinations(by_pin, size)
+            if wrong(Layout(**dict.fromkeys(set().union(*some), S(0))))
+        ]
+        assert found[0].count("says") == sizes[0]
+
+
+def _decides(pins, i, axis):
+    return not any(axis in pin.axes for _, pin in pins[i + 1 :])
+
+
 def test_many_leaves_at_fault_are_counted():
     text = fault(boundary([leaf(f"p/{i}", 3) for i in range(9)], []), {"p/*": "data=S(0)"})
     assert [row.split(":")[0] for row in text.splitlines()[1:4]] == ["  layouts['p/*']"] * 3
@@ -171,6 +234,14 @@ def test_constrain_is_checked_with_its_line():
         "  constrain at model.py:7: a value float32[6,4]: dim 0 of size 6 does not divide over data=4; "
         "nearest sizes that work: 4, 8",
     ]
+
+
+def test_one_value_that_is_partial_in_two_ways():
+    text = fault(constrained((8, 4), Layout(data=P, model=P("max"))))
+    assert text.splitlines()[1] == (
+        "  constrain at model.py:7: data=P and model=P(max) contradict: a value is partial in one way only"
+    )
+    assert make_pins(constrained((8, 4), Layout(data=P, model=P("max"))), Mesh(data=8, model=1)).inputs
 
 
 def test_constrain_may_state_a_partial():

@@ -218,7 +218,7 @@ def test_all_faults_at_once():
 
 
 def test_two_dims_on_one_axis_show_the_tensor():
-    both = "embed and hidden would both be split over 'data'; an axis splits one dim of a tensor"
+    both = "embed:data and hidden:data contradict; an axis splits one dim of a tensor"
     assert fault("embed:data hidden:data")[1] == f"rules: params/up float32[embed=16 hidden=64]: {both}"
 
 
@@ -226,8 +226,7 @@ def test_inside_two_dims_on_one_axis_show_the_line():
     with pytest.raises(DimError) as caught:
         pins(md.Rules(activations="batch:data hidden:data"))
     assert str(caught.value).splitlines()[0] == (
-        "activations, [batch=32 hidden=64]: batch and hidden would both be split over 'data'; "
-        "an axis splits one dim of a tensor"
+        "activations, [batch=32 hidden=64]: batch:data and hidden:data contradict; an axis splits one dim of a tensor"
     )
     assert 'md.dot(x, params["up"], over="embed")' in str(caught.value)
 

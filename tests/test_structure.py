@@ -18,6 +18,7 @@ LAYERS = [
     ("meshdsl.constraint", "meshdsl.dsl"),
     ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
     (
+        "meshdsl.contradictions",
         "meshdsl.pin_faults",
         "meshdsl.rule_pins",
         "meshdsl.pins",
