@@ -5,50 +5,85 @@ points, every value alive there pays per byte, and the step is solved again (Lag
 relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from meshdsl.errors import MemoryLimitError, faults
-from meshdsl.ir import Graph, walk
+from meshdsl.errors import PinError
+from meshdsl.ir import Graph
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
+from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import plans
-from meshdsl.units import bytes_text
+from meshdsl.planner.short import larger, too_small
+from meshdsl.planner.solution import Pins
 
-_ROUNDS = 14
+_ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 
 
 class Fitter:
-    """Searches for the cheapest plan within a limit of bytes per device."""
+    """Searches for the cheapest plan within a limit of bytes per device.
 
-    def __init__(self, model: Model, donated: frozenset[int]) -> None:
-        self.model, self.donated = model, donated
+    Args:
+      model: of the program under ``pins``.
+    """
+
+    def __init__(self, model: Model, pins: Pins) -> None:
+        self.model, self.pins = model, pins
         self.evaluator = Evaluator(model)
         self.around = dict(_around(model.problem.program.graph, ()))
+        self.points: dict[int, Peak] = {}
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
         own, uses = layouts_of(self.model, choice.rows)
-        problem = self.model.problem
-        return Liveness(problem.program, problem.mesh, own, uses, trees_of(self.model, choice), self.donated).peak()
+        problem, trees = self.model.problem, trees_of(self.model, choice)
+        return Liveness(problem.program, problem.mesh, own, uses, trees, self.pins.donated).peak()
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
         peak = least = self.peak(choice)
-        if peak.bytes <= limit:
-            return choice, peak
-        points: dict[int, Peak] = {}
-        price = self.model.scale.seconds(choice.cost) / peak.bytes / 8
+        price = self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
         for _ in range(_ROUNDS):
-            points[peak.op.id if peak.op else -1] = peak
-            choice = self._priced(choice, points.values(), price, limit)
-            peak = self.peak(choice)
             if peak.bytes <= limit:
                 return choice, peak
+            choice, peak = self._next(choice, peak, price, limit)
             least = min(least, peak, key=lambda p: p.bytes)
             price *= _RAISE
-        raise self._too_small(least, limit)
+        if peak.bytes <= limit:
+            return choice, peak
+        raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
+
+    def _larger(self, price: float, limit: float) -> Iterator[tuple[Mesh, int]]:
+        """Larger meshes, as long as the pins hold there, and the least bytes found on each; until that fits."""
+        program = self.model.problem.program
+        for mesh in larger(self.model.mesh):
+            try:
+                other = Fitter(Model(make_problem(program, mesh, self.pins)), self.pins)
+            except PinError:
+                return
+            other.points.update(self.points)
+            found = other._leanest(price, limit)
+            yield mesh, found
+            if found <= limit:
+                return
+
+    def _leanest(self, price: float, limit: float) -> int:
+        """Bytes of the smallest of the first plans at this price."""
+        choice = self.evaluator.evaluate(self.model.whole)
+        peak = self.peak(choice)
+        found = [peak.bytes]
+        for _ in range(_TRIALS):
+            choice, peak = self._next(choice, peak, price, limit)
+            found.append(peak.bytes)
+        return min(found)
+
+    def _next(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
+        """The next plan, its peak's point priced as well."""
+        self.points[peak.op.id if peak.op else -1] = peak
+        choice = self._priced(choice, self.points.values(), price, limit)
+        return choice, self.peak(choice)
 
     def _priced(self, last: Choice, points: Iterable[Peak], price: float, limit: float) -> Choice:
         """The cheapest plan that fits, or the smallest; the plan found last is where to begin."""
@@ -70,18 +105,6 @@ class Fitter:
                     if value in alive or (reader is not None and reader[0] in inside):
                         read[n, q] = price
         return Prices(own, read)
-
-    def _too_small(self, least: Peak, limit: float) -> MemoryLimitError:
-        program = self.model.problem.program
-        names = {v.id: f"{op.name} at {op.source}" for _, op in walk(program.graph) for v in op.outputs}
-        names |= {v.id: leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True)}
-        rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in least.held()[:8]]
-        at = f" at {least.op.name} ({least.op.source})" if least.op else ""
-        limits = f"memory={bytes_text(limit)} per device; the least found is {bytes_text(least.bytes)}{at}"
-        title = f"no plan fits {limits}, held by:"
-        return MemoryLimitError(
-            faults(title, rows, "use more devices, a smaller batch, jax.checkpoint, or raise memory=")
-        )
 
 
 def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":

@@ -21,7 +21,7 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     """
     model = Model(make_problem(program, mesh, pins))
     best, bound = search(model)
-    choice, peak = Fitter(model, pins.donated).fit(best, mesh.topology.memory if memory is None else memory)
+    choice, peak = Fitter(model, pins).fit(best, mesh.topology.memory if memory is None else memory)
     own, uses = layouts_of(model, choice.rows)
     trees = trees_of(model, choice)
     kept = [stack for stack in split_stacks(program, pins, mesh) if stack.stays_split(trees)]

@@ -1,5 +1,7 @@
 """The planner against exhaustive search: plans are optimal where they can be checked, bounds never pass them."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
@@ -65,14 +67,41 @@ def test_states_that_agree_with_pins_only():
         assert model.layout(n, 0, best.rows[n]).on(axis) is placed
 
 
-def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
-    program = trace(lambda a, b: a @ b, (shape(64, 32), shape(32, 16)))
-    pins = Pins((md.Layout(), md.Layout()), (md.Layout(),), (None,))
+def too_small(step, args, pins, mesh, memory):
+    """The lines of the error when nothing fits."""
+    program = trace(step, args)
+    free = (md.Layout(),) * len(program.outputs)
     with pytest.raises(MemoryLimitError) as error:
-        solve(program, ONE, pins, memory=1000.0)
-    text = str(error.value)
-    assert "no plan fits memory=1 kB per device; the least found is" in text
-    assert "kB: a" in text and "use more devices" in text
+        solve(program, mesh, Pins(tuple(map(md.Layout.parse, pins)), free, (None,) * len(free)), memory=memory)
+    return str(error.value).splitlines()
+
+
+def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
+    lines = too_small(lambda a, b: a @ b, (shape(64, 32), shape(32, 16)), ("x=B", ""), ONE, 1000.0)
+    assert lines[0].startswith("no plan fits memory=1 kB per device; the least found is 9.73 kB at ")
+    assert "  8.19 kB: a, pinned to x=B" in lines
+    assert "no plan can fit: arguments alone hold 8.70 kB, in all parts that their pins allow" in lines
+    assert lines[-1] == "use more devices, a smaller batch, jax.checkpoint, or raise memory="
+
+
+def test_when_memory_is_short_larger_meshes_are_tried_until_one_fits():
+    lines = too_small(lambda a, b: a @ b, (shape(64, 32), shape(32, 64)), ("", ""), md.Mesh(x=1, y=2), 13_000.0)
+    tried = [line for line in lines if line.startswith("on mesh")]
+    assert tried[0].startswith("on mesh x=1,y=4 the least found is ") and "fits" not in tried[0]
+    fitting = tried[-1].removesuffix(", which fits").split(" the least found is ")
+    assert tried[-1].endswith(", which fits") and fitting[0] == "on mesh x=1,y=8"
+    program = trace(lambda a, b: a @ b, (shape(64, 32), shape(32, 64)))
+    solved = solve(program, md.Mesh(x=1, y=8), Pins((md.Layout(),) * 2, (md.Layout(),), (None,)), memory=13_000.0)
+    assert solved.peak <= 13_000.0
+
+
+def test_when_memory_is_short_what_the_backward_pass_reads_is_summed():
+    def step(w, x):
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+    lines = too_small(step, (shape(8, 128), shape(1024, 8)), ("", "x=B"), ONE, 1000.0)
+    kept = [line for line in lines if "jax.checkpoint computes it again" in line]
+    assert len(kept) == 1 and "kB is kept for the backward pass" in kept[0]
 
 
 def test_a_value_that_is_partial_in_two_ways_is_an_error():
