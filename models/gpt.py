@@ -23,7 +23,13 @@ RULES: Strategies = usual("heads:model hidden:model") | {"sequence": "batch:data
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one model; ``head`` is ``embed // heads`` where the paper does not say otherwise."""
+    """Sizes of one model; ``head`` is ``embed // heads`` where the paper does not say otherwise.
+
+    Args:
+      remat: what the backward pass computes again, see ``md.remat``.
+      dtype: in which it computes; parameters are float32.
+      attend: how, one of ``models.attention.WAYS``.
+    """
 
     layers: int
     embed: int
@@ -32,6 +38,8 @@ class Config:
     seq: int = 1024
     vocab: int = VOCABULARY
     remat: str = "none"
+    dtype: str = "float32"
+    attend: str = "products"
 
     @property
     def dims(self) -> md.Dims:
@@ -66,7 +74,9 @@ class GPT(nnx.Module):
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed"), std=0.02))
         self.position = nnx.Param(md.normal(rngs.params(), sizes("seq embed"), std=0.01))
-        self.blocks = md.stack(lambda rngs: Block(sizes, rngs), sizes("layers"), rngs, remat=config.remat)
+        self.blocks = md.stack(
+            lambda rngs: Block(sizes, rngs, attend=config.attend), sizes("layers"), rngs, remat=config.remat
+        )
         self.norm = Norm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
@@ -87,4 +97,4 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: i
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)
-    return flax_program(lambda rngs: GPT(sizes, rngs), next_token_loss, shapes, rules, adamw(6e-4))
+    return flax_program(lambda rngs: GPT(sizes, rngs), next_token_loss, shapes, rules, adamw(6e-4), sizes.dtype)

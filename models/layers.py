@@ -6,6 +6,7 @@ Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key``
 from flax import nnx
 
 import meshdsl as md
+from meshdsl.models.attention import attention
 
 
 class Norm(nnx.Module):
@@ -65,7 +66,7 @@ def rotated(x: md.Tensor, theta: float) -> md.Tensor:
     steps = theta ** (md.arange(f"head={half}") * (-1 / half))
     angle = md.arange(x.shape("seq")) * steps
     first, second = md.index(x, head=slice(0, half)), md.index(x, head=slice(half, None))
-    cos, sin = md.cos(angle), md.sin(angle)
+    cos, sin = md.cos(angle).astype(x.dtype), md.sin(angle).astype(x.dtype)
     return md.concat([first * cos - second * sin, second * cos + first * sin], over="head")
 
 
@@ -76,10 +77,11 @@ class Block(nnx.Module):
       sizes: of ``layers``, ``embed``, ``heads``, ``head`` and ``hidden``.
       rngs: random streams.
       causal: whether a position looks only at those up to it.
+      attend: how, one of ``models.attention.WAYS``.
     """
 
-    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True) -> None:
-        self.causal = causal
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True, attend: str = "products") -> None:
+        self.causal, self.attend = causal, attend
         last = 0.02 / (2 * sizes["layers"]) ** 0.5  # of what is added to the residual stream, once per half block
         self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
         self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
@@ -94,9 +96,4 @@ class Block(nnx.Module):
 
     def attention(self, x: md.Tensor) -> md.Tensor:
         """What every position takes from those up to it, or from all."""
-        key, value = md.rename(self.key(x), seq="key"), md.rename(self.value(x), seq="key")
-        scores = md.dot(self.query(x), key, over="head") * key.shape["head"] ** -0.5
-        if self.causal:
-            scores = md.where(md.causal(scores.shape("seq key")), scores, -1e9)
-        weights = md.softmax(scores, over="key")
-        return self.out(md.dot(weights, value, over="key"))
+        return self.out(attention(self.query(x), self.key(x), self.value(x), self.causal, self.attend))

@@ -17,6 +17,7 @@ from typing import Any
 from flax import nnx
 
 import meshdsl as md
+from meshdsl.models.attention import attention
 from meshdsl.models.layers import Matrix, RMSNorm, rotated
 from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch, usual
 
@@ -37,6 +38,10 @@ class Config:
       groups: heads of keys and values.
       theta: base of the rotary positions' wavelengths.
       rate: the largest learning rate.
+      gated: whether the perceptron has a gate (SwiGLU); else it squares what is above 0 (So et al. 2021).
+      remat: what the backward pass computes again, see ``md.remat``.
+      dtype: in which it computes; parameters are float32.
+      attend: how, one of ``models.attention.WAYS``; causal: whether positions look only at those up to them.
     """
 
     layers: int
@@ -50,6 +55,10 @@ class Config:
     theta: float = 5e5
     rate: float = 3e-4
     remat: str = "none"
+    dtype: str = "float32"
+    attend: str = "products"
+    gated: bool = True
+    causal: bool = True
 
     @property
     def dims(self) -> md.Dims:
@@ -70,31 +79,32 @@ CONFIGS = {
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions, ``[batch seq embed]`` to the same."""
 
-    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs) -> None:
-        self.theta = theta
+    def __init__(
+        self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products", causal: bool = True
+    ) -> None:
+        self.theta, self.attend, self.causal = theta, attend, causal
         self.query = Matrix(sizes, "embed", "heads queries head", rngs)
         self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
         self.out = Matrix(sizes, "heads queries head", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """What every position takes from those up to it."""
+        """What every position takes from those up to it, or from all."""
         query, key = rotated(self.query(x), self.theta), rotated(self.key(x), self.theta)
-        scores = md.dot(query, md.rename(key, seq="key"), over="head") * key.shape["head"] ** -0.5
-        seen = md.causal(scores.shape("seq key"))
-        weights = md.softmax(md.where(seen, scores, -1e9), over="key")
-        return self.out(md.dot(weights, md.rename(self.value(x), seq="key"), over="key"))
+        return self.out(attention(query, key, self.value(x), self.causal, self.attend))
 
 
 class Perceptron(nnx.Module):
-    """Two products with ``x``, one of which gates the other (SwiGLU, Shazeer 2020), and one back."""
+    """Two products with ``x``, one of which gates the other (SwiGLU, Shazeer 2020), and one back; or one and one."""
 
-    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
-        self.gate, self.up = (Matrix(sizes, "embed", "hidden", rngs) for _ in range(2))
+    def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, gated: bool = True) -> None:
+        self.gate = Matrix(sizes, "embed", "hidden", rngs) if gated else None
+        self.up = Matrix(sizes, "embed", "hidden", rngs)
         self.down = Matrix(sizes, "hidden", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """``x`` of any dims with ``embed`` among them."""
-        return self.down(md.silu(self.gate(x)) * self.up(x))
+        up = self.up(x)
+        return self.down(md.silu(self.gate(x)) * up if self.gate else md.square(md.relu(up)))
 
 
 class Block(nnx.Module):
@@ -103,7 +113,8 @@ class Block(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
-        self.attention, self.mlp = Attention(sizes, config.theta, rngs), Perceptron(sizes, rngs)
+        self.attention = Attention(sizes, config.theta, rngs, config.attend, config.causal)
+        self.mlp = Perceptron(sizes, rngs, config.gated)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
         """The next ``x``."""
@@ -136,4 +147,4 @@ def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: i
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)
-    return flax_program(lambda rngs: Llama(sizes, rngs), next_token_loss, shapes, rules, adamw(sizes.rate))
+    return flax_program(lambda rngs: Llama(sizes, rngs), next_token_loss, shapes, rules, adamw(sizes.rate), sizes.dtype)

@@ -52,6 +52,7 @@ def flax_program(
     batch: Any,
     rules: md.Rules | str,
     optimizer: Any,
+    dtype: str = "float32",
 ) -> md.Program:
     """A training step of a flax model, by shapes only: ``step(params, opt_state, batch)``.
 
@@ -61,6 +62,7 @@ def flax_program(
       batch: the shapes of a batch.
       rules: which mesh axes split which dims.
       optimizer: an optax optimizer.
+      dtype: in which it computes, from parameters that are cast once per step; they and their gradients are float32.
     """
     graph, params = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
@@ -68,7 +70,10 @@ def flax_program(
         params = nnx.state(make(nnx.Rngs(0)))
         return params, optimizer.init(params)
 
-    step = train_step(lambda params, batch: loss(nnx.merge(graph, params), batch), optimizer)
+    def loss_of(params: Any, batch: Any) -> Any:
+        return loss(nnx.merge(graph, jax.tree.map(lambda x: x.astype(dtype), params)), batch)
+
+    step = train_step(loss_of, optimizer)
     return md.Program(step, (params, jax.eval_shape(optimizer.init, params), batch), rules=rules, init=init)
 
 
@@ -93,7 +98,8 @@ def token_batch(batch: int, seq: int) -> dict[str, md.Tensor]:
 
 def next_token_loss(model: Any, batch: Any) -> Any:
     """The mean cross-entropy of a language model's logits ``[batch seq vocab]``."""
-    return md.mean(md.cross_entropy(model(batch["inputs"]), batch["targets"], over="vocab"))
+    logits = model(batch["inputs"]).astype("float32")
+    return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab"))
 
 
 def label_loss(model: Any, batch: Any) -> Any:

@@ -25,6 +25,8 @@ HEAVY = frozenset(
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
 )
 READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add pad".split())
+VIEWS = frozenset("reshape squeeze expand_dims".split())  # what wrote the operand writes it as it is read here
+WRITES_PART = {"dynamic_update_slice": 1, "scatter": 2}  # what is written: the rest of the result lies there already
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,14 @@ class Work:
 
     Args:
       flops: multiply-adds counted twice.
-      touched: per operand and result, whether its bytes are read or written.
+      touched: per operand and result, how often its bytes are read or written.
       itemsize: bytes per element of the operands, which decides the FLOP rate.
       grouped: a convolution in groups, which has a FLOP rate of its own.
       sides: of a matrix product or convolution: rows, columns and what is summed.
     """
 
     flops: float
-    touched: tuple[bool, ...]
+    touched: tuple[int, ...]
     itemsize: int
     grouped: bool = False
     sides: tuple["Side", ...] = ()
@@ -87,8 +89,14 @@ def work_of(op: Op, kept: set[int]) -> Work:
     if op.name in READS_PART and reads:
         reads[0] = False
     writes = [v.id in kept for v in op.outputs]
+    touched = [*map(int, reads), *map(int, writes)]
+    if op.name in VIEWS:
+        touched = [0] * len(touched)
+    elif op.name in WRITES_PART:  # in place; where the operand is needed later, its copy is the memory's concern
+        touched = [0] * len(touched)
+        touched[WRITES_PART[op.name]] = 2
     itemsize = max((v.dtype.itemsize for v in op.inputs if hasattr(v.dtype, "itemsize")), default=4)
-    return Work(_flops(op), (*reads, *writes), itemsize, _in_groups(op), _sides(op))
+    return Work(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
 
 
 def _in_groups(op: Op) -> bool:

@@ -39,7 +39,7 @@ def _alone(op: Op, work: Work, mesh: Mesh) -> float:
     for side in work.sides:
         compute *= 1 + topology.half_side / max(side.length, 1)
     both = zip(tensors(op), work.touched, strict=True)
-    traffic = sum(v.bytes for v, touched in both if touched and isinstance(v, Value)) / topology.memory_bandwidth
+    traffic = sum(touched * v.bytes for v, touched in both if isinstance(v, Value)) / topology.memory_bandwidth
     started = topology.overhead if any(work.touched) else 0.0
     return max(compute, traffic) / mesh.size + started
 

@@ -71,7 +71,7 @@ def work_seconds(
         if touched:
             split = np.array([isinstance(row.outputs[i], Split) for row in rows])
             shape, itemsize = shapes[i]
-            traffic += per_axis(mesh, split) * (float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
+            traffic += per_axis(mesh, split) * (touched * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
     started = topology.overhead if any(work.touched) else 0.0
     return np.asarray(np.maximum(compute, traffic) + started)
 

@@ -1,0 +1,38 @@
+"""Predict published step times; ``python -m bench.published`` scores all tables and writes docs/predictions.md.
+
+python -m bench.published korthikanti_table5        # these tables only, and no page
+python -m bench.published --kept predictions.jsonl  # go on where an earlier run ended
+"""
+
+import argparse
+from pathlib import Path
+
+from bench.published import dgxc, maxtext, megatron, mosaic
+from bench.published.predict import predictions
+
+TABLES = {
+    "megatron_sc21_table1": megatron.sc21,
+    "korthikanti_table5": megatron.korthikanti,
+    "megatron_h100_weak_2024": megatron.h100_weak,
+    "mosaic_mpt": mosaic.cases,
+    "dgxc_benchmarking": dgxc.cases,
+    "maxtext_tpu_readme": maxtext.cases,
+}
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default is all")
+    parser.add_argument("--kept", type=Path, help="file of predictions: those in it are not made again")
+    asked = parser.parse_args()
+    for name in asked.tables or TABLES:
+        for case, found in predictions(TABLES[name](), asked.kept):
+            error = found.seconds / case.measured - 1
+            half = "fitted" if case.fitted else "scored"
+            figures = f"{case.measured:8.3f} s {found.seconds:8.3f} s {error:+7.1%}, sent {found.sent:.2f} s"
+            print(f"{half} {case.label:64s} {figures}, planned in {found.planning:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""One row of a published table as a step that our planner plans."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import meshdsl as md
+from meshdsl.layouts.topology import Topology
+from meshdsl.models import gpt, llama
+from meshdsl.plan import Plan
+
+TABLES = Path(__file__).parent / "tables"
+TENSOR = "heads:model hidden:model vocab:model"
+UNLIMITED = "100TB"  # what was measured did fit, so planning need not look for what does
+WHOLE = {"params/**": "data=B", "opt_state/**": "data=B"}  # every data-parallel rank has all of the state
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row: what was run, as a model, a mesh, rules and microbatches, and what it took.
+
+    Args:
+      table: file in ``TABLES``, without its ending. number: of the row there, from 0.
+      label: of the row, for people. model: whose configurations are compared with each other.
+      hardware: preset of the topology.
+      batch: sequences per step.
+      memory_bandwidth: of the device, where it is not that of the preset.
+      chunks: of layers per stage, interleaved (Narayanan et al. 2021); planned with one, see ``predict``.
+      measured: seconds per step.
+    """
+
+    table: str
+    number: int
+    label: str
+    model: str
+    hardware: str
+    config: gpt.Config | llama.Config
+    batch: int
+    mesh: str
+    measured: float
+    rules: md.Rules | str = f"batch:data {TENSOR}"
+    pipeline: md.Pipeline | None = None
+    chunks: int = 1
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    memory_bandwidth: float = 0.0
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the efficiency of the hardware is fitted on the row: on every other, from the first on."""
+        return self.number % 2 == 0
+
+    @property
+    def program(self) -> md.Program:
+        """The training step."""
+        family = llama if isinstance(self.config, llama.Config) else gpt
+        return family.program(self.config, self.rules, batch=self.batch)
+
+    def plan(self, topology: Topology) -> Plan:
+        """The planned step."""
+        if self.memory_bandwidth:
+            topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
+        program, mesh = self.program, md.Mesh.parse(self.mesh, topology)
+        made = md.parallelize(
+            program.step,
+            mesh,
+            layouts=self.layouts,
+            rules=program.rules,
+            pipeline=self.pipeline,
+            memory=UNLIMITED,
+        )
+        return made.plan(*program.args)
+
+
+def rows(table: str) -> list[dict[str, str]]:
+    """The rows of a table."""
+    with (TABLES / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def stages(pp: int, microbatches: int, recompute: str = "none") -> md.Pipeline | None:
+    """How a row takes its microbatches; None if there is one, and one stage.
+
+    Args:
+      recompute: ``stage``, or ``none``, as of :class:`md.Pipeline`.
+    """
+    if pp == 1:
+        return md.Pipeline(microbatches) if microbatches > 1 else None
+    return md.Pipeline(microbatches, recompute=recompute)

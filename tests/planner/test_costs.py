@@ -1,0 +1,34 @@
+"""What operations read and write, and what they take."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from meshdsl.ir import walk
+from meshdsl.planner.costs import materialised, work_of
+from meshdsl.trace.read import read_jaxpr
+
+LARGE, SMALL = np.zeros((64, 8), np.float32), np.zeros((1, 8), np.float32)
+INDEX = np.zeros((1, 1), np.int32)
+
+
+def work(name, function, *args):
+    graph = read_jaxpr(jax.make_jaxpr(function)(*args))
+    (op,) = (op for _, op in walk(graph) if op.name == name)
+    return work_of(op, materialised(graph))
+
+
+def test_writing_a_part_of_a_buffer_touches_that_part_twice_and_nothing_else():
+    written = work("dynamic_update_slice", lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0)), LARGE, SMALL, 3)
+    assert written.touched == (0, 2, 0, 0, 0)[: len(written.touched)]
+    assert sum(work("scatter", lambda x, i, y: x.at[i].set(y), LARGE, INDEX[0], SMALL).touched) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "view"), [("reshape", lambda x: x.reshape(8, 64)), ("squeeze", lambda x: jnp.squeeze(x, 1))]
+)
+def test_a_view_moves_nothing(name, view):
+    wide = np.zeros((64, 1, 8), np.float32)
+    assert not any(work(name, lambda x, w: view(jnp.sin(x)) @ w, wide, np.ones((view(wide).shape[1], 2))).touched)
