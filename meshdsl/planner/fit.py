@@ -13,6 +13,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
+from meshdsl.planner.places import Places
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import plans
 from meshdsl.planner.short import larger, too_small
@@ -32,14 +33,15 @@ class Fitter:
     def __init__(self, model: Model, pins: Pins) -> None:
         self.model, self.pins = model, pins
         self.evaluator = Evaluator(model)
+        self.places = Places(model.problem.program.graph)
         self.around = dict(_around(model.problem.program.graph, ()))
         self.points: dict[int, Peak] = {}
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
         own, uses = layouts_of(self.model, choice.rows)
-        problem, trees = self.model.problem, trees_of(self.model, choice)
-        return Liveness(problem.program, problem.mesh, own, uses, trees, self.pins.donated).peak()
+        trees = trees_of(self.model, choice)
+        return Liveness(self.places, self.model.problem.mesh, own, uses, trees, self.pins.donated).peak()
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""

@@ -9,7 +9,7 @@ from math import gcd
 
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.exchange import Exchange
-from meshdsl.layouts.placement import B, S
+from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.rule import Dims, Rule, Signature
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import rule
@@ -32,11 +32,12 @@ def _rank(op: Op) -> int:
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(op: Op) -> Rule:
-    """New dims can be made in blocks; a dim of length 1 that is stretched counts as new."""
+    """New dims can be made in blocks; a dim of length 1 that is stretched counts as new. Zeros are parts of a zero."""
     shape, places = op.params["shape"], op.params["broadcast_dimensions"]
     operand = op.inputs[0].shape
     source = named(*(f"d{at}" if n == shape[at] else None for n, at in zip(operand, places, strict=True)))
-    return Rule((source,), (kept(len(shape)),), commuting=((0,),))
+    parts = (Signature((B,), (P,)),) if is_zero(op.inputs[0]) else ()
+    return Rule((source,), (kept(len(shape)),), commuting=((0,),), extra=parts)
 
 
 @rule("iota")

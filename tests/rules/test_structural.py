@@ -26,6 +26,8 @@ case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24, 36), (0, 2))
 case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24), (0, 1)), floats(1, 24))
 case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (24,), ()), floats())
 case("broadcast_in_dim", lambda x: lax.broadcast_in_dim(x, (12, 24), (1,)), bools(24))
+case("broadcast_in_dim", lambda: lax.broadcast_in_dim(0.0, (12, 24), ()))  # zeros add up to zero
+case("broadcast_in_dim", lambda: lax.broadcast_in_dim(3, (12,), ()))
 reshape((12, 24), (288,))
 reshape((288,), (12, 24))
 reshape((12, 6, 4), (12, 24))

@@ -1,0 +1,169 @@
+"""In which memory a value can be made: what is true of a program under all of its layouts.
+
+    runs     an operation fused into its readers runs with the last of them, and what it reads must be there until then
+    views    a reshape is its operand under another shape, and takes no memory
+    reuses   an elementwise result may be written over an operand that nobody reads afterwards, through fused ones
+             too; an update over what it updates; the result of a loop over what the loop starts from
+    slices   what a loop reads of a stack in each trip is a copy where it is not fused
+
+These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser``, ``HloAliasAnalysis``).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.planner.costs import is_heavy, materialised
+from meshdsl.rules.elementwise import elementwise
+from meshdsl.rules.registry import RULES
+
+VIEWS = frozenset("reshape constrain squeeze expand_dims optimization_barrier".split())
+Reading = tuple[int, int, int]  # op id, operand, value id
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """A result, by value id, and the operands that it may be written over."""
+
+    value: int
+    over: tuple[Reading, ...]
+
+
+@dataclass(frozen=True)
+class Within:
+    """The facts of one graph.
+
+    Args:
+      runs: per position, the position at which the operation runs.
+      views: positions of operations whose result is their operand.
+      reuses: per position, results that may be written over operands.
+    """
+
+    graph: Graph
+    runs: tuple[int, ...]
+    views: tuple[int, ...]
+    reuses: dict[int, tuple[Reuse, ...]]
+
+
+@dataclass(frozen=True)
+class Body:
+    """How the values of a body lie in the memory of the operation around it.
+
+    Args:
+      carried: (input, position among what is returned) that are one place.
+      given: positions of what is returned straight into the results of the operation.
+      sliced: inputs that are slices of a stack, and are copies.
+    """
+
+    carried: tuple[tuple[int, int], ...] = ()
+    given: tuple[int, ...] = ()
+    sliced: frozenset[int] = frozenset()
+
+
+@dataclass
+class Places:
+    """The facts of a program.
+
+    Args:
+      kept: ids of the values that are written to memory.
+      within: per graph, by its identity. bodies: per op id, how each of its bodies lies.
+    """
+
+    graph: Graph
+    kept: set[int] = field(init=False)
+    within: dict[int, Within] = field(default_factory=dict)
+    bodies: dict[int, tuple[Body, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kept = materialised(self.graph)
+        self.within[id(self.graph)] = self._within(self.graph)
+        for _, op in walk(self.graph):
+            self.within.update((id(body), self._within(body)) for body in op.bodies)
+            if op.bodies:
+                self.bodies[op.id] = tuple(_body(op, body) for body in op.bodies)
+
+    def _within(self, graph: Graph) -> Within:
+        views = tuple(at for at, op in enumerate(graph.ops) if _is_view(op))
+        return Within(graph, self._runs(graph), views, self._reuses(graph))
+
+    def _runs(self, graph: Graph) -> tuple[int, ...]:
+        runs = list(range(len(graph.ops)))
+        read: dict[int, int] = {}
+        for at, op in reversed(list(enumerate(graph.ops))):
+            if op.outputs and not any(v.id in self.kept for v in op.outputs):
+                runs[at] = max((read.get(v.id, at) for v in op.outputs), default=at)
+            for v in op.inputs:
+                if isinstance(v, Value):
+                    read[v.id] = max(read.get(v.id, 0), runs[at])
+        return tuple(runs)
+
+    def _reuses(self, graph: Graph) -> dict[int, tuple[Reuse, ...]]:
+        found: dict[int, tuple[Reuse, ...]] = {}
+        fused: dict[int, tuple[Reading, ...]] = {}
+        for at, op in enumerate(graph.ops):
+            if RULES.get(op.name) is elementwise and op.outputs[0].id not in self.kept:
+                fused[op.outputs[0].id] = tuple(_through(op, fused))
+            else:
+                made = tuple(reuse for reuse in _written_over(op, fused) if reuse.over)
+                found.update({at: made} if made else {})
+        return found
+
+
+def _is_view(op: Op) -> bool:
+    """Whether the result is the operand, at most under another shape."""
+    if op.name == "transpose":  # of dims of length 1
+        order = [d for d in op.params["permutation"] if op.inputs[0].shape[d] > 1]
+        return order == sorted(order)
+    return op.name in VIEWS
+
+
+def _through(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reading]:
+    """Operands of an elementwise operation that are as large as its result, and those of fused ones that made them."""
+    for i, x in enumerate(op.inputs):
+        if isinstance(x, Value) and x.shape == op.outputs[0].shape:
+            yield op.id, i, x.id
+            yield from fused.get(x.id, ())
+
+
+def _written_over(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reuse]:
+    """What the results of an operation may be written over."""
+    if RULES.get(op.name) is elementwise:
+        yield Reuse(op.outputs[0].id, tuple(_through(op, fused)))
+    elif op.name == "dynamic_update_slice" or op.name.startswith("scatter"):
+        x = op.inputs[0]
+        yield Reuse(op.outputs[0].id, ((op.id, 0, x.id),) if isinstance(x, Value) else ())
+    elif op.name in ("scan", "while"):
+        first = _carries_from(op)
+        carried = op.params["num_carry"] if op.name == "scan" else len(op.outputs)
+        for i in range(carried):
+            yield Reuse(op.outputs[i].id, _only_carried(op, first, first + i))
+
+
+def _only_carried(op: Op, first: int, operand: int) -> tuple[Reading, ...]:
+    """What a carry starts from, unless the loop reads it in every trip too."""
+    x = op.inputs[operand]
+    last = first + op.params["num_carry"] if op.name == "scan" else len(op.inputs)
+    others = op.inputs[:first] + op.inputs[last:]
+    return ((op.id, operand, x.id),) if isinstance(x, Value) and not any(x is y for y in others) else ()
+
+
+def _carries_from(op: Op) -> int:
+    """The first operand that a loop carries."""
+    return int(op.params["num_consts"] if op.name == "scan" else op.params["cond_nconsts"] + op.params["body_nconsts"])
+
+
+def _body(op: Op, body: Graph) -> Body:
+    if op.name == "cond":
+        return Body(given=tuple(range(len(body.returned))))
+    if op.name == "while":
+        own = op.params["body_nconsts"]
+        return Body(tuple((own + i, i) for i in range(len(op.outputs)))) if body is op.bodies[1] else Body()
+    first, carried = op.params["num_consts"], op.params["num_carry"]
+    return Body(tuple((first + i, i) for i in range(carried)), sliced=_sliced(body, first + carried))
+
+
+def _sliced(body: Graph, first: int) -> frozenset[int]:
+    """Inputs from ``first`` on that something reads that is not fused."""
+    heavy = [op for op in body.ops if op.bodies or (is_heavy(op) and not op.name.startswith("reduce_"))]
+    read = {x.id for op in heavy for x in op.inputs if isinstance(x, Value)}
+    return frozenset(i for i, v in enumerate(body.inputs) if i >= first and v.id in read)
