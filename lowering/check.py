@@ -2,7 +2,8 @@
 
 The error of a leaf is its largest absolute difference, measured against the leaf's largest
 value, or against a floor when the leaf is almost nothing beside the rest of the tree: a bias
-gradient of 1e-9 in a tree of ones carries no digits to compare. With t the tolerance:
+gradient of 1e-9 in a tree of ones carries no digits to compare, and no more does one in a tree of
+zeros, which is taken for one of ones. With t the tolerance:
 
     error(leaf) = max |got - expected| / max(largest(leaf), floor * largest(tree))  <=  t
 
@@ -154,7 +155,7 @@ def _compare_all(
 ) -> CheckReport:
     """Every leaf's error, worst first."""
     pairs = [(path, _plain(a), _plain(b)) for path, a, b in zip(paths, expected, got, strict=True)]
-    largest = max((_largest(a) for _, a, _ in pairs), default=0.0)
+    largest = max((_largest(a) for _, a, _ in pairs), default=0.0) or 1.0
     leaves = [_compare(path, a, b, FLOOR * largest, allowed) for path, a, b in pairs]
     return CheckReport(tuple(sorted(leaves, key=lambda leaf: (leaf.ok, -leaf.error))))
 

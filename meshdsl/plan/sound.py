@@ -26,8 +26,8 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.value import Collective, Plan
 from meshdsl.planner.memory import Liveness
-from meshdsl.planner.places import Places
 from meshdsl.planner.node import Node, Port, Problem
+from meshdsl.planner.places import Places
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.units import bytes_text

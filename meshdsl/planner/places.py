@@ -12,7 +12,7 @@ These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser`
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.ir import Graph, Op, Value, walk
 from meshdsl.planner.costs import is_heavy, materialised
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES

@@ -4,25 +4,30 @@ Two operations are equal if primitive, parameters and operands are. A barrier is
 expressions apart, so it equals nothing, and neither does an operation with effects.
 
 A choice between equal cases is that case: no compiler reads what would choose. A sort moves
-every operand once.
+every operand once, and a loop or conditional reads it once.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.trace.graphs import Atom, Table, in_bodies, kept, look_up, substitute, with_ops
+from meshdsl.trace.graphs import Atom, Table, kept, look_up, operands_of, substitute, with_ops
 
 
 def merge_common(graph: Graph) -> Graph:
     """The graph, and each body by itself, without the second of two equal operations."""
-    table: Table = {}
+    return _merged(graph, {})
+
+
+def _merged(graph: Graph, table: Table) -> Graph:
+    """Likewise, with values that are known to be others."""
     seen: dict[Any, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op, twice = _each_once(in_bodies(merge_common, substitute(op, table)))
+        op, twice = _each_once(_in_bodies(substitute(op, table)))
         first = seen.setdefault(expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op) else first.outputs
         if known is op.outputs:
@@ -30,6 +35,32 @@ def merge_common(graph: Graph) -> Graph:
         table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
         table.update({id: look_up(x, table) for id, x in twice.items()})
     return with_ops(graph, ops)
+
+
+def _in_bodies(op: Op) -> Op:
+    """Each body merged; of inputs that are given the same, it reads the first."""
+    bodies = zip(op.bodies, operands_of(op), _carried(op), strict=False)
+    merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
+    return replace(op, bodies=merged) if merged else op
+
+
+def _carried(op: Op) -> tuple[range, ...]:
+    """Per body, the inputs that are another value in every trip."""
+    if op.name == "scan":
+        first = op.params["num_consts"]
+        return (range(first, first + op.params["num_carry"]),)
+    if op.name == "while":
+        firsts = op.params["cond_nconsts"], op.params["body_nconsts"]
+        return tuple(range(first, first + len(op.outputs)) for first in firsts)
+    return (range(0),) * len(op.bodies)
+
+
+def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: range) -> Table:
+    """Inputs that are an earlier one too; a whole stack and its slices are two."""
+    first: dict[Any, Value] = {}
+    pairs = zip(inputs, operands, strict=True)
+    given = ((v, (_operand(x), i < carried.start)) for i, (v, x) in enumerate(pairs) if i not in carried)
+    return {v.id: w for v, x in given if (w := first.setdefault(x, v)) is not v}
 
 
 def _each_once(op: Op) -> tuple[Op, Table]:

@@ -43,6 +43,13 @@ def test_floor_from_the_largest_of_the_tree():
         check_numbers([tiny], [-tiny], ["b"])
 
 
+def test_zeros_are_measured_against_one():
+    nothing = np.zeros(3, np.float32)
+    check_numbers([nothing], [nothing + np.float32(1e-7)], ["loss"])
+    with pytest.raises(CheckError, match=r"relative error 1\.00e-03"):
+        check_numbers([nothing], [nothing + np.float32(1e-6)], ["loss"])
+
+
 def test_small_leaves_still_count():
     small = np.array([0.1, 0.2], np.float32)
     assert "relative error 5.00e-01" in failure(small, small + np.float32(0.1))[1]

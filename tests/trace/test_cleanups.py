@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
@@ -15,6 +16,7 @@ from meshdsl.trace.dead import drop_dead
 from meshdsl.trace.empty import make_empty
 from meshdsl.trace.invariant import drop_invariants
 from meshdsl.trace.read import read_jaxpr
+from tests.trace.interpreter import run_graph
 from tests.trace.steps import gpt, gpt_step, halving, unused
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -188,6 +190,33 @@ def test_what_must_not_merge():
     assert names(sums).count("reduce_sum") == 2
     axes = cleaned(lambda x: (x.astype(jnp.int32), x.astype(jnp.int8)), X, by=merge_common)
     assert names(axes).count("convert_element_type") == 2
+
+
+def test_bodies_read_once_what_they_are_given_twice():
+    """XLA sees that these choices are none."""
+
+    def step(x, asked, which):
+        def scanned(total, rows):
+            return total + jnp.where(asked[0], *rows), None
+
+        chosen = jax.lax.cond(which, lambda y: jnp.where(asked, y, x), lambda y: y - x, x)
+        return chosen, jax.lax.scan(scanned, x[0], (x, x))[0]
+
+    args = X, jax.ShapeDtypeStruct((4, 4), bool), jax.ShapeDtypeStruct((), bool)
+    found = [op.name for _, op in walk(drop_dead(cleaned(step, *args, by=merge_common)))]
+    assert "select_n" not in found and "sub" in found
+
+
+def test_a_stack_is_not_its_slices_and_a_carry_not_its_start():
+    def step(x):
+        def scanned(carry, row):
+            return carry + jnp.sum(x) * row, carry - x[0]
+
+        return jax.lax.scan(scanned, x[0], x)
+
+    graph = cleaned(step, X, by=merge_common)
+    found = run_graph(graph, [jnp.eye(4)])
+    assert all(map(np.allclose, found, step(jnp.eye(4))))
 
 
 def mask():
