@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshdsl.ir import Graph, Op, Value, walk
-from meshdsl.planner.costs import is_heavy, materialised
+from meshdsl.planner.costs import VIEWS, is_heavy, materialised
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 
-VIEWS = frozenset("reshape constrain squeeze expand_dims optimization_barrier".split())
+_SAME = VIEWS | {"constrain", "optimization_barrier"}
 Reading = tuple[int, int, int]  # op id, operand, value id
 
 
@@ -114,7 +114,7 @@ def _is_view(op: Op) -> bool:
     if op.name == "transpose":  # of dims of length 1
         order = [d for d in op.params["permutation"] if op.inputs[0].shape[d] > 1]
         return order == sorted(order)
-    return op.name in VIEWS
+    return op.name in _SAME
 
 
 def _through(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reading]:
