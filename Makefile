@@ -43,6 +43,7 @@ bench: $(VENV)/ready $(DATA)  ## measure the figures of the README, and train th
 	$(RUN) -m bench.single
 	$(RUN) -m bench.step
 	$(RUN) -m bench.pipeline
+	$(RUN) -m bench.memory
 	$(RUN) -m bench.examples
 
 coverage: $(VENV)/ready  ## run JAX's own cases of every primitive, and write docs/coverage.md; CASES='--primitive sort --limit 5'

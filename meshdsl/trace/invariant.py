@@ -1,8 +1,8 @@
 """Clean-up: what a scan never changes is no carry, and where nothing changes there is no loop.
 
 A scan that carries a value unchanged through every trip (parameters next to a gradient
-accumulator) gets it as a const, which may be moved once before the loop or in every trip. A scan of
-consts alone makes the same in every trip, and a ``while`` may count to one: compilers do either once.
+accumulator) gets it as a const, which may be moved once before the loop or in every trip. A scan whose
+body reads consts alone makes the same in every trip, and a ``while`` may count to one: compilers do either once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,17 @@ from typing import TypeVar
 from jax import lax
 
 from meshdsl.ir import Graph, Op
-from meshdsl.trace.graphs import Table, broadcast_params, in_bodies, kept, look_up, returning, substitute, with_ops
+from meshdsl.trace.graphs import (
+    Table,
+    broadcast_params,
+    in_bodies,
+    kept,
+    look_up,
+    returning,
+    substitute,
+    values,
+    with_ops,
+)
 from meshdsl.trace.trips import counted
 
 T = TypeVar("T")
@@ -32,7 +42,7 @@ def drop_invariants(graph: Graph) -> Graph:
 
 
 def run_once(graph: Graph) -> Graph:
-    """The graph without loops of one trip, and with scans that neither carry nor read slices done once."""
+    """The graph without loops of one trip, and with scans that read neither carries nor slices done once."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -40,13 +50,15 @@ def run_once(graph: Graph) -> Graph:
         if op.name == "while" and not any(asked.effects for asked in op.bodies[0].ops) and counted(op) == 1:
             ops += _inlined(op, table)
         else:
-            ops += _stacked(op) if op.name == "scan" and _repeats(op) else [op]
+            ops += _stacked(op, table) if op.name == "scan" and _repeats(op) else [op]
     return with_ops(graph, ops)
 
 
 def _repeats(op: Op) -> bool:
-    changes = len(op.inputs) > op.params["num_consts"] or any(inner.effects for inner in op.bodies[0].ops)
-    return not changes and op.params["length"] > 0
+    (body,) = op.bodies
+    read = {v.id for inner in body.ops for v in values(inner.inputs)}
+    changes = any(v.id in read for v in body.inputs[op.params["num_consts"] :])
+    return not changes and not any(inner.effects for inner in body.ops) and op.params["length"] > 0
 
 
 def _inlined(op: Op, table: Table) -> Iterator[Op]:
@@ -58,16 +70,17 @@ def _inlined(op: Op, table: Table) -> Iterator[Op]:
     table.update((v.id, look_up(x, inside)) for v, x in zip(op.outputs, body.returned, strict=True))
 
 
-def _stacked(op: Op) -> Iterator[Op]:
-    """The operations of a scan's body, and its results stacked."""
-    (body,) = op.bodies
-    table: Table = {v.id: x for v, x in zip(body.inputs, op.inputs, strict=True)}
+def _stacked(op: Op, table: Table) -> Iterator[Op]:
+    """The operations of a scan's body, and its results stacked; ``table`` gets what replaces the others."""
+    (body,), carries = op.bodies, op.params["num_carry"]
+    inside: Table = {v.id: x for v, x in zip(body.inputs, op.inputs, strict=True)}
     for inner in body.ops[:-1]:
-        yield substitute(inner, table)
-    for x, made in zip(body.returned, op.outputs, strict=True):
+        yield substitute(inner, inside)
+    table.update((v.id, look_up(x, inside)) for v, x in zip(op.outputs[:carries], body.returned, strict=False))
+    for x, made in zip(body.returned[carries:], op.outputs[carries:], strict=True):
         params = broadcast_params(made.shape, range(1, len(made.shape)))
         whole = replace(op, name="broadcast_in_dim", primitive=lax.broadcast_in_dim_p, params=params, bodies=())
-        yield replace(whole, inputs=(look_up(x, table),), outputs=(made,))
+        yield replace(whole, inputs=(look_up(x, inside),), outputs=(made,))
 
 
 def _uncarried(op: Op) -> tuple[Op, Table]:

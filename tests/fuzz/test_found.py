@@ -241,3 +241,22 @@ def test_a_loop_that_is_the_same_in_every_trip_stays_in_its_loop():
     args = jnp.ones((64, 64)), jnp.ones((64, 64))
     assert {c.trips for c in sharded.plan(*args).collectives} == {96}
     assert sharded.verify(*args).equal
+
+
+def test_a_loop_that_carries_what_it_does_not_read_is_run_once():
+    """Compilers run the inner loop once; so it is planned once."""
+
+    def step(x, i):
+        def inner(y, _):
+            return 0.5 * y + jnp.sum(y[i]) * 0.125, y[0]
+
+        def outer(_, row):
+            y, rows = lax.scan(inner, x, row)
+            return jnp.tanh(y), rows
+
+        return lax.scan(outer, x, x)
+
+    sharded = md.parallelize(step, md.Mesh(x=8, topology=SLOW_DEVICES), {"x": "x=S(0)", "i": "x=S(0)"})
+    args = jnp.arange(64.0).reshape(8, 8) / 64, jnp.arange(8) % 3
+    assert {c.trips for c in sharded.plan(*args).collectives if c.kind == "all-reduce"} <= {1, 8}
+    assert sharded.verify(*args) and sharded.check(*args).ok
