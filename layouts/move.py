@@ -225,7 +225,9 @@ def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> t
     if kind == "collective-permute":
         return 1 / k, latency, 1 / k / min(links[name].bandwidth for name in axes)
     share = _share(kind, source, k)
-    steps = sorted(((links[name].bandwidth, mesh.axis(name)) for name in axes), reverse=kind != "all-to-all")
+    apart = kind == "all-to-all"  # every pair of devices exchanges something else
+    speeds = [links[name].bandwidth if apart else links[name].gathering for name in axes]
+    steps = sorted(zip(speeds, (mesh.axis(name) for name in axes), strict=True), reverse=not apart)
     return share * (k - 1) / k, latency, share * _hierarchical(steps)
 
 

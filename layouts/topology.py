@@ -2,7 +2,8 @@
 
 A topology lists its links innermost (fastest) first, each with the number of devices it
 joins. Mesh axes map to links innermost last: the last mesh axis takes the fastest link until
-that link's devices are used up; an axis that crosses a boundary is priced at the slower link.
+that link's devices are used up; an axis that crosses a boundary is priced at the slower link. Where it has several
+devices on the near side of it, they share what each has beyond (see :class:`Link`, ``shared``).
 On a torus, each axis runs along a dim of its own while there are any (see :class:`Link`).
 Presets are TOML files beside this module, with the source of every figure.
 """
@@ -30,6 +31,8 @@ class Link:
       devices: devices joined by the link (the innermost levels included); 0 is unbounded.
       torus: lengths of the dims, outermost first, of a level that is a torus; empty for a switch. ``bandwidth`` is then
         that of one dim, both ways around (Austin et al., How to Scale Your Model, 2025, TPUs).
+      shared: bytes per second of one device's gathers and reductions where devices that are joined already share what
+        each has over this link, as rings do that pass through every adapter of a node; 0 is as ``bandwidth``.
       ring: on a torus, an axis is a ring if this divides its size; any other is a line, with half the bandwidth.
     """
 
@@ -38,14 +41,20 @@ class Link:
     devices: int = 0
     torus: tuple[int, ...] = ()
     ring: int = 1
+    shared: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what is no cost."""
-        check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices"))
+        check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices", "shared"))
         if not (isinstance(self.torus, tuple) and all(isinstance(n, int) and n > 0 for n in self.torus)):
             raise ArgumentError(f"torus={self.torus!r} is no list of lengths, such as [16, 16]")
         if self.torus and prod(self.torus) != self.devices:
             raise ArgumentError(f"a torus of {list(self.torus)} joins {prod(self.torus)} devices, not {self.devices}")
+
+    @property
+    def gathering(self) -> float:
+        """Bytes per second of gathers and reductions."""
+        return self.shared or self.bandwidth
 
     def along(self, size: int, dims: int) -> "tuple[Link, int]":
         """What an axis of ``size`` devices runs over where ``dims`` dims of the torus are taken, and the dims it takes.
@@ -109,12 +118,18 @@ class Topology:
         dims: dict[Link, int] = {}
         inside = 1
         for name, size in reversed(list(axes)):
-            inside *= size
+            within, inside = inside, inside * size
             if name not in found:
                 link = self._reaching(inside)
-                found[name], taken = link.along(size, dims.get(link, 0))
+                along, taken = link.along(size, dims.get(link, 0))
+                found[name] = replace(along, shared=along.shared or self._shared(link, within))
                 dims[link] = dims.get(link, 0) + taken
         return found
+
+    def _shared(self, link: Link, within: int) -> float:
+        """What devices of an axis reach together beyond the links that join some of them already."""
+        inner = [n for n in self.links[: self.links.index(link)] if n.devices >= 2 * within]
+        return min(inner[-1].bandwidth, link.bandwidth * (inner[-1].devices // within)) if inner else 0.0
 
     def check_shape(self, axes: Iterable[tuple[str, int]]) -> None:
         """LayoutError in one line if a mesh of these axes, outermost first, does not fit the links."""

@@ -38,7 +38,9 @@ def topology_text(topology: Topology) -> str:
 
 
 def _link(link: Link) -> list[str]:
-    known = [f.name for f in fields(Link) if link.torus or f.name not in ("torus", "ring")]
+    hidden = {"shared"} if not link.shared else set()
+    hidden |= {"torus", "ring"} if not link.torus else set()
+    known = [f.name for f in fields(Link) if f.name not in hidden]
     return [f"{name} = {_toml(getattr(link, name))}" for name in known]
 
 

@@ -5,7 +5,8 @@ Three ways with the same numbers:
     products  the weights ``[batch heads seq key]`` are tensors of the step like any other
     again     they are not kept for the backward pass but computed again (Korthikanti et al. 2022, selective)
     fused     one operation with a rule of its own, as kernels do it that never write the weights to memory
-              (FlashAttention, Dao et al. 2022): the plan counts its products, and reads queries, keys and values only
+              (FlashAttention, Dao et al. 2022): the plan counts its products, half of them if it is causal, and reads
+              queries, keys and values only; where ``seq`` is split, all keys and values are gathered
 
 Dims: ``heads`` of keys and values, ``queries`` that share one of them, if there are any, ``head`` inside one.
 """
@@ -48,24 +49,25 @@ def _products(causal: bool, query: md.Tensor, key: md.Tensor, value: md.Tensor) 
 def _fused(query: md.Tensor, key: md.Tensor, value: md.Tensor, causal: bool) -> md.Tensor:
     grouped = "queries" in query.dims
     dims = "batch seq heads queries head" if grouped else _DIMS
-    arrays = [md.order(x, names).array for x, names in ((query, dims), (key, _DIMS), (value, _DIMS))]
-    found = _causal if causal else _whole
-    return md.named(found(*arrays) if grouped else found(arrays[0][:, :, :, None], *arrays[1:])[:, :, :, 0], dims)
+    queries, *others = (md.order(x, names).array for x, names in ((query, dims), (key, _DIMS), (value, _DIMS)))
+    given = queries if grouped else queries[:, :, :, None]
+    found = _causal(given, *others, jnp.arange(given.shape[1])) if causal else _whole(given, *others)
+    return md.named(found if grouped else found[:, :, :, 0], dims)
 
 
 _DIMS = "batch seq heads head"
 
 
-def _weighted(query: Any, key: Any, value: Any, seen: Any) -> Any:
-    scores = jnp.einsum("bshqd,bthd->bhqst", query, key) * query.shape[-1] ** -0.5
-    return jnp.einsum("bhqst,bthd->bshqd", jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1), value)
-
-
-@rule("b _ h q _, b _ h _, b _ h e -> b _ h q e")
-def _causal(query: Any, key: Any, value: Any) -> Any:
-    return _weighted(query, key, value, jnp.tril(jnp.ones((query.shape[1], key.shape[1]), bool)))
+@rule("b s h q _, b _ h _, b _ h e, s -> b s h q e", share=0.5)
+def _causal(query: Any, key: Any, value: Any, position: Any) -> Any:
+    return _weighted(query, key, value, position[:, None] >= jnp.arange(key.shape[1]))
 
 
 @rule("b s h q _, b _ h _, b _ h e -> b s h q e")
 def _whole(query: Any, key: Any, value: Any) -> Any:
     return _weighted(query, key, value, True)
+
+
+def _weighted(query: Any, key: Any, value: Any, seen: Any) -> Any:
+    scores = jnp.einsum("bshqd,bthd->bhqst", query, key) * query.shape[-1] ** -0.5
+    return jnp.einsum("bhqst,bthd->bshqd", jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1), value)

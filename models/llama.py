@@ -41,7 +41,7 @@ class Config:
       gated: whether the perceptron has a gate (SwiGLU); else it squares what is above 0 (So et al. 2021).
       remat: what the backward pass computes again, see ``md.remat``.
       dtype: in which it computes; parameters are float32.
-      attend: how, one of ``models.attention.WAYS``; causal: whether positions look only at those up to them.
+      attend: how, one of ``models.attention.WAYS``.
     """
 
     layers: int
@@ -58,7 +58,6 @@ class Config:
     dtype: str = "float32"
     attend: str = "products"
     gated: bool = True
-    causal: bool = True
 
     @property
     def dims(self) -> md.Dims:
@@ -79,18 +78,16 @@ CONFIGS = {
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions, ``[batch seq embed]`` to the same."""
 
-    def __init__(
-        self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products", causal: bool = True
-    ) -> None:
-        self.theta, self.attend, self.causal = theta, attend, causal
+    def __init__(self, sizes: md.Dims, theta: float, rngs: nnx.Rngs, attend: str = "products") -> None:
+        self.theta, self.attend = theta, attend
         self.query = Matrix(sizes, "embed", "heads queries head", rngs)
         self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
         self.out = Matrix(sizes, "heads queries head", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """What every position takes from those up to it, or from all."""
+        """What every position takes from those up to it."""
         query, key = rotated(self.query(x), self.theta), rotated(self.key(x), self.theta)
-        return self.out(attention(query, key, self.value(x), self.causal, self.attend))
+        return self.out(attention(query, key, self.value(x), way=self.attend))
 
 
 class Perceptron(nnx.Module):
@@ -113,7 +110,7 @@ class Block(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
-        self.attention = Attention(sizes, config.theta, rngs, config.attend, config.causal)
+        self.attention = Attention(sizes, config.theta, rngs, config.attend)
         self.mlp = Perceptron(sizes, rngs, config.gated)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:

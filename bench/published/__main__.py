@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from bench.published import dgxc, maxtext, megatron, mosaic
+from bench.published.fit import fit
 from bench.published.predict import predictions
 
 TABLES = {
@@ -25,7 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default is all")
     parser.add_argument("--kept", type=Path, help="file of predictions: those in it are not made again")
+    parser.add_argument("--fit", action="store_true", help="fit the efficiency of products, and score nothing")
     asked = parser.parse_args()
+    if asked.fit:
+        fit(case for name in asked.tables or TABLES for case in TABLES[name]())
+        return
     for name in asked.tables or TABLES:
         for case, found in predictions(TABLES[name](), asked.kept):
             error = found.seconds / case.measured - 1

@@ -26,6 +26,7 @@ class Case:
       hardware: preset of the topology.
       batch: sequences per step.
       memory_bandwidth: of the device, where it is not that of the preset.
+      overlap: whether the system that was measured sends what nobody waits for beside the computation.
       chunks: of layers per stage, interleaved (Narayanan et al. 2021); planned with one, see ``predict``.
       measured: seconds per step.
     """
@@ -44,6 +45,7 @@ class Case:
     chunks: int = 1
     layouts: Mapping[str, str] = field(default_factory=dict)
     memory_bandwidth: float = 0.0
+    overlap: bool = True
 
     @property
     def fitted(self) -> bool:
@@ -56,8 +58,8 @@ class Case:
         family = llama if isinstance(self.config, llama.Config) else gpt
         return family.program(self.config, self.rules, batch=self.batch)
 
-    def plan(self, topology: Topology) -> Plan:
-        """The planned step."""
+    def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
+        """The step over its mesh, and the shapes of its arguments."""
         if self.memory_bandwidth:
             topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
         program, mesh = self.program, md.Mesh.parse(self.mesh, topology)
@@ -69,7 +71,12 @@ class Case:
             pipeline=self.pipeline,
             memory=UNLIMITED,
         )
-        return made.plan(*program.args)
+        return made, program.args
+
+    def plan(self, topology: Topology) -> Plan:
+        """The planned step."""
+        made, args = self.sharded(topology)
+        return made.plan(*args)
 
 
 def rows(table: str) -> list[dict[str, str]]:

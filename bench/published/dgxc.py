@@ -66,7 +66,6 @@ def _case(number: int, row: dict[str, str]) -> Case:
         remat="all" if maxtext else "none",
         dtype="bfloat16",
         attend="fused",
-        **({"causal": False} if cp > 1 else {}),
     )
     model = f"{row['model']} {row['layers']} layers {row['gpu']}"
     return Case(

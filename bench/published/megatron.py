@@ -73,6 +73,7 @@ def _case(
         pipeline,
         n["vp"],
         layouts,
+        overlap=not layouts,  # of 2021 and 2022: gradients are summed when all of them are there
     )
 
 

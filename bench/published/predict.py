@@ -1,6 +1,7 @@
 """What our planner says a row takes.
 
-A row without stages takes what its plan says. Of a row with stages, the planner plans the whole step as 1f1b; how long
+A row without stages takes what its plan says: the simulated step if the system overlaps, else one thing after the
+other. Of a row with stages, the planner plans the whole step as 1f1b; how long
 its tasks take comes from that plan, and when they run from the row's own schedule, every rank as soon as it can
 (``Forecast.asynchronous``). Interleaved chunks are timed, not planned: in our program every tick picks its chunk's
 weights from all of them, which the programs that were measured do not.
@@ -25,7 +26,7 @@ class Prediction:
     """What is predicted of a row.
 
     Args:
-      seconds: of the step. planned: what the plan says, in lockstep if it has stages.
+      seconds: of the step. planned: what the plan says of one thing after the other, in lockstep if it has stages.
       gap: of the plan, how far from the optimum it can be. sent: seconds of its collectives.
       planning: seconds of processor time that it took.
     """
@@ -48,7 +49,9 @@ def predict(case: Case, topology: Topology) -> Prediction:
 def step_seconds(case: Case, plan: Plan) -> float:
     """Seconds of a step under its schedule."""
     pipeline = plan.pipeline
-    return plan.seconds if pipeline is None or not pipeline.axis else _staged(pipeline, case.chunks)
+    if pipeline is not None and pipeline.axis:
+        return _staged(pipeline, case.chunks)
+    return plan.simulated_seconds if case.overlap else plan.seconds
 
 
 def _staged(pipeline: Pipelined, chunks: int) -> float:

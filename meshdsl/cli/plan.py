@@ -142,6 +142,7 @@ def facts(found: Any) -> dict[str, Any]:
         "topology": found.topology.name,
         "seconds": found.seconds,
         "lower_bound": found.lower_bound,
+        "simulated_seconds": found.simulated_seconds,
         "gap": found.gap,
         "bytes": found.bytes,
         "memory": found.memory,

@@ -43,6 +43,7 @@ def rule(
     increasing: Sequence[int] = (),
     decreasing: Sequence[int] = (),
     sizes: Mapping[str, int] = _NO_SIZES,
+    share: float = 1.0,
     primitive: str = "",
 ) -> "RuleText":
     """A rule for the function that it decorates, or for a JAX primitive.
@@ -56,6 +57,7 @@ def rule(
       increasing: operands of an elementwise function in which it is monotone increasing.
       decreasing: likewise decreasing.
       sizes: lengths of names in ``(a b)`` that do not follow from other dims.
+      share: of the products in the function that are done where it runs; a kernel leaves out those that a mask hides.
       primitive: instead of a function, a primitive of this name that has no rule yet.
 
     Raises:
@@ -65,7 +67,7 @@ def rule(
         if not isinstance(x, str):
             raise RuleError(f"{name}: {is_a(x)}, not text")
     groups = {"linear": linear, "commuting": commuting, "increasing": increasing, "decreasing": decreasing}
-    stated = RuleText(parse(text, reduced, sizes, **groups))  # type: ignore[arg-type]
+    stated = RuleText(parse(text, reduced, sizes, share, **groups))  # type: ignore[arg-type]
     if primitive:
         stated.register(primitive)
     return stated

@@ -32,6 +32,7 @@ class StatedRule:
     increasing: tuple[int, ...] = ()
     decreasing: tuple[int, ...] = ()
     sizes: tuple[tuple[str, int], ...] = ()
+    share: float = 1.0
 
     def __str__(self) -> str:
         return f"{', '.join(map(_text, self.inputs))} -> {', '.join(map(_text, self.outputs))}"
@@ -102,6 +103,7 @@ class StatedRule:
             reduced=tuple((f, "sum") for f in summed),
             linear=(tuple(range(len(inputs) - count, len(inputs))),),
             sizes=tuple(sorted((f, known[f]) for dims in (*self.inputs, *self.outputs) for f in _joined(dims))),
+            share=self.share,
         )
 
     def _divisible(self) -> list[str]:
@@ -130,7 +132,9 @@ def check_fit(
         raise RuleError(faults(f"the rule of {name} does not fit, {given}:", rows))
 
 
-def parse(text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], **groups: Groups) -> StatedRule:
+def parse(
+    text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], share: float = 1.0, **groups: Groups
+) -> StatedRule:
     """What ``text`` states; RuleError lists what is wrong with it."""
     found = Rule.parse(text)
     properties = {name: tuple(value) for name, value in groups.items()}
@@ -139,6 +143,7 @@ def parse(text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], **gro
         found.outputs,
         reduced=tuple(reduced.items()),
         sizes=tuple(sorted(sizes.items())),
+        share=share,
         **properties,  # type: ignore[arg-type]
     )
     rows = list(_text_faults(text, given))
@@ -155,6 +160,8 @@ def _text_faults(text: str, given: StatedRule) -> Iterator[str]:
     yield from (
         f"{f} is in a result, but in no operand; write _ if it cannot be split" for f in results if f not in operands
     )
+    if not (isinstance(given.share, int | float) and 0 < given.share <= 1):
+        yield f"share={given.share!r} is no part of its products, a number above 0 and up to 1"
     yield from (f"{f} is reduced, but in no operand" for f, _ in given.reduced if f not in operands)
     for f, kind in given.reduced:
         if kind not in ("sum", "max", "min"):

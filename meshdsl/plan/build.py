@@ -10,9 +10,11 @@ from meshdsl.layouts.move import COLLECTIVES, Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
+from meshdsl.plan.jobs import jobs_of
 from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.spans import Lines, Work, make_spans
+from meshdsl.plan.streams import finish
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
@@ -40,6 +42,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
         spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, number, work)),
+        simulated_seconds=max(finish(jobs_of(program, solution, work)), default=0.0),
     )
 
 

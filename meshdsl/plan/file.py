@@ -108,6 +108,7 @@ def _record(plan: Plan) -> PlanFile:
         topology=plan.topology,
         seconds=s.seconds,
         lower_bound=s.lower_bound,
+        simulated_seconds=plan.simulated_seconds,
         peak=s.peak,
         peak_op=s.peak_op,
         held=plan.held,
@@ -140,7 +141,7 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
     more = f.padded, f.pipeline, f.lines, f.spans
-    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more)
+    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more, f.simulated_seconds)
 
 
 def _solution(f: PlanFile) -> Solution:

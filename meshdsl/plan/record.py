@@ -63,6 +63,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topology: Topology
     seconds: float
     lower_bound: float
+    simulated_seconds: float
     peak: int
     peak_op: int
     held: tuple[tuple[str, int], ...]

@@ -114,9 +114,10 @@ class Work:
 
     def seconds(self, op: Op) -> float:
         """Of one operation on one device and trip, and of the moves within the device that it waits for."""
-        return self._alone(op) + self._moved.get(op.id, 0.0)
+        return self.alone(op) + self._moved.get(op.id, 0.0)
 
-    def _alone(self, op: Op) -> float:
+    def alone(self, op: Op) -> float:
+        """Of one operation on one device and trip."""
         rows = self.solution.rows.get(op.id)
         if rows is None:
             return 0.0

@@ -43,6 +43,7 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
     bound = f"no plan can be below {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
+    yield f"  with overlap         {seconds_text(plan.simulated_seconds)}, if what nobody waits for is sent meanwhile"
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_held(plan)}"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"

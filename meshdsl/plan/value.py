@@ -135,6 +135,8 @@ class Plan:
       pipeline: how the step takes its batch in microbatches, if it does.
       lines: of the source, file by file, with some around those that have operations.
       spans: the step in program order; with the collectives their seconds add up to the plan's.
+      simulated_seconds: predicted seconds of one step if collectives that nobody waits for run beside the computation
+        (see ``meshdsl.plan.streams``); ``seconds``, which the planner minimises, has one thing after the other.
     """
 
     name: str
@@ -150,6 +152,7 @@ class Plan:
     pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
     spans: tuple[Span, ...] = ()
+    simulated_seconds: float = 0.0
 
     @property
     def mesh(self) -> Mesh:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 import jax
+import jax.numpy as jnp
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
 from meshdsl.rules import RULES
@@ -95,7 +96,10 @@ def work_of(op: Op, kept: set[int]) -> Work:
     elif op.name in WRITES_PART:  # in place; where the operand is needed later, its copy is the memory's concern
         touched = [0] * len(touched)
         touched[WRITES_PART[op.name]] = 2
-    itemsize = max((v.dtype.itemsize for v in op.inputs if hasattr(v.dtype, "itemsize")), default=4)
+    numbers = [
+        v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)
+    ] or op.inputs  # not of positions beside them
+    itemsize = max((v.dtype.itemsize for v in numbers if hasattr(v.dtype, "itemsize")), default=4)
     return Work(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
 
 
@@ -139,7 +143,7 @@ def _flops_inside(op: Op) -> float:
     """Of a user's function with a rule: the sum over its operations."""
     graph = read_jaxpr(jax.make_jaxpr(op.params["ruled"].function)(*op.inputs))
     count_trips(graph)
-    return sum(_flops(inner) * body.trips for body, inner in walk(graph))
+    return float(op.params["ruled"].stated.share) * sum(_flops(inner) * body.trips for body, inner in walk(graph))
 
 
 def tensors(op: Op) -> "tuple[Value | Literal, ...]":

@@ -1,0 +1,96 @@
+"""The efficiency of matrix products on each hardware, fitted on the rows of one half.
+
+Two figures per hardware, those of a topology: the rate of large products, and the side at which a product reaches half
+of it (``half_side``). Rows are planned once; their operations are then priced again for every pair on a grid. The pair
+with the least mean absolute logarithmic error wins, all tables counting alike; it is written into the preset by hand.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+import meshdsl as md
+from bench.published.case import Case
+from bench.published.predict import step_seconds
+from meshdsl.ir import walk
+from meshdsl.layouts.topology import Topology, topology
+from meshdsl.plan.reason import Reasons
+from meshdsl.plan.spans import Work
+
+PEAKS = {"dgx-a100": 312e12, "dgx-h100": 989e12, "tpu-v5e": 197e12, "tpu-v5p": 459e12}  # bf16, of the data sheets
+SHARES = np.arange(0.5, 1.001, 0.02)
+HALF_SIDES = np.array([0.0, 32, 64, 96, 128, 192, 256, 384, 512])
+_AT = np.arange(4.0)  # half sides that tell the polynomial of third degree in it
+_FREE = 1e30
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A planned row whose products can be priced again.
+
+    Args:
+      seconds: as predicted with the rate and half side ``before``.
+      powers: per operation, its FLOPs as a polynomial in the half side. traffic: its seconds of memory. trips: of it.
+    """
+
+    table: str
+    measured: float
+    seconds: float
+    before: tuple[float, float]
+    powers: np.ndarray
+    traffic: np.ndarray
+    trips: np.ndarray
+
+    def compute(self, rate: float, half_side: float) -> float:
+        """Seconds of all operations."""
+        flops = self.powers @ half_side ** np.arange(4.0)
+        return float(self.trips @ np.maximum(flops / rate, self.traffic))
+
+    def error(self, rate: float, half_side: float) -> float:
+        """Logarithm of predicted over measured."""
+        before = self.compute(*self.before)
+        return float(np.log(self.seconds * self.compute(rate, half_side) / before / self.measured))
+
+
+def fit(cases: Iterable[Case]) -> dict[str, tuple[float, float, float]]:
+    """Per hardware: rate, half side and the mean error of its fitted rows, by table."""
+    chosen = sorted((c for c in cases if c.fitted and c.hardware in PEAKS), key=lambda c: c.hardware)
+    found = {}
+    for hardware, rows in groupby(chosen, key=lambda c: c.hardware):
+        priced = [_priced(case) for case in rows]
+        grid = [(_loss(priced, share * PEAKS[hardware], h), share, h) for share in SHARES for h in HALF_SIDES]
+        loss, share, h = min(grid)
+        found[hardware] = share * PEAKS[hardware], h, loss
+        print(
+            f"{hardware}: {share:.2f} of the peak, half side {h:g}, error {loss:.3f} on {len(priced)} rows", flush=True
+        )
+    return found
+
+
+def _loss(priced: list[Priced], rate: float, half_side: float) -> float:
+    errors: dict[str, list[float]] = {}
+    for row in priced:
+        errors.setdefault(row.table, []).append(abs(row.error(rate, half_side)))
+    return float(np.mean([np.mean(each) for each in errors.values()]))
+
+
+def _priced(case: Case) -> Priced:
+    sharded, args = case.sharded(topology(case.hardware))
+    program, plan = sharded.making.plan(sharded._trace(sharded._call(args, {})))
+    solution, reasons = plan.solution, Reasons(program, plan.solution)
+
+    def seconds(changed: Topology) -> np.ndarray:
+        mesh = md.Mesh(topology=changed, **plan.mesh.sizes_by_name)
+        work = Work(program, replace(solution, mesh=mesh), reasons)
+        return np.array([work.alone(op) for _, op in walk(program.graph)])
+
+    known = plan.topology
+    fast = replace(known, memory_bandwidth=_FREE, overhead=0.0)
+    flops = np.stack([seconds(replace(fast, flops16=1.0, half_side=h)) for h in _AT], axis=1)
+    powers = flops @ np.linalg.inv(np.vander(_AT, increasing=True)).T
+    traffic = seconds(replace(known, flops16=_FREE))
+    trips = np.array([graph.trips for graph, _ in walk(program.graph)])
+    before = known.flops16, known.half_side
+    return Priced(case.table, case.measured, step_seconds(case, plan), before, powers, traffic, trips)

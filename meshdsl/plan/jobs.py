@@ -1,0 +1,230 @@
+"""A planned step as jobs on streams (see ``streams``), so that what may overlap does.
+
+A graph becomes a *part*: its jobs, and what each of its results waits for. A loop is its body's part again and again;
+trips in the middle of a loop around others are taken as one that is as long as all of them. What is stacked over the
+trips of a loop (the parameters of layers, their gradients) is known slice by slice: a slice is ready when the trip
+that makes it is over, and a collective on a stack is sent slice by slice, as systems do that send in buckets. So
+gathers of the next layer's parameters run beside this layer, and gradients are reduced while the backward pass goes
+on, wherever the plan put them.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from meshdsl.ir import LOOPS, Graph, Literal, Op, Program, Value, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.move import COLLECTIVES, Move
+from meshdsl.plan.inside import collectives_inside
+from meshdsl.plan.spans import Work
+from meshdsl.plan.streams import COMPUTE, Job
+from meshdsl.planner.costs import is_heavy
+from meshdsl.planner.solution import Solution
+
+Refs = frozenset[int]  # jobs by position; below 0, what an input waits for
+Slices = tuple[Refs, ...]  # one for a value as a whole, or one per slice of its first dim
+_SLICES = 1 << 20
+_AROUND, _MOST = 2, 128  # trips at either end of a loop of loops that are told apart, and trips of another
+NOTHING: Slices = (frozenset(),)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The jobs of a graph and what its results wait for."""
+
+    jobs: tuple[Job, ...]
+    results: tuple[Slices, ...]
+
+
+def jobs_of(program: Program, solution: Solution, work: Work) -> list[Job]:
+    """The jobs of a whole step."""
+    part = _Maker(program, solution, work).part(program.graph)
+    return [replace(job, after=frozenset(i for i in job.after if i >= 0)) for job in part.jobs]
+
+
+class _Maker:
+    """Makes parts of graphs under one solution."""
+
+    def __init__(self, program: Program, solution: Solution, work: Work) -> None:
+        self.solution, self.work = solution, work
+        self.streams = _streams(solution.mesh)
+        self.inside: dict[int, list[tuple[str, float]]] = {}
+        for found in collectives_inside(program.graph, solution):
+            self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
+        self.lengths = {op.params["length"] for _, op in walk(program.graph) if op.name == "scan"}
+        self._parts: dict[int, Part] = {}
+
+    def stream(self, axes: Sequence[str]) -> str:
+        """The slowest link that a collective runs over."""
+        return max((self.streams[axis] for axis in axes), key=lambda s: s[0])[1]
+
+    def part(self, graph: Graph) -> Part:
+        """The part of a graph, made once."""
+        if id(graph) not in self._parts:
+            self._parts[id(graph)] = _Run(self, graph).part()
+        return self._parts[id(graph)]
+
+    def slices(self, value: Value) -> int:
+        """Into how many slices a value comes apart."""
+        return value.shape[0] if value.shape and value.shape[0] in self.lengths else 1
+
+
+class _Run:
+    """One graph on its way to being a part."""
+
+    def __init__(self, maker: _Maker, graph: Graph) -> None:
+        self.maker, self.graph, self.solution = maker, graph, maker.solution
+        self.jobs: list[Job] = []
+        self.known: list[Refs] = []  # per job, what is over when it begins
+        self.have: dict[tuple[int, Layout], Slices] = {}
+        for k, value in enumerate(graph.inputs):
+            count = maker.slices(value)
+            refs = range(1, count + 1) if count > 1 else (0,)
+            self.define(value, tuple(frozenset({-1 - k * _SLICES - i}) for i in refs))
+
+    def part(self) -> Part:
+        """All of it."""
+        for op in self.graph.ops[:-1]:
+            self.add(op)
+        last = self.graph.ops[-1]
+        results = tuple(self.read(last, i) for i in range(len(last.inputs)))  # may need moves
+        return Part(tuple(self.jobs), results)
+
+    def define(self, value: Value, slices: Slices) -> None:
+        """A value is there as it lies by itself."""
+        self.have[value.id, self.solution.layouts[value.id]] = slices
+
+    def read(self, op: Op, i: int) -> Slices:
+        """What an operand waits for, in the layout it is read in; moves are sent when first needed."""
+        value = op.inputs[i]
+        return NOTHING if isinstance(value, Literal) else self.at(value, self.solution.uses[op.id, i])
+
+    def at(self, value: Value, layout: Layout) -> Slices:
+        """What a value waits for in a layout."""
+        if (value.id, layout) not in self.have:
+            move = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
+            own = self.have[value.id, self.solution.layouts[value.id]]
+            self.have[value.id, layout] = own if move is None else self.send(move, self.at(value, move.before))
+        return self.have[value.id, layout]
+
+    def send(self, move: Move, slices: Slices) -> Slices:
+        """A move, slice by slice."""
+        stream = self.maker.stream(move.axes) if move.kind in COLLECTIVES else COMPUTE
+        return self.each(stream, move.seconds, [slices], len(slices))
+
+    def add(self, op: Op) -> None:
+        """One operation."""
+        given = [self.read(op, i) for i in range(len(op.inputs))]
+        if op.name in LOOPS:
+            made = _LOOPS[op.name](self, op, given)
+        else:
+            count = self.alike(op, given)
+            for stream, seconds in self.maker.inside.get(op.id, ()):
+                given = [self.each(stream, seconds, given, count)]
+            made = [self.each(COMPUTE, self.maker.work.alone(op), given, count)] * len(op.outputs)
+        for value, slices in zip(op.outputs, made, strict=True):
+            self.define(value, slices)
+
+    def alike(self, op: Op, given: Sequence[Slices]) -> int:
+        """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
+        counts = {self.maker.slices(v) for v in op.outputs} | {len(s) for s in given if len(s) > 1}
+        whole = op.phase == "optimizer" or is_heavy(op) or _turns(op)
+        return 1 if whole or len(counts) != 1 else counts.pop()
+
+    def each(self, stream: str, seconds: float, given: Sequence[Slices], count: int) -> Slices:
+        """A job for each of so many slices of what is given."""
+        waits = [_union(s[i] if len(s) == count else _union(s) for s in given) for i in range(count)]
+        return tuple(self.job(stream, seconds / count, refs, count > 1) for refs in waits)
+
+    def job(self, stream: str, seconds: float, after: Refs, follows: bool) -> Refs:
+        """One job, or more of the last one, if that waits for as much already and nobody waits for it yet."""
+        last = len(self.jobs) - 1
+        if not seconds:
+            return after
+        if last >= 0 and stream == self.jobs[last].stream == COMPUTE and after <= self.known[last] | {last}:
+            self.jobs[last] = replace(self.jobs[last], seconds=self.jobs[last].seconds + seconds)
+            return frozenset({last})
+        self.jobs.append(Job(stream, seconds, after, follows))
+        self.known.append(after | self.known[last] if last >= 0 and last in after else after)
+        return frozenset({last + 1})
+
+    def run(self, part: Part, given: Sequence[Slices], times: int = 1) -> list[Slices]:
+        """A part for these inputs, as long as so many of it."""
+        first = len(self.jobs)
+
+        def here(refs: Refs) -> Refs:
+            return _union(frozenset({i + first}) if i >= 0 else _input(i, given) for i in refs)
+
+        for job in part.jobs:
+            after = here(job.after)
+            self.jobs.append(replace(job, seconds=job.seconds * times, after=after))
+            self.known.append(after)
+        return [tuple(map(here, slices)) for slices in part.results]
+
+
+def _scan(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+    consts, length = op.params["num_consts"], op.params["length"]
+    end = consts + op.params["num_carry"]
+    part, carry = run.maker.part(op.bodies[0]), given[consts:end]
+    stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[end - consts :]]
+    for trips in _trips(op):
+        places = [length - 1 - i for i in trips] if op.params["reverse"] else list(trips)
+        slices = [(_union(s[i] for i in places) if len(s) == length else _union(s),) for s in given[end:]]
+        made = run.run(part, [*given[:consts], *carry, *slices], len(places))
+        carry = made[: end - consts]
+        for stack, one in zip(stacked, made[end - consts :], strict=True):
+            for i in places:
+                stack[i] = _union(one)
+    return [*carry, *map(tuple, stacked)]
+
+
+def _trips(op: Op) -> Iterator[Sequence[int]]:
+    """The trips of a loop, those that are taken as one together."""
+    length, nested = op.params["length"], any(inner.name in LOOPS for inner in op.bodies[0].ops)
+    if not nested or length <= 2 * _AROUND + 1:
+        size = -(-length // _MOST)
+        yield from (range(i, min(i + size, length)) for i in range(0, length, size))
+        return
+    yield from ([i] for i in range(_AROUND))
+    yield range(_AROUND, length - _AROUND)
+    yield from ([i] for i in range(length - _AROUND, length))
+
+
+def _while(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+    asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
+    trips, start = max(1, op.bodies[1].trips // run.graph.trips), asked + closed
+    run.run(run.maker.part(op.bodies[0]), [*given[:asked], *given[start:]], trips)
+    return run.run(run.maker.part(op.bodies[1]), given[asked:], trips)
+
+
+def _cond(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+    """Every branch, as the plan counts them."""
+    made = [run.run(run.maker.part(body), given[1:]) for body in op.bodies]
+    return [(_union(refs for slices in results for refs in slices),) for results in zip(*made, strict=True)]
+
+
+_LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _turns(op: Op) -> bool:
+    """Whether slices of what it reads are no slices of what it makes."""
+    return op.name == "rev" or (op.name == "transpose" and op.params["permutation"][:1] != (0,))
+
+
+def _union(refs: Iterable[Refs]) -> Refs:
+    return frozenset().union(*refs)
+
+
+def _input(ref: int, given: Sequence[Slices]) -> Refs:
+    """What a reference to an input, or to a slice of it, stands for."""
+    k, i = divmod(-1 - ref, _SLICES)
+    return given[k][i - 1] if 0 < i <= len(given[k]) != 1 else _union(given[k])
+
+
+def _streams(mesh: Mesh) -> dict[str, tuple[float, str]]:
+    """Per axis, how slow its link is, and the link's name: one for all axes that share a switch, else the axis'."""
+    own, links = dict(mesh.topology.axes), mesh.topology.axis_links(mesh)
+    return {
+        name: (1 / link.bandwidth, name if name in own or link.torus else f"{link.bandwidth:g}")
+        for name, link in links.items()
+    }

@@ -1,0 +1,110 @@
+"""The simulated step: jobs on streams against a clock, and what a plan's jobs add up to."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import meshdsl as md
+from meshdsl.layouts.topology import Link, Topology
+from meshdsl.models import gpt
+from meshdsl.plan.streams import COMPUTE, Job, finish
+
+LINK, OTHER = "link", "other link"
+
+
+def job(stream, seconds, *after, follows=False):
+    return Job(stream, seconds, frozenset(after), follows)
+
+
+def test_what_nobody_waits_for_runs_beside_the_computation():
+    jobs = [job(LINK, 2.0), job(COMPUTE, 3.0, 0), job(LINK, 2.0), job(COMPUTE, 3.0, 1, 2), job(OTHER, 9.0)]
+    assert finish(jobs) == [2.0, 5.0, 4.0, 8.0, 9.0]
+
+
+def test_what_the_next_operation_needs_stands_in_its_way():
+    jobs = [job(COMPUTE, 1.0), job(LINK, 4.0, 0), job(COMPUTE, 1.0, 1)]
+    assert finish(jobs) == [1.0, 5.0, 6.0]
+
+
+def test_a_link_takes_what_is_due_first_and_never_two_at_a_time():
+    jobs = [job(COMPUTE, 1.0), job(LINK, 5.0, 0), job(LINK, 1.0), job(LINK, 1.0)]
+    assert finish(jobs) == [1.0, 6.0, 1.0, 7.0]
+
+
+def test_what_follows_is_due_behind_the_job_that_it_waits_for():
+    for follows, expected in ((True, [1.0, 3.0, 2.0]), (False, [1.0, 2.0, 3.0])):
+        assert finish([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
+    assert finish([]) == [] and finish([job(LINK, 0.0), job(COMPUTE, 0.0, 0)]) == [0.0, 0.0]
+
+
+@st.composite
+def graphs(draw):
+    count = draw(st.integers(1, 12))
+    streams = st.sampled_from([COMPUTE, LINK, OTHER])
+    return [
+        job(
+            draw(streams),
+            float(draw(st.integers(1, 4))),
+            *draw(st.sets(st.integers(0, i - 1), max_size=3) if i else st.just(())),
+            follows=draw(st.booleans()),
+        )
+        for i in range(count)
+    ]
+
+
+def by_the_clock(jobs):
+    """Tick by tick: whoever is free takes the first job that is due of those whose predecessors are over."""
+    due: list[int] = []
+    for i, one in enumerate(jobs):
+        due.append(max((due[j] for j in one.after), default=i) if one.follows else i)
+    begun, over = {}, {}
+    for now in range(int(sum(one.seconds for one in jobs)) + 1):
+        over |= {i: t + jobs[i].seconds for i, t in begun.items() if t + jobs[i].seconds == now}
+        for stream in (COMPUTE, LINK, OTHER):
+            if any(jobs[i].stream == stream and i not in over for i in begun):
+                continue
+            able = [i for i, x in enumerate(jobs) if x.stream == stream and i not in begun and x.after <= set(over)]
+            if able:
+                begun[min(able, key=lambda i: (due[i], i))] = now
+    return [over[i] for i in range(len(jobs))]
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs())
+def test_random_jobs_end_as_by_the_clock(jobs):
+    ends = finish(jobs)
+    assert ends == by_the_clock(jobs)
+    busiest = max(sum(x.seconds for x in jobs if x.stream == s) for s in (COMPUTE, LINK, OTHER))
+    assert busiest <= max(ends) <= sum(x.seconds for x in jobs)
+
+
+TOPOLOGY = Topology("two by two", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-6, 2e10, 2), Link(1e-5, 2e9)))
+MESH = md.Mesh(data=2, model=2, topology=TOPOLOGY)
+
+
+@pytest.mark.parametrize(("strategy", "microbatches"), [("data", 1), ("sequence", 1), ("fsdp", 8), ("fsdp+tensor", 8)])
+def test_a_simulated_step_is_shorter_than_one_thing_after_the_other(strategy, microbatches):
+    program = gpt.program(gpt.Config(6, 64, 4, seq=32, vocab=64, remat="all"), gpt.RULES[strategy], batch=16)
+    pipeline = md.Pipeline(microbatches) if microbatches > 1 else None
+    plan = md.parallelize(program.step, MESH, rules=program.rules, pipeline=pipeline).plan(*program.args)
+    compute = sum(span.seconds * span.trips for span in plan.spans)
+    assert compute < plan.simulated_seconds * (1 + 1e-9) and plan.simulated_seconds < plan.seconds
+
+
+def layers(ws, x):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+
+def test_gathering_the_next_layer_is_hidden_behind_this_one():
+    """A compute-bound loop over layers: only what comes before the first layer is seen."""
+    ws, x = jnp.zeros((8, 512, 512)), jnp.zeros((8192, 512))
+    topology = Topology("slow", 1e11, 1e11, 1e11, 1e10, 0.0, (Link(0.0, 1e9),))
+    pins = {"ws": "data=S(1)", "x": "data=S(0)"}
+    step = md.parallelize(layers, md.Mesh(data=2, topology=topology), pins, outputs={"**": "data=S(0)"})
+    plan = step.plan(ws, x)
+    (gather,) = plan.collectives
+    sent, compute = gather.seconds * gather.trips, sum(span.seconds * span.trips for span in plan.spans)
+    assert plan.seconds == pytest.approx(compute + sent)
+    assert plan.simulated_seconds == pytest.approx(compute + sent / 8)
