@@ -6,7 +6,7 @@ many, heads are run in every backward, and then everything in every tick: what i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 BODIES = 8
@@ -41,7 +41,12 @@ def make_loops(kinds: Sequence[str], bodies: int = BODIES) -> list[Loop]:
         loops = list(_loops([Ticks(kind, len(list(same))) for kind, same in groupby(more)]))
         if sum(len(loop.parts) for loop in loops) <= bodies:
             break
-    return loops
+    return [_alone(kinds[loop.start], loop) for loop in loops]
+
+
+def _alone(kind: str, loop: Loop) -> Loop:
+    """A loop of one tick does what is asked for: compilers see that there is no more to it."""
+    return replace(loop, parts=(Ticks(kind, 1),)) if loop.times * loop.every == 1 else loop
 
 
 def _with_head(kinds: str) -> str:

@@ -204,3 +204,10 @@ def test_bodies_are_few_whatever_the_order_of_a_table():
         done = [part.kinds for loop in loops for part in loop.parts * loop.times for _ in range(part.count)]
         assert len(done) == len(kinds) and all(set(want) <= set(found) for want, found in zip(kinds, done, strict=True))
         assert [loop.start for loop in loops] == [0, *accumulate(loop.times * loop.every for loop in loops)][:-1]
+
+
+def test_a_tick_alone_does_no_more_than_it_is_asked():
+    """A compiler unrolls it, and drops what is masked and was planned."""
+    kinds = ["F", "F", "B", "F", "F"] + ["BH", "B"] * 10
+    loops = make_loops(kinds, bodies=4)
+    assert [part.kinds for loop in loops for part in loop.parts] == ["F", "B", "F", "BH"]
