@@ -101,8 +101,12 @@ def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
 
 
 def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]:
-    """The table of an operation without its literals, derived once for equal operations."""
-    tensors = tuple((v.shape, v.dtype, isinstance(v, Value)) for v in (*op.inputs, *op.outputs))
+    """The table of an operation without its literals, derived once for equal operations.
+
+    A literal's value counts: zeros are parts of a sum, and a negative factor turns maxima into minima.
+    """
+    given = ((v, None if isinstance(v, Value) else v.value) for v in (*op.inputs, *op.outputs))
+    tensors = tuple((v.shape, v.dtype, isinstance(v, Value), value) for v, value in given)
     try:
         key: Hashable = (op.name, tensors, tuple(sorted(op.params.items())))
         found = known.get(key)

@@ -6,6 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import MemoryLimitError, PinError
+from meshdsl.layouts.layout import Layout
 from meshdsl.planner import search as search_module
 from meshdsl.planner import solve
 from meshdsl.planner.problem import make_problem
@@ -116,3 +117,12 @@ def test_partial_placements_only_come_from_upstream():
     program = trace(lambda a: a + 1.0, (shape(8, 8),))
     problem = make_problem(program, ONE, Pins((md.Layout(),), (md.Layout(),), (None,)))
     assert all("P" not in str(row) for node in problem.nodes for row in node.rows)
+
+
+def test_operations_that_differ_in_a_literal_have_rows_of_their_own():
+    """Seed 90035: ones were taken for parts of a sum, because zeros of their shape are."""
+    program = trace(lambda x: (2.0 * x, -2.0 * x, jnp.zeros((8, 4)) - x, jnp.ones((8, 4)) - x), (shape(8, 4),))
+    nodes = make_problem(program, ONE, Pins((Layout(),), (Layout(),) * 4, (None,) * 4)).nodes
+    for name in ("mul", "broadcast_in_dim"):
+        first, second = (node.rows for node in nodes if node.op is not None and node.op.name == name)
+        assert set(first) != set(second)

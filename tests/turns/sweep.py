@@ -7,6 +7,7 @@ step accumulated by microbatches, the others with the plain step.
 
 import argparse
 import random
+import re
 import time
 from dataclasses import dataclass
 from itertools import product
@@ -82,7 +83,7 @@ def run(case, traced):
     sharded = md.parallelize(step, mesh, layouts, pipeline=case.pipeline)
     compare(sharded(*args), reference(step, args, case))
     sharded.verify(*args)  # which counts its permutes
-    assert " conditional(" not in sharded.lower(*args).compile().as_text()
+    assert not re.search(r"stablehlo\.(case|if)\b", sharded.lower(*args).as_text())
 
 
 def reference(step, args, case):
@@ -116,6 +117,7 @@ def main():
     options.add_argument("--traced", action="store_true", help="only the numbers, on one device, without planning")
     asked = options.parse_args()
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_most_optimizations", True)  # nearly all of the time is XLA's
     lanes.unused = nan
     found = list(cases())
     random.Random(asked.seed).shuffle(found)
