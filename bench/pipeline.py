@@ -2,8 +2,8 @@
 
 python -m bench.pipeline --rounds 10
 
-One decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. The peers' way is in bench/rolled.py; its numbers
-are compared with ours before anything is timed.
+One decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. The peers' way is in bench/rolled.py; its
+numbers are compared with ours before anything is timed.
 """
 
 import argparse

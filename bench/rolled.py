@@ -1,4 +1,4 @@
-"""The peers' way to run a pipeline: a buffer of stage inputs, rolled from stage to stage, and autodiff through all of it.
+"""The peers' way to run a pipeline: a buffer of stage inputs, rolled from stage to stage, and autodiff through it all.
 
 As MaxText's pipelines do it (one round of its circular one): a loop over microbatches and stages, forward only, in
 which every stage works at once; what is differentiated is that whole loop, the stage recomputed. Written by hand, with
