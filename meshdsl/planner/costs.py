@@ -25,7 +25,8 @@ HEAVY = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
 )
-READS_PART = frozenset("gather dynamic_slice slice dynamic_update_slice scatter scatter-add scatter_add pad".split())
+TAKES_PART = frozenset("gather dynamic_slice slice".split())
+READS_PART = TAKES_PART | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
 VIEWS = frozenset("reshape squeeze expand_dims".split())  # what wrote the operand writes it as it is read here
 WRITES_PART = {"dynamic_update_slice": 1, "scatter": 2}  # what is written: the rest of the result lies there already
 
@@ -86,12 +87,14 @@ def _materialised_here(graph: Graph) -> set[int]:
 
 def work_of(op: Op, kept: set[int]) -> Work:
     """The work of one operation; ``kept`` are the materialised values."""
-    reads = [isinstance(v, Value) and v.id in kept for v in op.inputs]
+    reads = [_is_kept(v, kept) for v in op.inputs]
     if op.name in READS_PART and reads:
         reads[0] = False
     writes = [v.id in kept for v in op.outputs]
     touched = [*map(int, reads), *map(int, writes)]
-    if op.name in VIEWS:
+    if op.name in TAKES_PART and _is_kept(op.inputs[0], kept):
+        touched[len(reads)] += 1  # as much is read as is made
+    elif op.name in VIEWS:
         touched = [0] * len(touched)
     elif op.name in WRITES_PART:  # in place; where the operand is needed later, its copy is the memory's concern
         touched = [0] * len(touched)
@@ -101,6 +104,10 @@ def work_of(op: Op, kept: set[int]) -> Work:
     ] or op.inputs  # not of positions beside them
     itemsize = max((v.dtype.itemsize for v in numbers if hasattr(v.dtype, "itemsize")), default=4)
     return Work(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
+
+
+def _is_kept(x: Value | Literal, kept: set[int]) -> bool:
+    return isinstance(x, Value) and x.id in kept
 
 
 def _in_groups(op: Op) -> bool:

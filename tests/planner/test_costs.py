@@ -32,3 +32,17 @@ def test_writing_a_part_of_a_buffer_touches_that_part_twice_and_nothing_else():
 def test_a_view_moves_nothing(name, view):
     wide = np.zeros((64, 1, 8), np.float32)
     assert not any(work(name, lambda x, w: view(jnp.sin(x)) @ w, wide, np.ones((view(wide).shape[1], 2))).touched)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("slice", lambda x: x[:4]),
+        ("dynamic_slice", lambda x: lax.dynamic_slice_in_dim(x, x[0, 0].astype(int), 4)),
+    ],
+)
+def test_a_part_is_read_also_if_it_is_fused(name, part):
+    """As much of it as is made; what pads a step and cuts it again would be cheaper than the step."""
+    made = work(name, lambda x: jnp.sum(part(x) * 2), LARGE)
+    assert made.touched[0] == 0 and made.touched[-1] == 1
+    assert work(name, lambda x: part(x), LARGE).touched[-1] == 2
