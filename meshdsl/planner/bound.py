@@ -6,9 +6,9 @@ and what has become small is eliminated. At last the rest is eliminated as well,
 width allows: if it is narrow, the bound is the optimum.
 """
 
-from meshdsl.planner.eliminate import lower_bound
-from meshdsl.planner.extract import Choice
-from meshdsl.planner.joint import Joint
+from meshdsl.planner.eliminate import eliminate, lower_bound
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.joint import Joint, Left
 from meshdsl.planner.messages import Messages, bound, cap, fix
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
@@ -20,11 +20,12 @@ class Certificate:
     Args:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
+      trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
     """
 
-    def __init__(self, joint: Joint, best: Choice) -> None:
+    def __init__(self, joint: Joint, best: Choice, trees: int = 0) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
-        self._network = joint.bounds(best)
+        self._network, self._stays = joint.bounds(best, trees), joint.beside if trees else frozenset()
         cap(self._network, best.cost + 1.0)
         self.bound: float = bound(self._network)
 
@@ -38,17 +39,48 @@ class Certificate:
         """Entries of all tables: what one pass of messages costs."""
         return self._network.entries
 
-    def tighten(self, passes: int) -> None:
-        """Pass messages, drop states that cannot be optimal, eliminate what has become small."""
+    @property
+    def left(self) -> Left:
+        """The states that a better plan can have."""
+        return self.joint.left(self._network)
+
+    @property
+    def states(self) -> int:
+        """Number of states of the variables that are left."""
+        return sum(unary.size for unary in self._network.unary.values())
+
+    def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
+        """Pass messages, drop states that cannot be optimal, eliminate what has become small.
+
+        Args:
+          evaluator: if there is one, the plan that the messages point to may be the best from now on.
+        """
         messages = Messages(self._network)
         messages.run(passes)
+        if evaluator:
+            self._consider(messages.states, evaluator)
         messages.settle()
         self.bound = max(self.bound, bound(self._network))
         fix(self._network, self.best.cost)
-        self._network.reduce(_SMALL)
+        self._network.reduce(_SMALL, self._stays)
         self.bound = max(self.bound, bound(self._network))
 
-    def finish(self, largest: int) -> None:
-        """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof."""
+    def finish(self, largest: int, evaluator: Evaluator | None = None) -> None:
+        """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof.
+
+        Args:
+          evaluator: as for ``tighten``, if nothing had to be split.
+        """
         domains, tables = self._network.listed()
-        self.bound = max(self.bound, self._network.constant + lower_bound(domains, tables, largest))
+        found = eliminate(domains, tables, [0] * len(domains), largest, self._network.derived)
+        if found.exact and evaluator:
+            labels, states = self._network.labels, zip(self._network.order, found.states.tolist(), strict=True)
+            chosen = {v: int(labels[v][i]) if v in labels else i for v, i in states}
+            self._consider(self._network.decode(chosen), evaluator)
+        least = found.cost if found.exact else lower_bound(domains, tables, largest)
+        self.bound = max(self.bound, self._network.constant + least)
+
+    def _consider(self, chosen: dict[int, int], evaluator: Evaluator) -> None:
+        """Take the plan that some states of the variables stand for, if it is better."""
+        found = evaluator.exact(evaluator.evaluate(self.joint.rows(chosen)))
+        self.best = min(self.best, found, key=lambda choice: choice.cost)

@@ -11,18 +11,17 @@ states for that as well.
 * ``plans``: the readers hang on a chain of hubs in program order, or on one hub where little is at
   stake. That is a tree of moves, so its cost can be paid; trees of other shapes are found later,
   when a plan is evaluated.
-* ``bounds``: a weighted mean over pairs of readers, each with a hub: no tree for all readers is
-  cheaper than the tree for two of them. Where little is at stake, or the readers are very many, one
-  hub, the first fork, and a part of every reader's own moves from there, where the parts of any
-  m - 1 of the m readers add up to at most one (a fork has at least two branches, and each costs
-  at least any of its ends).
+* ``bounds``: where the layouts that readers may ask for are few, the exact trees of ``sets``. Else a
+  weighted mean over pairs of readers, each with a hub: no tree for all readers is cheaper than the tree
+  for two of them. Where little is at stake, or the readers are very many, one hub, the first fork, and a
+  part of every reader's own moves from there, where the parts of any m - 1 of the m readers add up to at
+  most one (a fork has at least two branches, and each costs at least any of its ends).
 
 Both begin as one network without those values, reduced as far as it goes.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -33,13 +32,14 @@ from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Derived, Network
-from meshdsl.planner.tree import tree
+from meshdsl.planner.pairs import End, parts, tight_pairs
+from meshdsl.planner.sets import add_sets
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
-_End = tuple[int, int]  # node and port
+Left = Mapping[int, Ids]  # by node, the states that are left in question, by position among those of the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +51,14 @@ class States:
 
 
 class Joint:
-    """Networks of a model at its present memory prices; variable n is node n, hubs come after."""
+    """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.problem = model, model.problem
+    Args:
+      left: nodes of which only some states are in question.
+    """
+
+    def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
+        self.model, self.problem, self._left = model, model.problem, left
         self._known: dict[Hashable, States] = {}
         self._layouts: dict[Hashable, Ids] = {}
         self._derived = Derived()
@@ -66,40 +70,53 @@ class Joint:
         self._wide: list[int] = []
         for value in self.problem.defined:
             self._add(value)
-        self._common.reduce(LARGEST, frozenset(n for v in self._wide for n, _ in self._ends[v]))
+        self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
+        self._common.reduce(LARGEST, self.beside)
 
-    @property
-    def chains(self) -> list[tuple[int, int]]:
-        """Values with more than two readers, each with the number of every reader that may come first in its chain."""
-        return [(value, i) for value in self._wide for i in range(len(self._ends[value]) - 1)]
-
-    def plans(self, first: Mapping[int, int] = MappingProxyType({})) -> Network:
-        """The network whose costs can be paid; chains begin with the reader that is ``first``, else with number 0."""
+    def plans(self) -> Network:
+        """The network whose costs can be paid."""
         network = self._common.copy()
         least = sum([float(states.cost.min()) for states in self.states])
         for value in self._wide:
+            source, *readers = self._ends[value]
             if self._stake(value) < _STAKE * least:
-                self._star(network, value, dict.fromkeys(self._ends[value][1:], 1.0))
+                self._star(network, value, dict.fromkeys(readers, 1.0))
             else:
-                source, *readers = self._ends[value]
-                at = first.get(value, 0)
-                self._chain(network, value, source, [readers[at], *readers[:at], *readers[at + 1 :]])
+                self._chain(network, value, source, readers)
         network.reduce(LARGEST)
         return network
 
-    def bounds(self, best: Choice) -> Network:
-        """The network whose minimum no plan can undercut, tightest around the plan ``best``."""
+    def bounds(self, best: Choice, trees: int = 0) -> Network:
+        """The network whose minimum no plan can undercut, tightest around the plan ``best``.
+
+        Args:
+          trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
+        """
         network = self._common.copy()
         for value in self._wide:
-            _, *readers = self._ends[value]
-            if len(readers) > _MANY or self._stake(value) < _STAKE * best.cost:
-                self._star(network, value, dict(zip(readers, self._parts(value, best.rows), strict=True)))
-            else:
-                pairs = self._tight(value, best.rows)
-                for pair in pairs:
-                    self._star(network, value, dict.fromkeys(pair, 1.0), 1 / len(pairs))
-        network.reduce(LARGEST)
+            if not self._sets(network, value, trees):
+                self._relaxed(network, value, best)
+        network.reduce(LARGEST, self.beside if trees else frozenset())
         return network
+
+    def _relaxed(self, network: Network, value: int, best: Choice) -> None:
+        source, *readers = self._ends[value]
+        if len(readers) > _MANY or self._stake(value) < _STAKE * best.cost:
+            shares = parts(self.model, [source, *readers], best.rows)
+            self._star(network, value, dict(zip(readers, shares, strict=True)))
+        else:
+            pairs = tight_pairs(self.model, value, [source, *readers], best.rows)
+            for pair in pairs:
+                self._star(network, value, dict.fromkeys(pair, 1.0), 1 / len(pairs))
+
+    def _sets(self, network: Network, value: int, most: int) -> bool:
+        ends = [(n, self._read((n, port))) for n, port in self._ends[value]]
+        return add_sets(network, self.model.closures[value], self.model.trips(value), ends, most)
+
+    def left(self, network: Network) -> Left:
+        """The states of nodes that a network has left, for another ``Joint``; nodes that it has lost keep all."""
+        here = {n: network.labels[n] for n in network.unary if n < len(self.states) and n in network.labels}
+        return {**self._left, **{n: self._left[n][at] if n in self._left else at for n, at in here.items()}}
 
     def rows(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable stands for."""
@@ -111,9 +128,16 @@ class Joint:
         if key not in self._known:
             rows = model.states[n]
             self._known[key] = States(rows, model.cost(n)[tuple(rows.T)])
+        return self._some(self._known[key], self._left[n]) if n in self._left else self._known[key]
+
+    def _some(self, states: States, at: Ids) -> States:
+        """Some of a node's states; equal choices get the same arrays."""
+        key = (id(states), at.tobytes())
+        if key not in self._known:
+            self._known[key] = States(states.rows[at], states.cost[at])
         return self._known[key]
 
-    def _read(self, end: _End) -> Ids:
+    def _read(self, end: End) -> Ids:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
         closure = self.model.closures[self.model.nodes[n].ports[port].value.id]
@@ -156,7 +180,7 @@ class Joint:
         closure = self.model.closures[value]
         return network.new(closure.nothing, closure.placed, after), closure.fitting
 
-    def _star(self, network: Network, value: int, parts: dict[_End, float], weight: float = 1.0) -> None:
+    def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
         """Some readers on one hub; a part of each one's own moves counts."""
         source = self._ends[value][0]
         hub = self._new_star(network, value, source[0])
@@ -201,7 +225,7 @@ class Joint:
         closure = self.model.closures[value]
         return np.asarray(closure.fitting[closure.partial])
 
-    def _chain(self, network: Network, value: int, source: _End, readers: Sequence[_End]) -> None:
+    def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
         before, at = source[0], self._read(source)
         for reader in readers[:-1]:
@@ -215,22 +239,3 @@ class Joint:
         """The most that one move of a value can cost."""
         costs = self.model.closures[value].costs
         return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)
-
-    def _tight(self, value: int, rows: Assignment) -> list[tuple[_End, ...]]:
-        """Pairs of readers whose tree costs as much as everyone's in the plan ``rows``; all if none does."""
-        closure, readers = self.model.closures[value], self._ends[value][1:]
-        own, *read = (int(self.model.layout_ids(n, p, rows[n])) for n, p in self._ends[value])
-        whole = tree(closure.costs, closure.inner, own, read)[0]
-        pairs = list(combinations(range(len(readers)), 2))
-        costs = (tree(closure.costs, closure.inner, own, [read[i], read[j]])[0] for i, j in pairs)
-        tight = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= whole]
-        return [(readers[i], readers[j]) for i, j in tight or pairs]
-
-    def _parts(self, value: int, rows: Assignment) -> tuple[float, ...]:
-        """The part of each reader's own moves that counts: more for those that move in the plan ``rows``."""
-        source, *readers = self._ends[value]
-        own, *read = (int(self.model.layout_ids(n, p, rows[n])) for n, p in (source, *readers))
-        moving = [layout != own for layout in read]
-        if 0 < sum(moving) < len(read):
-            return tuple(1 / sum(moving) if moves else 0.0 for moves in moving)
-        return (1 / (len(read) - 1),) * len(read)

@@ -1,19 +1,19 @@
-"""The search: messages point to a plan, a certificate says how good it is, sweeps improve what it leaves open.
+"""The search: messages point to a plan, a certificate says how good it is, rounds of both close the gap between them.
 
 Messages see all axes jointly and end within 1% of the optimum on training steps of any depth, but
-may settle badly where a few operations disagree; a sweep decides one mesh axis exactly. What shares moves
-otherwise than the network has it is polished at last.
+may settle badly where a few operations disagree; a sweep decides one mesh axis exactly. Steps of up to some
+ten thousand operations then go through rounds that prove the plan, or find the better one (``closing``).
 
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
-neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, then two
-axes move and the others stay. If they can be looked at once, messages give the first plan and the bound.
+neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, as if there
+were only two, then two axes move and the others stay. If they can be looked at once, that gives the bound.
 """
 
 from collections.abc import Iterator
 from itertools import combinations
 
 from meshdsl.planner.bound import Certificate
-from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.closing import FIRST_TREES, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
@@ -21,7 +21,6 @@ from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
-from meshdsl.planner.polish import polished
 from meshdsl.planner.projection import projections
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
@@ -30,70 +29,73 @@ _ROUNDS = 3  # sweeps over all axes
 _WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
 _LEAST, _MOST = 64, 192  # passes
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
-_GAP, _OPEN = 1e-2, 2e-2  # gaps: good enough; large enough to sweep
+_GAP = 1e-2  # large enough to sweep
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
-_ONCE = 20_000_000  # ... and once, for the certificate
+_ONCE = 50_000_000  # ... and once, for the certificate
+_CLOSED, _NEARBY = (
+    8_000_000,
+    2_000_000,
+)  # entries of a network up to which the gap is closed: once, and per neighbourhood
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_STALLED, _TIED = 2e-4, 1e-9
-_FEW = 4_000  # states of nodes that are polished
-_FORKS = 32  # readers of which each may come first
+_STALLED = 2e-4
 
 
 def search(model: Model) -> tuple[Choice, float]:
     """The best plan found, memory aside, and seconds that no plan can undercut."""
     evaluator = Evaluator(model)
-    if _jointly(model, _ONCE):
-        best, bound = _proved(Joint(model), evaluator)
-        if not _jointly(model, _JOINTLY) and bound < (1 - _GAP) * best.cost:
-            best = evaluator.exact(min((best, *plans(model, evaluator, best)), key=lambda choice: choice.cost))
+    best = evaluator.evaluate(model.whole)
+    if _jointly(model, _JOINTLY):
+        joint = Joint(model)
+        best, bound = _proved(joint, joint.plans(), evaluator, best)
     else:
-        best = evaluator.exact(min(plans(model, evaluator), key=lambda choice: choice.cost))
-        bound = sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+        for groups in _neighbourhoods(model.wide, True):
+            model.focus(groups, best.rows)
+            best = _near(model, groups, evaluator, best)
+        model.focus()
+        best, bound = _bounded(model, evaluator, best)
     safe = bound - TIES - 1e-9 * abs(bound)  # sums of floats round
     return best, max(0.0, model.scale.seconds(min(safe, best.cost)))
 
 
-def _proved(joint: Joint, evaluator: Evaluator) -> tuple[Choice, float]:
-    """Where the messages point, with its bound; swept if that leaves much open."""
-    network, model = joint.plans(), joint.model
-    start = _pointed_to(network, evaluator.evaluate(model.whole).cost)
+def _bounded(model: Model, evaluator: Evaluator, best: Choice) -> tuple[Choice, float]:
+    """A plan as good, or better, and a bound, on a mesh of many axes."""
+    if _layouts(model) > _ONCE:
+        return best, sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+    certificate = Certificate(Joint(model), best, FIRST_TREES)
+    _raised(certificate, evaluator)
+    return closed(certificate, evaluator)
+
+
+def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice) -> Choice:
+    """The best plan found among those that are in question."""
+    joint = Joint(model)
+    network = joint.plans()
+    if network.entries <= _NEARBY:
+        return _proved(joint, network, evaluator, best)[0]
+    found = _plans_near(joint, groups, evaluator, best)
+    return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
+
+
+def _proved(joint: Joint, network: Network, evaluator: Evaluator, known: Choice) -> tuple[Choice, float]:
+    """Where the messages point, with its bound; swept and closed if that leaves much open."""
+    model = joint.model
+    start = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
-    certificate = Certificate(joint, best)
-    bound = _raised(certificate)
-    if certificate.gap >= _OPEN:
+    few = network.entries <= _CLOSED
+    certificate = Certificate(joint, best, FIRST_TREES if few else 0)
+    _raised(certificate, evaluator)
+    if certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
-        if better.cost < best.cost:
-            start, certificate.best = swept, better
-            bound = _raised(certificate)
-    if certificate.gap > _TIED:
-        found = certificate.best
-        if network.entries < _SMALL and len(joint.chains) <= _FORKS:
-            found = _rechained(joint, start, found, evaluator)
-        certificate.best = evaluator.exact(polished(model, evaluator, found, _FEW))
-    return certificate.best, bound
+        if better.cost < certificate.best.cost:
+            certificate.best = better
+            _raised(certificate, evaluator)
+    best, bound = closed(certificate, evaluator) if few else (certificate.best, certificate.bound)
+    return (known if known.cost < best.cost else best), bound
 
 
-def _rechained(joint: Joint, start: States, best: Choice, evaluator: Evaluator) -> Choice:
-    """The best plan of small networks whose chains begin with one reader or another, value by value."""
-    first: dict[int, int] = {}
-    for value, reader in joint.chains:
-        network = joint.plans({**first, value: reader})
-        found = evaluator.evaluate(joint.rows(_eliminated(network, start)))
-        if found.cost < best.cost:
-            best, first[value] = found, reader
-    return best
-
-
-def _eliminated(network: Network, start: States) -> States:
-    """The best states of a small network; where it is wide, some stay where they are."""
-    domains, tables = network.listed()
-    found = eliminate(domains, tables, [start[v] for v in network.order], _NARROW)
-    return network.decode(dict(zip(network.order, found.states.tolist(), strict=True)))
-
-
-def _raised(certificate: Certificate) -> float:
+def _raised(certificate: Certificate, evaluator: Evaluator | None = None) -> float:
     """The bound after as many passes of messages as are affordable and help."""
     left, passes = _affordable(certificate.work), _AT_A_TIME
     while left > 0 and certificate.gap >= _GAP:
@@ -103,7 +105,7 @@ def _raised(certificate: Certificate) -> float:
         if before - certificate.gap < _STALLED:
             break
     if certificate.gap >= _GAP and certificate.work < _MIDDLE:
-        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE)
+        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
     return certificate.bound
 
 
@@ -125,8 +127,12 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> li
 
 def _jointly(model: Model, most: int) -> bool:
     """Whether the states of all mesh axes can be looked at together, with so many pairs of layouts at most."""
-    layouts = sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
-    return len(model.wide) <= 2 or layouts <= most
+    return len(model.wide) <= 2 or _layouts(model) <= most
+
+
+def _layouts(model: Model) -> int:
+    """Pairs of layouts, over all values."""
+    return sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
 
 
 def _every_axis(model: Model) -> Groups:

@@ -64,6 +64,31 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
             assert bound == pytest.approx(cost) == paid
 
 
+@pytest.mark.parametrize("mesh", [ONE, TWO], ids=str)
+@pytest.mark.parametrize("readers", [3, 4, 5])
+def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, readers):
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model = many_readers(readers)(mesh)
+    joint, evaluator = Joint(model), Evaluator(model)
+    rng = np.random.default_rng(readers)
+    for _ in range(5):
+        chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(joint.states)}
+        cost = evaluator.evaluate(joint.rows(chosen)).cost
+        assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40), chosen) == cost
+
+
+def test_states_that_are_left_are_those_of_the_model():
+    model = many_readers(3)(TWO)
+    whole = Joint(model)
+    kept = {n: np.arange(0, len(states.cost), 2) for n, states in enumerate(whole.states)}
+    some = Joint(model, kept)
+    assert all((a.rows == b.rows[kept[n]]).all() for n, (a, b) in enumerate(zip(some.states, whole.states)))
+    network = some.bounds(Evaluator(model).evaluate(model.whole), 1 << 18)
+    v = next(v for v in network.unary if v < len(whole.states) and network.unary[v].size > 2)
+    network.restrict(v, np.array([1, 2]))
+    assert some.left(network)[v].tolist() == kept[v][1:3].tolist()
+
+
 @pytest.mark.parametrize("readers", [1, 3])
 def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(monkeypatch, readers):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
