@@ -16,9 +16,9 @@ axes did not split the tensor. Blocks nest, major axis first, so an axis can lea
 while it is the minor-most there, and it enters a dim as the new minor-most one; anything else
 would permute rows. Several axes may move at once: that is one collective over their product.
 
-Seconds are ``latency + bytes / bandwidth``. A collective over axes of different speed is priced
-by its hierarchical form, in which the slow axis carries only what the fast one has left over;
-with equal speeds that is the flat form. Local moves cost memory traffic.
+Seconds are ``latency + bytes / bandwidth``, or what a link takes for short messages if that is less. A collective
+over axes of different speed is priced by its hierarchical form, in which the slow axis carries only what the fast one
+has left over; with equal speeds that is the flat form. Local moves cost memory traffic.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +30,7 @@ from math import prod
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
+from meshdsl.layouts.topology import Link
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 LOCAL = ("slice", "pad", "keep-first")
@@ -59,8 +60,24 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Price:
+    """What bytes cost: ``sent`` for each, and the least of ``lines``, each of fixed seconds and seconds per byte."""
+
+    sent: float
+    lines: tuple[tuple[float, float], ...]
+
+    def seconds(self, size: float) -> float:
+        """Of so many bytes."""
+        return min(fixed + per_byte * size for fixed, per_byte in self.lines)
+
+    def times(self, factor: float, more: float = 0.0) -> "Price":
+        """By bytes of which there are so many for each of these, and with more seconds for each."""
+        return Price(self.sent * factor, tuple((fixed, each * factor + more) for fixed, each in self.lines))
+
+
+@dataclass(frozen=True)
 class Arc:
-    """A move for tensors of any size: ``sent`` and ``per_byte`` are per byte of the whole tensor."""
+    """A move for tensors of any size, with its price by the bytes of the whole tensor."""
 
     kind: str
     axes: tuple[str, ...]
@@ -68,14 +85,12 @@ class Arc:
     target: Placement
     before: Layout
     after: Layout
-    sent: float
-    fixed: float
-    per_byte: float
+    price: Price
 
     def of(self, size: int) -> Move:
         """The move of a tensor of ``size`` bytes."""
         ends = (self.source, self.target, self.before, self.after)
-        return Move(self.kind, self.axes, *ends, round(self.sent * size), self.fixed + self.per_byte * size)
+        return Move(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
 
 
 def moves(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[Move]:
@@ -192,43 +207,44 @@ def _arc(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
 ) -> Arc:
     held = state.held(axes)
-    sent, fixed, per_byte = rate(kind, axes, source, target, state.mesh)
     ends = (source, target, state.layout, after or state.to(axes, target))
-    return Arc(kind, axes, *ends, sent * held, fixed, per_byte * held)
+    return Arc(kind, axes, *ends, rate(kind, axes, source, target, state.mesh).times(held))
 
 
-def rate(
-    kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh
-) -> tuple[float, float, float]:
-    """(bytes sent, fixed seconds, seconds per byte) of a move, per byte that one device would hold without ``axes``."""
-    sent, fixed, per_byte = _price(kind, axes, source, mesh)
-    return sent, fixed, per_byte + _copied(kind, axes, (source, target), mesh)
+def rate(kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh) -> Price:
+    """The price of a move, by the bytes that one device would hold without ``axes``."""
+    return _price(kind, axes, source, mesh).times(1.0, _copied(kind, axes, (source, target), mesh))
 
 
-def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> tuple[float, float, float]:
-    """(bytes sent, fixed seconds, seconds per byte), per byte of the block that one device gives a collective."""
+def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
+    """The price of a collective, by the bytes of the block that one device gives it."""
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else prod(mesh.axis(name) for name in axes)
-    sent, fixed, per_byte = _price(kind, axes, P if reduces else Split(0), mesh)
-    return sent * given, fixed, per_byte * given
+    return _price(kind, axes, P if reduces else Split(0), mesh).times(given)
 
 
 @cache
-def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> tuple[float, float, float]:
-    """(bytes sent, fixed seconds, seconds per byte), the latter two per byte of ``n``."""
+def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> Price:
+    """By the bytes ``n``."""
     k = prod(mesh.axis(name) for name in axes)
     if kind in LOCAL:
         written = 1 / k if kind == "slice" else 1.0
-        return 0.0, 0.0, written / mesh.topology.memory_bandwidth
+        return Price(0.0, ((0.0, written / mesh.topology.memory_bandwidth),))
     links = mesh.topology.axis_links(mesh)
-    latency = max(links[name].latency for name in axes)
+    used = [(links[name], mesh.axis(name)) for name in axes]
+    ways = [used, [(link.for_short, size) for link, size in used]]
+    share = 1 / k if kind == "collective-permute" else _share(kind, source, k) * (k - 1) / k
+    return Price(share, tuple(dict.fromkeys(_line(kind, source, k, way) for way in ways)))
+
+
+def _line(kind: str, source: Placement, k: int, used: Sequence[tuple[Link, int]]) -> tuple[float, float]:
+    """Seconds and seconds per byte over these links."""
+    latency = max(link.latency for link, _ in used)
     if kind == "collective-permute":
-        return 1 / k, latency, 1 / k / min(links[name].bandwidth for name in axes)
-    share = _share(kind, source, k)
+        return latency, 1 / k / min(link.bandwidth for link, _ in used)
     apart = kind == "all-to-all"  # every pair of devices exchanges something else
-    speeds = [links[name].bandwidth if apart else links[name].gathering for name in axes]
-    steps = sorted(zip(speeds, (mesh.axis(name) for name in axes), strict=True), reverse=not apart)
-    return share * (k - 1) / k, latency, share * _hierarchical(steps)
+    speeds = [(link.bandwidth if apart else link.gathering, size) for link, size in used]
+    return latency, _share(kind, source, k) * _hierarchical(sorted(speeds, reverse=not apart))
 
 
 @cache

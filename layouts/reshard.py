@@ -50,7 +50,7 @@ def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsiz
         if (seconds, steps) > best[stop]:
             continue
         for arc, to in within.arcs(stop[0]):
-            onward, reached = (to, makes_partial(arc)), (seconds + arc.fixed + arc.per_byte * size, steps + 1)
+            onward, reached = (to, makes_partial(arc)), (seconds + arc.price.seconds(size), steps + 1)
             if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not within.fits(to, shape):
                 continue
             best[onward], came[onward] = reached, (stop, arc)

@@ -33,6 +33,7 @@ class Link:
         that of one dim, both ways around (Austin et al., How to Scale Your Model, 2025, TPUs).
       shared: bytes per second of one device's gathers and reductions where devices that are joined already share what
         each has over this link, as rings do that pass through every adapter of a node; 0 is as ``bandwidth``.
+      short: latency and bandwidth of another way that is faster for short messages; empty if there is none.
       ring: on a torus, an axis is a ring if this divides its size; any other is a line, with half the bandwidth.
     """
 
@@ -42,10 +43,13 @@ class Link:
     torus: tuple[int, ...] = ()
     ring: int = 1
     shared: float = 0.0
+    short: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what is no cost."""
         check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices", "shared"))
+        if self.short and not (len(self.short) == 2 and all(_is_cost(n) and n for n in self.short)):
+            raise ArgumentError(f"short={self.short!r} is no latency and bandwidth above 0, such as [2e-5, 1e10]")
         if not (isinstance(self.torus, tuple) and all(isinstance(n, int) and n > 0 for n in self.torus)):
             raise ArgumentError(f"torus={self.torus!r} is no list of lengths, such as [16, 16]")
         if self.torus and prod(self.torus) != self.devices:
@@ -55,6 +59,13 @@ class Link:
     def gathering(self) -> float:
         """Bytes per second of gathers and reductions."""
         return self.shared or self.bandwidth
+
+    @property
+    def for_short(self) -> "Link":
+        """The link as it is for short messages."""
+        return (
+            replace(self, latency=self.short[0], bandwidth=self.short[1], shared=0.0, short=()) if self.short else self
+        )
 
     def along(self, size: int, dims: int) -> "tuple[Link, int]":
         """What an axis of ``size`` devices runs over where ``dims`` dims of the torus are taken, and the dims it takes.
@@ -207,8 +218,8 @@ def read_topology(data: dict[str, Any]) -> Topology:
 
 
 def _link(table: dict[str, Any]) -> Link:
-    torus = table.get("torus", ())
-    return Link(**{**table, "torus": tuple(torus) if isinstance(torus, list) else torus})
+    values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in table.items()}
+    return Link(**values)
 
 
 def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:

@@ -38,7 +38,7 @@ def topology_text(topology: Topology) -> str:
 
 
 def _link(link: Link) -> list[str]:
-    hidden = {"shared"} if not link.shared else set()
+    hidden = {name for name in ("shared", "short") if not getattr(link, name)}
     hidden |= {"torus", "ring"} if not link.torus else set()
     known = [f.name for f in fields(Link) if f.name not in hidden]
     return [f"{name} = {_toml(getattr(link, name))}" for name in known]

@@ -5,11 +5,14 @@ python -m bench.published --kept predictions.jsonl  # go on where an earlier run
 """
 
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.published import dgxc, maxtext, megatron, mosaic
 from bench.published.fit import fit
+from bench.published.page import write_page
 from bench.published.predict import predictions
+from bench.published.score import Scored, error
 
 TABLES = {
     "megatron_sc21_table1": megatron.sc21,
@@ -31,12 +34,18 @@ def main() -> None:
     if asked.fit:
         fit(case for name in asked.tables or TABLES for case in TABLES[name]())
         return
-    for name in asked.tables or TABLES:
-        for case, found in predictions(TABLES[name](), asked.kept):
-            error = found.seconds / case.measured - 1
-            half = "fitted" if case.fitted else "scored"
-            figures = f"{case.measured:8.3f} s {found.seconds:8.3f} s {error:+7.1%}, sent {found.sent:.2f} s"
-            print(f"{half} {case.label:64s} {figures}, planned in {found.planning:.0f} s", flush=True)
+    scored = list(_scored(asked.tables or TABLES, asked.kept))
+    if not asked.tables:
+        write_page(scored)
+
+
+def _scored(names: Iterable[str], kept: Path | None) -> Iterator[Scored]:
+    """Every row of these tables, printed as it comes."""
+    for case, found in predictions((case for name in names for case in TABLES[name]()), kept):
+        half = "fitted" if case.fitted else "scored"
+        figures = f"{case.measured:8.3f} s {found.seconds:8.3f} s {error((case, found)):+7.1%}, sent {found.sent:.2f} s"
+        print(f"{half} {case.label:64s} {figures}, planned in {found.planning:.0f} s", flush=True)
+        yield case, found
 
 
 if __name__ == "__main__":

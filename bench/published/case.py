@@ -52,6 +52,10 @@ class Case:
         """Whether the efficiency of the hardware is fitted on the row: on every other, from the first on."""
         return self.number % 2 == 0
 
+    def per_token(self, seconds: float) -> float:
+        """Seconds of one device for one token."""
+        return seconds * md.Mesh.parse(self.mesh).size / (self.batch * self.config.seq)
+
     @property
     def program(self) -> md.Program:
         """The training step."""

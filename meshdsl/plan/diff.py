@@ -95,7 +95,8 @@ def _made_for(plan: Plan) -> Iterator[tuple[str, str]]:
 def _speeds(plan: Plan) -> str:
     """The speeds of a topology, which a measured one has of its own."""
     t = plan.topology
-    return " ".join(f"{link.latency:g}s+{link.bandwidth:g}B/s" for link in (*t.links, *dict(t.axes).values()))
+    links = [way for link in (*t.links, *dict(t.axes).values()) for way in dict.fromkeys((link, link.for_short))]
+    return " ".join(f"{link.latency:g}s+{link.bandwidth:g}B/s" for link in links)
 
 
 def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:

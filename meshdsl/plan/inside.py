@@ -61,8 +61,8 @@ def _collectives(op: Op, graph: Graph, e: Exchange, solution: Solution) -> Itera
         if e.dim is not None and part.stop:
             block[e.dim] = part.stop - part.start
         given, over = prod(block) * value.itemsize, tuple(axes[i] for i in part.axes)
-        sent, fixed, per_byte = price(part.kind, over, mesh)
-        found = Inside(op, graph, e, value, part.kind, over, round(sent * given), fixed + per_byte * given)
+        cost = price(part.kind, over, mesh)
+        found = Inside(op, graph, e, value, part.kind, over, round(cost.sent * given), cost.seconds(given))
         piece = (value.id, layout, axes, part) if part.distance else (op.id, e, part)
         yield piece, found
 

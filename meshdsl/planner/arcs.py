@@ -32,7 +32,10 @@ def code(placed: Placement, rank: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """Moves: from, to, the price's parts, ties, whether they make the value partial, whether they are collectives."""
+    """Moves: from, to, the price's lines, ties, whether they make the value partial, whether they are collectives.
+
+    ``fixed`` and ``per_byte`` have a row per move and a column per line, of which the cheapest counts.
+    """
 
     source: Ids
     target: Ids
@@ -78,7 +81,8 @@ class Arrays:
         return np.asarray((codes * count + places) @ base)
 
     def _all(self) -> Iterator[tuple[NDArray[np.generic], ...]]:
-        yield tuple(np.zeros(0, dtype=kind) for kind in (np.intp, np.intp, float, float, float, np.bool_, np.bool_))
+        line = np.zeros((0, 2))
+        yield np.zeros(0, np.intp), np.zeros(0, np.intp), line, line, np.zeros(0), *[np.zeros(0, np.bool_)] * 2
         wide = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         for axes in chain.from_iterable(combinations(wide, count) for count in range(1, len(wide) + 1)):
             for source in range(self.rank + 1 + len(self.within.reductions)):
@@ -133,11 +137,16 @@ class Arrays:
         to = self._by_key[at]
         known = self._keys[to] == keys
         here, to = here[known], to[known]
-        _, fixed, per_byte = rate(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh)
+        lines = rate(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh).lines
+        fixed, per_byte = np.array([lines[0], lines[-1]]).T
         others = [axis for axis in range(len(self.mesh.sizes)) if axis not in axes]
         sizes = np.where(self.codes[here][:, others] < self.rank, np.array(self.mesh.sizes)[others], 1)
         sends, count = kind in COLLECTIVES, np.ones(len(here))
-        price = fixed * count, per_byte / sizes.prod(axis=1), (COLLECTIVE_TIE if sends else MOVE_TIE) * count
+        price = (
+            count[:, None] * fixed,
+            per_byte / sizes.prod(axis=1)[:, None],
+            (COLLECTIVE_TIE if sends else MOVE_TIE) * count,
+        )
         return here, to, *price, np.full(len(here), kind in ("pad", "keep-first")), np.full(len(here), sends)
 
 

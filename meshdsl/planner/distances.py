@@ -65,7 +65,7 @@ class Distances:
         fit = np.zeros(len(self.codes), dtype=np.bool_)
         fit[self.fitting] = True
         usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target] & (self._sent | ~arcs.sends)
-        price = self.scale.pack(arcs.fixed + arcs.per_byte * self.bytes, arcs.tie)
+        price = self.scale.pack((arcs.fixed + arcs.per_byte * self.bytes).min(axis=1), arcs.tie)
         return arcs.source[usable], arcs.target[usable], price[usable]
 
     @cached_property

@@ -57,11 +57,11 @@ def _seconds(
     parts = e.parts(extent, sizes) if extent else None
     if parts is None:
         return np.inf
-    fixed, per_byte = 0.0, 0.0
-    for part in parts:
-        _, latency, spent = price(part.kind, tuple(axes[i] for i in part.axes), mesh)
-        fixed += latency
-        per_byte += spent * ((part.stop - part.start) / extent if part.stop else 1.0)
     split = np.array([isinstance(row.outputs[e.port], Split) for row in rows])
-    blocks = [np.where(split, 1.0 / size, 1.0) for size in mesh.sizes]
-    return fixed + per_byte * prod(shape) * itemsize * np.asarray(reduce(np.multiply.outer, blocks))
+    blocks = reduce(np.multiply.outer, [np.where(split, 1.0 / size, 1.0) for size in mesh.sizes])
+    total = np.zeros_like(blocks)
+    for part in parts:
+        given = prod(shape) * itemsize * blocks * ((part.stop - part.start) / extent if part.stop else 1.0)
+        lines = price(part.kind, tuple(axes[i] for i in part.axes), mesh).lines
+        total += reduce(np.minimum, [fixed + per_byte * given for fixed, per_byte in lines])
+    return np.asarray(total)

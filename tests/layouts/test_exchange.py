@@ -73,5 +73,5 @@ def test_prices_are_those_of_moves(axes):
         for move in moves(source, shape, 4, mesh):
             if move.axes == axes and move.kind in COLLECTIVES and move.target in (S(0), B):  # blocks are contiguous
                 given = 16 * 24 * 4 if move.source is P else block
-                sent, fixed, per_byte = price(move.kind, axes, mesh)
-                assert (round(sent * given), fixed + per_byte * given) == (move.bytes, pytest.approx(move.seconds))
+                cost = price(move.kind, axes, mesh)
+                assert (round(cost.sent * given), cost.seconds(given)) == (move.bytes, pytest.approx(move.seconds))

@@ -15,6 +15,14 @@ MESHES = [
 ]
 
 
+SIZES = (1.0, 1e9)
+
+
+def _priced(found):
+    """Seconds of all moves, for a short and a long message."""
+    return [(found.fixed + found.per_byte * size).min(axis=1) for size in SIZES]
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 @pytest.mark.parametrize("reductions", [(), ("sum",), ("sum", "max")], ids=str)
@@ -24,10 +32,10 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
     within = Space(mesh, rank, reductions)
     found = arrays(within).arcs
     bulk = sorted(
-        zip(found.source.tolist(), found.target.tolist(), found.fixed, found.per_byte, found.partial, strict=True)
+        zip(found.source.tolist(), found.target.tolist(), *map(list, _priced(found)), found.partial, strict=True)
     )
     single = sorted(
-        (i, to, arc.fixed, arc.per_byte, makes_partial(arc))
+        (i, to, *map(arc.price.seconds, SIZES), makes_partial(arc))
         for i in range(len(within.layouts))
         for arc, to in within.arcs(i)
     )

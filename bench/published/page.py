@@ -1,0 +1,102 @@
+"""docs/predictions.md and its plot, from scored rows."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.published import dgxc, maxtext, mosaic
+from bench.published.case import rows
+from bench.published.plot import scatter
+from bench.published.score import Scored, error, errors, kendall
+from bench.report import table, versions
+from meshdsl.layouts.topology import topology
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, PLOT, TEXT = DOCS / "predictions.md", DOCS / "predictions.svg", Path(__file__).parent / "introduction.md"
+ERRORS = (
+    "table",
+    "hardware",
+    "fitted rows",
+    "median, 90th percentile",
+    "scored rows",
+    "median, 90th percentile",
+    "goal",
+)
+RANKS = ("table", "half", "pairs ranked right", "wrong", "Kendall tau", "goal")
+ROWS = ("row", "measured", "predicted", "error", "not hidden: planned one after the other", "of that sent", "gap")
+LEFT = ("table", "rows", "why they are not scored")
+GOAL, MOST, TAU = 0.10, 0.25, 0.8
+_WORST = 12
+
+
+def write_page(scored: Sequence[Scored]) -> None:
+    """Write both files."""
+    tables = list(dict.fromkeys(case.table for case, _ in scored))
+    PLOT.write_text(scatter(scored, tables))
+    worst = sorted((row for row in scored if not row[0].fitted), key=lambda row: -abs(error(row)))[:_WORST]
+    parts = [
+        TEXT.read_text().rstrip(),
+        "## Errors\n",
+        table(ERRORS, [_errors(name, hardware, scored) for name, hardware in _groups(scored)]),
+        "\n![predicted against measured](predictions.svg)\n",
+        "## Ranking\n",
+        table(RANKS, [_ranks(name, half, scored) for name in tables for half in (True, False)]),
+        "\n## The worst scored rows\n",
+        table(ROWS, [_row(row) for row in worst]),
+        "\n## What is not scored\n",
+        table(LEFT, list(_left())),
+        "\n## Every row\n",
+        *(f"### {name}\n\n{table(ROWS, [_row(row) for row in scored if row[0].table == name])}\n" for name in tables),
+        f"`python -m bench.published` ({versions()}).",
+    ]
+    PAGE.write_text("\n".join(parts) + "\n")
+
+
+def _groups(scored: Iterable[Scored]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((case.table, case.hardware) for case, _ in scored))
+
+
+def _errors(name: str, hardware: str, scored: Iterable[Scored]) -> list[object]:
+    here = [row for row in scored if (row[0].table, row[0].hardware) == (name, hardware)]
+    halves = [[row for row in here if row[0].fitted is half] for half in (True, False)]
+    fitted, judged = map(errors, halves)
+    met = judged.errors and judged.median <= GOAL and judged.most <= MOST
+    known = topology(hardware)
+    curve = f"{hardware}: {known.flops16 / 1e12:.0f} TFLOP/s, half side {known.half_side:g}"
+    return [
+        name,
+        curve,
+        len(halves[0]),
+        fitted,
+        len(halves[1]),
+        judged,
+        "met" if met else "missed" if judged.errors else "",
+    ]
+
+
+def _ranks(name: str, half: bool, scored: Iterable[Scored]) -> list[object]:
+    right, wrong = kendall([row for row in scored if row[0].table == name and row[0].fitted is half])
+    if right + wrong == 0:
+        return [name, "fitted" if half else "scored", 0, 0, "", ""]
+    tau = (right - wrong) / (right + wrong)
+    return [name, "fitted" if half else "scored", right, wrong, f"{tau:.2f}", "met" if tau >= TAU else "missed"]
+
+
+def _row(row: Scored) -> list[object]:
+    case, found = row
+    half = " (fitted)" if case.fitted else ""
+    seconds = (f"{x:.3f} s" for x in (case.measured, found.seconds))
+    return [
+        case.label + half,
+        *seconds,
+        f"{error(row):+.1%}",
+        f"{found.planned:.3f} s",
+        f"{found.sent:.3f} s",
+        f"{found.gap:.1%}",
+    ]
+
+
+def _left() -> Iterable[list[object]]:
+    for module in (dgxc, maxtext, mosaic):
+        counts = Counter(reason for row in rows(module.TABLE) if (reason := module.reason(row)))
+        yield from ([module.TABLE, number, why] for why, number in counts.items())
