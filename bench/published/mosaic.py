@@ -38,7 +38,7 @@ def _case(number: int, row: dict[str, str]) -> Case:
     model, seq, gpus = row["model"], int(row["seqlen_t"]), int(row["gpus"])
     layers, width, heads = SIZES[model]
     remat = "all" if row["activation_checkpointing"] == "True" else "none"
-    config = Config(layers, width, heads, seq=seq, vocab=50368, remat=remat, dtype="bfloat16", attend="fused")
+    config = Config(layers, width, heads, seq=seq, vocab=50368, remat=remat, dtype="bfloat16", attend="masked")
     measured = float(row["globalbatchsize_t"]) / float(row["throughput_t_s"])
     batch = round(int(row["globalbatchsize_t"]) / seq)
     label = f"{model} seq{seq} {row['gpu']} x{gpus} mbs{row['microbatchsize']} gbs{batch}{' remat' * (remat == 'all')}"
