@@ -13,9 +13,9 @@ Training steps of other people's libraries, written down by `make zoo`: loss, gr
 of `data=4,model=2`, the batch split over `data`, everything else left open. The models are small, to run on 8
 virtual CPU devices; `bench/zoo` builds them.
 
-* **worst error**: of all results, relative to the largest value of each, against the unsharded step; of mixture it is that of
-  the attention's biases, whose part for keys has no gradient but rounding, and Adam divides that by its own size (nudging the
-  arguments by a rounding error moves them by 2e-2)
+* **worst error**: of all results, relative to the largest value of each, against the unsharded step; of mixture it is
+  that of the attention's biases, whose part for keys has no gradient but rounding; Adam divides that by its own size
+  (nudging the arguments by a rounding error moves them by 2e-2)
 * **verified**: the compiled program communicates exactly what the plan says
 * **kB**: what one device sends per step, read from the compiled programs; a loop whose end the data decides
   counts as one trip

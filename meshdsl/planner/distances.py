@@ -26,16 +26,26 @@ class Distances:
 
     Args:
       sent: whether there are collectives among the moves, or only what every device does for itself.
+      apart: axes that split the tensor in every layout.
     """
 
     def __init__(
-        self, mesh: Mesh, shape: tuple[int, ...], itemsize: int, kinds: tuple[str, ...], scale: Scale, sent: bool = True
+        self,
+        mesh: Mesh,
+        shape: tuple[int, ...],
+        itemsize: int,
+        kinds: tuple[str, ...],
+        scale: Scale,
+        sent: bool = True,
+        apart: tuple[str, ...] = (),
     ) -> None:
         self.scale, self.bytes, self._sent = scale, prod(shape) * itemsize, sent
         self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
         self._arrays = arrays(self.space)
         self.codes = self._arrays.codes
-        self.fitting = np.flatnonzero((np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1))
+        divides = (np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1)
+        split = self.codes[:, [mesh.names.index(name) for name in apart]] < self.rank
+        self.fitting = np.flatnonzero(divides & split.all(axis=1))
         self._ids: dict[tuple[str, ...], Ids] = {}
         self._usable: dict[bool, _Moves] = {}
 

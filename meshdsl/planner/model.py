@@ -183,10 +183,10 @@ class Model:
     def _distances_of(self, value: int) -> Distances:
         n, p = self.problem.defined[value]
         tensor, kinds = self.nodes[n].ports[p].value, self._kinds(value)
-        sent = value not in self.problem.unsent
-        key = (tensor.shape, tensor.itemsize, kinds, sent)
+        sent, apart = value not in self.problem.unsent, self.problem.apart.get(value, ())
+        key = (tensor.shape, tensor.itemsize, kinds, sent, apart)
         if key not in self._distances:
-            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale, sent)
+            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale, sent, apart)
         return self._distances[key]
 
     def _kinds(self, value: int) -> tuple[str, ...]:
@@ -218,7 +218,8 @@ def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[i
 
 def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
     """Joint states that agree with what is stated for the node; None if nothing is."""
-    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *node.split)):
+    split = (name for _, axes in node.split for name in axes)
+    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
         return None
     masks = [_axis_mask(node, name, mesh) for name in mesh.names]
     found = masks[0]
@@ -230,7 +231,8 @@ def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
 def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     free = axis not in node.pin.axes or mesh.axis(axis) == 1
     stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
-    split = np.array([axis not in node.split or isinstance(row.outputs[0], Split) for row in node.rows])
+    ports = [p for p, axes in node.split if axis in axes]
+    split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
     return np.asarray(stated & split)
 
 

@@ -32,7 +32,7 @@ class Node:
       op: the operation it stands for, if any.
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
-      split: axes that split its first port, along whichever dim.
+      split: ports that axes have to split, along whichever dim.
     """
 
     ports: tuple[Port, ...]
@@ -42,7 +42,7 @@ class Node:
     trips: int = 1
     pin: Layout = FREE
     what: str = ""
-    split: tuple[str, ...] = ()
+    split: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     def placements(self, row: int) -> tuple[Placement, ...]:
         """Placement of every port in one row."""
@@ -55,6 +55,7 @@ class Problem:
 
     Args:
       unsent: ids of values that are never sent: constants, which every device makes for itself.
+      apart: per value id, axes that split it always, along whichever dim.
     """
 
     program: Program
@@ -64,6 +65,7 @@ class Problem:
     used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     trips: dict[int, int] = field(default_factory=dict)
     unsent: set[int] = field(default_factory=set)
+    apart: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def index(self) -> None:
         """Fill the tables by value id."""

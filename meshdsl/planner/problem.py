@@ -17,12 +17,14 @@ result, and defines the body's input and the loop's result, all in one layout, w
 partial: then it is reduced once, after the loop.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import materialised, work_of
 from meshdsl.planner.links import LINKS
@@ -39,19 +41,33 @@ _Known = dict[Hashable, tuple[Signature, ...]]  # tables by what they depend on
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
     problem = Problem(program, mesh, list(_nodes(program, pins)), unsent=made_on_the_spot(program.graph))
-    _keep_split(problem, split_stacks(program, pins, mesh))
     problem.index()
+    for stack in split_stacks(program, pins, mesh):
+        _keep_split(problem, stack)
     _count_trips(program.graph, problem.trips)
     drop_unreachable_partials(problem)
     _require_rows(problem)
     return problem
 
 
-def _keep_split(problem: Problem, stacks: Iterable[Stack]) -> None:
-    axes = {(stack.op.id, stack.index): stack.axes for stack in stacks}
-    for node in problem.nodes:
-        reader = node.ports[0].reader if node.ports else None
-        node.split = axes.get(reader, ()) if reader else ()
+def _keep_split(problem: Problem, stack: Stack) -> None:
+    """No layout puts all of a stack on a device; if a reader has none that splits it, its scan alone keeps it split."""
+    ports = [at for v in stack.values for at in (problem.defined[v], *problem.used.get(v, ()))]
+    whole = all(_splits(problem.nodes[n], p, stack.axes, problem.mesh) for n, p in ports)
+    for n, p in ports:
+        node = problem.nodes[n]
+        if whole or node.ports[p].reader == (stack.op.id, stack.index):
+            node.split = (*node.split, (p, stack.axes))
+    if whole:
+        problem.apart.update(dict.fromkeys(stack.values, stack.axes))
+
+
+def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
+    """Whether the axes can split a port of a node."""
+    shape, size = node.ports[port].value.shape, prod(map(mesh.axis, axes))
+    dims = {at.dim for row in node.rows if isinstance(at := row.outputs[port], Split) and row.size % size == 0}
+    stated = all(isinstance(node.pin.on(axis), Split) for axis in axes if axis in node.pin.axes)
+    return stated and any(shape[dim] % size == 0 for dim in dims)
 
 
 def _nodes(program: Program, pins: Pins) -> Iterator[Node]:

@@ -6,7 +6,8 @@
 To gather the whole stack before the loop is one collective, so it would often be the fastest plan,
 but who splits a stack by layer says that no device is to hold all of it. So the loop reads it
 split over the same axes along another dim: the stack is exchanged once, all-to-all, and each trip
-gathers, or sums over, one layer. Stacks of vectors are small, and free.
+gathers, or sums over, one layer. Nor is it whole on its way there, or where others read it, if they have
+rows that split it. Stacks of vectors are small, and free.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,8 @@ _Stated = Mapping[int, tuple[str, tuple[str, ...]]]  # by value id: path and axe
 def split_stacks(program: Program, pins: Pins, mesh: Mesh) -> list[Stack]:
     """The stacks that have to stay split over their axes along any dim."""
     leaves = zip(program.inputs, program.graph.inputs, pins.inputs, strict=True)
-    stated = {value.id: (leaf.path, pin.splitting(0)) for leaf, value, pin in leaves if pin.splitting(0)}
+    split = ((leaf, value, tuple(a for a in pin.splitting(0) if mesh.axis(a) > 1)) for leaf, value, pin in leaves)
+    stated = {value.id: (leaf.path, axes) for leaf, value, axes in split if axes}
     return list(_read(program.graph, stated, mesh)) if stated else []
 
 

@@ -25,11 +25,14 @@ def merge_common(graph: Graph) -> Graph:
 def _merged(graph: Graph, table: Table) -> Graph:
     """Likewise, with values that are known to be others."""
     seen: dict[Any, Op] = {}
+    stated: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
         op, twice = _each_once(_in_bodies(substitute(op, table)))
         first = seen.setdefault(expression(op), op)
-        known = op.inputs[1:2] if _has_one_case(op) else first.outputs
+        known = op.inputs[1:2] if _has_one_case(op, stated) else first.outputs
+        if op.name == "constrain":
+            stated[op.outputs[0].id] = look_up(op.inputs[0], stated)
         if known is op.outputs:
             ops.append(op)
         table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
@@ -75,8 +78,9 @@ def _each_once(op: Op) -> tuple[Op, Table]:
     return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params), twice
 
 
-def _has_one_case(op: Op) -> bool:
-    return op.name == "select_n" and len(set(map(_operand, op.inputs[1:]))) == 1
+def _has_one_case(op: Op, stated: Table) -> bool:
+    """Whether all cases are one value, its layout stated or not."""
+    return op.name == "select_n" and len({_operand(look_up(x, stated)) for x in op.inputs[1:]}) == 1
 
 
 def expression(op: Op) -> Any:

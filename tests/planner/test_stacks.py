@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import meshdsl as md
 from tests.planner.test_loop_cases import array, checked
@@ -48,16 +49,22 @@ def test_a_stack_cast_inside_a_loop_of_microbatches_is_not_gathered_either():
     assert any("never gathers all of it" in note for note in plan.notes)
 
 
-def test_nothing_is_said_of_a_stack_that_is_whole_on_its_way():
-    """Known to be possible where latency is all that counts: one gather, then each device cuts out its columns."""
+@pytest.mark.parametrize("layers, size", [(4, 16), (8, 16), (8, 32), (4, 64)])
+@pytest.mark.parametrize("pins", [{"ws": "x=S(0)"}, {"ws": "x=S(0)", "x": "y=S(0)"}], ids=str)
+def test_not_even_on_its_way_where_latency_is_all_that_counts(layers, size, pins):
+    """One gather, after which each device cuts out its columns, would be the fastest."""
+    plan = md.parallelize(trained_layers, MESH, pins).plan(array(0, layers, size, size), array(1, size, size))
+    stacks = [c for c in plan.collectives if c.kind == "all-gather" and c.shape == (layers, size, size)]
+    assert not any("x" in c.axes for c in stacks)
+    assert any(note.startswith("ws lies split by layer over x") for note in plan.notes)
 
-    def step(w, x):
-        return w - jax.grad(lambda w: jnp.mean(jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0] ** 2))(w)
 
-    pins = {"w": "x=S(0)", "x": "y=S(0)"}
-    plan = md.parallelize(step, md.Mesh(x=4, y=2), pins).plan(array(0, 8, 16, 16), array(1, 16, 16))
-    whole = [c for c in plan.collectives if c.kind == "all-gather" and c.shape == (8, 16, 16) and "x" in c.axes]
-    assert bool(plan.notes) != bool(whole)
+def test_who_asks_for_a_whole_stack_gets_it():
+    def step(ws, x):
+        return trained_layers(ws, x), md.constrain(ws, "x=B")
+
+    plan = md.parallelize(step, MESH, {"ws": "x=S(0)"}).plan(array(0, 8, 64, 64), array(1, 64, 64))
+    assert any(c.kind == "all-gather" and c.shape == (8, 64, 64) for c in plan.collectives)
 
 
 def test_a_stack_of_vectors_may_be_gathered():

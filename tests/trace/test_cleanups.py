@@ -163,7 +163,8 @@ def test_equal_operations_merge():
 
 def test_a_choice_between_equal_cases_is_no_choice():
     def step(x, asked):
-        return jnp.where(asked, x[0], x[:1][0]) + jnp.where(asked, x[0], x[1])
+        stated = jnp.where(asked, x[0], md.constrain(x[0], "x=S(0)"))
+        return jnp.where(asked, x[0], x[:1][0]) + jnp.where(asked, x[0], x[1]) + stated
 
     graph = trace(step, (X, jax.ShapeDtypeStruct((4,), bool))).graph
     assert names(graph).count("select_n") == 1
