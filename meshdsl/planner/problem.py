@@ -67,7 +67,7 @@ def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
     shape, size = node.ports[port].value.shape, prod(map(mesh.axis, axes))
     dims = {at.dim for row in node.rows if isinstance(at := row.outputs[port], Split) and row.size % size == 0}
     stated = all(isinstance(node.pin.on(axis), Split) for axis in axes if axis in node.pin.axes)
-    return stated and any(shape[dim] % size == 0 for dim in dims)
+    return stated and any(shape[int(dim)] % size == 0 for dim in dims)
 
 
 def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
