@@ -25,6 +25,7 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.value import Collective, Plan
+from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.node import Node, Port, Problem
 from meshdsl.planner.places import Places
@@ -158,7 +159,7 @@ def _sent(c: Collective) -> tuple[object, ...]:
 
 def _memory(plan: Plan, program: Program, donated: frozenset[int], limit: float) -> Iterator[str]:
     s = plan.solution
-    peak = Liveness(Places(program.graph), s.mesh, s.layouts, s.uses, s.trees, donated).peak().bytes
+    peak = Liveness(Placed(Places(program.graph), s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
     if peak > limit:
         said, allowed = bytes_text(plan.memory), bytes_text(limit)
         yield f"memory: {bytes_text(peak)} per device with what is donated here, {said} in the plan, {allowed} allowed"

@@ -14,6 +14,7 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Line, Span
 from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.places import Places
 from meshdsl.planner.solution import Solution
@@ -67,7 +68,7 @@ def make_spans(
       work: what computing takes.
     """
     s = solution
-    memory = Liveness(Places(program.graph), s.mesh, s.layouts, s.uses, s.trees, donated).points()
+    memory = Liveness(Placed(Places(program.graph), s.mesh, s.layouts, s.uses, s.trees), donated).points()
     spans: list[Span] = []
     for graph, op in walk(program.graph):
         seconds = work.seconds(op)

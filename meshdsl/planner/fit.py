@@ -11,6 +11,7 @@ from meshdsl.errors import PinError
 from meshdsl.ir import Graph
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
+from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
 from meshdsl.planner.places import Places
@@ -41,7 +42,8 @@ class Fitter:
         """The fullest point of a plan."""
         own, uses = layouts_of(self.model, choice.rows)
         trees = trees_of(self.model, choice)
-        return Liveness(self.places, self.model.problem.mesh, own, uses, trees, self.pins.donated).peak()
+        placed = Placed(self.places, self.model.problem.mesh, own, uses, trees)
+        return Liveness(placed, self.pins.donated).peak()
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""

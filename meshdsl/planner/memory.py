@@ -4,33 +4,16 @@ A copy of a value (in its own layout, or one made by moves) lives from the opera
 needs it to the last one that reads it. Arguments live through the whole step, and an output
 that replaces a donated argument takes its place. Values that are fused into their reader take
 no memory. A loop adds the peak of its body while it runs. What may lie in the same memory is
-told by ``planner/places.py``: a view adds to the life of what it views, and a result that is
-written over an operand ends the life of that one before its own begins.
+told by ``planner/places.py``, when copies live by ``planner/lives.py``.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 
-from meshdsl.ir import Graph, Op, Value
-from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import Move
-from meshdsl.planner.places import Body, Places
-
-Key = tuple[int, Layout]  # value id and layout: one copy
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One layout of one value, alive from operation ``first`` to ``last`` (positions in its graph)."""
-
-    value: Value
-    layout: Layout
-    bytes: int
-    first: int
-    last: int
+from meshdsl.ir import Graph, Op
+from meshdsl.planner.lives import Copy, Lives, Placed
+from meshdsl.planner.places import Body
 
 
 @dataclass(frozen=True)
@@ -46,59 +29,46 @@ class Peak:
         return tuple(sorted(((c.value.id, c.bytes) for c in self.copies), key=lambda held: (-held[1], held[0])))
 
 
+@dataclass(frozen=True)
 class Liveness:
     """Memory of a program under given layouts.
 
     Args:
-      places: what may lie in the same memory.
-      own: per value id, its own layout.
-      uses: per (op id, operand), the layout read.
-      trees: per value id, the moves that make its other layouts.
       donated: indices of arguments whose memory is given up.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        mesh: Mesh,
-        own: dict[int, Layout],
-        uses: dict[tuple[int, int], Layout],
-        trees: dict[int, tuple[Move, ...]],
-        donated: frozenset[int] = frozenset(),
-    ) -> None:
-        self.places, self.mesh = places, mesh
-        self.own, self.uses, self.trees = own, uses, trees
-        self.donated = donated
+    placed: Placed
+    donated: frozenset[int] = frozenset()
 
     def peak(self) -> Peak:
         """The fullest point of the step."""
-        return self._fullest(self.places.graph, self._all_copies())
+        return self._fullest(self.placed.places.graph, self._all_copies())
 
     def points(self) -> dict[int, int]:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
         found: dict[int, int] = {}
-        self._fill(found, self.places.graph, self._all_copies(), 0)
+        self._fill(found, self.placed.places.graph, self._all_copies(), 0)
         return found
 
     def _fill(self, found: dict[int, int], graph: Graph, copies: list[Copy], outside: int) -> None:
         for op, held in zip(graph.ops, _held(graph, copies), strict=True):
             found[op.id] = outside + held
-            for body, lies in zip(op.bodies, self.places.bodies.get(op.id, ()), strict=True):
+            for body, lies in zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True):
                 self._fill(found, body, self._inside(body, lies), outside + held)
 
     def _all_copies(self) -> list[Copy]:
         """The copies of the outermost graph, with the arguments that are never given up."""
-        graph = self.places.graph
+        graph = self.placed.places.graph
         end = len(graph.ops) - 1
         fixed = [v for i, v in enumerate(graph.inputs) if i not in self.donated]
         given = frozenset(graph.inputs[i].id for i in self.donated)
-        lives = Lives(self, graph, given)
-        return [*lives.copies(given), *(self.copy(v, self.own[v.id], -1, end) for v in fixed)]
+        lives = Lives(self.placed, graph, given)
+        return [*lives.copies(given), *(self.placed.copy(v, self.placed.own[v.id], -1, end) for v in fixed)]
 
     def _fullest(self, graph: Graph, copies: list[Copy]) -> Peak:
         best = Peak(-1, None, ())
         for at, (op, total) in enumerate(zip(graph.ops, _held(graph, copies), strict=True)):
-            lies = zip(op.bodies, self.places.bodies.get(op.id, ()), strict=True)
+            lies = zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True)
             bodies = (self._fullest(body, self._inside(body, how)) for body, how in lies)
             inner = max(bodies, key=lambda p: p.bytes, default=Peak(0, op, ()))
             if total + inner.bytes > best.bytes:
@@ -109,149 +79,9 @@ class Liveness:
     def _inside(self, body: Graph, lies: Body) -> list[Copy]:
         """The copies of a body, beside those of the graph around it: its inputs and what it returns in their place."""
         carried = frozenset(body.inputs[i].id for i, _ in lies.carried)
-        lives = Lives(self, body, carried)
+        lives = Lives(self.placed, body, carried)
         lives.put_outside(lies)
         return list(lives.copies(frozenset(body.inputs[i].id for i in lies.sliced)))
-
-    def copy(self, value: Value, layout: Layout, first: int, last: int) -> Copy:
-        """A copy, with its bytes."""
-        shape = layout.local_shape(value.shape, self.mesh.sizes_by_name)
-        return Copy(value, layout, prod(shape) * value.itemsize, first, last)
-
-
-class Lives:
-    """When the copies of one graph live.
-
-    Args:
-      given: ids of inputs that may be written over.
-    """
-
-    def __init__(self, plan: Liveness, graph: Graph, given: frozenset[int]) -> None:
-        self.plan, self.graph, self.within = plan, graph, plan.places.within[id(graph)]
-        self.inputs, self.given = {v.id for v in graph.inputs}, given
-        self.values = {v.id: v for v in graph.inputs} | {v.id: v for op in graph.ops for v in op.outputs}
-        self.spans: dict[Key, list[int]] = {(v.id, plan.own[v.id]): [-1, -1] for v in graph.inputs}
-        self.viewed: dict[Key, Key] = {}
-        self.over: dict[Key, Key] = {}
-        self.outside: set[Key] = set()
-        self.smaller: list[tuple[Key, Key]] = []
-        self._read_all()
-        self._shrink()
-        self._view()
-        self._reuse()
-
-    def copies(self, counted: frozenset[int]) -> Iterator[Copy]:
-        """Every copy that is made here, and those of inputs that are to be counted."""
-        for key, (first, last) in self.spans.items():
-            value, layout = key
-            if layout == self.plan.own[value]:
-                there = value in counted if value in self.inputs else value in self.plan.places.kept
-            else:
-                there = True
-            if there and first <= last and key not in self.outside:
-                yield self.plan.copy(self.values[value], layout, first, last)
-
-    def put_outside(self, lies: Body) -> None:
-        """Leave out what lies in memory of the graph around: inputs, and what is returned in their place."""
-        for at, back in lies.carried:
-            value = self.graph.inputs[at].id
-            self._carry((value, self.plan.own[value]), self._returned(back))
-        for back in lies.given:
-            key = self._returned(back)
-            if key is not None and key[0] not in self.inputs:
-                self.outside.add(key)
-
-    def _carry(self, start: Key, end: Key | None) -> None:
-        """What was written over the start of a carry lies in its place, and its end if nobody needs that any more."""
-        there = {key for key in self.spans if self._root(key) == start}
-        self.outside |= there
-        if end is not None and end not in there and self.spans[end][0] > max(self.spans[key][1] for key in there):
-            self.outside.add(end)
-
-    def _returned(self, back: int) -> Key | None:
-        end, value = self.graph.ops[-1], self.graph.returned[back]
-        return self._viewed((value.id, self.plan.uses[end.id, back])) if isinstance(value, Value) else None
-
-    def _root(self, key: Key) -> Key:
-        while key in self.over:
-            key = self.over[key]
-        return key
-
-    def _viewed(self, key: Key) -> Key:
-        while key in self.viewed:
-            key = self.viewed[key]
-        return key
-
-    def _read_all(self) -> None:
-        """Note where every copy is made and last read."""
-        for at, op in enumerate(self.graph.ops):
-            for v in op.outputs:
-                self.spans[v.id, self.plan.own[v.id]] = [at, at]
-            for i, read in enumerate(op.inputs):
-                if isinstance(read, Value):
-                    self._read(read.id, self.plan.uses[op.id, i], at)
-
-    def _read(self, value: int, layout: Layout, at: int) -> None:
-        """Note a reading, and that of the layouts its copy is made from when it is new."""
-        span = self.spans.get((value, layout))
-        if span is None:
-            span = self.spans[value, layout] = [at, at]
-            source = next((m.before for m in self.plan.trees.get(value, ()) if m.after == layout), None)
-            if source is not None:
-                self._make((value, source), (value, layout), at)
-        span[1] = max(span[1], self.within.runs[at])
-
-    def _make(self, source: Key, made: Key, at: int) -> None:
-        """Note what a copy is made from: one that is smaller is made as soon as nobody else needs that."""
-        if source in self.spans and self._bytes(made) < self._bytes(source):
-            self.smaller.append((source, made))
-        else:
-            self._read(*source, at)
-
-    def _shrink(self) -> None:
-        """Make what is smaller in its time, one after the other."""
-        taken: dict[int, int] = {}
-        for source, made in self.smaller:
-            first = max(self.spans[source][1], 0)
-            taken[first] = taken.get(first, -1) + 1
-            at = min(self.spans[made][0], first + taken[first])
-            self.spans[made][0], self.spans[source][1] = at, max(at, first)
-
-    def _view(self) -> None:
-        """Readings of views are readings of what they view, if that is in memory."""
-        for at in reversed(self.within.views):
-            op = self.graph.ops[at]
-            read, made = op.inputs[0], op.outputs[0]
-            if isinstance(read, Value) and prod(read.shape) == prod(made.shape):
-                seen, view = (read.id, self.plan.uses[op.id, 0]), (made.id, self.plan.own[made.id])
-                if self._in_memory(seen):
-                    span = self.spans[seen]
-                    span[1] = max(span[1], self.spans.pop(view)[1])
-                    self.viewed[view] = seen
-
-    def _in_memory(self, key: Key) -> bool:
-        value, layout = key
-        return value in self.plan.places.kept or layout != self.plan.own[value]
-
-    def _reuse(self) -> None:
-        """Results are written over operands that are not needed any more."""
-        for at, reuses in self.within.reuses.items():
-            for reuse in reuses:
-                made = reuse.value, self.plan.own[reuse.value]
-                read = (self._viewed((value, self.plan.uses[op, operand])) for op, operand, value in reuse.over)
-                old = next((key for key in read if self._free(key, at) and self._bytes(key) == self._bytes(made)), None)
-                if old is not None and made not in self.viewed:
-                    self.spans[old][1], self.over[made] = at - 1, old
-
-    def _free(self, key: Key, at: int) -> bool:
-        """Whether a copy may be written over at this position."""
-        value, layout = key
-        mine = value not in self.inputs or value in self.given or layout != self.plan.own[value]
-        return mine and self._in_memory(key) and self.spans[key][1] == at
-
-    def _bytes(self, key: Key) -> int:
-        value = self.values[key[0]]
-        return prod(key[1].local_shape(value.shape, self.plan.mesh.sizes_by_name)) * value.itemsize
 
 
 def _held(graph: Graph, copies: list[Copy]) -> Iterator[int]:
