@@ -13,8 +13,9 @@ from meshdsl.ir import LOOPS, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.costs import Work, materialised, tensors, work_of
+from meshdsl.planner.costs import Work, materialised, work_of
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.tables import alone_seconds
 
 _FREE = (*LOOPS, "return", "constrain")
 
@@ -23,7 +24,7 @@ def least_seconds(program: Program, mesh: Mesh) -> float:
     """Seconds that every plan of the program takes at least."""
     kept = materialised(program.graph)
     ops = ((op, graph.trips) for graph, op in walk(program.graph) if op.name not in _FREE)
-    return sum(trips * _alone(op, work_of(op, kept), mesh) for op, trips in ops)
+    return sum(trips * _shared(op, work_of(op, kept), mesh) for op, trips in ops)
 
 
 def least_memory(program: Program, mesh: Mesh, pins: Pins) -> int:
@@ -33,15 +34,9 @@ def least_memory(program: Program, mesh: Mesh, pins: Pins) -> int:
     return sum(v.bytes // _parts(pin, mesh) for v, pin in pinned if v.id in read)
 
 
-def _alone(op: Op, work: Work, mesh: Mesh) -> float:
-    topology = mesh.topology
-    compute = work.flops / topology.flops(work.itemsize, work.grouped)
-    for side in work.sides:
-        compute *= 1 + topology.half_side / max(side.length, 1)
-    both = zip(tensors(op), work.touched, strict=True)
-    traffic = sum(touched * v.bytes for v, touched in both if isinstance(v, Value)) / topology.memory_bandwidth
-    started = topology.overhead if any(work.touched) else 0.0
-    return max(compute, traffic) / mesh.size + started
+def _shared(op: Op, work: Work, mesh: Mesh) -> float:
+    started = mesh.topology.overhead if any(work.touched) else 0.0
+    return (alone_seconds(op, work, mesh) - started) / mesh.size + started
 
 
 def _parts(pin: Layout, mesh: Mesh) -> int:

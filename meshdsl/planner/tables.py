@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.ir import Op, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.costs import Work
+from meshdsl.planner.costs import Work, tensors
 from meshdsl.planner.distances import codes_of
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.exchanges import exchange_seconds
@@ -74,6 +75,12 @@ def work_seconds(
             traffic += per_axis(mesh, split) * (touched * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
     started = topology.overhead if any(work.touched) else 0.0
     return np.asarray(np.maximum(compute, traffic) + started)
+
+
+def alone_seconds(op: Op, work: Work, mesh: Mesh) -> float:
+    """Seconds of the work of an operation on one device that has everything whole."""
+    shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
+    return float(work_seconds((Signature((), (B,) * len(shapes)),), shapes, work, mesh).ravel()[0])
 
 
 def per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:

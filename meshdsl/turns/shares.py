@@ -6,14 +6,12 @@ what layers, embedding and head take on one device.
 
 from collections.abc import Iterable
 
-from meshdsl.ir import Graph, Op, Value, walk
+from meshdsl.ir import Graph, Op, walk
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rule import Signature
 from meshdsl.pipeline.balance import balance
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.planner.costs import materialised, tensors, work_of
-from meshdsl.planner.tables import work_seconds
-from meshdsl.rules.registry import all_broadcast
+from meshdsl.planner.costs import materialised, work_of
+from meshdsl.planner.tables import alone_seconds
 from meshdsl.turns.stages import HEAD, PROLOGUE, TAIL, Stages
 
 
@@ -49,7 +47,4 @@ class Clock:
     def _seconds(self, op: Op) -> float:
         if op.bodies or op.name in ("return", "constant", "constrain"):
             return 0.0
-        row = all_broadcast(op)
-        shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
-        placed = (Signature((), (*row.inputs, *row.outputs)),)
-        return float(work_seconds(placed, shapes, work_of(op, self.kept), self.mesh).ravel()[0])
+        return alone_seconds(op, work_of(op, self.kept), self.mesh)
