@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -61,6 +61,9 @@ pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices,
 strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.models $(FAMILY)
+
+predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/predictions.md; about an hour
+	$(RUN) -m bench.published --kept .cache/predictions.jsonl
 
 data: $(DATA)  ## fetch text, flights and ratings
 

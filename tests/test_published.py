@@ -52,3 +52,15 @@ def test_a_row_is_predicted_by_its_plan():
     assert abs(error((case, found))) < 0.25
     hidden = predict(replace(case, overlap=True), topology(case.hardware))
     assert hidden.planned == found.planned and hidden.seconds < found.seconds
+
+
+def test_a_row_with_stages_is_predicted_by_a_stage():
+    (case,) = (c for c in CASES["megatron_sc21_table1"] if "39B" in c.label)
+    stage = case.stage(3)
+    assert (stage.stages, stage.microbatches, stage.batch, stage.config.layers) == (1, 3, 384, 24)
+    assert stage.config.remat == "all" and "pipe" not in f"{stage.mesh} {stage.rules}"
+    known = topology(case.hardware)
+    found, chunked = predict(case, known), predict(replace(case, chunks=4), known)
+    assert abs(error((case, found))) < 0.15
+    each = (found.seconds - chunked.seconds) / (3 / 4)  # a microbatch more of bubble, three quarters of it gone
+    assert each == pytest.approx(found.seconds / 13, rel=0.15)  # the head is on one stage, the update is no part of it

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bench.published import dgxc, maxtext, megatron, mosaic
+from bench.published.case import Case
 from bench.published.fit import fit
 from bench.published.page import write_page
-from bench.published.predict import predictions
+from bench.published.predict import predictions, read_kept
 from bench.published.score import Scored, error
 
 TABLES = {
@@ -29,19 +30,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default is all")
     parser.add_argument("--kept", type=Path, help="file of predictions: those in it are not made again")
+    parser.add_argument("--page", action="store_true", help="write the page from what is kept, and predict nothing")
     parser.add_argument("--fit", action="store_true", help="fit the efficiency of products, and score nothing")
     asked = parser.parse_args()
     if asked.fit:
         fit(case for name in asked.tables or TABLES for case in TABLES[name]())
         return
-    scored = list(_scored(asked.tables or TABLES, asked.kept))
+    cases = [case for name in asked.tables or TABLES for case in TABLES[name]()]
+    known = read_kept(asked.kept)
+    chosen = [case for case in cases if case.key in known] if asked.page else cases
+    scored = list(_scored(chosen, asked.kept))
     if not asked.tables:
-        write_page(scored)
+        write_page(scored, [case for case in cases if case not in chosen])
 
 
-def _scored(names: Iterable[str], kept: Path | None) -> Iterator[Scored]:
-    """Every row of these tables, printed as it comes."""
-    for case, found in predictions((case for name in names for case in TABLES[name]()), kept):
+def _scored(cases: Iterable[Case], kept: Path | None) -> Iterator[Scored]:
+    """Every row with its prediction, printed as it comes."""
+    for case, found in predictions(cases, kept):
         half = "fitted" if case.fitted else "scored"
         figures = f"{case.measured:8.3f} s {found.seconds:8.3f} s {error((case, found)):+7.1%}, sent {found.sent:.2f} s"
         print(f"{half} {case.label:64s} {figures}, planned in {found.planning:.0f} s", flush=True)

@@ -27,7 +27,7 @@ class Case:
       batch: sequences per step.
       memory_bandwidth: of the device, where it is not that of the preset.
       overlap: whether the system that was measured sends what nobody waits for beside the computation.
-      chunks: of layers per stage, interleaved (Narayanan et al. 2021); planned with one, see ``predict``.
+      chunks: of layers per stage, interleaved (Narayanan et al. 2021).
       measured: seconds per step.
     """
 
@@ -48,9 +48,43 @@ class Case:
     overlap: bool = True
 
     @property
+    def key(self) -> str:
+        """Which row it is."""
+        return f"{self.table} {self.number}"
+
+    @property
     def fitted(self) -> bool:
         """Whether the efficiency of the hardware is fitted on the row: on every other, from the first on."""
         return self.number % 2 == 0
+
+    @property
+    def stages(self) -> int:
+        """Of the pipeline."""
+        return md.Mesh.parse(self.mesh).sizes_by_name.get("pipe", 1)
+
+    @property
+    def microbatches(self) -> int:
+        """Per step."""
+        return self.pipeline.microbatches if self.pipeline else 1
+
+    @property
+    def handed(self) -> float:
+        """Bytes that a device hands to the next stage: its part of a microbatch's activations, in bfloat16."""
+        devices = md.Mesh.parse(self.mesh).size / self.stages
+        return 2.0 * self.batch / self.microbatches * self.config.seq * self.config.embed / devices
+
+    def stage(self, microbatches: int) -> "Case":
+        """One stage, the largest, as a step of its own for so many microbatches."""
+        sizes = md.Mesh.parse(self.mesh).sizes_by_name
+        mesh = ",".join(f"{name}={size}" for name, size in sizes.items() if name != "pipe")
+        whole = self.pipeline is not None and self.pipeline.recompute == "stage"
+        config = replace(
+            self.config, layers=-(-self.config.layers // self.stages), remat="all" if whole else self.config.remat
+        )
+        rules = md.Rules(str(md.Rules.of(self.rules).table).replace("layers:pipe", ""))
+        batch = self.batch // self.microbatches * microbatches
+        pipeline = md.Pipeline(microbatches)
+        return replace(self, config=config, mesh=mesh, rules=rules, batch=batch, pipeline=pipeline)
 
     def per_token(self, seconds: float) -> float:
         """Seconds of one device for one token."""

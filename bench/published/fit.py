@@ -14,7 +14,6 @@ import numpy as np
 
 import meshdsl as md
 from bench.published.case import Case
-from bench.published.predict import step_seconds
 from meshdsl.ir import walk
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.plan.reason import Reasons
@@ -59,7 +58,7 @@ class Priced:
 
 def fit(cases: Iterable[Case]) -> dict[str, tuple[float, float, float]]:
     """Per hardware: rate, half side and the mean error of its fitted rows, by table."""
-    wanted = (c for c in cases if c.fitted and c.hardware in PEAKS and "layers:pipe" not in str(c.rules))
+    wanted = (c for c in cases if c.fitted and c.hardware in PEAKS and c.stages == 1)
     chosen = sorted(wanted, key=lambda c: c.hardware)
     found = {}
     for hardware, rows in groupby(chosen, key=lambda c: c.hardware):
@@ -97,4 +96,5 @@ def _priced(case: Case) -> Priced:
     traffic = seconds(replace(known, flops16=_FREE))
     trips = np.array([graph.trips for graph, _ in walk(program.graph)])
     before = known.flops16, known.half_side
-    return Priced(case.table, case.measured, step_seconds(case, plan), before, powers, traffic, trips)
+    seconds_now = plan.simulated_seconds if case.overlap else plan.seconds
+    return Priced(case.table, case.measured, seconds_now, before, powers, traffic, trips)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.published import dgxc, maxtext, mosaic
-from bench.published.case import rows
+from bench.published.case import Case, rows
 from bench.published.plot import scatter
 from bench.published.score import Scored, error, errors, kendall
 from bench.report import table, versions
@@ -26,11 +26,12 @@ RANKS = ("table", "half", "pairs ranked right", "wrong", "Kendall tau", "goal")
 ROWS = ("row", "measured", "predicted", "error", "not hidden: planned one after the other", "of that sent", "gap")
 LEFT = ("table", "rows", "why they are not scored")
 GOAL, MOST, TAU = 0.10, 0.25, 0.8
+WAITING = "not planned yet: with stages, a row takes the planner up to minutes"
 _WORST = 12
 
 
-def write_page(scored: Sequence[Scored]) -> None:
-    """Write both files."""
+def write_page(scored: Sequence[Scored], waiting: Sequence[Case] = ()) -> None:
+    """Write both files; rows that are ``waiting`` have no prediction yet."""
     tables = list(dict.fromkeys(case.table for case, _ in scored))
     PLOT.write_text(scatter(scored, tables))
     worst = sorted((row for row in scored if not row[0].fitted), key=lambda row: -abs(error(row)))[:_WORST]
@@ -44,7 +45,7 @@ def write_page(scored: Sequence[Scored]) -> None:
         "\n## The worst scored rows\n",
         table(ROWS, [_row(row) for row in worst]),
         "\n## What is not scored\n",
-        table(LEFT, list(_left())),
+        table(LEFT, list(_left(waiting))),
         "\n## Every row\n",
         *(f"### {name}\n\n{table(ROWS, [_row(row) for row in scored if row[0].table == name])}\n" for name in tables),
         f"`python -m bench.published` ({versions()}).",
@@ -96,7 +97,8 @@ def _row(row: Scored) -> list[object]:
     ]
 
 
-def _left() -> Iterable[list[object]]:
+def _left(waiting: Iterable[Case]) -> Iterable[list[object]]:
     for module in (dgxc, maxtext, mosaic):
         counts = Counter(reason for row in rows(module.TABLE) if (reason := module.reason(row)))
         yield from ([module.TABLE, number, why] for why, number in counts.items())
+    yield from ([name, number, WAITING] for name, number in Counter(case.table for case in waiting).items())

@@ -1,23 +1,25 @@
 """What our planner says a row takes.
 
 A row without stages takes what its plan says: the simulated step if the system overlaps, else one thing after the
-other. Of a row with stages, the planner plans the whole step as 1f1b; how long
-its tasks take comes from that plan, and when they run from the row's own schedule, every rank as soon as it can
-(``Forecast.asynchronous``). Interleaved chunks are timed, not planned: in our program every tick picks its chunk's
-weights from all of them, which the programs that were measured do not.
+other. Of a row with stages, the planner plans the step of one stage: its layers, and embedding and head, for two and
+for three microbatches on the mesh without ``pipe``. The difference is what a microbatch takes, the remainder what is
+done once; which part of it is the layers' is read from how often operations run. When stages then run is the row's own
+schedule (``meshdsl.pipeline.timing``), with the head on the last stage. The whole step as our own program runs it is
+not what was measured: its ticks copy what they keep into a stash, and pick chunks of weights from all of them.
 """
 
 import json
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import meshdsl as md
 from bench.published.case import Case
+from meshdsl.layouts.move import price
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.pipeline.generators import make_schedule
-from meshdsl.pipeline.pipelined import Pipelined
-from meshdsl.pipeline.timing import time_schedule
+from meshdsl.pipeline.timing import Durations, time_schedule
 from meshdsl.plan import Plan
 
 
@@ -26,7 +28,7 @@ class Prediction:
     """What is predicted of a row.
 
     Args:
-      seconds: of the step. planned: what the plan says of one thing after the other, in lockstep if it has stages.
+      seconds: of the step. planned: one thing after the other; of two microbatches of a stage if the row has stages.
       gap: of the plan, how far from the optimum it can be. sent: seconds of its collectives.
       planning: seconds of processor time that it took.
     """
@@ -41,41 +43,48 @@ class Prediction:
 def predict(case: Case, topology: Topology) -> Prediction:
     """Plan a row and time it."""
     start = time.process_time()
-    plan = case.plan(topology)
-    sent = sum(c.seconds * c.trips for c in plan.collectives)
-    return Prediction(step_seconds(case, plan), plan.seconds, plan.gap, sent, time.process_time() - start)
+    plans = [case.plan(topology)] if case.stages == 1 else [case.stage(m).plan(topology) for m in (2, 3)]
+    seconds = [plan.simulated_seconds if case.overlap else plan.seconds for plan in plans]
+    found = seconds[0] if case.stages == 1 else _staged(case, topology, plans[0], seconds)
+    sent = sum(c.seconds * c.trips for c in plans[0].collectives)
+    return Prediction(found, plans[0].seconds, max(p.gap for p in plans), sent, time.process_time() - start)
 
 
-def step_seconds(case: Case, plan: Plan) -> float:
-    """Seconds of a step under its schedule."""
-    pipeline = plan.pipeline
-    if pipeline is not None and pipeline.axis:
-        return _staged(pipeline, case.chunks)
-    return plan.simulated_seconds if case.overlap else plan.seconds
+def _staged(case: Case, topology: Topology, plan: Plan, seconds: Sequence[float]) -> float:
+    """Seconds of a step of which one stage takes ``seconds`` for two and for three microbatches."""
+    each, chunks = seconds[1] - seconds[0], case.chunks
+    forward, backward, head = _shares(plan, 2)
+    share = each / (forward + backward + head) / chunks
+    shares = [1.0] * (case.stages * chunks - 1) + [1 + head * chunks / (forward + backward)]
+    handed = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.handed)
+    schedule = make_schedule("interleaved" if chunks > 1 else "1f1b", case.stages, case.microbatches, chunks)
+    timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, handed, shares))
+    return timed.seconds + seconds[0] - 2 * each
 
 
-def _staged(pipeline: Pipelined, chunks: int) -> float:
-    forecast, costs = pipeline.forecast, pipeline.costs
-    if chunks == 1 or costs is None:
-        return forecast.asynchronous
-    whole = forecast.durations
-    each = replace(whole, forward=whole.forward / chunks, inputs=whole.inputs / chunks, weights=whole.weights / chunks)
-    schedule = make_schedule("interleaved", pipeline.ranks, pipeline.microbatches, chunks)
-    return time_schedule(schedule, each).seconds + costs.head + costs.others
+def _shares(plan: Plan, microbatches: int) -> tuple[float, float, float]:
+    """Of a step in microbatches, seconds of the layers' forward and backward, and of what runs once per microbatch."""
+    found = {"forward": 0.0, "backward": 0.0, "head": 0.0}
+    spans = [(span.phase, span.trips, span.seconds) for span in plan.spans]
+    for phase, trips, seconds in (*spans, *((c.phase, c.trips, c.seconds) for c in plan.collectives)):
+        if trips >= microbatches:
+            found["head" if trips == microbatches else phase] += trips * seconds
+    return found["forward"], found["backward"], found["head"]
 
 
 def predictions(cases: Iterable[Case], kept: Path | None) -> Iterator[tuple[Case, Prediction]]:
     """Every row with its prediction; those in the file ``kept`` are taken from there, others are added to it."""
-    known = _read(kept) if kept and kept.exists() else {}
+    known = read_kept(kept)
     for case in cases:
-        key = f"{case.table} {case.number}"
-        if key not in known:
-            known[key] = predict(case, topology(case.hardware))
+        if case.key not in known:
+            known[case.key] = predict(case, topology(case.hardware))
             if kept:
                 with kept.open("a") as file:
-                    file.write(json.dumps([key, asdict(known[key])]) + "\n")
-        yield case, known[key]
+                    file.write(json.dumps([case.key, asdict(known[case.key])]) + "\n")
+        yield case, known[case.key]
 
 
-def _read(file: Path) -> dict[str, Prediction]:
-    return {key: Prediction(**found) for key, found in map(json.loads, file.read_text().splitlines())}
+def read_kept(file: Path | None) -> dict[str, Prediction]:
+    """The predictions in a file, by the keys of their rows; none if there is no file yet."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    return {key: Prediction(**found) for key, found in map(json.loads, lines)}
