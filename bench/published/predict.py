@@ -1,11 +1,12 @@
 """What our planner says a row takes.
 
 A row without stages takes what its plan says: the simulated step if the system overlaps, else one thing after the
-other. Of a row with stages, the planner plans the step of one stage: its layers, and embedding and head, for two and
-for three microbatches on the mesh without ``pipe``. The difference is what a microbatch takes, the remainder what is
-done once; which part of it is the layers' is read from how often operations run. When stages then run is the row's own
-schedule (``meshdsl.pipeline.timing``), with the head on the last stage. The whole step as our own program runs it is
-not what was measured: its ticks copy what they keep into a stash, and pick chunks of weights from all of them.
+other. Of a row with stages, the planner plans the step of one stage: its layers, and embedding and head, for as many
+microbatches and for twice as many, on the mesh without ``pipe``. The difference is what these take, the remainder what
+is done once; which part of a microbatch is the layers' is read from how often operations run. When stages then run is
+the row's own schedule (``meshdsl.pipeline.timing``), with the head on the last stage. The whole step as our own program
+runs it is not what was measured: its ticks copy what they keep into a stash, and pick chunks of weights from all of
+them.
 """
 
 import json
@@ -28,7 +29,7 @@ class Prediction:
     """What is predicted of a row.
 
     Args:
-      seconds: of the step. planned: one thing after the other; of two microbatches of a stage if the row has stages.
+      seconds: of the step. planned: one thing after the other; of one stage and its microbatches if the row has stages.
       gap: of the plan, how far from the optimum it can be. sent: seconds of its collectives.
       planning: seconds of processor time that it took.
     """
@@ -43,7 +44,11 @@ class Prediction:
 def predict(case: Case, topology: Topology) -> Prediction:
     """Plan a row and time it."""
     start = time.process_time()
-    plans = [case.plan(topology)] if case.stages == 1 else [case.stage(m).plan(topology) for m in (2, 3)]
+    plans = (
+        [case.plan(topology)]
+        if case.stages == 1
+        else [case.stage(n * case.microbatches).plan(topology) for n in (1, 2)]
+    )
     seconds = [plan.simulated_seconds if case.overlap else plan.seconds for plan in plans]
     found = seconds[0] if case.stages == 1 else _staged(case, topology, plans[0], seconds)
     sent = sum(c.seconds * c.trips for c in plans[0].collectives)
@@ -51,15 +56,15 @@ def predict(case: Case, topology: Topology) -> Prediction:
 
 
 def _staged(case: Case, topology: Topology, plan: Plan, seconds: Sequence[float]) -> float:
-    """Seconds of a step of which one stage takes ``seconds`` for two and for three microbatches."""
-    each, chunks = seconds[1] - seconds[0], case.chunks
-    forward, backward, head = _shares(plan, 2)
-    share = each / (forward + backward + head) / chunks
+    """Seconds of a step of which one stage takes ``seconds`` for its microbatches, and for twice as many."""
+    all_of_them, chunks = seconds[1] - seconds[0], case.chunks
+    forward, backward, head = _shares(plan, case.microbatches)
+    share = all_of_them / case.microbatches / (forward + backward + head) / chunks
     shares = [1.0] * (case.stages * chunks - 1) + [1 + head * chunks / (forward + backward)]
     handed = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.handed)
     schedule = make_schedule("interleaved" if chunks > 1 else "1f1b", case.stages, case.microbatches, chunks)
     timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, handed, shares))
-    return timed.seconds + seconds[0] - 2 * each
+    return timed.seconds + seconds[0] - all_of_them
 
 
 def _shares(plan: Plan, microbatches: int) -> tuple[float, float, float]:
