@@ -1,7 +1,7 @@
 """Clean-up: arrays without elements are made where they are read.
 
 They need no operand. Left in the plan, their operands could be moved for them, and the compiled
-program, which leaves that out, would communicate less than planned.
+program, which leaves that out, would communicate less than planned. One that is padded is the padding.
 """
 
 import jax.numpy as jnp
@@ -14,9 +14,17 @@ from meshdsl.trace.graphs import broadcast_params, in_bodies, values, with_ops
 
 
 def make_empty(graph: Graph) -> Graph:
-    """The graph with operations that return nothing but empty arrays replaced by such arrays."""
+    """The graph with operations that return nothing but empty arrays replaced by such arrays, or pad such an array."""
     ops = (in_bodies(make_empty, op) for op in graph.ops)
-    return with_ops(graph, (new for op in ops for new in (_made(op) if _is_idle(op) else (op,))))
+    return with_ops(graph, (new for op in ops for new in _simplest(op)))
+
+
+def _simplest(op: Op) -> tuple[Op, ...]:
+    if _is_idle(op):
+        return tuple(_made_of(_zero(value), value, op) for value in op.outputs)
+    if op.name == "pad" and 0 in op.inputs[0].shape:
+        return (_made_of(op.inputs[1], op.outputs[0], op),)
+    return (op,)
 
 
 def _is_idle(op: Op) -> bool:
@@ -28,13 +36,11 @@ def _is_empty(value: Value) -> bool:
     return 0 in value.shape and not dtypes.issubdtype(value.dtype, dtypes.extended)
 
 
-def _made(op: Op) -> tuple[Op, ...]:
-    """One operation for each result."""
-    found = []
-    for value in op.outputs:
-        params = broadcast_params(value.shape, ())
-        zero = Literal(np.zeros((), jnp.dtype(value.dtype)), (), value.dtype)
-        found.append(
-            Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (zero,), (value,), source=op.source, scope=op.scope)
-        )
-    return tuple(found)
+def _zero(value: Value) -> Literal:
+    return Literal(np.zeros((), jnp.dtype(value.dtype))[()], (), value.dtype)
+
+
+def _made_of(x: Value | Literal, value: Value, op: Op) -> Op:
+    """An operation that makes a value of one scalar, in place of another."""
+    params = broadcast_params(value.shape, ())
+    return Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (x,), (value,), source=op.source, scope=op.scope)

@@ -288,6 +288,12 @@ def test_empty_arrays_need_no_operand():
     assert not plan.collectives
 
 
+def test_a_padded_array_without_elements_is_the_padding():
+    graph = cleaned(lambda x: jax.lax.pad(x[:0], 2.0, ((1, 3, 0), (0, 0, 0))), X, by=lambda g: drop_dead(make_empty(g)))
+    assert names(graph) == ["broadcast_in_dim", "return"]
+    assert np.array_equal(run_graph(graph, [jnp.ones((4, 4))])[0], np.full((4, 4), 2.0))
+
+
 def test_a_scan_of_consts_alone_is_done_once():
     """Nothing changes from trip to trip: slices that nobody reads, carries that nobody changes."""
 
