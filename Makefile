@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions bench-planner data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -64,6 +64,9 @@ strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy o
 
 predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/predictions.md; about an hour
 	$(RUN) -m bench.published --kept .cache/predictions.jsonl
+
+bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time; PARTS='gaps peers'
+	$(RUN) -m bench.planner.run $(PARTS)
 
 data: $(DATA)  ## fetch text, flights and ratings
 

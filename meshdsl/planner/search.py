@@ -1,8 +1,8 @@
 """The search: messages point to a plan, a certificate says how good it is, rounds of both close the gap between them.
 
 Messages see all axes jointly and end within 1% of the optimum on training steps of any depth, but
-may settle badly where a few operations disagree; a sweep decides one mesh axis exactly. Steps of up to some
-ten thousand operations then go through rounds that prove the plan, or find the better one (``closing``).
+may settle badly where a few operations disagree; a sweep decides one mesh axis exactly. Steps of up to a few
+thousand operations then go through rounds that prove the plan, or find the better one (``closing``).
 
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
 neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, as if there
@@ -32,10 +32,7 @@ _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothi
 _GAP = 1e-2  # large enough to sweep
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate
-_CLOSED, _NEARBY = (
-    8_000_000,
-    2_000_000,
-)  # entries of a network up to which the gap is closed: once, and per neighbourhood
+_CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
@@ -71,7 +68,7 @@ def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice) -> C
     """The best plan found among those that are in question."""
     joint = Joint(model)
     network = joint.plans()
-    if network.entries <= _NEARBY:
+    if network.entries <= _CLOSED:
         return _proved(joint, network, evaluator, best)[0]
     found = _plans_near(joint, groups, evaluator, best)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)

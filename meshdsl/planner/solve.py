@@ -2,8 +2,9 @@
 
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.extract import layouts_of, rows_by_op, trees_of
+from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
+from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import search
@@ -22,11 +23,21 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     model = Model(make_problem(program, mesh, pins))
     best, bound = search(model)
     choice, peak = Fitter(model, pins).fit(best, mesh.topology.memory if memory is None else memory)
+    return written(model, pins, choice, peak, bound)
+
+
+def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) -> Solution:
+    """A choice as a solution.
+
+    Args:
+      peak: its fullest point. bound: seconds that no plan can be below.
+    """
+    problem = model.problem
     own, uses = layouts_of(model, choice.rows)
     trees = trees_of(model, choice)
-    kept = [stack for stack in split_stacks(program, pins, mesh) if stack.stays_split(trees)]
+    kept = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(trees)]
     return Solution(
-        mesh=mesh,
+        mesh=problem.mesh,
         rows=rows_by_op(model, choice.rows),
         layouts=own,
         uses=uses,

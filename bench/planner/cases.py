@@ -1,0 +1,78 @@
+"""What is planned: a model of every family, on meshes of one, two and three axes, the batch split over ``data``."""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+
+from bench.programs import deep_gpt
+from meshdsl import models
+from meshdsl.api import Program
+from meshdsl.ir import Program as Traced
+from meshdsl.ir import walk
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules
+from meshdsl.models import mlp
+from meshdsl.pins import make_pins
+from meshdsl.planner.extract import Choice
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import search
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+
+TOPOLOGY = "dgx-h100"
+FAMILIES = (
+    "mlp dlrm wide-and-deep gpt2-124m llama3-8b switch-base mixtral-8x7b mamba-130m resnet50 t5-small vit-b".split()
+)
+MESHES = ("data=8", "data=4,model=2", "pod=2,data=2,model=2")
+RULES = Rules("batch:data")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, memory aside, with what it took; seconds are those of the processor, tracing not counted."""
+
+    model: Model
+    pins: Pins
+    choice: Choice
+    bound: float
+    seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Predicted seconds of a step."""
+        return self.model.scale.seconds(self.choice.cost)
+
+    @property
+    def gap(self) -> float:
+        """Part of the cost that is not proved to be needed; sums of floats round by a billionth."""
+        gap = 1 - self.bound / self.cost
+        return 0.0 if gap < 1e-8 else gap
+
+    @property
+    def equations(self) -> int:
+        """Operations of the step, those in loops once."""
+        return sum(1 for _ in walk(self.model.problem.program.graph))
+
+
+@cache
+def traced(name: str, **sizes: int) -> Traced:
+    """The training step of a model."""
+    program = mlp.program() if name == "mlp" else models.build(name, "data", **sizes)
+    return trace(program.step, program.args)
+
+
+def unrolled(layers: int) -> tuple[Traced, Program]:
+    """The GPT of the demo with so many layers, each with its own equations."""
+    program = deep_gpt(layers)
+    return trace(program.step, program.args), program
+
+
+def planned(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> Planned:
+    """The plan of a step on a mesh."""
+    start = time.process_time()
+    on = Mesh.parse(mesh, TOPOLOGY)
+    pins = make_pins(program, on, rules=rules, **stated)
+    model = Model(make_problem(program, on, pins))
+    choice, bound = search(model)
+    return Planned(model, pins, choice, bound, time.process_time() - start)

@@ -1,0 +1,157 @@
+"""The page that says what was measured: ``docs/planner.md``, and its pictures."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.planner.pictures import draw_gaps, draw_times
+from bench.report import table
+from meshdsl.units import bytes_text, seconds_text
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+Rows = Sequence[Mapping[str, Any]]
+Found = Mapping[str, Rows]
+TITLES = {"greedy": "greedy", "names": "one name, one axis", "axis": "axis by axis"}
+INTRO = """# The planner, measured
+
+Written by `make bench-planner`. A model of every family of `models/` on meshes of one, two and three axes, topology
+`dgx-h100`, the batch split over `data`, everything else left open; memory is not limited. Seconds of planning are those
+of the processor, after tracing, in a process that has planned something before.
+
+## How plans are proved
+
+`plan.lower_bound` is proved for every plan: message passing (TRW-S) raises a bound on the network of all operations.
+For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/closing.py`): states that no better
+plan can have go; where the readers of a value can still ask for few sets of layouts, the cheapest trees of moves to
+all these sets stand in the network, exactly; the plans that messages point to are tried. The rounds end when nothing
+is left between plan and bound, or when a fixed amount of work is done: work is counted in table entries, so the same
+step gets the same plan everywhere. A gap of 0 below means less than a hundred-millionth, for costs are summed in
+floats.
+"""
+GAPS = """
+![gaps](planner-gaps.svg)
+"""
+CHECK = """
+## Checked by another solver
+
+The whole problem on one axis as an integer program (`tests/planner/integer.py`), without our networks, eliminations and
+messages: a binary per operation and joint signature, a flow per reader of a value, an arc that is paid once. HiGHS
+solves it. Cost and bound are parts of our plan's cost; smaller steps are compared in the tests, on two axes as well.
+"""
+PEERS = """
+## Against how others choose
+
+Each on our tables of costs and moves, evaluated as ours (`bench/planner/peers.py`); what differs is the choice alone.
+
+* **greedy**: operations in program order take the signature that is cheapest with its operands as they lie (the rule of
+  OneFlow's compiler); arguments that nothing is said of are the same everywhere, and so are constants if
+  that is better.
+* **one name, one axis**: every name of a dim is split over one axis or none wherever it occurs (Mesh-TensorFlow's
+  `auto_mtf`); of the names of most bytes, all assignments are tried.
+* **axis by axis**: an integer program per mesh axis, the axes before it fixed, in which every reader pays for its own
+  move (after Alpa's solver, which has no sharing).
+
+Predicted time of theirs as a multiple of ours, and what one device sends.
+"""
+EQUATIONS = """
+## Time against equations
+
+GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
+plan is worth, and the certificate ends below one percent.
+
+![planning time against equations](planner-time.svg)
+"""
+AXES = """
+## Time against axes
+
+Axes of two devices each. From four axes on (three, for some models), joint states are too many to be looked at
+together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes.
+"""
+SIZES = """
+## Time against the sizes of axes
+
+Llama 3 8B, 8,192 sequences, two axes: time follows how many states divide, not how many devices there are.
+"""
+
+
+def write(found: Found, versions: str) -> None:
+    """Write the page of all that was measured so far, and draw it."""
+    parts = [INTRO]
+    for part, (title, body) in SECTIONS.items():
+        if found[part]:
+            parts += [title, *body(found[part])]
+            PICTURES.get(part, lambda rows: None)(found[part])
+    page = "\n".join((*parts, f"\n2 x86-64 cores, busy with other programs; {versions}\n"))
+    (DOCS / "planner.md").write_text(page)
+
+
+def _percent(gap: float) -> str:
+    return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
+
+
+def _gaps(rows: Rows) -> Iterator[str]:
+    header = ("model", "mesh", "equations", "predicted step", "gap", "seconds")
+    yield table(header, [(r["name"], r["mesh"], *_facts(r)) for r in rows])
+    proved = sum(r["gap"] == 0 for r in rows)
+    yield f"\nProved to be the cheapest: {proved} of {len(rows)}; the largest gap is {max(r['gap'] for r in rows):.4%}."
+
+
+def _facts(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return row["equations"], seconds_text(row["cost"]), _percent(row["gap"]), f"{row['seconds']:.1f}"
+
+
+def _check(rows: Rows) -> Iterator[str]:
+    header = ("model", "operations and links", "cost", "bound", "seconds of HiGHS")
+    yield table(header, [(r["name"], r["nodes"], *_solved(r), f"{r['seconds']:.1f}") for r in rows])
+
+
+def _solved(row: Mapping[str, Any]) -> tuple[str, str]:
+    return (f"{row['cost']:.9f}", f"{row['bound']:.9f}") if "cost" in row else ("not in 60 s", "")
+
+
+def _peers(rows: Rows) -> Iterator[str]:
+    header = ("model", "mesh", "ours", "sent", *(x for title in TITLES.values() for x in (title, "sent")))
+    yield table(header, [(r["name"], r["mesh"], *_ours(r["ours"]), *_theirs(r)) for r in rows])
+    for peer, title in TITLES.items():
+        ratios = [r[peer][0] / r["ours"][0] for r in rows]
+        better = sum(ratio > 1 + 1e-9 for ratio in ratios)
+        worse = sum(ratio < 1 - 1e-9 for ratio in ratios)
+        yield f"\nAgainst {title}: ours is faster in {better} of {len(rows)}, slower in {worse}."
+
+
+def _ours(found: Sequence[float]) -> tuple[str, str]:
+    return seconds_text(found[0]), bytes_text(found[1])
+
+
+def _theirs(row: Mapping[str, Any]) -> Iterator[str]:
+    for peer in TITLES:
+        yield f"{row[peer][0] / row['ours'][0]:.4f}"
+        yield bytes_text(row[peer][1])
+
+
+def _equations(rows: Rows) -> Iterator[str]:
+    yield table(("layers", "equations", "predicted step", "gap", "seconds"), [(r["layers"], *_facts(r)) for r in rows])
+
+
+def _axes(rows: Rows) -> Iterator[str]:
+    header = ("model", "axes", "equations", "predicted step", "gap", "seconds")
+    yield table(header, [(r["name"], r["axes"], *_facts(r)) for r in rows])
+
+
+def _sizes(rows: Rows) -> Iterator[str]:
+    header = ("data", "model", "equations", "predicted step", "gap", "seconds")
+    yield table(header, [(r["data"], r["model"], *_facts(r)) for r in rows])
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Rows], Iterator[str]]]] = {
+    "gaps": (GAPS, _gaps),
+    "check": (CHECK, _check),
+    "peers": (PEERS, _peers),
+    "equations": (EQUATIONS, _equations),
+    "axes": (AXES, _axes),
+    "sizes": (SIZES, _sizes),
+}
+PICTURES: dict[str, Callable[[Rows], None]] = {
+    "gaps": lambda rows: draw_gaps(rows, DOCS / "planner-gaps.svg"),
+    "equations": lambda rows: draw_times(rows, DOCS / "planner-time.svg"),
+}

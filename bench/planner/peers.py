@@ -1,0 +1,169 @@
+"""How others choose layouts, on our tables of costs: what differs is the choice alone.
+
+* ``greedy`` (OneFlow's rule, its graph compiler before 2023): operations in program order take the signature that is
+  cheapest with its operands' layouts as they are; arguments that nothing is said of are the same everywhere, and so
+  are constants if that is better.
+* ``by_names`` (Mesh-TensorFlow's ``auto_mtf``): every name of a dim is split over one axis or none, wherever it occurs.
+  A dim's name is what the operations say: dims that a signature splits together have one. Of the names of most bytes
+  every assignment is tried, and the best is kept.
+* ``axis_by_axis`` (as Alpa's solver of one operator level): an integer program per mesh axis, the axes before it fixed,
+  in which every reader pays for its own move.
+
+Each choice is then evaluated as ours is: its moves are shared and take the cheapest trees.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+
+from meshdsl.layouts.placement import Split
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.node import Node
+
+Dim = tuple[int, int]  # value, number of its dim
+
+_NAMES = {1: 6, 2: 5, 3: 4}  # names that are tried, by mesh axes
+_SECONDS = 120  # of one integer program
+
+
+def greedy(model: Model) -> Choice:
+    """Each operation in program order takes its cheapest signature; constants as well, or they are kept whole."""
+    return min((_greedy(model, free) for free in (True, False)), key=lambda choice: choice.cost)
+
+
+def _greedy(model: Model, free: bool) -> Choice:
+    rows, own = model.whole.copy(), {}
+    for n, node in enumerate(model.nodes):
+        states, cost = model.states[n], model.unit(n)[tuple(model.states[n].T)].copy()
+        for p, port in enumerate(node.ports):
+            v = port.value.id
+            if not port.defines and v in own:
+                cost += model.closures[v].costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
+        made = any(port.defines and port.value.id in model.problem.unsent for port in node.ports)
+        if (free or not made) and (node.op is not None or not node.ports[0].defines):
+            rows[n] = states[int(cost.argmin())]
+        for p, port in enumerate(node.ports):
+            if port.defines:
+                own[port.value.id] = int(model.layout_ids(n, p, rows[n]))
+    return _evaluated(model, rows)
+
+
+def by_names(model: Model) -> Choice:
+    """The best of all ways to give the names of most bytes an axis each, or none."""
+    names = _Names(model)
+    tried = (names.rows(split) for split in names.assignments(_NAMES[len(model.axes)]))
+    return min((_evaluated(model, rows) for rows in tried), key=lambda choice: choice.cost)
+
+
+def axis_by_axis(model: Model) -> Choice:
+    """One integer program after the other, the best in each."""
+    rows = model.whole
+    for axis in range(len(model.axes)):
+        rows = _on_axis(model, rows, axis)
+    return _evaluated(model, rows)
+
+
+def _evaluated(model: Model, rows: Assignment) -> Choice:
+    evaluator = Evaluator(model)
+    return evaluator.exact(evaluator.evaluate(rows))
+
+
+class _Names:
+    """The names of dims: (value, dim) pairs that some signature splits together have the same one."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._parent: dict[Dim, Dim] = {}
+        for node in model.nodes:
+            for row in range(len(node.rows)):
+                for a, b in pairwise(self._dims(node, row)):
+                    self._parent[self._root(a)] = self._root(b)
+
+    def _dims(self, node: Node, row: int) -> list[Dim]:
+        """The dims that a signature splits."""
+        placed = zip(node.ports, node.placements(row), strict=True)
+        return [(port.value.id, at.dim) for port, at in placed if isinstance(at, Split)]
+
+    def _root(self, dim: Dim) -> Dim:
+        while self._parent.setdefault(dim, dim) != dim:
+            dim = self._parent[dim]
+        return dim
+
+    def assignments(self, most: int) -> Iterator[dict[Dim, int]]:
+        """Axes by name: all combinations for the names of most bytes."""
+        held: dict[Dim, int] = {}
+        for v, (n, p) in self.model.problem.defined.items():
+            tensor = self.model.nodes[n].ports[p].value
+            for d in range(len(tensor.shape)):
+                held[self._root((v, d))] = held.get(self._root((v, d)), 0) + tensor.bytes
+        names = sorted(held, key=held.get, reverse=True)[:most]
+        for axes in product((None, *range(len(self.model.axes))), repeat=len(names)):
+            yield {name: axis for name, axis in zip(names, axes, strict=True) if axis is not None}
+
+    def rows(self, split: dict[Dim, int]) -> Assignment:
+        """Every node in the state that costs least with all values in the layouts that their names say."""
+        model, rows = self.model, self.model.whole.copy()
+        wanted = {v: self._layout(v, split) for v in model.problem.defined}
+        for n, node in enumerate(model.nodes):
+            states, cost = model.states[n], model.unit(n)[tuple(model.states[n].T)].copy()
+            for p, port in enumerate(node.ports):
+                v, at = port.value.id, model.layout_ids(n, p, states.T)
+                costs = model.closures[v].costs
+                cost += (costs[at, wanted[v]] if port.defines else costs[wanted[v], at]) * model.trips(v)
+            rows[n] = states[int(cost.argmin())]
+        return rows
+
+    def _layout(self, v: int, split: dict[Dim, int]) -> int:
+        """What the names say of one value, as far as its dims divide; the first dim of a name has its axis."""
+        model, (n, p) = self.model, self.model.problem.defined[v]
+        rank, closure = len(model.nodes[n].ports[p].value.shape), self.model.closures[v]
+        codes, ids = [rank] * len(model.axes), closure.ids(model.axes)
+        for d in range(rank):
+            axis = split.get(self._root((v, d)))
+            if axis is not None and codes[axis] == rank:
+                tried = [*codes[:axis], d, *codes[axis + 1 :]]
+                codes = tried if ids[tuple(tried)] < closure.active.size else codes
+        return int(ids[tuple(codes)])
+
+
+def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
+    """The best states that differ from ``rows`` on one axis, by an integer program without sharing."""
+    others = [a for a in range(rows.shape[1]) if a != axis]
+    some = [s[(s[:, others] == rows[n][others]).all(axis=1)] for n, s in enumerate(model.states)]
+    begin = np.concatenate([[0], np.cumsum([len(states) for states in some])])
+    costs = [model.unit(n)[tuple(states.T)] for n, states in enumerate(some)]
+    entries = [(np.repeat(np.arange(len(some)), np.diff(begin)), np.arange(begin[-1]), np.ones(begin[-1]))]
+    width, height = int(begin[-1]), len(some)
+    for v, (n, p) in model.problem.defined.items():
+        for m, q in model.problem.used.get(v, ()):
+            ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
+            left, right = np.nonzero(np.isfinite(table := model.closures[v].costs[ends[0][:, None], ends[1]]))
+            columns = width + np.arange(left.size)
+            costs.append(table[left, right] * model.trips(v))
+            for node, at in ((n, left), (m, right)):
+                size = len(some[node])
+                entries.append((height + at, columns, np.ones(left.size)))
+                entries.append((height + np.arange(size), begin[node] + np.arange(size), -np.ones(size)))
+                height += size
+            width += left.size
+    return _solved(np.concatenate(costs), entries, len(some), height, some, begin)
+
+
+def _solved(costs, entries, nodes, height, some, begin) -> Assignment:
+    at, columns, values = map(np.concatenate, zip(*entries, strict=True))
+    right = np.zeros(height)
+    right[:nodes] = 1.0
+    unit = costs[: begin[-1]][np.isfinite(costs[: begin[-1]])].sum() / 1e6
+    found = milp(
+        costs / unit,
+        integrality=np.arange(costs.size) < begin[-1],
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(csr_matrix((values, (at, columns)), shape=(height, costs.size)), right, right),
+        options={"mip_rel_gap": 1e-6, "time_limit": _SECONDS},
+    )
+    parts = (found.x[a:b] for a, b in pairwise(begin))
+    return np.array([states[part.argmax()] for states, part in zip(some, parts, strict=True)])
