@@ -28,6 +28,7 @@ REASONS = {
     "FP8": "a topology has no rate for FP8 products",
     "experts": "mixtures without dropping tokens, whose experts' loads the tables do not give",
     "LORA": "adapters: most parameters are frozen, which no model of ours is",
+    "chunks": "stages, and no word on whether their layers are interleaved (as 1f1b they are predicted 47% too long)",
     "sizes": "no sizes of the model are published with the row",
 }
 
@@ -40,6 +41,8 @@ def reason(row: dict[str, str]) -> str:
         return REASONS["experts"]
     if "LORA" in row["model"]:
         return REASONS["LORA"]
+    if row["pp"] != "1" and not row["vp"]:
+        return REASONS["chunks"]
     return "" if row["model"] in MODELS else REASONS["sizes"]
 
 
