@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Graph, Literal, Op, Value
-from meshdsl.layouts.move import COLLECTIVES
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.lowering.walk import Arrays
 from meshdsl.planner.solution import Solution
 

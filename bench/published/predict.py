@@ -17,7 +17,7 @@ from pathlib import Path
 
 import meshdsl as md
 from bench.published.case import Case
-from meshdsl.layouts.move import price
+from meshdsl.layouts.price import price
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.pipeline.generators import make_schedule
 from meshdsl.pipeline.timing import Durations, time_schedule

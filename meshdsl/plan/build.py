@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import meshdsl.rules  # noqa: F401  (registers every rule)
 from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import COLLECTIVES, Move
+from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
 from meshdsl.plan.jobs import jobs_of

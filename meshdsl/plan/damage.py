@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from meshdsl.errors import MeshDSLError, first_line, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import COLLECTIVES, arcs, fits
+from meshdsl.layouts.move import arcs, fits
 from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement, Split
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.record import Moved, PlanFile
 from meshdsl.plan.value import Array
 

@@ -7,7 +7,7 @@ from math import prod
 from meshdsl.ir import Graph, Literal, Op, Value, walk
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import price
+from meshdsl.layouts.price import price
 from meshdsl.planner.solution import Solution
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from meshdsl.ir import LOOPS, Graph, Literal, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import COLLECTIVES, Move
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.plan.spans import Work
 from meshdsl.plan.streams import COMPUTE, Job

@@ -9,7 +9,7 @@ import linecache
 from collections.abc import Hashable, Iterator, Mapping
 
 from meshdsl.ir import Op, Program, Source, Value, walk
-from meshdsl.layouts.move import COLLECTIVES
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Line, Span

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import COLLECTIVES, into_split, rate
+from meshdsl.layouts.move import into_split
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
+from meshdsl.layouts.price import COLLECTIVES, rate
 from meshdsl.layouts.space import Space
 from meshdsl.planner.exact import COLLECTIVE_TIE, MOVE_TIE, Costs, Ids
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import price
 from meshdsl.layouts.placement import Split
+from meshdsl.layouts.price import price
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.exact import Costs
 

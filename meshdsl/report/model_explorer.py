@@ -13,7 +13,8 @@ from typing import Any
 
 from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import COLLECTIVES, Move
+from meshdsl.layouts.move import Move
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.text import layout_text

@@ -7,8 +7,9 @@ import pytest
 
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.exchange import Exchange, pieces, rounds, steps
-from meshdsl.layouts.move import COLLECTIVES, moves, price
+from meshdsl.layouts.move import moves
 from meshdsl.layouts.placement import B, P, S
+from meshdsl.layouts.price import COLLECTIVES, price
 
 
 @pytest.mark.parametrize("extent", [1, 2, 5])

@@ -6,7 +6,8 @@ import pytest
 
 from meshdsl.errors import LayoutError
 from meshdsl.layouts import Layout, Mesh, P, topology
-from meshdsl.layouts.move import COLLECTIVES, moves
+from meshdsl.layouts.move import moves
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.reshard import reshard
 from meshdsl.layouts.space import complete, space
 

@@ -4,7 +4,7 @@ import pytest
 
 from meshdsl.errors import ArgumentError, LayoutError
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import price
+from meshdsl.layouts.price import price
 from meshdsl.layouts.topology import Link, Topology, preset_names, topology
 from meshdsl.layouts.topology_file import load_topology, save_topology
 

@@ -8,8 +8,9 @@ from jax.extend.core import Literal as JaxLiteral
 
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value, check_graph, walk
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import COLLECTIVES, arrange
+from meshdsl.layouts.move import arrange
 from meshdsl.layouts.placement import B, P, S, Split
+from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.reshard import reshard
 from meshdsl.layouts.space import complete
 from meshdsl.planner.solution import Solution
