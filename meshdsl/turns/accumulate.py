@@ -28,7 +28,7 @@ from meshdsl.trace.read import read_jaxpr
 from meshdsl.turns.places import EACH, WHOLE, Place, Placing, held
 from meshdsl.turns.runner import AXIS, Runner, marked, put_back
 
-_JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
+JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
 
 
 def retraced(graph: Graph, run: Any) -> Graph:
@@ -52,7 +52,8 @@ class Step:
         self.after = [op for op in ops if op.id in later or op.id in whole]
         self.inside = [op for op in ops if placing.in_turns(op) and op.id not in later]
         self.before = [op for op in ops if not placing.in_turns(op) and op.id not in whole]
-        self.batch = [v for v in graph.inputs if isinstance(placing.of(v), Split)]
+        wanted = {v.id for op in self.inside for v in values(op.inputs)}
+        self.batch = [v for v in graph.inputs if v.id in wanted and isinstance(placing.of(v), Split)]
         made = {v.id for op in self.inside for v in op.outputs}
         read = {v.id: v for op in (*self.after, graph.ops[-1]) for v in values(op.inputs) if v.id in made}
         self.exported = list(read.values())
@@ -139,7 +140,7 @@ class Sum:
     def add(self, so_far: jax.Array, found: jax.Array) -> jax.Array:
         """With another turn's."""
         part = found / self.turns if self.turns > 1 else found
-        total: jax.Array = _JOIN[self.reduction](so_far, part)
+        total: jax.Array = JOIN[self.reduction](so_far, part)
         return total
 
     def masked(self, found: jax.Array, valid: jax.Array) -> jax.Array:

@@ -10,15 +10,17 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from meshdsl.ir import Value
 from meshdsl.layouts.placement import B, Placement, Split
-from meshdsl.lowering.position import taking_turns
+from meshdsl.lowering.moves import identity
+from meshdsl.lowering.position import position, taking_turns
 from meshdsl.lowering.walk import Arrays
 from meshdsl.turns.accumulate import Step, Sum
-from meshdsl.turns.packing import Packing, examples, in_rows, of_examples, row_length
+from meshdsl.turns.packing import Packing, Rows, examples, in_rows, of_examples, row_length
 from meshdsl.turns.parts import Parts
-from meshdsl.turns.places import Place
+from meshdsl.turns.places import Place, Placing
 from meshdsl.turns.runner import AXIS, Runner
 
 Known = dict[tuple[int, Placement], jax.Array]
@@ -51,6 +53,17 @@ class Made(NamedTuple):
     stacks: Arrays
 
 
+def reduction_of(v: Value, placing: Placing) -> str:
+    """How what turns make of a value is put together, as ``Sum`` does it; empty if each turn makes a part of it.
+
+    What that leaves to the last turn, the others add nothing to.
+    """
+    if isinstance(placing.of(v), Split):
+        return ""
+    s = Sum.of(v, placing)
+    return s.reduction if s else "max" if v.dtype == jnp.bool_ else "sum"
+
+
 class Side:
     """One way through all stages, forward or back.
 
@@ -63,16 +76,19 @@ class Side:
         self.turns, stages = step.placing.turns, range(parts.last + 1)
         self.cuts = [parts.handed(cut.backward if back else cut.forward) for cut in parts.cuts]
         mine = [v for v in step.exported if parts.is_back(v) == back]
-        self.totals = {v.id: s for v in mine if (s := Sum.of(v, step.placing))}
+        self.totals = {v.id: how for v in mine if (how := reduction_of(v, step.placing))}
         self.sums = [[v for v in mine if parts.stage(v) == k and v.id in self.totals] for k in stages]
         self.stacks = [[v for v in mine if parts.stage(v) == k and v.id not in self.totals] for k in stages]
-        self.handing = Packing([[(v.dtype, self._row(v)) for _, v in cut] for cut in self.cuts])
-        self.adding = Packing([[(v.dtype, row_length(v.shape, ranks)) for v in each] for each in self.sums])
-        self.stacking = Packing([[(v.dtype, self._row(v)) for v in each] for each in self.stacks])
+        self.handing = Packing([[self._row(v) for _, v in cut] for cut in self.cuts])
+        self.adding = Packing([[self._total(v) for v in each] for each in self.sums])
+        self.stacking = Packing([[self._row(v) for v in each] for each in self.stacks])
 
-    def _row(self, v: Value) -> int:
-        """The length of what is known per example."""
-        return row_length(v.shape, self.step.batch[0].shape[0])
+    def _row(self, v: Value) -> Rows:
+        """What is known per example."""
+        return Rows(row_length(v.shape, self.step.batch[0].shape[0]), v.dtype)
+
+    def _total(self, v: Value) -> Rows:
+        return Rows(row_length(v.shape, self.ranks), v.dtype, self.totals[v.id])
 
     def entry(self, stage: int) -> int:
         """The cut by which a stage is entered; none if it is out of range."""
@@ -98,7 +114,7 @@ class Side:
         sums = [in_rows(self._share(v, runner), self.ranks) for v in self.sums[stage]]
         stacks = [examples(runner.natural(v), _dim(runner.placing.of(v)), rows) for v in self.stacks[stage]]
         return Made(
-            self.handing.pack(cut, handed, rows) if leaves else self._nothing(rows),
+            self.handing.pack(cut, handed, rows) if leaves else self.handing.nothing(rows),
             self.adding.pack(stage, sums, self.ranks),
             self.stacking.pack(stage, stacks, rows),
         )
@@ -110,19 +126,15 @@ class Side:
             yield of_examples(x, _dim(self.step.placing.of(v)), v.shape)
 
     def _share(self, v: Value, runner: Runner) -> jax.Array:
-        found, turns = runner.natural(v), self.totals[v.id].turns
-        return found / turns if turns > 1 else found
-
-    def _nothing(self, rows: int) -> Arrays:
-        return tuple(jax.numpy.zeros((rows, length), dtype) for length, dtype in self.handing.columns)
+        found, s = runner.natural(v), Sum.of(v, self.step.placing)
+        if s is None:
+            last = position(AXIS) == runner.placing.turns - 1
+            return jnp.where(last, found, jnp.asarray(identity(self.totals[v.id], v.dtype), v.dtype))
+        return found / s.turns if s.turns > 1 else found
 
     def idle(self, rows: int) -> Made:
         """What a rank makes that has no microbatch."""
-        buffers = ((self.adding, self.ranks), (self.stacking, rows))
-        added, stacked = (
-            tuple(jax.numpy.zeros((n, length), dtype) for length, dtype in packing.columns) for packing, n in buffers
-        )
-        return Made(self._nothing(rows), added, stacked)
+        return Made(self.handing.nothing(rows), self.adding.nothing(self.ranks), self.stacking.nothing(rows))
 
 
 def _dim(place: Place) -> int:
@@ -164,10 +176,10 @@ class Branches:
     def _reads(self, side: Side, stage: int, whole: Runner, blocks: Arrays) -> set[int]:
         noted = _Noting(whole.arrays)
         came, back = (
-            tuple(jax.ShapeDtypeStruct((self.size, length), dtype) for length, dtype in each.handing.columns)
+            tuple(jax.ShapeDtypeStruct((self.size, row.length), row.dtype) for row in each.handing.columns)
             for each in (self.forward, self.backward)
         )
-        number, at = jax.numpy.int32(0), jax.lax.iota(jax.numpy.int32, self.size)
+        number, at = jnp.int32(0), jax.lax.iota(jnp.int32, self.size)
         back = back if side.back else ()
         jax.eval_shape(
             lambda came, back: self.run(side, stage, Given(number, at, blocks, noted.again(), came, back)), came, back

@@ -1,6 +1,6 @@
 """A step that ``md.stage`` cuts, as a pipeline over a named axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PipelineError, nearest
@@ -52,9 +52,26 @@ def by_parts(
     free = _divides(program.graph, placing, ids, examples, asked)
     step = PartedStep(graph, parts, Rota(made.table, made.rooms), asked.axis, free)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
-    if not free:
-        notes.append("examples of a microbatch depend on each other, so that no other axis splits the stages' work")
+    notes += _other_axes(mesh, asked.axis, free, step.examples)
     return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
+
+
+def _other_axes(mesh: Mesh, axis: str, free: bool, split: bool) -> Iterator[str]:
+    """What axes beside that of the stages do for their work.
+
+    Args:
+      free: examples of a microbatch do not depend on each other. split: these axes split them.
+    """
+    others = [name for name, size in mesh.sizes_by_name.items() if name != axis and size > 1]
+    if not others:
+        return
+    if split:
+        yield f"over {', '.join(others)} stages are split by examples alone, and have the weights that they read whole"
+        return
+    why = (
+        "the largest or smallest of all examples is wanted" if free else "examples of a microbatch depend on each other"
+    )
+    yield f"{why}, so that {', '.join(others)} cannot split the work of stages"
 
 
 def _trimmed(graph: Graph, placing: Placing) -> Graph:

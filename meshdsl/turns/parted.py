@@ -32,8 +32,8 @@ from meshdsl.layouts.placement import B
 from meshdsl.lowering.walk import Arrays
 from meshdsl.pipeline.costs import BACKWARD, FORWARD, STASH
 from meshdsl.turns import lanes
-from meshdsl.turns.accumulate import Step, dealt
-from meshdsl.turns.branches import Branches, Side
+from meshdsl.turns.accumulate import JOIN, Step, dealt
+from meshdsl.turns.branches import Branches, Side, reduction_of
 from meshdsl.turns.packing import out_of_rows
 from meshdsl.turns.parts import AFTER, Parts
 from meshdsl.turns.ranks import Ranks
@@ -54,7 +54,8 @@ class PartedStep(Step):
     def __init__(self, graph: Graph, parts: Parts, rota: Rota, axis: str, examples: bool) -> None:
         late = [op.id for op in graph.ops if any(parts.times.get(v.id) == AFTER for v in op.outputs)]
         super().__init__(graph, parts.placing, late)
-        self.parts, self.rota, self.axis, self.examples = parts, rota, axis, examples
+        self.parts, self.rota, self.axis = parts, rota, axis
+        self.examples = examples and all(reduction_of(v, parts.placing) in ("", "sum") for v in self.exported)
 
     def looped(self, whole: Runner) -> list[jax.Array]:
         """The exported values, whole."""
@@ -96,7 +97,7 @@ class _Loops(Ranks):
     def _empty(self) -> _State:
         """What there is before the first tick."""
         rooms, size = self.rota.rooms, self.branches.size
-        forward, *back = [[((size, n), dtype) for n, dtype in side.handing.columns] for side in self.sides]
+        forward, *back = [[((size, row.length), row.dtype) for row in side.handing.columns] for side in self.sides]
         with within(STASH):
             inputs = tuple(self._unused((rooms.inputs.count, *shape), dtype) for shape, dtype in forward)
         handed = tuple(self._unused(shape, dtype) for shape, dtype in chain(*back))
@@ -108,8 +109,7 @@ class _Loops(Ranks):
         return self.split(lanes.unused((self.p, *shape), dtype))
 
     def _zero(self, side: Side) -> Arrays:
-        shapes = [((*self.order.shape, self.p, n), dtype) for n, dtype in side.adding.columns]
-        return tuple(self.split(jnp.zeros(shape, dtype), 1) for shape, dtype in shapes)
+        return tuple(self.split(x, 1) for x in side.adding.nothing(*self.order.shape, self.p))
 
     def _round(self, state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
         """One round of a loop: its parts, tick by tick."""
@@ -161,8 +161,9 @@ class _Loops(Ranks):
         """What all ranks do: what they hand on, the state with what they add, and what they have per example."""
         made = self.works[way](units, came, back)
         mine = (lax.broadcasted_iota(jnp.int32, self.order.shape, 0) == units.chunk)[..., None, None]
-        pairs = zip(state.sums[way], made.sums, strict=True)
-        added = tuple(self.split(so_far + jnp.where(mine, x[None], 0), 1) for so_far, x in pairs)
+        totals = zip(self.sides[way].adding.columns, state.sums[way], made.sums, strict=True)
+        shares = ((c, so_far, jnp.where(mine, x[None], c.nothing(1))) for c, so_far, x in totals)
+        added = tuple(self.split(JOIN[c.reduction](so_far, x), 1) for c, so_far, x in shares)
         sums = (*state.sums[:way], added, *state.sums[way + 1 :])
         return tuple(map(self.split, made.handed)), state._replace(sums=sums), tuple(map(self.split, made.stacks))
 

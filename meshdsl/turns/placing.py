@@ -96,7 +96,7 @@ class _Deduction:
         if found <= {B}:
             self._give(op, (B,) * len(op.outputs))
         elif op.name == "stage":
-            self._give(op, [self.placing.of(x) for x in op.inputs])
+            self._hand_on(op)
         elif WHOLE in found:
             read = [x for x in values(op.inputs) if self.placing.of(x) is WHOLE]
             self._late(op, self.placing.late[read[0].id])
@@ -106,6 +106,12 @@ class _Deduction:
             self._turned(op)
         else:
             self._late(op, op)
+
+    def _hand_on(self, op: Op) -> None:
+        """What goes through a cut is on its other side as it was."""
+        self._give(op, [self.placing.of(x) for x in op.inputs])
+        late, pairs = self.placing.late, zip(op.inputs, op.outputs, strict=True)
+        late.update((v.id, late[x.id]) for x, v in pairs if isinstance(x, Value) and x.id in late)
 
     def _is_own(self, op: Op) -> bool:
         return any(v.id in self.own for v in op.outputs)

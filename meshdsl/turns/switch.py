@@ -19,7 +19,7 @@ from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Dims
 from meshdsl.lowering.walk import Arrays
 from meshdsl.turns.branches import Branches, Given, Known, Made, Side
-from meshdsl.turns.packing import Packing, in_rows, out_of_rows, row_length
+from meshdsl.turns.packing import Packing, Rows, in_rows, out_of_rows, row_length
 from meshdsl.turns.ranks import Ranks, pick
 from meshdsl.turns.rota import Units
 from meshdsl.turns.runner import Runner
@@ -48,8 +48,8 @@ class Weights:
         packed = {i for i, x in self.arrays.items() if x.size > 1 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)}
         return [sorted(i for i in each & packed if sum(i in other for other in reads) == 1) for each in reads]
 
-    def _row(self, x: jax.Array) -> tuple[Any, int]:
-        return x.dtype, row_length(x.shape, self.ranks.p)
+    def _row(self, x: jax.Array) -> Rows:
+        return Rows(row_length(x.shape, self.ranks.p), x.dtype)
 
     def _pack(self) -> Arrays:
         """By chunk and rank, what each stage alone reads."""

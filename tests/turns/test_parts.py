@@ -122,6 +122,40 @@ def test_planned_stages_split_the_batch_over_other_axes(tmp_path):
     assert md.parallelize(pictures, mesh, data, plan=loaded).plan(params, batch) is loaded
 
 
+def measured(params, batch):
+    """A gradient, and what is said of all examples: the largest and smallest, whether any is, how many, a counter."""
+
+    def loss(params):
+        x = md.stage(batch["x"] @ params[0]["w"])
+        x = x @ params[1]["w"]
+        return jnp.mean(x**2), x
+
+    (_, x), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+    count, last = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] / 2), (0, x))
+    return gradient, x.max(), x.min(0), jnp.any(x > 9), jnp.sum(x > 0), jnp.sum(batch["mask"]), count, last.sum()
+
+
+def counted(params, batch):
+    gradient, _, _, _, *numbers = measured(params, batch)
+    return gradient, numbers
+
+
+@pytest.mark.parametrize(
+    ("function", "note"),
+    [
+        (measured, "the largest or smallest of all examples is wanted, so that data, model cannot split the work"),
+        (counted, "over data, model stages are split by examples alone, and have the weights that they read whole"),
+    ],
+)
+def test_what_stages_find_of_all_examples(function, note):
+    sharded = md.parallelize(function, md.Mesh(pipe=2, data=2, model=2), pipeline=md.Pipeline(2, axis="pipe"))
+    args = arguments(dtype=np.float32)
+    args[0].pop()
+    sharded.check(*args)
+    sharded.verify(*args)  # a mask that nothing reads is not exchanged
+    assert note in str(sharded.plan(*args))
+
+
 def test_without_an_axis_it_is_the_identity():
     args = arguments(dtype=np.float32)
     plain, cut = (trace(step, args, cuts=cuts).graph for cuts in (False, True))
@@ -139,6 +173,10 @@ def past(params, batch):
     return jnp.mean((later @ params[2]["up"]).sum(1) + x.sum(1))
 
 
+def worst(params, batch):
+    return jax.grad(lambda params: jnp.max(md.stage(batch["x"] @ params[0]["w"]) ** 2))(params)
+
+
 def again(params, batch):
     return jax.grad(lambda params: jax.checkpoint(lambda params: loss(params, batch)[0])(params))(params)
 
@@ -152,6 +190,7 @@ def again(params, batch):
         (step, {"schedule": "interleaved", "chunks": 3}, "4 parts are too few for 3 chunks for each of 2 stages"),
         (step, {"schedule": "zb"}, "'zb' halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'"),
         (step, {"recompute": "none"}, "recompute='none' is for layers; parts are computed again, from what they are"),
+        (worst, {}, "these need the whole batch at once:\n  eq at test_parts.py:"),
         (again, {}, "is run again in the backward pass; put jax.checkpoint inside of parts"),
         (step, {"axis": "pip"}, "no axis 'pip' with several devices; did you mean 'pipe'?"),
         (lambda params, batch: (batch["x"] @ params[0]["w"]).sum(), {}, "for a step that md.stage cuts, and nothing"),
