@@ -20,8 +20,8 @@ from meshdsl.pad.rewrite import pad_program
 from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.value import Plan
-from meshdsl.planner.solution import Pins, Solution
-from meshdsl.planner.solve import solve
+from meshdsl.planner.solution import Pins
+from meshdsl.planner.solve import Found, search_plan
 from meshdsl.trace.graphs import values
 from meshdsl.units import seconds_text
 
@@ -51,7 +51,7 @@ def plan_program(
     if isinstance(best.outcome, MemoryLimitError):
         raise best.outcome
     chosen = replace(best.program, notes=[*program.notes, *notes])
-    return chosen, replace(build_plan(chosen, best.outcome, best.pins), padded=tuple(best.sizes.items()))
+    return chosen, replace(build_plan(chosen, best.outcome.solution(), best.pins), padded=tuple(best.sizes.items()))
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ class _Attempt:
     sizes: Sizes
     program: Program
     pins: Pins
-    outcome: Solution | MemoryLimitError
+    outcome: Found | MemoryLimitError
 
     @property
     def seconds(self) -> float:
         """Of the plan; without end if there is none."""
-        return self.outcome.seconds if isinstance(self.outcome, Solution) else float("inf")
+        return self.outcome.seconds if isinstance(self.outcome, Found) else float("inf")
 
     def __str__(self) -> str:
-        return seconds_text(self.seconds) if isinstance(self.outcome, Solution) else "does not fit the memory"
+        return seconds_text(self.seconds) if isinstance(self.outcome, Found) else "does not fit the memory"
 
 
 def _attempt(
@@ -78,7 +78,7 @@ def _attempt(
     made = pad_program(program, sizes)
     pins = pins_of(made)
     try:
-        return _Attempt(sizes, made, pins, solve(made, mesh, pins, memory))
+        return _Attempt(sizes, made, pins, search_plan(made, mesh, pins, memory))
     except MemoryLimitError as error:
         return _Attempt(sizes, made, pins, error)
 

@@ -112,6 +112,7 @@ class Work:
     def __init__(self, program: Program, solution: Solution, reasons: Reasons) -> None:
         self.solution, self.kept = solution, materialised(program.graph)
         self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
+        self._alone: dict[int, float] = {}
 
     def seconds(self, op: Op) -> float:
         """Of one operation on one device and trip, and of the moves within the device that it waits for."""
@@ -119,9 +120,12 @@ class Work:
 
     def alone(self, op: Op) -> float:
         """Of one operation on one device and trip."""
-        rows = self.solution.rows.get(op.id)
-        if rows is None:
-            return 0.0
+        if op.id not in self._alone:
+            rows = self.solution.rows.get(op.id)
+            self._alone[op.id] = 0.0 if rows is None else self._in_rows(op, rows)
+        return self._alone[op.id]
+
+    def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
         placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
         shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
         key = (placed, shapes, work_of(op, self.kept))

@@ -28,6 +28,7 @@ class Certificate:
         self._network, self._stays = joint.bounds(best, trees), joint.beside if trees else frozenset()
         cap(self._network, best.cost + 1.0)
         self.bound: float = bound(self._network)
+        self._messages: Messages | None = None
 
     @property
     def gap(self) -> float:
@@ -48,6 +49,12 @@ class Certificate:
     def states(self) -> int:
         """Number of states of the variables that are left."""
         return sum(unary.size for unary in self._network.unary.values())
+
+    def lift(self, passes: int) -> None:
+        """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
+        self._messages = self._messages or Messages(self._network)
+        self._messages.run(passes)
+        self.bound = max(self.bound, self._network.constant + self._messages.lower)
 
     def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small.

@@ -94,11 +94,14 @@ class Evaluator:
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
-    """Per op id, its row on every mesh axis."""
-    found = {}
-    for n, node in enumerate(model.nodes):
+    """Per op id, its row on every mesh axis; equal operations in equal states get the same rows."""
+    found, known = {}, dict[Hashable, tuple[Signature, ...]]()
+    for node, state in zip(model.nodes, map(tuple, rows.tolist()), strict=True):
         if node.op is not None:
-            found[node.op.id] = tuple(_full_row(node.op, node.rows[r]) for r in rows[n])
+            key = id(node.rows), state
+            if key not in known:
+                known[key] = tuple(_full_row(node.op, node.rows[r]) for r in state)
+            found[node.op.id] = known[key]
     return found
 
 
@@ -115,13 +118,17 @@ def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[
     """The layout of every value, and of every operand as it is read."""
     own: dict[int, Layout] = {}
     uses: dict[tuple[int, int], Layout] = {}
-    for n, node in enumerate(model.nodes):
-        for p, port in enumerate(node.ports):
-            layout = model.layout(n, p, rows[n])
+    known: dict[Hashable, Layout] = {}
+    for n, state in enumerate(map(tuple, rows.tolist())):
+        table, order = id(model.tables[n]), model.orders[n]
+        for p, port in enumerate(model.nodes[n].ports):
+            key = table, p, order, id(model.distances[port.value.id]), state
+            if key not in known:
+                known[key] = model.layout(n, p, rows[n])
             if port.defines:
-                own[port.value.id] = layout
+                own[port.value.id] = known[key]
             elif port.reader is not None:
-                uses[port.reader] = layout
+                uses[port.reader] = known[key]
     return own, uses
 
 

@@ -5,7 +5,7 @@ points, every value alive there pays per byte, and the step is solved again (Lag
 relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 from meshdsl.errors import PinError
 from meshdsl.ir import Graph
@@ -37,9 +37,16 @@ class Fitter:
         self.places = Places(model.problem.program.graph)
         self.around = dict(_around(model.problem.program.graph, ()))
         self.points: dict[int, Peak] = {}
+        self._peaks: dict[Hashable, Peak] = {}
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
+        key = choice.rows.tobytes(), tuple(choice.edges.items())
+        if key not in self._peaks:
+            self._peaks[key] = self._peak(choice)
+        return self._peaks[key]
+
+    def _peak(self, choice: Choice) -> Peak:
         own, uses = layouts_of(self.model, choice.rows)
         trees = trees_of(self.model, choice)
         placed = Placed(self.places, self.model.problem.mesh, own, uses, trees)

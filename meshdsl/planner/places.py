@@ -39,7 +39,6 @@ class Within:
       reuses: per position, results that may be written over operands.
     """
 
-    graph: Graph
     runs: tuple[int, ...]
     views: tuple[int, ...]
     reuses: dict[int, tuple[Reuse, ...]]
@@ -84,7 +83,7 @@ class Places:
 
     def _within(self, graph: Graph) -> Within:
         views = tuple(at for at, op in enumerate(graph.ops) if _is_view(op))
-        return Within(graph, self._runs(graph), views, self._reuses(graph))
+        return Within(self._runs(graph), views, self._reuses(graph))
 
     def _runs(self, graph: Graph) -> tuple[int, ...]:
         runs = list(range(len(graph.ops)))

@@ -11,13 +11,7 @@ def drop_unreachable_partials(problem: Problem) -> None:
     tables = {id(node.rows): node.rows for node in problem.nodes}
     mentions = {table: _partial_mentions(rows) for table, rows in tables.items()}
     concerned = [(node, mentions[id(node.rows)]) for node in problem.nodes if mentions[id(node.rows)]]
-    changed = True
-    while changed:
-        changed = False
-        for node, rows in concerned:
-            for ports in rows.values():
-                if _reachable(node, ports, possible):
-                    changed |= _spread(node, ports, possible)
+    _reach([(node, ports) for node, rows in concerned for ports in rows.values()], possible)
     shared: dict[tuple[int, tuple[int, ...]], tuple[Signature, ...]] = {}
     for node, rows in concerned:
         lost = tuple(i for i, ports in rows.items() if not _reachable(node, ports, possible))
@@ -26,6 +20,19 @@ def drop_unreachable_partials(problem: Problem) -> None:
             if key not in shared:
                 shared[key] = tuple(row for i, row in enumerate(node.rows) if i not in lost)
             node.rows = shared[key]
+
+
+def _reach(rows: "list[tuple[Node, _Mentions]]", possible: dict[int, set[Placement]]) -> None:
+    """Note what is possible by any row; one that is reached stays so."""
+    left = len(rows) + 1
+    while len(rows) < left:
+        left, waiting = len(rows), []
+        for node, ports in rows:
+            if _reachable(node, ports, possible):
+                _spread(node, ports, possible)
+            else:
+                waiting.append((node, ports))
+        rows = waiting
 
 
 _Mentions = tuple[tuple[int, Placement], ...]  # ports that are partial in a row, and how
@@ -45,9 +52,7 @@ def _reachable(node: Node, partial: _Mentions, possible: dict[int, set[Placement
     return stated or not needs or any(at in possible[v] for v, at in needs)
 
 
-def _spread(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> bool:
-    made = {(node.ports[p].value.id, at) for p, at in partial if node.ports[p].defines}
-    new = [(v, at) for v, at in made if at not in possible[v]]
-    for v, at in new:
-        possible[v].add(at)
-    return bool(new)
+def _spread(node: Node, partial: _Mentions, possible: dict[int, set[Placement]]) -> None:
+    for p, at in partial:
+        if node.ports[p].defines:
+            possible[node.ports[p].value.id].add(at)

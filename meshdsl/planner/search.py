@@ -7,9 +7,11 @@ thousand operations then go through rounds that prove the plan, or find the bett
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
 neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, as if there
 were only two, then two axes move and the others stay. If they can be looked at once, that gives the bound.
+
+A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from meshdsl.planner.bound import Certificate
@@ -32,49 +34,61 @@ _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothi
 _GAP = 1e-2  # large enough to sweep
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate
+_SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
 
 
+Fits = Callable[[Choice], bool]
+
+
 def search(model: Model) -> tuple[Choice, float]:
     """The best plan found, memory aside, and seconds that no plan can undercut."""
+    best, prove = find(model, lambda _: True)
+    return best, prove()
+
+
+def find(model: Model, fits: Fits) -> tuple[Choice, Callable[[], float]]:
+    """The best plan found, memory aside, and what proves seconds that no plan can undercut, when they are asked for.
+
+    Args:
+      fits: whether a plan is within the memory.
+    """
     evaluator = Evaluator(model)
-    best = evaluator.evaluate(model.whole)
+    best, bound = evaluator.evaluate(model.whole), None
     if _jointly(model, _JOINTLY):
         joint = Joint(model)
-        best, bound = _proved(joint, joint.plans(), evaluator, best)
+        best, bound = _proved(joint, joint.plans(), evaluator, best, fits)
     else:
         for groups in _neighbourhoods(model.wide, True):
             model.focus(groups, best.rows)
-            best = _near(model, groups, evaluator, best)
-        model.focus()
-        best, bound = _bounded(model, evaluator, best)
-    safe = bound - TIES - 1e-9 * abs(bound)  # sums of floats round
-    return best, max(0.0, model.scale.seconds(min(safe, best.cost)))
+            found = _plans_near(Joint(model), groups, evaluator, best)
+            best = min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
+        if _layouts(model) <= _ONCE and fits(best):
+            model.focus()
+            certificate = Certificate(Joint(model), best, FIRST_TREES)
+            _raised(certificate, evaluator)
+            best, bound = closed(certificate, evaluator)
+
+    def prove() -> float:
+        least = _bound(model, best) if bound is None else bound
+        safe = least - TIES - 1e-9 * abs(least)  # sums of floats round
+        return max(0.0, model.scale.seconds(min(safe, best.cost)))
+
+    return best, prove
 
 
-def _bounded(model: Model, evaluator: Evaluator, best: Choice) -> tuple[Choice, float]:
-    """A plan as good, or better, and a bound, on a mesh of many axes."""
-    if _layouts(model) > _ONCE:
-        return best, sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
-    certificate = Certificate(Joint(model), best, FIRST_TREES)
-    _raised(certificate, evaluator)
-    return closed(certificate, evaluator)
+def _bound(model: Model, best: Choice) -> float:
+    """What no plan undercuts, on a mesh of many axes."""
+    model.focus()
+    if _layouts(model) <= _ONCE:
+        return _raised(Certificate(Joint(model), best))
+    return sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
-def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice) -> Choice:
-    """The best plan found among those that are in question."""
-    joint = Joint(model)
-    network = joint.plans()
-    if network.entries <= _CLOSED:
-        return _proved(joint, network, evaluator, best)[0]
-    found = _plans_near(joint, groups, evaluator, best)
-    return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
-
-
-def _proved(joint: Joint, network: Network, evaluator: Evaluator, known: Choice) -> tuple[Choice, float]:
+def _proved(joint: Joint, network: Network, evaluator: Evaluator, known: Choice, fits: Fits) -> tuple[Choice, float]:
     """Where the messages point, with its bound; swept and closed if that leaves much open."""
     model = joint.model
     start = _pointed_to(network, known.cost)
@@ -88,7 +102,8 @@ def _proved(joint: Joint, network: Network, evaluator: Evaluator, known: Choice)
         if better.cost < certificate.best.cost:
             certificate.best = better
             _raised(certificate, evaluator)
-    best, bound = closed(certificate, evaluator) if few else (certificate.best, certificate.bound)
+    closing = few and fits(certificate.best)
+    best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
     return (known if known.cost < best.cost else best), bound
 
 
@@ -97,7 +112,7 @@ def _raised(certificate: Certificate, evaluator: Evaluator | None = None) -> flo
     left, passes = _affordable(certificate.work), _AT_A_TIME
     while left > 0 and certificate.gap >= _GAP:
         before = certificate.gap
-        certificate.tighten(min(passes, left))
+        (certificate.tighten if certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
         left, passes = left - passes, 2 * passes
         if before - certificate.gap < _STALLED:
             break

@@ -1,5 +1,8 @@
 """The stages of planning, in a straight line."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
@@ -7,9 +10,33 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
+from meshdsl.planner.search import find
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan found within the memory; how good it is at least is proved when it is asked for.
+
+    Args:
+      peak: its fullest point. prove: seconds that no plan can be below.
+    """
+
+    model: Model
+    pins: Pins
+    choice: Choice
+    peak: Peak
+    prove: Callable[[], float]
+
+    @property
+    def seconds(self) -> float:
+        """What the plan takes."""
+        return self.model.scale.seconds(self.choice.cost)
+
+    def solution(self) -> Solution:
+        """The plan with its bound."""
+        return written(self.model, self.pins, self.choice, self.peak, self.prove())
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
@@ -20,10 +47,16 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
+    return search_plan(program, mesh, pins, memory).solution()
+
+
+def search_plan(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Found:
+    """As ``solve``, with the proof left for later: of several programs that are compared, one needs it."""
+    limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins))
-    best, bound = search(model)
-    choice, peak = Fitter(model, pins).fit(best, mesh.topology.memory if memory is None else memory)
-    return written(model, pins, choice, peak, bound)
+    fitter = Fitter(model, pins)
+    best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
+    return Found(model, pins, *fitter.fit(best, limit), prove)
 
 
 def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) -> Solution:

@@ -7,6 +7,7 @@ made from a copy that was made partial for a reader (see ``space``).
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from meshdsl.layouts.space import Space
 from meshdsl.planner.exact import Costs
 
 Edges = tuple[tuple[int, int], ...]
-_EXACT = 6
+_EXACT, _KNOWN = 6, 1 << 16
 
 
 def tree(costs: Costs, inner: Costs, own: int, wanted: Iterable[int]) -> tuple[float, Edges]:
@@ -83,6 +84,7 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
     return total, tuple(edges)
 
 
+@lru_cache(_KNOWN)
 def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
     """The moves along the edges, given as numbers of layouts; each layout is made once, and so is the way to it."""
     layouts = within.layouts

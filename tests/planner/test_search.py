@@ -15,7 +15,7 @@ from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
+from meshdsl.planner.search import find, search
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
@@ -59,6 +59,26 @@ def test_rounds_prove_a_plan_and_leave_no_better_one():
     assert best.cost < start.best.cost or best is start.best
     assert bound == pytest.approx(best.cost, rel=2e-9)
     assert best.cost == search(model)[0].cost
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_bound_without_settled_tables_is_below_every_plan_and_near_the_other(name):
+    model = problem_of(name, TWO)
+    best = search(model)[0]
+    lifted, settled = (Certificate(Joint(model), best) for _ in range(2))
+    lifted.lift(16)
+    settled.tighten(16)
+    assert lifted.bound <= best.cost
+    assert lifted.gap < settled.gap + 0.02
+
+
+def test_a_plan_that_does_not_fit_is_not_taken_through_rounds(monkeypatch):
+    monkeypatch.setattr(search_module, "closed", lambda *_: pytest.fail("rounds for a plan that does not fit"))
+    for mesh in (TWO, md.Mesh(x=2, y=2, z=2)):
+        model = problem_of("gradient", mesh)
+        best, prove = find(model, lambda choice: False)
+        assert 0 < prove() <= model.scale.seconds(best.cost)
+        monkeypatch.setattr(search_module, "_JOINTLY", 0)
 
 
 @pytest.mark.parametrize("name", STEPS)
