@@ -21,14 +21,14 @@ scope of the instruction tells, or of the line that takes its tensor out of a co
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.groups import axes_of_groups, axes_of_pairs, replica_groups, source_target_pairs
-from meshdsl.lowering.hlo_text import Instruction, Module, arrays, called, members, parse_module, trip_count
+from meshdsl.lowering.hlo_text import Instruction, Module, arrays, members, parse_module
+from meshdsl.lowering.hlo_walk import Site, executed
 
 _Readers = Mapping[str, Sequence[Instruction]]
 KINDS = (
@@ -74,41 +74,15 @@ class CompiledCollective:
 
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
     """Every collective of the program with compiled HLO ``text`` that joins more than one device."""
-    module = parse_module(text)
+    return collectives_of_module(parse_module(text), mesh)
+
+
+def collectives_of_module(module: Module, mesh: Mesh) -> tuple[CompiledCollective, ...]:
+    """Every collective of a parsed program that joins more than one device."""
     readers = {name: _readers(lines) for name, lines in module.computations.items()}
-    found = (_collective(site, readers[site.inside], mesh) for site in _sites(module))
+    sites = executed(module, lambda line: bool(_kind(line.opcode)))
+    found = (_collective(site, readers[site.inside], mesh) for site in sites)
     return tuple(c for c in found if c.group > 1)
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A collective where it stands; ``inside`` is the computation around it."""
-
-    instruction: Instruction
-    inside: str
-    trips: int = 1
-    known: bool = True
-
-
-def _sites(module: Module) -> tuple[_Site, ...]:
-    """Every collective that is reached from the entry, with its trips."""
-
-    @cache
-    def within(name: str) -> tuple[_Site, ...]:
-        lines = module.computations.get(name, ())
-        starts = any("AsyncCollectiveStart" in line.rest for line in lines)
-        return tuple(site for line in lines if starts or "chain_id=" not in line.rest for site in of(line, name))
-
-    def of(line: Instruction, inside: str) -> Iterator[_Site]:
-        if _kind(line.opcode):
-            yield _Site(line, inside)
-            return
-        trips = trip_count(line, module) if line.opcode == "while" else 1
-        for name in called(line):
-            for site in within(name):
-                yield replace(site, trips=site.trips * (trips or 1), known=site.known and trips is not None)
-
-    return within(module.entry)
 
 
 def _kind(opcode: str) -> str:
@@ -116,7 +90,7 @@ def _kind(opcode: str) -> str:
     return base if base in KINDS else ""
 
 
-def _collective(site: _Site, readers: _Readers, mesh: Mesh) -> CompiledCollective:
+def _collective(site: Site, readers: _Readers, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = _kind(line.opcode)
     if kind == "collective-permute":

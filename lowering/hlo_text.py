@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import prod
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
-_NAME = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
@@ -32,13 +32,31 @@ class Instruction:
     opcode: str
     rest: str
 
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands; some compilers write their types before them."""
+        inside = self._brackets
+        names = (part.split()[-1] for part in members(inside) if part.strip())
+        return tuple(name.lstrip("%") for name in names)
+
+    @property
+    def attributes(self) -> str:
+        """What stands behind the operands."""
+        return self.rest[len(self._brackets) - 1 :]
+
+    @property
+    def _brackets(self) -> str:
+        opened = f"({self.rest}"
+        return opened[: _closing(opened, 0) + 1]
+
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name."""
+    """Computations by name, and the name of what each returns."""
 
     entry: str
     computations: Mapping[str, tuple[Instruction, ...]]
+    roots: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -75,15 +93,18 @@ def members(text: str) -> list[str]:
 
 def parse_module(text: str) -> Module:
     """The computations of HLO ``text``."""
-    entry, body = "", None
+    entry = inside = ""
     computations: dict[str, list[Instruction]] = {}
+    roots: dict[str, str] = {}
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
-            body = computations.setdefault(match.group(2), [])
-            entry = match.group(2) if match.group(1) else entry
-        elif body is not None and (match := _NAME.match(line)):
-            body.append(_instruction(match.group(1), match.group(2)))
-    return Module(entry, {name: tuple(lines) for name, lines in computations.items()})
+            inside = match.group(2)
+            computations.setdefault(inside, [])
+            entry = inside if match.group(1) else entry
+        elif inside and (match := _NAME.match(line)):
+            computations[inside].append(_instruction(match.group(2), match.group(3)))
+            roots |= {inside: match.group(2)} if match.group(1) else {}
+    return Module(entry, {name: tuple(lines) for name, lines in computations.items()}, roots)
 
 
 def _instruction(name: str, text: str) -> Instruction:

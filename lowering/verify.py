@@ -13,13 +13,13 @@ one trip is compared with one trip).
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
 
 from meshdsl.errors import VerifyError, faults
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo import CompiledCollective, compiled_collectives
+from meshdsl.lowering.verify_report import Line, VerifyReport, line_text
 
 Key = tuple[str, str]  # kind, axes
 
@@ -48,48 +48,24 @@ class PlannedCollective(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Line:
-    """One kind of collective over one set of axes: bytes per device and step on both sides."""
-
-    kind: str
-    axes: str
-    planned: Fraction
-    compiled: Fraction
-    slack: Fraction
-
-    @property
-    def equal(self) -> bool:
-        """Whether both sides agree; a plan rounds to whole bytes where the formulas give fractions."""
-        return abs(self.planned - self.compiled) <= self.slack
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """Planned and compiled communication side by side."""
-
-    lines: tuple[Line, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def equal(self) -> bool:
-        """Whether every line agrees."""
-        return all(line.equal for line in self.lines)
-
-    def __str__(self) -> str:
-        head = f"{'collective':20} {'axes':20} {'planned bytes':>16} {'compiled bytes':>16}"
-        rows = [head, *map(_row, self.lines), *(f"note: {note}" for note in self.notes)]
-        return "\n".join(rows if self.lines else [*rows, "no collectives, as planned"])
-
-
 def verify_compiled(planned: Sequence[PlannedCollective], text: str, mesh: Mesh) -> VerifyReport:
     """Compare planned collectives with the compiled HLO ``text`` of the step.
 
     Raises VerifyError, with both sides per kind and axes, if they differ.
     """
-    report = compare(planned, compiled_collectives(text, mesh), mesh)
+    return equal_or_error(compare(planned, compiled_collectives(text, mesh), mesh), "compiled")
+
+
+def equal_or_error(report: VerifyReport, judged: str) -> VerifyReport:
+    """The report, if both sides agree.
+
+    Raises VerifyError, with both sides per kind and axes, if they differ.
+
+    Args:
+      judged: what is compared with the plan: the ``compiled`` or the ``lowered`` program.
+    """
     if not report.equal:
-        raise VerifyError(_difference(report))
+        raise VerifyError(_difference(report, judged))
     return report
 
 
@@ -158,18 +134,10 @@ def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) ->
     return notes
 
 
-def _difference(report: VerifyReport) -> str:
-    rows = [_row(line) for line in report.lines if not line.equal]
+def _difference(report: VerifyReport, judged: str) -> str:
+    rows = [line_text(line) for line in report.lines if not line.equal]
     equal = sum(line.equal for line in report.lines)
-    title = "the compiled program communicates otherwise than planned (bytes per device and step)"
-    remedy = f"{equal} other kinds agree; the compiled text is sharded.lower(*args).compile().as_text()"
+    title = f"the {judged} program communicates otherwise than planned (bytes per device and step)"
+    text = {"compiled": "sharded.lower(*args).compile().as_text()", "lowered": "sharded.lower(*args).as_text('hlo')"}
+    remedy = f"{equal} other kinds agree; the {judged} text is {text[judged]}"
     return faults(title, rows + [f"note: {note}" for note in report.notes], remedy)
-
-
-def _row(line: Line) -> str:
-    mark = "" if line.equal else f"   differs by {_count(line.compiled - line.planned, '+')}"
-    return f"{line.kind:20} {line.axes:20} {_count(line.planned):>16} {_count(line.compiled):>16}{mark}"
-
-
-def _count(number: Fraction, sign: str = "") -> str:
-    return f"{int(number):{sign},}" if number.denominator == 1 else f"{float(number):{sign},.2f}"

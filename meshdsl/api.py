@@ -28,7 +28,9 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
 from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
-from meshdsl.lowering.verify import VerifyReport, verify_compiled
+from meshdsl.lowering.judged import verify_here, verify_target
+from meshdsl.lowering.targets import parse_target
+from meshdsl.lowering.verify_report import VerifyReport
 from meshdsl.lowering.wide import wide_step
 from meshdsl.making import Making
 from meshdsl.options import Options, donated_leaves, settings
@@ -165,10 +167,23 @@ class Sharded:
         places = self._executable(call).shardings
         return call.args(places), call.kwargs(places)
 
-    def verify(self, *args: Any, **kwargs: Any) -> VerifyReport:
-        """Compare the compiled collectives with the planned ones; VerifyError if they differ."""
-        executable = self._executable(self._call(args, kwargs))
-        return verify_compiled(executable.plan.collectives, executable.compiled.as_text() or "", executable.plan.mesh)
+    def verify(self, *args: Any, target: str | None = None, **kwargs: Any) -> VerifyReport:
+        """Compare the compiled collectives with the planned ones, and show memory and FLOPs of both.
+
+        Args:
+          target: devices to compile for that are not there, such as ``"tpu-v5e:4x4"`` (needs ``libtpu``); default is
+            those at hand. Its compiler may rewrite collectives, so the program is compared as it is lowered.
+
+        Raises VerifyError if they differ or the target's memory does not suffice, DeviceError for a target that there
+        is not, that has another number of devices, or whose compiler is not installed.
+        """
+        call = self._call(args, kwargs)
+        if target is None:
+            executable = self._executable(call)
+            return verify_here(executable.planned, executable.compiled, executable.plan.mesh)
+        found = parse_target(target)
+        executable = self._compiling(call, found.devices(self.options.mesh))
+        return verify_target(executable.planned, executable.lowered, executable.plan.mesh, found)
 
     def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
@@ -212,11 +227,13 @@ class Sharded:
     def _executable(self, call: Call) -> Executable:
         key = _key(call)
         if key not in self._ready:
-            devices = device_mesh(self.options.mesh, self.options.devices)
-            program, plan = self._plan(call)
-            donated = donated_leaves(self.step, program.inputs, self.options)
-            self._ready[key] = Executable(program, plan, devices, donated)
+            self._ready[key] = self._compiling(call, self.options.devices)
         return self._ready[key]
+
+    def _compiling(self, call: Call, devices: Sequence[jax.Device] | None) -> Executable:
+        mesh = device_mesh(self.options.mesh, devices)
+        program, plan = self._plan(call)
+        return Executable(program, plan, mesh, donated_leaves(self.step, program.inputs, self.options))
 
     def _plan(self, call: Call) -> tuple[Traced, Plan]:
         key = _key(call)

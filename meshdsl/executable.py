@@ -20,7 +20,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from meshdsl.errors import TraceError, shortened
 from meshdsl.ir import Program
 from meshdsl.lowering.boundary import input_layouts, output_layouts, place, shardings
+from meshdsl.lowering.judged import Planned
 from meshdsl.lowering.program import sharded_function
+from meshdsl.plan.flops import plan_flops
 from meshdsl.plan.value import Plan
 from meshdsl.trace.opaque import PLANNED
 from meshdsl.trace.values import is_gone
@@ -70,6 +72,11 @@ class Executable:
     def compiled(self) -> jax.stages.Compiled:
         """The compiled step; it takes flat arrays that lie as planned, or nowhere yet."""
         return self.lowered.compile()
+
+    @property
+    def planned(self) -> Planned:
+        """What the plan says that a compiled program can be judged by."""
+        return Planned(self.plan.collectives, self.plan.memory, plan_flops(self.program, self.plan.solution))
 
     @property
     def call(self) -> Callable[..., Any]:

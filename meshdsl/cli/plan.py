@@ -110,8 +110,11 @@ def explain(
 
 def verify(
     program: ProgramName,
-    mesh: MeshText = "data=4,model=2",
-    topology: TopologyName = "cpu",
+    target: Annotated[
+        str | None, typer.Option(help="devices that are not there, as tpu-v5e:4x4; else those here")
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(help="its axes; data=4,model=2, or as the target's devices lie")] = None,
+    topology: Annotated[str | None, typer.Option(help="what the mesh costs; cpu, or the target's preset")] = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -120,19 +123,38 @@ def verify(
     recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ."""
+    """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ.
+
+    Shows memory and FLOPs of both as well; with --target, also what its compiler made of the collectives.
+    """
     import jax
 
+    from meshdsl.lowering.targets import parse_target
     from meshdsl.planned import planned
 
-    over = load_mesh(mesh, topology)
-    jax.config.update("jax_num_cpu_devices", over.size)
+    asked = parse_target(target) if target else None
+    over = load_mesh(
+        mesh or (asked.mesh if asked else "data=4,model=2"), topology or (asked.preset if asked else "cpu")
+    )
+    if asked:
+        asked.devices(over)
+    else:
+        jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
     with progress.status(f"planning and compiling {program} over {over}"):
-        report = planned(loaded, over, rules, memory).verify(*loaded.args)
-    lines = [(line.kind, line.axes, float(line.planned), float(line.compiled)) for line in report.lines]
-    keys = ("kind", "axes", "planned bytes", "compiled bytes")
-    show(report, {"lines": [dict(zip(keys, line, strict=True)) for line in lines], "notes": report.notes}, as_json)
+        report = planned(loaded, over, rules, memory).verify(*loaded.args, target=target)
+    show(report, verified(report), as_json)
+
+
+def verified(report: Any) -> dict[str, Any]:
+    """What verify found, as plain values."""
+    sides = {"planned bytes": "planned", ("lowered" if report.target else "compiled") + " bytes": "compiled"}
+    sides |= {"compiled bytes": "made"} if report.target else {}
+    lines = [
+        {"kind": line.kind, "axes": line.axes, **{name: float(getattr(line, side)) for name, side in sides.items()}}
+        for line in report.lines
+    ]
+    return {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}
 
 
 def facts(found: Any) -> dict[str, Any]:

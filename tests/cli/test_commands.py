@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_compiled_collectives_are_verified(folder):
     assert status == 0 and "compiled bytes" in printed
     facts = json.loads(run("verify", "whole.py", "--mesh", "data=4,model=2", "--json")[1])
     assert all(line["planned bytes"] == line["compiled bytes"] for line in facts["lines"]) and facts["lines"]
+    assert facts["held"]["flops"] == facts["held"]["compiled_flops"] > 0 < facts["held"]["compiled_memory"]
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
+def test_collectives_are_verified_for_a_target(folder):
+    status, printed = run("verify", "whole.py", "--target", "tpu-v5e:2x2")
+    assert status == 0 and printed.startswith("compiled for tpu-v5e:2x2 by libtpu ")
+    assert "lowered bytes   compiled bytes" in printed
+    facts = json.loads(run("verify", "whole.py", "--target", "tpu-v5e:2x2", "--json")[1])
+    assert all(line["planned bytes"] == line["lowered bytes"] for line in facts["lines"]) and facts["lines"]
 
 
 def test_topologies_are_listed_shown_and_taken(folder):
@@ -161,6 +172,12 @@ def test_topologies_are_listed_shown_and_taken(folder):
             "microbatches: 0 is an int, not a number of microbatches\n",
         ),
         (("verify", "piped.py", "--schedule", "1f1"), 2, "schedule: no schedule '1f1'; did you mean '1f1b'?\n"),
+        (("verify", "whole.py", "--target", "tpu-v5:4x4"), 2, "no target 'tpu-v5:4x4'; did you mean 'tpu-v5"),
+        (
+            ("verify", "whole.py", "--target", "tpu-v5e:4x4", "--mesh", "data=4,model=2"),
+            2,
+            "mesh data=4,model=2 has 8 devices, and target tpu-v5e:4x4 16",
+        ),
         (
             ("plan", "piped.py", "--chunks", "2"),
             2,
