@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions bench-planner data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions targets bench-planner data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -65,6 +65,9 @@ strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy o
 predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/predictions.md; about an hour
 	$(RUN) -m bench.published --kept .cache/predictions.jsonl
 
+targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/targets.md; PARTS='gallery'
+	.venv/targets/bin/python -m bench.targets $(PARTS)
+
 bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time; PARTS='gaps peers'
 	$(RUN) -m bench.planner.run $(PARTS)
 
@@ -90,6 +93,12 @@ $(VENV)/ready: pyproject.toml $(LOCK)
 
 requirements/py.txt:  # no version was read
 	@echo "meshdsl needs Python 3.11 or newer and '$(PYTHON)' is none; name one: make test PYTHON=/path/to/python"; exit 1
+
+.venv/targets/ready: pyproject.toml $(LOCK)
+	$(PYTHON) -m venv .venv/targets
+	.venv/targets/bin/python -m pip install --quiet -r $(LOCK)
+	.venv/targets/bin/python -m pip install --quiet -e '.[tpu,cuda]'
+	@touch $@
 
 $(ZOO)/ready: bench/zoo/requirements.txt
 	$(PYTHON) -m venv $(ZOO)

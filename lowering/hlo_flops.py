@@ -8,10 +8,12 @@ a plan counts, and what an accelerator's rate is about. Multiply-adds count twic
                     * (output place, kernel place) pairs that meet an element, per spatial dim
 
 The second also reads right what a TPU makes of a product with batch dims: a convolution whose kernel is as long as the
-batch, of which padding and dilation leave each example its own place.
+batch, of which padding and dilation leave each example its own place. A GPU's calls of cuDNN name the convolution that
+they belong to, forward, whichever of its three tensors they compute.
 """
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from math import prod
 
@@ -25,13 +27,22 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _NUMBERS = re.compile(r"(\w+)=(\S+)")
 _SUMMED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _GROUPS = re.compile(r"(feature|batch)_group_count=(\d+)")
+_CUDNN = re.compile(r'custom_call_target="__cudnn\$conv(Forward|BackwardInput|BackwardFilter)')
 Shape = tuple[int, ...]
+Three = tuple[Shape, Shape, Shape]
+
+# Input, kernel and result of the convolution, from the operands and the result of a call.
+_FORWARD: dict[str, Callable[[Shape, Shape, Shape], Three]] = {
+    "Forward": lambda left, right, made: (left, right, made),
+    "BackwardInput": lambda left, right, made: (made, right, left),
+    "BackwardFilter": lambda left, right, made: (left, made, right),
+}
 
 
 def product_flops(module: Module) -> int:
     """FLOPs of products and convolutions in one run on one device."""
     shapes = {name: {x.name: _shape(x) for x in lines} for name, lines in module.computations.items()}
-    sites = executed(module, lambda line: line.opcode in ("dot", "convolution"))
+    sites = executed(module, lambda line: line.opcode in ("dot", "convolution") or bool(_CUDNN.search(line.rest)))
     return sum(site.trips * _flops(site.instruction, shapes[site.inside]) for site in sites)
 
 
@@ -45,11 +56,12 @@ def _flops(line: Instruction, shapes: dict[str, Shape]) -> int:
     if line.opcode == "dot":
         match = _SUMMED.search(line.attributes)
         return 2 * prod(_shape(line)) * prod(left[i] for i in _integers(match.group(1) if match else ""))
-    return _convolution(line, left, right)
+    call = _CUDNN.search(line.rest)
+    return _convolution(line, *_FORWARD[call.group(1) if call else "Forward"](left, right, _shape(line)))
 
 
-def _convolution(line: Instruction, left: Shape, right: Shape) -> int:
-    match, out = _LABELS.search(line.attributes), _shape(line)
+def _convolution(line: Instruction, left: Shape, right: Shape, out: Shape) -> int:
+    match = _LABELS.search(line.attributes)
     if match is None:
         return 0
     ins, kernel, outs = match.groups()

@@ -50,11 +50,14 @@ def verify_target(planned: Planned, lowered: jax.stages.Lowered, mesh: Mesh, tar
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
     compiled = _compiled(planned, lowered, target)
     module = parse_module(compiled.as_text() or "")
+    held = _held(planned, compiled, module)
+    if held.compiled_memory > target.memory:
+        raise _too_large(planned, target, f"{bytes_text(held.compiled_memory)}, of {bytes_text(target.memory)}")
     made = compare(planned.collectives, collectives_of_module(module, mesh), mesh)
     return VerifyReport(
         _beside(report.lines, made.lines),
         (*report.notes, *made.notes, *_rewritten(made.lines)),
-        _held(planned, compiled, module),
+        held,
         f"{target} by {target.compiler}",
     )
 
@@ -65,9 +68,12 @@ def _compiled(planned: Planned, lowered: jax.stages.Lowered, target: Target) -> 
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        planned_bytes, said = bytes_text(planned.memory), first_line(error)
-        message = f"the step does not fit {target}: planned are {planned_bytes}, and {target.compiler} says: {said}"
-        raise VerifyError(message) from error
+        raise _too_large(planned, target, first_line(error)) from error
+
+
+def _too_large(planned: Planned, target: Target, said: str) -> VerifyError:
+    need = f"planned are {bytes_text(planned.memory)}"
+    return VerifyError(f"the step does not fit {target}: {need}, and {target.compiler} says: {said}")
 
 
 def _held(planned: Planned, compiled: jax.stages.Compiled, module: Module) -> Held:

@@ -1,56 +1,89 @@
-"""Compilers of devices that are not there: ``tpu-v5e:4x4`` is a slice of 16 TPU v5e, for which ``libtpu`` compiles.
+"""Compilers of devices that are not there: ``tpu-v5e:4x4`` is a slice of 16 TPUs, ``dgx-h100:2x8`` two nodes of 8 GPUs.
 
-The compiler is the one that a real slice has (JAX documentation, ahead-of-time lowering and compilation), so what it
-makes of a planned step, and whether that fits its memory, is known before any TPU is rented. Shapes are those that can
-be had (Google Cloud documentation, TPU configurations).
+The compiler is the one that the real devices have (JAX documentation, ahead-of-time lowering and compilation), so what
+it makes of a planned step, and how much memory that takes, is known before any of them is rented. It comes in a wheel,
+for TPUs ``libtpu``, for GPUs jax's CUDA plugin, which is told what it cannot ask a GPU (``h100.txtpb``).
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module, resources
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import prod
+from typing import Any
 
 import jax
 from jax.experimental.topologies import get_topology_desc
 
 from meshdsl.errors import DeviceError, nearest
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import topology
 
-_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_CUBES = tuple("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split())
-# Without a TPU, libtpu asks a metadata server what it runs on, and complains of every answer that it does not get;
-# its lock is there for the devices, of which there are none.
-_ALONE = {
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler in a wheel.
+
+    Args:
+      package: with which it is installed. module: by which it is found. extra: of meshdsl, that installs it.
+      alone: environment variables it reads when it starts, for where its devices are not.
+      describe: the description of devices that it compiles for, by what it calls them and their shape.
+    """
+
+    package: str
+    module: str
+    extra: str
+    alone: Mapping[str, str]
+    describe: Callable[[str, tuple[int, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Devices that can be compiled for: what the compiler calls them, and in which shapes they can be had."""
+
+    compiler: Compiler
+    called: str
+    shapes: tuple[str, ...]
+
+
+def _tpus(called: str, shape: tuple[int, ...]) -> Any:
+    one_device_per_chip = {"chip_config_name": "megacore"} if called == "v4" else {}
+    return get_topology_desc(f"{called}:{_text(shape)}", "tpu", **one_device_per_chip)
+
+
+def _gpus(called: str, shape: tuple[int, ...]) -> Any:
+    nodes, gpus = (1, 1, *shape)[-2:]
+    about = (resources.files("meshdsl.lowering") / f"{called}.txtpb").read_text()
+    options = {"topology": f"1x{nodes}x{gpus}", "target_config": about}
+    try:
+        return get_topology_desc(called, "cuda", **options)
+    except NotImplementedError:  # jax has given the plugin up, as there is no GPU
+        import_module("jax_plugins.xla_cuda12").initialize()
+        return get_topology_desc(called, "cuda", **options)
+
+
+# Without a TPU, libtpu asks a metadata server what it runs on, and complains of every answer that it does not get; its
+# lock is there for the devices, of which there are none. The CUDA plugin does not start without a GPU otherwise.
+_NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A generation of devices that can be compiled for.
-
-    Args:
-      called: by its compiler.
-      shapes: of slices, in devices.
-      options: that the compiler needs, such as for the two cores of a chip to be one device.
-    """
-
-    called: str
-    shapes: tuple[str, ...]
-    options: Mapping[str, str]
-
-
-GENERATIONS = {
-    "tpu-v4": Generation("v4", _CUBES, {"chip_config_name": "megacore"}),
-    "tpu-v5e": Generation("v5e", _FLAT, {}),
-    "tpu-v5p": Generation("v5p", _CUBES, {}),
-    "tpu-v6e": Generation("v6e", _FLAT, {}),
+_LIBTPU = Compiler("libtpu", "libtpu", "tpu", _NO_TPU, _tpus)
+_CUDA = Compiler("jax-cuda12-plugin", "jax_cuda12_plugin", "cuda", {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}, _gpus)
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # Google Cloud documentation, TPU configurations
+_CUBES = tuple("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split())
+_NODES = tuple("1 2 4 8 2x8 4x8 8x8 16x8 32x8 64x8 128x8".split())
+KINDS = {
+    "tpu-v4": Kind(_LIBTPU, "v4", _CUBES),
+    "tpu-v5e": Kind(_LIBTPU, "v5e", _FLAT),
+    "tpu-v5p": Kind(_LIBTPU, "v5p", _CUBES),
+    "tpu-v6e": Kind(_LIBTPU, "v6e", _FLAT),
+    "dgx-h100": Kind(_CUDA, "h100", _NODES),
 }
 
 
@@ -67,18 +100,24 @@ class Target:
         return prod(self.shape)
 
     @property
+    def memory(self) -> float:
+        """Bytes of one device."""
+        return topology(self.preset).memory
+
+    @property
     def mesh(self) -> str:
-        """A mesh of as many devices, with the axes of most examples: the last dim of the slice is ``model``."""
+        """A mesh of as many devices, with the axes of most examples: the last dim of the shape is ``model``."""
         *outer, last = [n for n in self.shape if n > 1] or [1]
         return f"data={prod(outer)},model={last}"
 
     @property
     def compiler(self) -> str:
         """Its name and version."""
-        return f"libtpu {version('libtpu')}"
+        package = KINDS[self.preset].compiler.package
+        return f"{package} {version(package)}"
 
     def __str__(self) -> str:
-        return f"{self.preset}:{'x'.join(map(str, self.shape))}"
+        return f"{self.preset}:{_text(self.shape)}"
 
     def devices(self, mesh: Mesh) -> list[jax.Device]:
         """The devices, to compile for and nothing else; DeviceError if they are not as many as the mesh's."""
@@ -86,15 +125,17 @@ class Target:
             raise DeviceError(
                 f"mesh {mesh} has {mesh.size} devices, and target {self} {self.size}: {_remedy(self, mesh)}"
             )
-        if find_spec("libtpu") is None:
-            raise DeviceError(f"no compiler for target {self} is installed: pip install 'meshdsl[tpu]', or libtpu")
-        generation, name = GENERATIONS[self.preset], str(self).partition(":")[2]
+        kind = KINDS[self.preset]
+        compiler = kind.compiler
+        if find_spec(compiler.module) is None:
+            install = f"pip install 'meshdsl[{compiler.extra}]', or {compiler.package}"
+            raise DeviceError(f"no compiler for target {self} is installed: {install}")
         try:
-            with _without_devices():
-                found = get_topology_desc(f"{generation.called}:{name}", "tpu", **generation.options)
-        except jax.errors.JaxRuntimeError as error:
+            with _without_devices(compiler.alone):
+                found: list[jax.Device] = compiler.describe(kind.called, self.shape).devices
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise DeviceError(f"{self.compiler} does not compile for target {self}: {error}") from error
-        return found.devices
+        return found
 
 
 def parse_target(text: str) -> Target:
@@ -102,24 +143,27 @@ def parse_target(text: str) -> Target:
     if not isinstance(text, str):
         raise DeviceError(f"target={text!r} is no name of devices to compile for, such as 'tpu-v5e:4x4'")
     name, _, shape = text.partition(":")
-    if name not in GENERATIONS:
-        raise DeviceError(f"no target {text!r}{nearest(name, GENERATIONS)}; its shape follows, as in tpu-v5e:4x4")
-    if shape not in GENERATIONS[name].shapes:
-        known = GENERATIONS[name].shapes
-        raise DeviceError(f"no target {text!r}{nearest(f'{name}:{shape}', [f'{name}:{one}' for one in known])}")
+    if name not in KINDS:
+        raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; its shape follows, as in tpu-v5e:4x4")
+    if shape not in KINDS[name].shapes:
+        raise DeviceError(f"no target {text!r}{nearest(text, [f'{name}:{one}' for one in KINDS[name].shapes])}")
     return Target(name, tuple(map(int, shape.split("x"))))
 
 
 def _remedy(target: Target, mesh: Mesh) -> str:
-    fitting = [shape for shape in GENERATIONS[target.preset].shapes if prod(map(int, shape.split("x"))) == mesh.size]
+    fitting = [shape for shape in KINDS[target.preset].shapes if prod(map(int, shape.split("x"))) == mesh.size]
     other = f"--target {target.preset}:{fitting[0]}, or " if fitting else ""
     return f"take {other}a mesh of {target.size}"
 
 
+def _text(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
 @contextmanager
-def _without_devices() -> Iterator[None]:
-    """What libtpu reads when it starts, where it is not said already."""
-    said = {name: value for name, value in _ALONE.items() if name not in os.environ}
+def _without_devices(alone: Mapping[str, str]) -> Iterator[None]:
+    """What a compiler reads when it starts, where it is not said already."""
+    said = {name: value for name, value in alone.items() if name not in os.environ}
     os.environ.update(said)
     try:
         yield

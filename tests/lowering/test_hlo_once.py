@@ -64,6 +64,20 @@ PRODUCTS = {
 }
 
 
+CALLS = {"Forward": ("x", "w", "y"), "BackwardInput": ("y", "w", "x"), "BackwardFilter": ("x", "y", "w")}
+SHAPES = {"x": "f32[2,10,66,8]{3,2,1,0}", "w": "f32[4,3,3,8]{3,2,1,0}", "y": "f32[2,8,64,4]{3,2,1,0}"}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_flops_of_calls_of_cudnn(kind):
+    first, second, made = CALLS[kind]
+    given = "\n".join(f"  %{name} = {shape} parameter(0)" for name, shape in SHAPES.items())
+    attributes = f'window={{size=3x3}}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$conv{kind}"'
+    call = f"%c = ({SHAPES[made]}, u8[0]{{0}}) custom-call(%{first}, %{second}), {attributes}"
+    text = f"ENTRY %m (a: f32[]) -> f32[] {{\n{given}\n  {call}\n}}\n"
+    assert product_flops(parse_module(text)) == 2 * 2 * 8 * 64 * 4 * 8 * 9
+
+
 @pytest.mark.parametrize(("function", "flops"), PRODUCTS.values(), ids=PRODUCTS)
 def test_flops_of_products(function, flops):
     text = jax.jit(lambda: function()).lower().as_text("hlo")

@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import DeviceError, VerifyError
-from meshdsl.lowering.targets import GENERATIONS, parse_target
+from meshdsl.lowering.targets import KINDS, parse_target
 
 MESH = md.Mesh(data=4, model=2)
 compiles = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
@@ -37,7 +37,7 @@ def test_a_target_has_as_many_devices_as_its_shape():
     )
     assert parse_target("tpu-v5p:2x2x1").mesh == "data=2,model=2"
     assert parse_target("tpu-v6e:1x1").mesh == "data=1,model=1"
-    assert all(md.topology(name) for name in GENERATIONS)
+    assert all(md.topology(name) for name in KINDS)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,8 @@ def test_a_target_has_as_many_devices_as_its_shape():
     [
         ("tpu-v5x:4x4", "no target 'tpu-v5x:4x4'; did you mean 'tpu-v5"),
         ("tpu-v5e:4x5", "no target 'tpu-v5e:4x5'; did you mean 'tpu-v5e:4x"),
-        ("dgx-h100:8", "known: tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e; its shape follows, as in tpu-v5e:4x4"),
+        ("cpu:8", "no target 'cpu:8'.*; its shape follows, as in tpu-v5e:4x4"),
+        ("dgx-h100:3x8", "no target 'dgx-h100:3x8'; did you mean 'dgx-h100:"),
         (array(4), "is no name of devices to compile for, such as 'tpu-v5e:4x4'"),
     ],
 )
@@ -75,6 +76,17 @@ def test_what_was_lowered_for_a_tpu_is_the_plan():
     assert report.held.memory == plan.memory and report.held.compiled_memory > 0
     assert report.held.flops == report.held.compiled_flops == 3 * 3 * 2 * 512 * 256**2 / 8
     assert str(report).startswith("compiled for tpu-v5e:2x4 by libtpu ")
+
+
+@pytest.mark.skipif(find_spec("jax_cuda12_plugin") is None, reason="jax's CUDA plugin is not installed")
+def test_what_was_lowered_for_gpus_is_the_plan():
+    sharded = md.parallelize(step, MESH, {"w": "data=S(1) model=S(2)", "batch": "data=S(0)"})
+    report, plan = sharded.verify(*ARGS, target="dgx-h100:8"), sharded.plan(*ARGS)
+    assert report.equal and sum(line.compiled for line in report.lines) == plan.bytes
+    assert report.held.flops == report.held.compiled_flops > 0
+    with pytest.raises(VerifyError, match=r"does not fit dgx-h100:1: planned are .* says: .*, of 80 GB"):
+        large = md.parallelize(lambda x: x @ x.T, md.Mesh(data=1, topology="cpu"), memory="1TB")
+        large.verify(array(2**18, 2**15), target="dgx-h100:1")
 
 
 @compiles

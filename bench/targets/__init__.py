@@ -1,0 +1,1 @@
+"""Plans judged by compilers of devices that are not there."""

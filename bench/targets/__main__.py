@@ -1,0 +1,174 @@
+"""Plans judged by the compilers of TPUs and GPUs that are not there: docs/targets.md.
+
+python -m bench.targets [gallery] [models] [limits]
+
+Every strategy of the gallery, and models of more than 100 MB per device, are planned, lowered and compiled for a
+target: is the lowered program the plan, what did the compiler make of it, how much memory does that take, and does it
+fit. What was found is kept in .cache/targets, a file per case, and all of it is written down.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.report import table, versions
+from bench.strategies import FILES, Strategy
+from meshdsl.api import Program, Sharded, parallelize
+from meshdsl.errors import VerifyError
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.targets import parse_target
+from meshdsl.models import gpt, llama, mixture, resnet, t5, vit
+from meshdsl.units import bytes_text
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs" / "targets.md"
+KEPT = ROOT / ".cache" / "targets"
+GALLERY = {4: ("tpu-v5e:2x2", "dgx-h100:4"), 8: ("tpu-v5e:2x4", "dgx-h100:8")}
+TPU = "tpu-v5e:2x4"
+BF16 = {"dtype": "bfloat16"}
+GPT = gpt.Config(layers=12, embed=768, heads=12, seq=1024, vocab=50304, **BF16)
+GPT_AGAIN = gpt.Config(layers=12, embed=768, heads=12, seq=1024, vocab=50304, remat="all", **BF16)
+LLAMA = llama.Config(8, 1024, 2816, 16, 8, 64, seq=1024, vocab=32000, remat="all", **BF16)
+MIXTURE = mixture.Config(4, 768, 2048, 12, 4, 64, 1024, 32000, experts=8, choices=2, group=1024, **BF16)
+T5 = t5.Config(6, 512, 2048, 8, 64, 32128)
+VIT = vit.Config(12, 768, 12, patch=16, image=224, classes=1000)
+RESNET = resnet.Config((1, 1, 1, 1))
+
+# model -> its rules, and its program under rules for a batch; batches that should fit 16 GB, and one that should not
+Make = Callable[[Any, int], Program]
+MODELS: dict[str, tuple[Any, Make, int, int]] = {
+    "GPT-2 124M": (gpt.RULES["fsdp"], lambda rules, n: gpt.program(GPT, rules, n), 16, 96),
+    "GPT-2 124M, computed again": (gpt.RULES["data"], lambda rules, n: gpt.program(GPT_AGAIN, rules, n), 16, 256),
+    "Llama, 8 layers of 1,024": (llama.RULES["fsdp+tensor"], lambda rules, n: llama.program(LLAMA, rules, n), 16, 512),
+    "mixture of 8 experts": (mixture.RULES["expert"], lambda rules, n: mixture.program(MIXTURE, rules, n), 16, 128),
+    "T5 small": (t5.RULES["fsdp"], lambda rules, n: t5.program(T5, rules, n, source=512, seq=512), 32, 256),
+    "ViT-B": (vit.RULES["fsdp"], lambda rules, n: vit.program(VIT, rules, n), 64, 512),
+    "ResNet of 4 blocks": (resnet.RULES["data"], lambda rules, n: resnet.program(RESNET, rules, n), 128, 2048),
+}
+PARTS = ("gallery", "models", "limits")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
+    asked = parser.parse_args().parts or PARTS
+    for part in asked:
+        for case, target, judge in _cases(part):
+            _keep(part, case, target, judge)
+    PAGE.write_text(page())
+
+
+def _cases(part: str) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    """Case, target, and what finds out about it."""
+    if part == "gallery":
+        for strategy in map(Strategy, FILES):
+            for target in GALLERY[strategy.mesh.size]:
+                yield strategy.name, target, lambda s=strategy, t=target: judged(s.sharded(), s.program.args, t)
+        return
+    for name, (rules, make, small, large) in MODELS.items():
+        batches = (small,) if part == "models" else (small, large)
+        for batch in batches:
+            yield f"{name}, batch {batch}", TPU, lambda r=rules, m=make, n=batch: _model(m(r, n))
+
+
+def _model(program: Program) -> dict[str, Any]:
+    mesh = Mesh(data=4, model=2, topology="tpu-v5e")
+    sharded = parallelize(program.step, mesh, rules=program.rules, memory="1TB", donate_argnums=(0, 1))
+    return judged(sharded, program.args, TPU)
+
+
+def judged(sharded: Sharded, args: Any, target: str) -> dict[str, Any]:
+    """What verify says, as plain values; a step that does not fit has what its compiler says of it."""
+    plan = sharded.plan(*args)
+    found: dict[str, Any] = {"bytes": plan.bytes, "memory": plan.memory, "compiler": parse_target(target).compiler}
+    try:
+        report = sharded.verify(*args, target=target)
+    except VerifyError as error:
+        return found | {"fault": str(error)}
+    assert report.held is not None
+    held = {"compiled memory": report.held.compiled_memory, "flops": [report.held.flops, report.held.compiled_flops]}
+    return found | held | {"made": float(sum(line.made or 0 for line in report.lines))}
+
+
+def _keep(part: str, case: str, target: str, judge: Callable[[], dict[str, Any]]) -> None:
+    file = KEPT / part / f"{case} on {target}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"case": case, "target": target} | judge()))
+        jax.clear_caches()
+        print(file.stem, flush=True)
+
+
+def page() -> str:
+    """docs/targets.md."""
+    found = {part: [json.loads(file.read_text()) for file in sorted((KEPT / part).glob("*.json"))] for part in PARTS}
+    compilers = sorted({fact["compiler"] for facts in found.values() for fact in facts})
+    introduction = (Path(__file__).parent / "introduction.md").read_text().rstrip()
+    texts = {"gallery": (GALLERY_TEXT, _gallery), "models": (MODELS_TEXT, _models), "limits": (LIMITS_TEXT, _limits)}
+    sections = [f"{text}\n\n{rows(found[part])}" for part, (text, rows) in texts.items() if found[part]]
+    made = f"`python -m bench.targets` ({versions()}, {', '.join(compilers)})"
+    return "\n\n".join([introduction, *sections, made]) + "\n"
+
+
+def _gallery(facts: list[dict[str, Any]]) -> str:
+    header = ("strategy", "target", "bytes planned", "lowered", "compiled", "memory planned", "compiled", "FLOPs")
+    return table(header, [_strategy(fact) for fact in facts])
+
+
+def _strategy(fact: dict[str, Any]) -> list[str]:
+    if "fault" in fact:
+        return [fact["case"], fact["target"], f"{fact['bytes']:,}", fact["fault"].splitlines()[0], *[""] * 4]
+    ours, theirs = fact["flops"]
+    flops = "equal" if ours == theirs else f"{theirs / ours:.3f} of the plan's"
+    memory = bytes_text(fact["memory"]), bytes_text(fact["compiled memory"])
+    return [fact["case"], fact["target"], f"{fact['bytes']:,}", "equal", f"{fact['made']:,.0f}", *memory, flops]
+
+
+def _models(facts: list[dict[str, Any]]) -> str:
+    header = ("model", "memory planned", "compiled", "planned / compiled", "bytes lowered", "FLOPs compiled / planned")
+    kept = [fact for fact in facts if "fault" not in fact]
+    ratios = [fact["memory"] / fact["compiled memory"] for fact in kept]
+    rows = [
+        (
+            *(fact["case"], bytes_text(fact["memory"]), bytes_text(fact["compiled memory"])),
+            *(f"{ratio:.3f}", "as planned", f"{fact['flops'][1] / fact['flops'][0]:.3f}"),
+        )
+        for fact, ratio in zip(kept, ratios, strict=True)
+    ]
+    off = np.abs(np.array(ratios) - 1)
+    said = f"{len(off)} models: off by {np.median(off):.0%} in the median, {off.max():.0%} at most. We aimed at 15%."
+    return f"{table(header, rows)}\n\n{said}"
+
+
+def _limits(facts: list[dict[str, Any]]) -> str:
+    header = ("model", "memory planned", "planned to fit", "compiles")
+    return table(header, [(fact["case"], bytes_text(fact["memory"]), *_fits(fact)) for fact in facts])
+
+
+def _fits(fact: dict[str, Any]) -> tuple[str, str]:
+    limit = parse_target(fact["target"]).memory
+    compiled = "no" if "fault" in fact else f"yes: {bytes_text(fact['compiled memory'])}"
+    return "yes" if fact["memory"] <= limit else "no", compiled
+
+
+GALLERY_TEXT = """## The gallery
+
+Every strategy of [strategies](strategies.md). "Lowered" is what the compiler was given, against the plan. They are
+tiny: on a TPU, values are padded to tiles of 8 x 128, and what fits lies in its scratch memory, which is not counted
+(128 MiB on a v5e; Austin et al., How to Scale Your Model, 2025)."""
+MODELS_TEXT = """## Memory of models
+
+Models of `models/`, planned over `data=4,model=2` for `tpu-v5e:2x4` without a limit on memory, parameters and
+optimizer state donated."""
+LIMITS_TEXT = """## What fits
+
+The same models with the batch above, and with one that the plan says does not fit the 16 GB of a TPU v5e."""
+
+if __name__ == "__main__":
+    main()
