@@ -33,13 +33,18 @@ ruled_p.multiple_results = True
 class Ruled:
     """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
 
-    ``false`` are rows of that rule that were tried and do not hold.
+    Args:
+      false: rows of that rule that were tried and do not hold.
+      seconds: what it takes on one device that has everything whole, where that is not to be read from its operations.
+      room: bytes that it needs while it runs beside operands and results, divided as its first result is.
     """
 
     name: str
     function: Callable[..., Arrays]
     stated: StatedRule
     false: frozenset[Placements] = frozenset()
+    seconds: float | None = None
+    room: int = 0
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.stated}]"

@@ -20,7 +20,9 @@ from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.spec import Pipeline
 
 
-def balance(layers: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
+def balance(
+    layers: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0, at_last: Sequence[float] = ()
+) -> tuple[int, ...]:
     """Layers per stage, at least one each.
 
     Args:
@@ -28,17 +30,20 @@ def balance(layers: Sequence[float], stages: int, first: float = 0.0, last: floa
       stages: at most as many as there are layers.
       first: seconds of what the first stage would have to do besides.
       last: likewise, the last one.
+      at_last: seconds of every layer in the last stage, if it takes another time there.
     """
-    sums = [0.0, *accumulate(layers)]
+    sums, ends = ([0.0, *accumulate(each)] for each in (layers, at_last or layers))
 
     def alone(i: int, j: int, stage: int) -> float:
-        return float(f"{sums[j] - sums[i]:.9g}")  # sums of equal layers are equal
+        total = ends if stage == stages - 1 else sums
+        return float(f"{total[j] - total[i]:.9g}")  # sums of equal layers are equal
 
     def together(i: int, j: int, stage: int) -> float:
         seconds = alone(i, j, stage)
         return inf if seconds > largest else seconds + first * (stage == 0) + last * (stage == stages - 1)
 
-    largest = max(alone(i, j, 0) for i, j in pairwise(_cuts(len(layers), stages, alone)))
+    found = pairwise(_cuts(len(layers), stages, alone))
+    largest = max(alone(i, j, stage) for stage, (i, j) in enumerate(found))
     return tuple(j - i for i, j in pairwise(_cuts(len(layers), stages, together)))
 
 

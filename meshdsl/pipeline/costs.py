@@ -26,6 +26,20 @@ def part_of(scope: str) -> str:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What the work of one stage on one microbatch takes, on a device that has all of it.
+
+    Args:
+      forward: seconds. backward: likewise, what is computed again included.
+      room: bytes that it needs while it runs, beside what it is given and makes.
+    """
+
+    forward: float
+    backward: float
+    room: int
+
+
+@dataclass(frozen=True)
 class Costs:
     """Predicted costs of a pipeline, per device and step.
 
@@ -35,6 +49,7 @@ class Costs:
       others: seconds of the rest of the step.
       kept: bytes of one microbatch in the stash.
       memory: bytes at the fullest point, with room for all that the first rank keeps.
+      room: bytes among them for the work of the largest stage, where stages are not alike.
       exchanges: collectives by which a device hands on, mostly permutes. sent: bytes of them.
     """
 
@@ -48,3 +63,4 @@ class Costs:
     memory: int
     exchanges: int
     sent: int
+    room: int = 0

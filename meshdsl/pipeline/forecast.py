@@ -1,9 +1,10 @@
 """Two predictions of a pipeline, from what its parts cost: every rank in step, and every rank as soon as it can."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshdsl.pipeline.costs import Costs
+from meshdsl.pipeline.costs import Costs, Load
 from meshdsl.pipeline.schedule import Task
 from meshdsl.pipeline.table import Row, Table
 from meshdsl.pipeline.timing import Durations, Timing, time_schedule
@@ -16,12 +17,14 @@ class Forecast:
     """When the tasks of a pipeline run; where nothing is known of costs, a forward takes 1 and a backward 2.
 
     Args:
-      layers: per stage, or what else stages are measured by; in step all take as long as the largest.
+      layers: per stage; in step all take as long as the largest.
+      loads: per stage, if they are not alike; in step, a tick takes as long as the largest of those that work in it.
     """
 
     table: Table
     costs: Costs | None = None
-    layers: tuple[float, ...] = ()
+    layers: tuple[int, ...] = ()
+    loads: tuple[Load, ...] = ()
 
     @property
     def lockstep(self) -> float:
@@ -40,7 +43,7 @@ class Forecast:
         for tick in self.ticks:
             for tasks, seconds in tick.slots:
                 for task in tasks:
-                    begin[task], end[task] = now, now + seconds
+                    begin[task], end[task] = now, now + (self._own.of(task) if self.loads else seconds)
                 now += seconds
             now += tick.more
         return Timing(self.table.schedule, begin, end, now)
@@ -59,19 +62,33 @@ class Forecast:
     @property
     def _own(self) -> Durations:
         """Seconds of a task if a stage only takes the time of its own layers."""
-        return replace(self.durations, shares=[n / max(self.layers) for n in self.layers])
+        return replace(self.durations, shares=self._shares)
+
+    @cached_property
+    def _shares(self) -> list[tuple[float, float]]:
+        """Per stage, its work forward and backward as parts of the largest."""
+        if not self.loads:
+            return [(n / max(self.layers),) * 2 for n in self.layers]
+        return list(zip(_parts([x.forward for x in self.loads]), _parts([x.backward for x in self.loads]), strict=True))
+
+    def _share(self, tasks: tuple[Task, ...]) -> float:
+        """How long what is done in a tick takes, of one kind, as a part of the largest stage's."""
+        if not tasks:
+            return 0.0
+        return max(self._shares[task.stage][task.kind != "F"] for task in tasks) if self.loads else 1.0
 
     @cached_property
     def durations(self) -> Durations:
         """Seconds of a task of each kind, and of handing on."""
         if self.costs is None:
             return _NOMINAL
-        forwards, backwards, weights = (sum(map(bool, kind)) for kind in zip(*self._kinds, strict=True))
+        forwards, backwards, weights = (sum(map(self._share, kind)) or 1.0 for kind in zip(*self._kinds, strict=True))
+        hands = sum(bool(kind) for ahead, back, _ in self._kinds for kind in (ahead, back))
         return Durations(
             self.costs.forward / forwards,
-            self.costs.backward / max(1, backwards),
-            self.costs.weights / max(1, weights),
-            self.costs.handing / (forwards + backwards),
+            self.costs.backward / backwards,
+            self.costs.weights / weights,
+            self.costs.handing / hands,
         )
 
     @cached_property
@@ -82,7 +99,8 @@ class Forecast:
         found = []
         for t, (forwards, backwards, weights) in enumerate(self._kinds):
             hands, begins = bool(forwards) + bool(backwards), "H" in self.table.kinds(t)
-            slots = [(tasks, own.of(tasks[0])) for tasks in (forwards, backwards, weights) if tasks]
+            kinds = [tasks for tasks in (forwards, backwards, weights) if tasks]
+            slots = [(tasks, own.of(tasks[0]) * self._share(tasks)) for tasks in kinds]
             found.append(Tick(tuple(slots), hands * own.transfer + begins * head))
         return tuple(found)
 
@@ -93,6 +111,11 @@ class Forecast:
 
     def _tasks(self, tick: Row, kinds: str) -> tuple[Task, ...]:
         return tuple(task for tasks in tick for task in tasks if task.kind in kinds)
+
+
+def _parts(seconds: Sequence[float]) -> list[float]:
+    """Of the largest; all are alike if there is nothing."""
+    return [x / max(seconds) if max(seconds) else 1.0 for x in seconds]
 
 
 @dataclass(frozen=True)

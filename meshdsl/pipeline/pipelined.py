@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from meshdsl.pipeline.costs import Costs
+from meshdsl.pipeline.costs import Costs, Load
 from meshdsl.pipeline.forecast import Forecast
 from meshdsl.pipeline.schedule import Schedule
 from meshdsl.pipeline.slots import Rooms, make_rooms
@@ -23,7 +23,7 @@ class Pipelined:
       ranks: devices of that axis.
       forward_only: nothing goes backward, as in an evaluation.
       layers: per stage, in the order of the model; of a step that ``md.stage`` cuts, its parts.
-      loads: seconds of those parts by stage, for one microbatch on one device; empty if layers are all alike.
+      loads: what those parts take, by stage; empty if stages consist of layers, which are all alike.
       costs: of its parts, once it is planned; they follow from the rest.
     """
 
@@ -32,7 +32,7 @@ class Pipelined:
     ranks: int = 1
     forward_only: bool = False
     layers: tuple[int, ...] = ()
-    loads: tuple[float, ...] = ()
+    loads: tuple[Load, ...] = ()
     costs: Costs | None = field(default=None, compare=False)
 
     @property
@@ -62,7 +62,7 @@ class Pipelined:
     @cached_property
     def forecast(self) -> Forecast:
         """When all of it runs."""
-        return Forecast(self.table, self.costs, self.loads or self.layers)
+        return Forecast(self.table, self.costs, self.layers, self.loads)
 
     @property
     def ticks(self) -> int:
@@ -97,11 +97,20 @@ class Pipelined:
 
     @property
     def memory(self) -> tuple[int, ...]:
-        """Bytes per rank at the fullest point, if each had room for no more than it keeps."""
+        """Bytes per rank at the fullest point, if each had room for no more than it keeps, and works on."""
         if self.costs is None:
             return ()
-        room = self.slots * self.costs.kept
-        return tuple(self.costs.memory - room + size for size in self.stash_bytes)
+        rest = self.costs.memory - self.slots * self.costs.kept - self.costs.room
+        return tuple(rest + size + room for size, room in zip(self.stash_bytes, self._rooms, strict=True))
+
+    @property
+    def _rooms(self) -> list[int]:
+        """Per rank, bytes for the work of the largest of its stages."""
+        if self.costs is None or not self.costs.room:
+            return [0] * self.ranks
+        largest, home = max(load.room for load in self.loads), self.schedule.home
+        mine = ([x.room for s, x in enumerate(self.loads) if home[s] == r] for r in range(self.ranks))
+        return [self.costs.room * max(rooms) // largest for rooms in mine]
 
     @property
     def slots(self) -> int:

@@ -16,19 +16,19 @@ class Durations:
       inputs: of the gradient of the stage's input.
       weights: of the gradient of its weights; a whole backward takes both.
       transfer: between two ranks.
-      shares: per stage, its part of that work, if stages are of unequal length.
+      shares: per stage, its parts of the work forward and backward, if stages are unequal.
     """
 
     forward: float = 1.0
     inputs: float = 1.0
     weights: float = 1.0
     transfer: float = 0.0
-    shares: Sequence[float] = ()
+    shares: Sequence[tuple[float, float]] = ()
 
     def of(self, task: Task) -> float:
         """Seconds of one task."""
         kinds = {"F": self.forward, "I": self.inputs, "W": self.weights, "B": self.inputs + self.weights}
-        return kinds[task.kind] * (self.shares[task.stage] if self.shares else 1.0)
+        return kinds[task.kind] * (self.shares[task.stage][task.kind != "F"] if self.shares else 1.0)
 
 
 @dataclass(frozen=True)

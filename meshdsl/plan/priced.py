@@ -10,6 +10,7 @@ from meshdsl.pipeline.costs import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIG
 from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.plan.spans import Work
 from meshdsl.plan.value import Collective
+from meshdsl.planner.costs import room_of
 from meshdsl.planner.solution import Solution
 
 _PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # as the fields of Costs are called
@@ -39,6 +40,7 @@ def priced(
         memory=solution.peak,
         exchanges=sum(c.trips for c in handed),
         sent=sum(c.trips * c.bytes for c in handed),
+        room=_room(program, solution),
     )
     return replace(pipeline, costs=costs)
 
@@ -47,6 +49,12 @@ def _stash(program: Program, solution: Solution) -> int:
     """Bytes of the stash on a device."""
     made = (op for _, op in walk(program.graph) if op.name == "constrain" and part_of(op.scope) == STASH)
     return sum(_local_bytes(v, solution) for op in made for v in op.outputs)
+
+
+def _room(program: Program, solution: Solution) -> int:
+    """Bytes of a device for the work of stages that are not alike."""
+    found = [op for _, op in walk(program.graph) if room_of(op) and part_of(op.scope)]
+    return max((room_of(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0)
 
 
 def _local_bytes(v: Value, solution: Solution) -> int:

@@ -41,6 +41,7 @@ class Work:
       itemsize: bytes per element of the operands, which decides the FLOP rate.
       grouped: a convolution in groups, which has a FLOP rate of its own.
       sides: of a matrix product or convolution: rows, columns and what is summed.
+      seconds: that were stated, of a function with a rule; then nothing else is.
     """
 
     flops: float
@@ -48,6 +49,7 @@ class Work:
     itemsize: int
     grouped: bool = False
     sides: tuple["Side", ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ def _materialised_here(graph: Graph) -> set[int]:
 
 def work_of(op: Op, kept: set[int]) -> Work:
     """The work of one operation; ``kept`` are the materialised values."""
+    stated = op.params["ruled"].seconds if op.name == "ruled" else None
+    if stated is not None:
+        return Work(0.0, (0,) * len(tensors(op)), 4, seconds=stated)
     reads = [_is_kept(v, kept) for v in op.inputs]
     if op.name in READS_PART and reads:
         reads[0] = False
@@ -104,6 +109,11 @@ def work_of(op: Op, kept: set[int]) -> Work:
     ] or op.inputs  # not of positions beside them
     itemsize = max((v.dtype.itemsize for v in numbers if hasattr(v.dtype, "itemsize")), default=4)
     return Work(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
+
+
+def room_of(op: Op) -> int:
+    """Bytes that an operation needs while it runs beside operands and results, divided as its first result is."""
+    return int(op.params["ruled"].room) if op.name == "ruled" else 0
 
 
 def _is_kept(x: Value | Literal, kept: set[int]) -> bool:

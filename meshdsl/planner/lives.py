@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from meshdsl.ir import Graph, Value
+from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
+from meshdsl.planner.costs import room_of
 from meshdsl.planner.places import Body, Places
 
 Key = tuple[int, Layout]  # value id and layout: one copy
@@ -50,6 +51,12 @@ class Placed:
         """A copy, with its bytes."""
         return Copy(value, layout, self.bytes(value, layout), first, last)
 
+    def room(self, op: Op, at: int) -> Copy:
+        """What an operation needs while it runs, as if its first result had these bytes more."""
+        value = op.outputs[0]
+        layout = self.own[value.id]
+        return Copy(value, layout, room_of(op) * self.bytes(value, layout) // max(1, value.bytes), at, at)
+
     def bytes(self, value: Value, layout: Layout) -> int:
         """Bytes that one device holds of a value."""
         return prod(layout.local_shape(value.shape, self.mesh.sizes_by_name)) * value.itemsize
@@ -86,6 +93,9 @@ class Lives:
                 there = True
             if there and first <= last and key not in self.outside:
                 yield self.plan.copy(self.values[value], layout, first, last)
+        for at, op in enumerate(self.graph.ops):
+            if room_of(op):
+                yield self.plan.room(op, at)
 
     def put_outside(self, lies: Body) -> None:
         """Leave out what lies in memory of the graph around: inputs, and what is returned in their place."""

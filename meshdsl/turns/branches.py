@@ -6,18 +6,24 @@ else it makes itself: on the way back it computes its forward again, as far as i
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from meshdsl.ir import Value
+from meshdsl.ir import Graph, Value
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.lowering.moves import identity
 from meshdsl.lowering.position import position, taking_turns
 from meshdsl.lowering.walk import Arrays
+from meshdsl.pipeline.costs import Load
+from meshdsl.trace import clean, finish
+from meshdsl.trace.read import read_jaxpr
 from meshdsl.turns.accumulate import Step, Sum
+from meshdsl.turns.loads import Clock, room
 from meshdsl.turns.packing import Packing, Rows, examples, in_rows, of_examples, row_length
 from meshdsl.turns.parts import Parts
 from meshdsl.turns.places import Place, Placing
@@ -168,35 +174,62 @@ class Branches:
             self.backward.enter(stage, given.back, runner)
             return side.made(stage, runner, rows)
 
-    def reads(self, whole: Runner, blocks: Arrays) -> list[list[set[int]]]:
-        """Per side and stage, ids of what it reads that does not depend on the batch."""
-        stages = range(self.parts.last + 1)
-        return [[self._reads(side, k, whole, blocks) for k in stages] for side in self.sides]
+    @cached_property
+    def traced(self) -> list[list["Branch"]]:
+        """Per side and stage, its work on a microbatch."""
+        return [[self._traced(side, stage) for stage in range(self.parts.last + 1)] for side in self.sides]
 
-    def _reads(self, side: Side, stage: int, whole: Runner, blocks: Arrays) -> set[int]:
-        noted = _Noting(whole.arrays)
+    def _traced(self, side: Side, stage: int) -> "Branch":
+        known = [v for op in self.step.before for v in op.outputs]
+        known += [v for v in self.step.graph.inputs if self.step.placing.of(v) is B]
+        read = set[tuple[int, Placement]]()
+
+        def run(number: jax.Array, at: jax.Array, arrays: Arrays, *handed: Arrays) -> Made:
+            blocks, whole = arrays[: len(self.step.batch)], arrays[len(self.step.batch) :]
+            noting = _Noting({(v.id, B): x for v, x in zip(known, whole, strict=True)}, read)
+            return self.run(side, stage, Given(number, at, blocks, noting, *handed))
+
+        turns = self.step.placing.turns
+        blocks = [jax.ShapeDtypeStruct((turns, self.size, *v.shape[1:]), v.dtype) for v in self.step.batch]
+        arrays = (*blocks, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in known))
         came, back = (
             tuple(jax.ShapeDtypeStruct((self.size, row.length), row.dtype) for row in each.handing.columns)
             for each in (self.forward, self.backward)
         )
-        number, at = jnp.int32(0), jax.lax.iota(jnp.int32, self.size)
-        back = back if side.back else ()
-        jax.eval_shape(
-            lambda came, back: self.run(side, stage, Given(number, at, blocks, noted.again(), came, back)), came, back
-        )
-        return {i for i, place in noted.read if place is B}
+        at = jax.ShapeDtypeStruct((self.size,), jnp.int32)
+        closed = jax.make_jaxpr(run)(jnp.int32(0), at, arrays, came, back if side.back else ())
+        return Branch(frozenset(i for i, _ in read), finish(clean(read_jaxpr(closed))))
+
+    def loads(self, mesh: Mesh) -> tuple[Load, ...]:
+        """What the work of every stage takes."""
+        return tuple(_load(each, mesh) for each in zip(*self.traced, strict=True))
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One stage's work on one microbatch.
+
+    Args:
+      reads: ids of what it reads that does not depend on the batch.
+      graph: its operations.
+    """
+
+    reads: frozenset[int]
+    graph: Graph
+
+
+def _load(ways: Sequence[Branch], mesh: Mesh) -> Load:
+    """What a stage takes forward, and back if anything goes back."""
+    seconds = [Clock(branch.graph, mesh).seconds(branch.graph.ops) for branch in ways]
+    return Load(seconds[0], sum(seconds[1:]), max(room(branch.graph, mesh) for branch in ways))
 
 
 class _Noting(dict[tuple[int, Placement], jax.Array]):
-    """Arrays that notes which of them are read."""
+    """Arrays that note which of them are read."""
 
-    def __init__(self, arrays: Known, read: set[tuple[int, Placement]] | None = None) -> None:
+    def __init__(self, arrays: Known, read: set[tuple[int, Placement]]) -> None:
         super().__init__(arrays)
-        self.known, self.read = set(arrays), set[tuple[int, Placement]]() if read is None else read
-
-    def again(self) -> "_Noting":
-        """The same arrays, noted in the same place."""
-        return _Noting(dict(self), self.read)
+        self.known, self.read = set(arrays), read
 
     def __getitem__(self, key: tuple[int, Placement]) -> jax.Array:
         if key in self.known:

@@ -13,12 +13,12 @@ from meshdsl.planner.solution import Pins
 from meshdsl.trace.graphs import Table, kept, substitute, with_ops
 from meshdsl.trace.phases import BACKWARD
 from meshdsl.turns.accumulate import retraced
+from meshdsl.turns.loads import Clock
 from meshdsl.turns.parted import PartedStep
 from meshdsl.turns.parts import find_parts
 from meshdsl.turns.places import EACH, Placing
 from meshdsl.turns.placing import place_step
 from meshdsl.turns.rota import Rota
-from meshdsl.turns.shares import Clock
 
 
 def by_parts(
@@ -46,11 +46,10 @@ def by_parts(
     graph, clock = _trimmed(program.graph, placing), Clock(program.graph, mesh)
     seconds = {op.id: clock.seconds([op]) for op in graph.ops if placing.in_turns(op)}
     parts = find_parts(graph, placing, mesh.axis(asked.axis), seconds, asked)
-    made = Pipelined(
-        asked, asked.axis, mesh.axis(asked.axis), parts.forward_only, parts.sizes, tuple(parts.loads(seconds))
-    )
+    made = Pipelined(asked, asked.axis, mesh.axis(asked.axis), parts.forward_only, parts.sizes)
     free = _divides(program.graph, placing, ids, examples, asked)
-    step = PartedStep(graph, parts, Rota(made.table, made.rooms), asked.axis, free)
+    step = PartedStep(graph, parts, Rota(made.table, made.rooms), asked.axis, free, mesh)
+    made = replace(made, loads=step.loads)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     notes += _other_axes(mesh, asked.axis, free, step.examples)
     return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)

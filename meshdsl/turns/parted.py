@@ -12,14 +12,17 @@ What it costs, against layers in a scan:
     weights    of a stage lie packed on its devices while the step runs, as long as those of the largest stage; outside
                they lie as planned, over all devices, and are exchanged once a step, as are their gradients; what
                several stages read is whole on all of them
-    plan       what a branch computes is not planned: its time is taken as the stages' mean, its memory is not seen
+    plan       what a branch computes is not planned, but told from its operations: a tick takes as long as the
+               largest of the stages that work in it, and needs the room of the largest of all
 
 A rank without a microbatch runs an empty branch.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
+from statistics import mean
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +31,7 @@ import numpy as np
 from jax import lax
 
 from meshdsl.ir import Graph, Value
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
 from meshdsl.lowering.walk import Arrays
 from meshdsl.pipeline.costs import BACKWARD, FORWARD, STASH
@@ -40,8 +44,10 @@ from meshdsl.turns.ranks import Ranks
 from meshdsl.turns.rota import Rota, Row, Units
 from meshdsl.turns.runner import Runner, marked, within
 from meshdsl.turns.switch import Switch, Weights
+from meshdsl.turns.ticks import Loop
 
 Ways = tuple[Arrays, ...]  # forward, and back if anything goes back
+Cost = tuple[float, int]  # seconds of all ranks together, and bytes
 
 
 class PartedStep(Step):
@@ -51,10 +57,12 @@ class PartedStep(Step):
       examples: whether a microbatch may be split over other axes.
     """
 
-    def __init__(self, graph: Graph, parts: Parts, rota: Rota, axis: str, examples: bool) -> None:
+    def __init__(self, graph: Graph, parts: Parts, rota: Rota, axis: str, examples: bool, mesh: Mesh) -> None:
         late = [op.id for op in graph.ops if any(parts.times.get(v.id) == AFTER for v in op.outputs)]
         super().__init__(graph, parts.placing, late)
         self.parts, self.rota, self.axis = parts, rota, axis
+        self.branches = Branches(self, parts, rota.ranks)
+        self.loads = self.branches.loads(mesh)
         self.examples = examples and all(reduction_of(v, parts.placing) in ("", "sum") for v in self.exported)
 
     def looped(self, whole: Runner) -> list[jax.Array]:
@@ -79,20 +87,28 @@ class _Loops(Ranks):
         self.step, self.rota, self.parts = step, step.rota, step.parts
         self.order = np.array(step.rota.table.placement, np.int32).T  # by chunk and rank, the stage
         blocks = tuple(dealt(whole.get(v, B), step.placing.turns) for v in step.batch)
-        self.branches = Branches(step, step.parts, self.p)
-        self.sides = self.branches.sides
-        weights = Weights(self, self.order, self.branches.reads(whole, blocks), whole)
+        self.branches, self.sides = step.branches, step.branches.sides
+        weights = Weights(self, self.order, self.branches.traced, whole)
         self.works = [Switch(self.branches, s, weights, self.order, blocks, step.examples) for s in self.sides]
 
     def run(self) -> list[jax.Array]:
         """The exported values, whole."""
         state, rounds = self._empty(), list[Ways]()
         for loop in self.rota.loops:
-            state, found = lax.scan(self._round, state, self.rota.rows(loop))
+            costs = list(zip(self._costs(loop, "F", 0), self._costs(loop, "BI", 1), strict=True))
+            state, found = lax.scan(partial(self._round, costs), state, self.rota.rows(loop))
             rounds.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
         stacks = _joined(rounds)
         ends = {v.id: x for i in range(len(self.sides)) for v, x in self._ends(i, state.sums[i], stacks[i])}
         return [ends[v.id] for v in self.step.exported]
+
+    def _costs(self, loop: Loop, kinds: str, way: int) -> list[Cost]:
+        """Per part of a loop, what a tick takes on one way: seconds on average, if the largest stage is waited for."""
+        loads = self.step.loads
+        each = [load.backward if way else load.forward for load in loads]
+        room = self.p * max(load.room for load in loads)
+        ticks = self.rota.working(loop, kinds)
+        return [(self.p * mean(max((each[s] for s in at), default=0.0) for at in part), room) for part in ticks]
 
     def _empty(self) -> _State:
         """What there is before the first tick."""
@@ -111,15 +127,15 @@ class _Loops(Ranks):
     def _zero(self, side: Side) -> Arrays:
         return tuple(self.split(x, 1) for x in side.adding.nothing(*self.order.shape, self.p))
 
-    def _round(self, state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
+    def _round(self, costs: Sequence[tuple[Cost, Cost]], state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
         """One round of a loop: its parts, tick by tick."""
         stacks = []
-        for part in rows:
-            state, found = lax.scan(self._tick, state, part)
+        for both, part in zip(costs, rows, strict=True):
+            state, found = lax.scan(partial(self._tick, both), state, part)
             stacks.append(found)
         return state, _joined(stacks)
 
-    def _tick(self, state: _State, row: Row) -> tuple[_State, Ways]:
+    def _tick(self, costs: tuple[Cost, Cost], state: _State, row: Row) -> tuple[_State, Ways]:
         stacks, made = [tuple[jax.Array, ...]() for _ in self.sides], tuple[jax.Array, ...]()
         if row.got is not None:
             with self._going(BACKWARD):
@@ -127,11 +143,12 @@ class _Loops(Ranks):
         if row.forward:
             with self._going(FORWARD):
                 came = self.get(state.inputs, row.forward.units.slot)
-                made, state, stacks[0] = self._work(0, row.forward.units, state, came, ())
+                made, state, stacks[0] = self._work(0, costs[0], row.forward.units, state, (came, ()))
         if row.backward:
             with self._going(BACKWARD):
                 units, back = row.backward.units, self._returned(row.backward.gradient, state)
-                found, state, stacks[1] = self._work(1, units, state, self.get(state.inputs, units.slot), back)
+                given = self.get(state.inputs, units.slot), back
+                found, state, stacks[1] = self._work(1, costs[1], units, state, given)
                 state = state._replace(back=found)
         if row.forward:
             with self._going(FORWARD):
@@ -145,10 +162,11 @@ class _Loops(Ranks):
         with marked(cut.backward if part is BACKWARD and cut.backward else cut.forward), within(part):
             yield
 
-    def _sent(self, made: Arrays, room: Arrays, to: Sequence[jax.Array], way: int) -> Arrays:
+    def _sent(self, made: Arrays, room: Arrays, to: Sequence[jax.Array | None], way: int) -> Arrays:
         """The room with what stages hand on, one ``way`` or the other."""
         for shift, slot in zip(self.rota.shifts, to, strict=True):
-            room = self.put(room, self.handed(made, way * shift), slot)
+            if slot is not None:
+                room = self.put(room, self.handed(made, way * shift), slot)
         return room
 
     def _returned(self, slot: jax.Array, state: _State) -> Arrays:
@@ -157,9 +175,11 @@ class _Loops(Ranks):
             return self.get(state.gradients, slot)
         return self.handed(state.back, -self.rota.shifts[0])
 
-    def _work(self, way: int, units: Units, state: _State, came: Arrays, back: Arrays) -> tuple[Arrays, _State, Arrays]:
+    def _work(
+        self, way: int, cost: Cost, units: Units, state: _State, given: tuple[Arrays, Arrays]
+    ) -> tuple[Arrays, _State, Arrays]:
         """What all ranks do: what they hand on, the state with what they add, and what they have per example."""
-        made = self.works[way](units, came, back)
+        made = self.works[way](units, *given, cost)
         mine = (lax.broadcasted_iota(jnp.int32, self.order.shape, 0) == units.chunk)[..., None, None]
         totals = zip(self.sides[way].adding.columns, state.sums[way], made.sums, strict=True)
         shares = ((c, so_far, jnp.where(mine, x[None], c.nothing(1))) for c, so_far, x in totals)

@@ -74,13 +74,16 @@ class Parts:
         time = self.times[v.id]
         return not self.forward_only and (time == FREE or time >= self.last)
 
-    def loads(self, seconds: Mapping[int, float]) -> list[float]:
-        """Seconds of every stage, forward and back."""
-        found = [0.0] * (self.last + 1)
+    def seconds(self, known: Mapping[int, float]) -> tuple[list[float], list[float]]:
+        """Seconds of every stage; and what they would be of the last one, which does not compute its forward again."""
+        ahead, back = ([0.0] * (self.last + 1) for _ in range(2))
         for op in self.graph.ops[:-1]:
-            if op.id in seconds and self.times.get(op.outputs[0].id, AFTER) >= 0:
-                found[self.stage(op.outputs[0])] += seconds[op.id]
-        return found
+            time = self.times.get(op.outputs[0].id, AFTER)
+            if op.id in known and time >= 0:
+                (back if time > self.last else ahead)[self.stage(op.outputs[0])] += known[op.id]
+        times = 1 if self.forward_only else 2
+        both = list(zip(ahead, back, strict=True))
+        return [times * f + b for f, b in both], [f + b for f, b in both]
 
     def handed(self, op: Op | None) -> list[tuple[Atom, Value]]:
         """What a cut hands on of each microbatch, before and after it."""
@@ -108,7 +111,8 @@ def find_parts(graph: Graph, placing: Placing, ranks: int, seconds: Mapping[int,
         raise PipelineError(faults("the parts that md.stage cuts are no pipeline:", rows))
     fine = _Division(graph, placing, ahead)
     parts = fine.parts()
-    sizes = asked.layers or balance(parts.loads(seconds), ranks * asked.chunks)
+    each, at_last = parts.seconds(seconds)
+    sizes = asked.layers or balance(each, ranks * asked.chunks, at_last=at_last)
     kept = [ahead[i - 1] for i in list(accumulate(sizes))[:-1]]
     parts = _Division(graph, placing, kept, fine.backward).parts()
     parts.sizes = sizes

@@ -153,10 +153,11 @@ class _Loops:
                 state = state._replace(inputs=self._handed(made, state.inputs, row.forward.to, 1))
         return state._replace(sums=now.sums), now.stacks
 
-    def _handed(self, made: Arrays, room: Arrays, to: Sequence[jax.Array], way: int) -> Arrays:
+    def _handed(self, made: Arrays, room: Arrays, to: Sequence[jax.Array | None], way: int) -> Arrays:
         """The room with what stages hand on, one ``way`` or the other."""
         for shift, slot in zip(self.rota.shifts, to, strict=True):
-            room = self.lanes.put(room, self.lanes.handed(made, way * shift), slot)
+            if slot is not None:
+                room = self.lanes.put(room, self.lanes.handed(made, way * shift), slot)
         return room
 
     def _forwards(self, row: Forward, state: _State, now: _Now) -> tuple[_State, Arrays]:

@@ -1,6 +1,6 @@
 """What stages work on, tick by tick: a table of a schedule as arrays that loops go over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from meshdsl.pipeline.schedule import Task
 from meshdsl.pipeline.slots import Rooms, Slots
 from meshdsl.pipeline.table import Table
-from meshdsl.turns.ticks import Loop, make_loops
+from meshdsl.turns.ticks import Loop, Ticks, make_loops
 
 Tasks = list[list[Task | None]]  # by tick and rank
 
@@ -39,7 +39,8 @@ class Forward(NamedTuple):
       begins: by rank, whether it is the first stage's.
       begun: the microbatch of that.
       result: by rank, the slot for what its backward reads; past the last if nothing is kept.
-      to: per distance that stages hand on over, by rank, the slot of what comes; past the last if nothing does.
+      to: per distance that stages hand on over, by rank, the slot of what comes; past the last if nothing does, and
+        None if nothing comes over that distance in any of these ticks.
     """
 
     units: Units
@@ -84,7 +85,7 @@ class Row(NamedTuple):
     """One tick; what is not done is None.
 
     Args:
-      got: per distance that stages hand back over, by rank, the slot of what comes.
+      got: per distance that stages hand back over, by rank, the slot of what comes; likewise.
     """
 
     forward: Forward | None
@@ -145,15 +146,22 @@ class Rota:
         come = any(task.kind in "BI" and task.stage for tasks in before for task in tasks)
         return kinds + "G" * (self.inbox and come and not {"B", "I"} & set(kinds))
 
+    def working(self, loop: Loop, kinds: str) -> list[list[list[int]]]:
+        """Per part of a loop and each of its ticks, all rounds together, the stages that do a task of some kinds."""
+        found = [self._tasks(ticks, kinds) for _, ticks in self._ticks(loop)]
+        return [[[task.stage for task in row if task] for row in tasks] for tasks in found]
+
     def rows(self, loop: Loop) -> tuple[Row, ...]:
         """What the ticks of each part of a loop are about, by round and tick."""
-        rows, start = [], loop.start
+        by_round = partial(_by_round, loop.times)
+        return tuple(jax.tree.map(by_round, self._row(part.kinds, ticks)) for part, ticks in self._ticks(loop))
+
+    def _ticks(self, loop: Loop) -> Iterator[tuple[Ticks, list[int]]]:
+        """The parts of a loop with the ticks of each, round by round."""
+        start = loop.start
         for part in loop.parts:
-            ticks = [start + i * loop.every + j for i in range(loop.times) for j in range(part.count)]
-            row = jax.tree.map(partial(_by_round, loop.times), self._row(part.kinds, ticks))
-            rows.append(row)
+            yield part, [start + i * loop.every + j for i in range(loop.times) for j in range(part.count)]
             start += part.count
-        return tuple(rows)
 
     def _row(self, kinds: str, ticks: Sequence[int]) -> Row:
         back = bool({"B", "I"} & set(kinds))
@@ -223,7 +231,8 @@ class Rota:
         return np.array(at, np.int32)
 
     def _come(self, sent: Tasks, slots: Slots, way: int) -> tuple[Any, ...]:
-        return tuple(self._slot(self._over(sent, way * shift), slots) for shift in self.shifts)
+        come = (self._over(sent, way * shift) for shift in self.shifts)
+        return tuple(self._slot(each, slots) if any(map(any, each)) else None for each in come)
 
     def _over(self, sent: Tasks, shift: int) -> Tasks:
         """What comes to every rank from some ranks away: what is for it."""

@@ -4,6 +4,7 @@ Weights that one stage alone reads are packed by stage, so that a device holds i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,14 @@ from meshdsl.custom.stated_rule import StatedRule
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Dims
 from meshdsl.lowering.walk import Arrays
-from meshdsl.turns.branches import Branches, Given, Known, Made, Side
+from meshdsl.turns.branches import Branch, Branches, Given, Known, Made, Side
 from meshdsl.turns.packing import Packing, Rows, in_rows, out_of_rows, row_length
 from meshdsl.turns.ranks import Ranks, pick
 from meshdsl.turns.rota import Units
 from meshdsl.turns.runner import Runner
 
 _RANKS, _EXAMPLES = ("ranks",), ("examples",)
-Sided = Sequence[Sequence[set[int]]]
+Sided = Sequence[Sequence[Branch]]
 
 
 class Weights:
@@ -33,13 +34,14 @@ class Weights:
 
     Args:
       order: by chunk and rank, the stage.
-      sides: per side and stage, ids of what it reads.
+      sides: per side and stage, its work.
     """
 
     def __init__(self, ranks: Ranks, order: NDArray[np.int32], sides: Sided, whole: Runner) -> None:
         self.ranks, self.order, self.arrays = ranks, order, {i: x for (i, _), x in whole.arrays.items()}
-        self.own = self._alone([set().union(*each) for each in zip(*sides, strict=True)])
-        self.common = [sorted(set[int]().union(*side).difference(*self.own)) for side in sides]
+        self.own = self._alone([set().union(*(way.reads for way in each)) for each in zip(*sides, strict=True)])
+        read = [set[int]().union(*(branch.reads for branch in side)) for side in sides]
+        self.common = [sorted(ids.difference(*self.own)) for ids in read]
         self.packing = Packing([[self._row(self.arrays[i]) for i in each] for each in self.own])
         self.packed = self._pack()
 
@@ -110,14 +112,19 @@ class Switch:
         came, back = self.branches.forward.handing, self.branches.backward.handing
         return len(came.columns) + (len(back.columns) if self.side.back else 0)
 
-    def __call__(self, units: Units, came: Arrays, back: Arrays) -> Made:
-        """What all ranks make, those that have no microbatch nothing."""
+    def __call__(self, units: Units, came: Arrays, back: Arrays, cost: tuple[float, int]) -> Made:
+        """What all ranks make, those that have no microbatch nothing.
+
+        Args:
+          cost: seconds of all ranks together, and bytes that they need while they work.
+        """
         order = jnp.asarray(self.order)
         stage = order[0] if len(order) == 1 else jax.vmap(pick, (1, 0))(order, units.chunk)
         stage = jnp.where(units.valid, stage, self.order.size)
         at = lax.iota(jnp.int32, self.branches.size)
         arrays = (stage, units.microbatch, at, *self.blocks, *self.shared, *self.weights.packed, *came, *back)
-        found = iter(ruled_p.bind(*arrays, ruled=self.ruled))
+        seconds, room = cost
+        found = iter(ruled_p.bind(*arrays, ruled=replace(self.ruled, seconds=seconds, room=room)))
         side = self.side
         return Made(*(tuple(next(found) for _ in p.columns) for p in (side.handing, side.adding, side.stacking)))
 

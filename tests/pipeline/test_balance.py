@@ -39,3 +39,8 @@ def test_equal_layers():
     assert balance([0.1] * 8, 4) == (2, 2, 2, 2)
     assert balance([0.1] * 10, 4, first=0.1, last=0.1) == (2, 3, 3, 2)
     assert balance([0.1] * 126, 16, last=0.2)[-1] < 8
+
+
+def test_what_takes_less_in_the_last_stage():
+    assert balance([0.3] * 6, 2, at_last=[0.2] * 6) == (2, 4)
+    assert balance([0.3, 0.3, 0.9], 2, at_last=[0.2, 0.2, 0.3]) == (1, 2)

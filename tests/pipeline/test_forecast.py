@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 import meshdsl as md
-from meshdsl.pipeline.costs import Costs, part_of, part_scope
+from meshdsl.pipeline.costs import Costs, Load, part_of, part_scope
 from meshdsl.pipeline.pipelined import Pipelined
 
 
@@ -49,6 +49,19 @@ def test_what_ranks_keep_in_bytes():
     assert found.stash_bytes == (70, 50, 30, 10) and found.memory == (1000, 980, 960, 940)
     assert found.facts["stash_bytes"] == (70, 50, 30, 10) and found.facts["lockstep"] == found.forecast.lockstep
     assert "stash_bytes" not in Pipelined(md.Pipeline(4), "pipe", 2).facts
+
+
+def test_stages_that_are_not_alike():
+    """Two microbatches through three stages; in a tick, the largest of those that work in it is waited for."""
+    loads = (Load(1, 2, 100), Load(3, 4, 400), Load(0, 2, 200))
+    forward, backward = 1 + 3 + 3 + 0, 2 + 4 + 4 + 2  # tick by tick
+    costs = Costs(forward, backward, 0.0, 0.0, 0.0, 5.0, kept=10, memory=1000, exchanges=8, sent=8, room=200)
+    found = Pipelined(md.Pipeline(2, axis="pipe"), "pipe", 3, layers=(1, 1, 1), loads=loads, costs=costs)
+    assert found.forecast.lockstep == pytest.approx(forward + backward + 5)
+    assert [sum(s for _, s in tick.slots) for tick in found.forecast.ticks] == pytest.approx([1, 3, 5, 4, 4, 2])
+    assert found.forecast.balance == pytest.approx((3, 7, 2))
+    assert found.forecast.asynchronous == pytest.approx(1 + 3 + 3 + 4 + 4 + 2 + 5)
+    assert found.memory == (1000 - 200 + 50, 1000, 1000 - 10 - 200 + 100)
 
 
 def test_timelines_are_to_scale():

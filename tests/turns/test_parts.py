@@ -156,6 +156,39 @@ def test_what_stages_find_of_all_examples(function, note):
     assert note in str(sharded.plan(*args))
 
 
+def wide(params, batch):
+    """A stage in the middle that takes most of the time, and most of the memory."""
+
+    def loss(params):
+        x = md.stage(batch["x"] @ params["first"])
+        x = md.stage(jnp.sin(jnp.sin(x @ params["up"]) @ params["down"]))
+        return jnp.mean((x @ params["last"] - batch["y"]) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+
+def test_unequal_stages_are_predicted_stage_by_stage():
+    shapes = {"first": (32, 64), "up": (64, 2048), "down": (2048, 64), "last": (64, 32)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    batch = dict.fromkeys("xy", jax.ShapeDtypeStruct((4096, 32), jnp.float32))
+    sharded = md.parallelize(
+        wide, md.Mesh(pipe=3, data=2), {"batch/*": "data=S(0)"}, pipeline=md.Pipeline(4, axis="pipe")
+    )
+    plan = sharded.plan(params, batch)
+    found, costs = plan.pipeline, plan.pipeline.costs
+    spent = costs.forward + costs.backward + costs.handing + costs.others
+    assert found.forecast.lockstep == pytest.approx(spent) == pytest.approx(plan.seconds)
+    first, middle, last = found.forecast.balance
+    assert middle > 10 * max(first, last)
+    at_work = 4 * (found.loads[1].forward + found.loads[1].backward) / 2  # split over data
+    assert at_work < costs.forward + costs.backward < 2 * at_work
+    compiled = sharded.lower(params, batch).compile().memory_analysis()
+    held = compiled.temp_size_in_bytes + compiled.argument_size_in_bytes + compiled.output_size_in_bytes
+    assert plan.memory == pytest.approx(held - compiled.alias_size_in_bytes, rel=0.2)
+    assert found.memory[1] > 2 * max(found.memory[0], found.memory[2])
+
+
 def test_without_an_axis_it_is_the_identity():
     args = arguments(dtype=np.float32)
     plain, cut = (trace(step, args, cuts=cuts).graph for cuts in (False, True))

@@ -12,8 +12,10 @@ from meshdsl.errors import PipelineError
 from meshdsl.ir import walk
 from meshdsl.pins import make_pins
 from meshdsl.pipeline.costs import part_of
+from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.trace import trace
 from meshdsl.turns import in_turns, lanes, whole_function
+from meshdsl.turns.rota import Rota
 from tests.turns.stacks import FEATURES, HIDDEN, WIDTH, arguments, plain_step, step
 from tests.turns.steps import language, language_loss
 
@@ -113,6 +115,16 @@ def evaluation(params, batch):
     (x, total), largest = jax.lax.scan(layer, start, params["layers"])
     logits = x @ params["embed"].T
     return jnp.mean((logits - batch["y"]) ** 2) + total, largest, logits, logits.argmax(-1)
+
+
+def test_nothing_is_handed_on_where_nobody_is_to_have_it():
+    made = Pipelined(md.Pipeline(3, md.make_schedule("zb-v", 4, 3)), "pipe", 4, layers=(1,) * 8)
+    rota = Rota(made.table, made.rooms)
+    rows = [row for loop in rota.loops for row in rota.rows(loop)]
+    assert rota.shifts == [0, 1, 3]  # on to the next rank in the first half of the stages, back in the second
+    for moves in ([row.forward.to for row in rows if row.forward], [row.got for row in rows if row.got]):
+        used = {tuple(slot is not None for slot in to[1:]) for to in moves}
+        assert used > {(True, True)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""What a piece of work takes on one device that has all of it, told from its operations before anything is planned."""
+
+from collections.abc import Iterable
+
+from meshdsl.ir import Graph, Op, Value, walk
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.costs import materialised, work_of
+from meshdsl.planner.lives import Placed
+from meshdsl.planner.memory import Liveness
+from meshdsl.planner.places import Places
+from meshdsl.planner.tables import alone_seconds
+
+
+class Clock:
+    """Seconds of operations on one device that has everything whole."""
+
+    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+        self.mesh, self.kept = mesh, materialised(graph)
+
+    def seconds(self, ops: Iterable[Op]) -> float:
+        """Of operations of the step itself, loops included."""
+        return sum(self._seconds(op) + self._inside(op) for op in ops)
+
+    def _inside(self, op: Op) -> float:
+        return sum(self._seconds(inner) * graph.trips for body in op.bodies for graph, inner in walk(body))
+
+    def _seconds(self, op: Op) -> float:
+        if op.bodies or op.name in ("return", "constant", "constrain"):
+            return 0.0
+        return alone_seconds(op, work_of(op, self.kept), self.mesh)
+
+
+def room(graph: Graph, mesh: Mesh) -> int:
+    """Bytes that a graph needs at its fullest point, beside its inputs and what it returns."""
+    ops = [op for _, op in walk(graph)]
+    made = [v for op in ops for v in (*op.outputs, *(v for body in op.bodies for v in body.inputs))]
+    own = {v.id: Layout() for v in (*graph.inputs, *made)}
+    uses = {(op.id, i): Layout() for op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
+    peak = Liveness(Placed(Places(graph), mesh, own, uses, {})).peak().bytes
+    given = {v.id: v.bytes for v in (*graph.inputs, *(x for x in graph.returned if isinstance(x, Value)))}
+    return max(0, peak - sum(given.values()))
