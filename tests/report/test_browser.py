@@ -139,3 +139,13 @@ def test_fifty_thousand_operations_are_there_at_once(show, plan):
     page = show(report_html(replace(plan, spans=plan.spans * times, collectives=plan.collectives * times)))
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert paint < 2000
+
+
+def test_screen_readers_are_told_every_column_region_and_tile(show, plan):
+    page = show(report_html(plan))
+    assert [text for text in page.locator("thead th").all_text_contents() if not text.strip()] == []
+    names = page.eval_on_selector_all("[role=region], section", "all => all.map(one => one.ariaLabel || one.id)")
+    assert len(names) == len(set(names))
+    tile = page.locator(".treemap a").first
+    name = tile.locator("title").text_content()
+    assert all(word in name for text in tile.locator("text").all_text_contents() for word in text.split())

@@ -16,6 +16,11 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+// Said by screen readers, not drawn.
+function unseen(text) {
+  return make("span", { class: "skip" }, text);
+}
+
 function draw(tag, attributes = {}, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);

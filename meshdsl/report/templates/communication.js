@@ -26,7 +26,7 @@ function paintBars(place, metric) {
       const titled = parts.map(([kind, value]) => [kind, value, `${kind} ${text(value)}`]);
       return make("tr", {}, make("th", { scope: "row" }, key), make("td", { class: "share" }, stacked(titled, groups[0].total)), make("td", { class: "number" }, text(total)));
     });
-    const head = make("tr", {}, make("th", { scope: "col" }, `by ${label}`), make("th", {}), make("th", { scope: "col", class: "number" }, METRICS[metric][0]));
+    const head = make("tr", {}, make("th", { scope: "col" }, `by ${label}`), make("th", { scope: "col" }, unseen(`${METRICS[metric][0]}, drawn`)), make("th", { scope: "col", class: "number" }, METRICS[metric][0]));
     return make("div", { class: "wide" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   });
   place.replaceChildren(...tables);
@@ -55,8 +55,8 @@ function paintTreemap(place, area, width) {
 const LETTER = 6.6; // width of a character in a tile, about
 
 function tileOf(line, { x, y, w, h }, color, amount, share) {
-  const title = `${line.source} ${line.function}: ${amount}, ${share}\n${line.text.trim()}`;
-  const tile = draw("a", { href: `#line-${line.position}`, "aria-label": title });
+  const title = `${line.source} ${amount} ${line.function}: ${share}\n${line.text.trim()}`;
+  const tile = draw("a", { href: `#line-${line.position}` });
   const sides = { x: x.toFixed(1), y: y.toFixed(1), width: Math.max(0, w - 1).toFixed(1), height: Math.max(0, h - 1).toFixed(1) };
   tile.append(draw("title", {}, title), draw("rect", { ...sides, style: `fill:${color}` }));
   const said = [w > 60 && h > 18 ? `${line.source} ${amount}` : "", w > 90 && h > 40 ? line.function : ""];

@@ -27,7 +27,7 @@ function fileOf({ file, own, seconds }, most, open) {
       last = Number(line.number);
       body.append(rowOf(line, most));
     }
-    const heads = [["time", "number"], ["", "share"], ["sent", "number"], ["line", "number"], [shown(file, 80), "code"]];
+    const heads = [["time", "number"], [unseen("time, drawn"), "share"], ["sent", "number"], ["line", "number"], [shown(file, 80), "code"]];
     const head = make("thead", {}, make("tr", {}, ...heads.map(([label, kind]) => make("th", { scope: "col", class: kind }, label))));
     details.append(make("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": `Source of ${shown(file, 80)}` }, make("table", { class: "lines" }, head, body)));
   }

@@ -21,7 +21,7 @@ function showMemory(place) {
       { label: `held at ${placeOf(points[peak])}`, class: "long", key: (row) => row[0], cell: (row) => make("code", { class: "clip" }, row[0], row[1] > 1 ? make("span", { class: "soft" }, ` ×${row[1]}`) : "") },
       { label: "bytes", class: "number", first: "descending", start: true, key: (row) => row[2], cell: (row) => bytesText(row[2]) },
       { label: "share", class: "number", cell: (row) => percent(row[2], data.memory) },
-      { label: "", class: "share", cell: (row) => stacked([["held", row[2], ""]], data.memory) },
+      { label: unseen("share, drawn"), class: "share", cell: (row) => stacked([["held", row[2], ""]], data.memory) },
     ],
   });
 }

@@ -9,7 +9,7 @@ function table(place, { name, rows, columns, filters = {}, text, noun = "row" })
   const body = make("tbody");
   const heads = columns.map((column, i) => make("th", { scope: "col", class: column.class || "" },
     column.key ? make("button", { type: "button", onclick: () => sortBy(i) }, column.label) : column.label));
-  const scroller = make("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": name });
+  const scroller = make("div", { class: "wide tall", tabindex: "0", role: "region", "aria-label": `${name}, table` });
   scroller.append(make("table", {}, make("caption", { class: "skip" }, name), make("thead", {}, make("tr", {}, ...heads)), body));
   const searched = rows.map((row) => text(row).toLowerCase());
   let left = [];
