@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.asked import read_options
+from meshdsl.asked import read_changes, read_options
 from meshdsl.executable import Executable
 from meshdsl.explained import Explanation, explain
 from meshdsl.ir import Leaf
@@ -34,6 +34,7 @@ from meshdsl.lowering.verify_report import VerifyReport
 from meshdsl.lowering.wide import wide_step
 from meshdsl.making import Making
 from meshdsl.options import Options, donated_leaves, settings
+from meshdsl.pad import Chosen
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.value import Plan
 from meshdsl.program import Program
@@ -105,7 +106,10 @@ class Sharded:
     def __init__(self, step: Callable[..., Any], options: Options) -> None:
         update_wrapper(self, step, updated=())
         self.step, self.options, self.making = step, options, Making(step, options)
+        self._traced: dict[Any, Traced] = {}
         self._planned: dict[Any, tuple[Traced, Plan]] = {}
+        self._chosen: dict[Any, Chosen] = {}
+        self._before: dict[Any, Chosen] = {}
         self._ready: dict[Any, Executable] = {}
         self._recent: dict[Any, Executable] = {}
         self._has_static = bool(options.static_argnums or options.static_argnames)
@@ -129,6 +133,23 @@ class Sharded:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
         return self._plan(self._call(args, kwargs))[1]
+
+    def pinned(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded":
+        """The same step under other pins, planned in a fraction of the time, from where this one's plan was found.
+
+        It is not traced again and shares all tables, but its plan is not taken through rounds, so ``plan.gap`` may be
+        larger than that of a step that is parallelized anew.
+
+        Args:
+          layouts: pins by globs as ``parallelize`` takes them; one of the same glob is replaced, None takes it out.
+
+        Raises ArgumentError for what is no pin, and for a glob to take out that there is not.
+        """
+        changed = read_changes(layouts, self.options.layouts)
+        other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
+        other._traced = self._traced
+        other._before = {**self._before, **self._chosen}
+        return other
 
     def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
         """Why the input at ``path`` has its layout: what every other would cost, each planned in full."""
@@ -240,11 +261,21 @@ class Sharded:
         if key not in self._planned:
             program = self._trace(call)
             self._log_again(program)
-            self._planned[key] = self.making.plan(program)
+            self._planned[key] = self._made(key, program)
         return self._planned[key]
 
+    def _made(self, key: Any, program: Traced) -> tuple[Traced, Plan]:
+        if self.options.plan is not None:
+            return self.making.plan(program)
+        chosen = self.making.choose(program, None if self.options.pipeline else self._before.get(key))
+        self._chosen[key] = chosen
+        return chosen.program, chosen.plan
+
     def _trace(self, call: Call) -> Traced:
-        return self.making.take_turns(self.making.trace(call))
+        key = _key(call)
+        if key not in self._traced:
+            self._traced[key] = self.making.trace(call)
+        return self.making.take_turns(self._traced[key])
 
     def _call(self, args: Any, kwargs: Any) -> Call:
         return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)

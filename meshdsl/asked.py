@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from meshdsl.errors import ArgumentError, MeshDSLError, NotationError, faults, is_a
+from meshdsl.errors import ArgumentError, MeshDSLError, NotationError, faults, is_a, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
@@ -46,6 +46,18 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
     if rows:
         raise ArgumentError(faults(f"arguments of parallelize({step_name(step)}, ...) that do not fit:", rows))
     return made
+
+
+def read_changes(layouts: object, stated: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
+    """The pins ``stated``, changed as ``Sharded.pinned`` was asked to; ArgumentError lists all that does not fit."""
+    rows: list[str] = []
+    changes = _table("layouts", layouts, rows)
+    unknown = [glob for glob, layout in changes.items() if layout is None and glob not in stated]
+    rows += [f"layouts: no pin {glob!r} to take out{nearest(glob, stated)}" for glob in unknown]
+    if rows:
+        raise ArgumentError(faults("pins that cannot be changed:", rows))
+    kept = {glob: layout for glob, layout in stated.items() if glob not in changes}
+    return kept | {glob: layout for glob, layout in changes.items() if layout is not None}
 
 
 _NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised

@@ -99,7 +99,7 @@ class Op:
         return str(getattr(self.params.get("ruled"), "name", self.name))
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Graph:
     """Operations in order; the last is "return".
 

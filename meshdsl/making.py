@@ -6,7 +6,7 @@ from typing import Any
 
 from meshdsl.ir import Program
 from meshdsl.options import Options, donated_leaves
-from meshdsl.pad import pad_program, plan_program
+from meshdsl.pad import Chosen, choose, pad_program
 from meshdsl.pins import make_pins
 from meshdsl.plan.match import check_match
 from meshdsl.plan.sound import check_sound
@@ -39,11 +39,21 @@ class Making:
         donated, o = donated_leaves(self.step, program.inputs, self.options), self.options
         return make_pins(program, o.mesh, o.layouts, o.outputs, donated, o.rules)
 
+    def choose(self, program: Program, before: Chosen | None = None) -> Chosen:
+        """A new plan of a program.
+
+        Args:
+          before: what was chosen for it under other pins, to begin from.
+        """
+        chosen = before and before.again(self.pins)
+        return chosen or choose(program, self.options.mesh, self.pins, self.options.memory)
+
     def plan(self, program: Program) -> tuple[Program, Plan]:
         """The program to run and its plan: the given one if it fits, else a new one."""
         mesh, given, memory = self.options.mesh, self.options.plan, self.options.memory
         if given is None:
-            return plan_program(program, mesh, self.pins, memory)
+            chosen = self.choose(program)
+            return chosen.program, chosen.plan
         padded = pad_program(program, dict(given.padded))
         pins = self.pins(padded)
         check_match(given, padded, mesh, pins, memory)

@@ -13,14 +13,16 @@ arrays it holds shape and dtype only: none changes which plans are valid.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 
+_KNOWN: WeakKeyDictionary[Graph, list[str]] = WeakKeyDictionary()
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
 
 
@@ -30,16 +32,22 @@ def program_text(program: Program, sources: bool = False) -> str:
     Args:
       sources: end every operation with its phase and the line it comes from.
     """
-    lines = [program.name]
-    lines += [f"  in   {_named(leaf, x)}" for leaf, x in zip(program.inputs, program.graph.inputs, strict=True)]
-    lines += _lines(program.graph, "  ", sources)
-    lines += [f"  out  {_named(leaf, x)}" for leaf, x in zip(program.outputs, program.graph.returned, strict=True)]
-    return "\n".join(lines) + "\n"
+    return "\n".join((program.name, *_framed(program, _lines(program.graph, "  ", sources)))) + "\n"
 
 
 def fingerprint(program: Program) -> str:
     """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
-    return sha256(program_text(program).partition("\n")[2].encode()).hexdigest()
+    if program.graph not in _KNOWN:
+        _KNOWN[program.graph] = list(_lines(program.graph, "  ", False))
+    text = "\n".join(_framed(program, _KNOWN[program.graph])) + "\n"
+    return sha256(text.encode()).hexdigest()
+
+
+def _framed(program: Program, lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a program's graph between those of its inputs and outputs."""
+    yield from (f"  in   {_named(leaf, x)}" for leaf, x in zip(program.inputs, program.graph.inputs, strict=True))
+    yield from lines
+    yield from (f"  out  {_named(leaf, x)}" for leaf, x in zip(program.outputs, program.graph.returned, strict=True))
 
 
 def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ import meshdsl
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ("meshdsl.errors", "meshdsl.globs", "meshdsl.units"),
+    ("meshdsl.errors", "meshdsl.globs", "meshdsl.units", "meshdsl.collector"),
     ("meshdsl.layouts", "meshdsl.pipeline"),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),

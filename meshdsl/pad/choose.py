@@ -29,10 +29,37 @@ _SHOWN = 2
 Sizes = Mapping[int, int]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The program to run, its plan, and the attempt that it is, from which planning under other pins can begin."""
+
+    program: Program
+    plan: Plan
+    attempt: "_Attempt"
+
+    def again(self, pins_of: Callable[[Program], Pins]) -> "Chosen | None":
+        """The same program under other pins, padded alike, from this plan on; None if it takes a search of its own."""
+        program, sizes = self.attempt.program, self.attempt.sizes
+        pins = pins_of(program)
+        found = self.attempt.outcome.again(pins) if isinstance(self.attempt.outcome, Found) else None
+        if found is None:
+            return None
+        notes = [
+            f"{_named(self.attempt, n)} is padded to {m} inside the step, as it was before" for n, m in sizes.items()
+        ]
+        return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes])
+
+
 def plan_program(
     program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
 ) -> tuple[Program, Plan]:
-    """The program to run, padded where that pays, and its plan.
+    """The program to run, padded where that pays, and its plan (see ``choose``)."""
+    chosen = choose(program, mesh, pins_of, memory)
+    return chosen.program, chosen.plan
+
+
+def choose(program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None) -> Chosen:
+    """The program to run, padded where that pays, with its plan.
 
     Args:
       pins_of: reads and checks the pins of a program.
@@ -48,10 +75,15 @@ def plan_program(
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
+    return _chosen(best, [*program.notes, *notes])
+
+
+def _chosen(best: "_Attempt", notes: list[str]) -> Chosen:
     if isinstance(best.outcome, MemoryLimitError):
         raise best.outcome
-    chosen = replace(best.program, notes=[*program.notes, *notes])
-    return chosen, replace(build_plan(chosen, best.outcome.solution(), best.pins), padded=tuple(best.sizes.items()))
+    program = replace(best.program, notes=notes)
+    plan = build_plan(program, best.outcome.solution(), best.pins)
+    return Chosen(program, replace(plan, padded=tuple(best.sizes.items())), best)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
+from meshdsl.collector import uncollected
 from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
@@ -24,6 +25,7 @@ from meshdsl.rules.registry import ONCE, RULES
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
 
 
+@uncollected
 def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
     """The plan of ``program`` that ``solution`` chose under ``pins``."""
     reasons = Reasons(program, solution)

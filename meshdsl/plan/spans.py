@@ -16,7 +16,6 @@ from meshdsl.plan.value import Line, Span
 from meshdsl.planner.costs import materialised, tensors, work_of
 from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
-from meshdsl.planner.places import Places
 from meshdsl.planner.solution import Solution
 from meshdsl.planner.tables import work_seconds
 
@@ -68,7 +67,7 @@ def make_spans(
       work: what computing takes.
     """
     s = solution
-    memory = Liveness(Placed(Places(program.graph), s.mesh, s.layouts, s.uses, s.trees), donated).points()
+    memory = Liveness(Placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     spans: list[Span] = []
     for graph, op in walk(program.graph):
         seconds = work.seconds(op)

@@ -14,7 +14,6 @@ from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
-from meshdsl.planner.places import Places
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import plans
 from meshdsl.planner.short import larger, too_small
@@ -29,14 +28,15 @@ class Fitter:
 
     Args:
       model: of the program under ``pins``.
+      like: searched under other pins, where to begin: with its prices.
     """
 
-    def __init__(self, model: Model, pins: Pins) -> None:
+    def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins = model, pins
         self.evaluator = Evaluator(model)
-        self.places = Places(model.problem.program.graph)
         self.around = dict(_around(model.problem.program.graph, ()))
-        self.points: dict[int, Peak] = {}
+        self.points: dict[int, Peak] = dict(like.points) if like else {}
+        self.price: float = like.price if like else 0.0  # the last one
         self._peaks: dict[Hashable, Peak] = {}
 
     def peak(self, choice: Choice) -> Peak:
@@ -49,16 +49,17 @@ class Fitter:
     def _peak(self, choice: Choice) -> Peak:
         own, uses = layouts_of(self.model, choice.rows)
         trees = trees_of(self.model, choice)
-        placed = Placed(self.places, self.model.problem.mesh, own, uses, trees)
+        placed = Placed(self.model.problem.program.graph, self.model.mesh, own, uses, trees)
         return Liveness(placed, self.pins.donated).peak()
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
         peak = least = self.peak(choice)
-        price = self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
+        price = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
         for _ in range(_ROUNDS):
             if peak.bytes <= limit:
                 return choice, peak
+            self.price = price
             choice, peak = self._next(choice, peak, price, limit)
             least = min(least, peak, key=lambda p: p.bytes)
             price *= _RAISE

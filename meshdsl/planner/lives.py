@@ -7,6 +7,7 @@ is written over an operand ends the life of that one before its own begins.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from meshdsl.ir import Graph, Op, Value
@@ -14,7 +15,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.planner.costs import room_of
-from meshdsl.planner.places import Body, Places
+from meshdsl.planner.places import Body, Places, places_of
 
 Key = tuple[int, Layout]  # value id and layout: one copy
 
@@ -35,17 +36,22 @@ class Placed:
     """A program under a choice of layouts.
 
     Args:
-      places: what may lie in the same memory.
+      graph: its outermost graph.
       own: per value id, its own layout.
       uses: per (op id, operand), the layout read.
       trees: per value id, the moves that make its other layouts.
     """
 
-    places: Places
+    graph: Graph
     mesh: Mesh
     own: Mapping[int, Layout]
     uses: Mapping[tuple[int, int], Layout]
     trees: Mapping[int, tuple[Move, ...]]
+
+    @cached_property
+    def places(self) -> Places:
+        """What may lie in the same memory."""
+        return places_of(self.graph)
 
     def copy(self, value: Value, layout: Layout, first: int, last: int) -> Copy:
         """A copy, with its bytes."""

@@ -42,12 +42,12 @@ class Liveness:
 
     def peak(self) -> Peak:
         """The fullest point of the step."""
-        return self._fullest(self.placed.places.graph, self._all_copies())
+        return self._fullest(self.placed.graph, self._all_copies())
 
     def points(self) -> dict[int, int]:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
         found: dict[int, int] = {}
-        self._fill(found, self.placed.places.graph, self._all_copies(), 0)
+        self._fill(found, self.placed.graph, self._all_copies(), 0)
         return found
 
     def _fill(self, found: dict[int, int], graph: Graph, copies: list[Copy], outside: int) -> None:
@@ -58,7 +58,7 @@ class Liveness:
 
     def _all_copies(self) -> list[Copy]:
         """The copies of the outermost graph, with the arguments that are never given up."""
-        graph = self.placed.places.graph
+        graph = self.placed.graph
         end = len(graph.ops) - 1
         fixed = [v for i, v in enumerate(graph.inputs) if i not in self.donated]
         given = frozenset(graph.inputs[i].id for i in self.donated)

@@ -8,6 +8,7 @@ those near a plan in question: the search then moves from neighbourhood to neigh
 """
 
 from collections.abc import Hashable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -40,7 +41,7 @@ class Prices:
 
 
 class Model:
-    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere."""
+    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.mesh = problem, problem.mesh
@@ -49,20 +50,33 @@ class Model:
         self._tables: dict[Hashable, Table] = {}
         self._distances: dict[Hashable, Distances] = {}
         self.tables = [self._table(node) for node in self.nodes]
+        self.scale = Scale.of(
+            sum(float(t.seconds[t.first]) * n.trips for t, n in zip(self.tables, self.nodes, strict=True))
+        )
+        self.distances = {v: self._distances_of(v) for v in problem.defined}
+        self._units: dict[Hashable, Costs] = {}
+        self._finite: dict[int, Assignment] = {}
+        self._wholes: dict[Distances, Closure] = {}
+        self._made = count()
+        self._pin()
+
+    def repinned(self, problem: Problem) -> "Model":
+        """The model of the same problem under other pins (see ``repin``), which shares its tables."""
+        other = copy(self)
+        other.problem, other.nodes = problem, problem.nodes
+        other._pin()
+        return other
+
+    def _pin(self) -> None:
         self.allowed = [_allowed(node, self.mesh) for node in self.nodes]
         self.orders = [_order(node.pin, self.mesh) for node in self.nodes]
         self._require_states()
         self.whole = self._all_broadcast()
-        self.scale = Scale.of(self._total_seconds(self.whole))
-        self.distances = {v: self._distances_of(v) for v in problem.defined}
         self._begin()
 
     def _begin(self) -> None:
         self.prices = Prices()
-        self._units: dict[Hashable, Costs] = {}
         self._states: dict[Hashable, Assignment] = {}
-        self._finite: dict[int, Assignment] = {}
-        self._made = count()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
@@ -74,12 +88,22 @@ class Model:
         """
         held = [None] * len(self.nodes) if around is None else list(map(tuple, around.tolist()))
         self.states = [self._left(n, groups, state) for n, state in enumerate(held)]
-        every = {d: d.fitting for d in self._distances.values()}
-        closures = {
-            d: Closure(d, layouts, layouts if groups is None else between(d, layouts, groups), next(self._made))
-            for d, layouts in (every if groups is None else self._read_layouts()).items()
-        }
+        closures = self._whole_closures() if groups is None else self._closures_near(groups)
         self.closures = {v: closures[d] for v, d in self.distances.items()}
+
+    def _whole_closures(self) -> dict[Distances, Closure]:
+        """Of all layouts; on two mesh axes they are few, and made once."""
+        known = self._wholes if len(self.wide) <= 2 else {}
+        for d in self._distances.values():
+            if d not in known:
+                known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
+        return known
+
+    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
+        return {
+            d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
+            for d, layouts in self._read_layouts().items()
+        }
 
     def _left(self, n: int, groups: Groups | None, around: State | None) -> Assignment:
         """The states of node ``n`` near a state; equal questions get the same array."""
@@ -197,9 +221,6 @@ class Model:
     def _all_broadcast(self) -> Assignment:
         """A state that every node is allowed to be in, all-``B`` wherever no pin says otherwise."""
         return np.array([_first_allowed(t, a) for t, a in zip(self.tables, self.allowed, strict=True)], dtype=np.intp)
-
-    def _total_seconds(self, rows: Assignment) -> float:
-        return sum(float(t.seconds[tuple(r)]) * n.trips for t, r, n in zip(self.tables, rows, self.nodes, strict=True))
 
     @cached_property
     def wide(self) -> Axes:

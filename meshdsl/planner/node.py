@@ -9,6 +9,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
+from meshdsl.planner.solution import Pins
 
 NO_WORK, FREE = Work(0.0, (), 4), Layout()
 
@@ -60,6 +61,7 @@ class Problem:
 
     program: Program
     mesh: Mesh
+    pins: Pins
     nodes: list[Node]
     defined: dict[int, tuple[int, int]] = field(default_factory=dict)
     used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)

@@ -10,7 +10,8 @@ These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser`
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from meshdsl.ir import Graph, Op, Value, walk
 from meshdsl.planner.costs import VIEWS, is_heavy, materialised
@@ -59,7 +60,6 @@ class Body:
     sliced: frozenset[int] = frozenset()
 
 
-@dataclass
 class Places:
     """The facts of a program.
 
@@ -68,15 +68,11 @@ class Places:
       within: per graph, by its identity. bodies: per op id, how each of its bodies lies.
     """
 
-    graph: Graph
-    kept: set[int] = field(init=False)
-    within: dict[int, Within] = field(default_factory=dict)
-    bodies: dict[int, tuple[Body, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.kept = materialised(self.graph)
-        self.within[id(self.graph)] = self._within(self.graph)
-        for _, op in walk(self.graph):
+    def __init__(self, graph: Graph) -> None:
+        self.kept = materialised(graph)
+        self.within = {id(graph): self._within(graph)}
+        self.bodies: dict[int, tuple[Body, ...]] = {}
+        for _, op in walk(graph):
             self.within.update((id(body), self._within(body)) for body in op.bodies)
             if op.bodies:
                 self.bodies[op.id] = tuple(_body(op, body) for body in op.bodies)
@@ -106,6 +102,16 @@ class Places:
                 made = tuple(reuse for reuse in _written_over(op, fused) if reuse.over)
                 found.update({at: made} if made else {})
         return found
+
+
+_KNOWN: WeakKeyDictionary[Graph, Places] = WeakKeyDictionary()
+
+
+def places_of(graph: Graph) -> Places:
+    """The facts of a program, worked out once."""
+    if graph not in _KNOWN:
+        _KNOWN[graph] = Places(graph)
+    return _KNOWN[graph]
 
 
 def _is_view(op: Op) -> bool:

@@ -40,7 +40,7 @@ _Known = dict[Hashable, tuple[Signature, ...]]  # tables by what they depend on
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
-    problem = Problem(program, mesh, list(_nodes(program, pins)), unsent=made_on_the_spot(program.graph))
+    problem = Problem(program, mesh, pins, list(_nodes(program, pins)), unsent=made_on_the_spot(program.graph))
     problem.index()
     for stack in split_stacks(program, pins, mesh):
         _keep_split(problem, stack)
@@ -48,6 +48,18 @@ def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     drop_unreachable_partials(problem)
     _require_rows(problem)
     return problem
+
+
+def repin(problem: Problem, pins: Pins) -> Problem | None:
+    """The same problem under other pins, nodes that they do not concern being the same objects; None if all differ."""
+    before, program = problem.pins, problem.program
+    if before.follows != pins.follows or any(split_stacks(program, p, problem.mesh) for p in (before, pins)):
+        return None
+    boundary = list(_boundary(program, pins))
+    ends = [a if a.pin == b.pin else b for a, b in zip(problem.nodes, boundary, strict=False)]
+    changed = replace(problem, pins=pins, nodes=[*ends, *problem.nodes[len(ends) :]])
+    _require_rows(changed)
+    return changed
 
 
 def _keep_split(problem: Problem, stack: Stack) -> None:

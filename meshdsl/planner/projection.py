@@ -6,6 +6,8 @@ and of every move between layouts what it costs at least, shared between the par
 changes something. So the minima of all parts together are no more than any plan costs.
 """
 
+from itertools import count
+
 import numpy as np
 
 from meshdsl.planner.distances import Distances
@@ -26,6 +28,7 @@ class Projection(Model):
         self._others = tuple(axis for axis in range(whole.width) if axis not in part)
         self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
         self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
+        self._units, self._finite, self._wholes, self._made = {}, {}, {}, count()
         self._begin()
 
     def seen(self, choice: Choice) -> Choice:

@@ -14,13 +14,15 @@ A plan that does not fit the memory is only where the search for one that does b
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
+import numpy as np
+
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.messages import Messages, cap
-from meshdsl.planner.model import Model
+from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
 from meshdsl.planner.projection import projections
@@ -41,7 +43,7 @@ _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
 
 
-Fits = Callable[[Choice], bool]
+Worth = Callable[[Choice], bool]
 
 
 def search(model: Model) -> tuple[Choice, float]:
@@ -50,59 +52,70 @@ def search(model: Model) -> tuple[Choice, float]:
     return best, prove()
 
 
-def find(model: Model, fits: Fits) -> tuple[Choice, Callable[[], float]]:
+def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[Choice, Callable[[], float]]:
     """The best plan found, memory aside, and what proves seconds that no plan can undercut, when they are asked for.
 
     Args:
-      fits: whether a plan is within the memory.
+      worth: whether a plan is worth rounds.
+      known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
     best, bound = evaluator.evaluate(model.whole), None
+    if known is not None:
+        best = min(best, evaluator.exact(evaluator.evaluate(_allowed(model, known))), key=lambda choice: choice.cost)
     if _jointly(model, _JOINTLY):
         joint = Joint(model)
-        best, bound = _proved(joint, joint.plans(), evaluator, best, fits)
+        best, bound = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
     else:
-        for groups in _neighbourhoods(model.wide, True):
+        for groups in _neighbourhoods(model.wide, known is None):
             model.focus(groups, best.rows)
             found = _plans_near(Joint(model), groups, evaluator, best)
             best = min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
-        if _layouts(model) <= _ONCE and fits(best):
+        if _layouts(model) <= _ONCE and worth(best):
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
             _raised(certificate, evaluator)
             best, bound = closed(certificate, evaluator)
 
     def prove() -> float:
-        least = _bound(model, best) if bound is None else bound
+        least = _bound(model, best, _ONCE if known is None else 0) if bound is None else bound
         safe = least - TIES - 1e-9 * abs(least)  # sums of floats round
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
     return best, prove
 
 
-def _bound(model: Model, best: Choice) -> float:
-    """What no plan undercuts, on a mesh of many axes."""
+def _allowed(model: Model, rows: Assignment) -> Assignment:
+    """A plan that keeps all rows that its pins allow."""
+    fine = [np.isfinite(model.unit(n)[state]) for n, state in enumerate(map(tuple, rows.tolist()))]
+    return np.where(np.array(fine)[:, None], rows, model.whole)
+
+
+def _bound(model: Model, best: Choice, once: int) -> float:
+    """What no plan undercuts on many mesh axes, seen in parts if there are more pairs of layouts than ``once``."""
     model.focus()
-    if _layouts(model) <= _ONCE:
+    if _layouts(model) <= once:
         return _raised(Certificate(Joint(model), best))
     return sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
-def _proved(joint: Joint, network: Network, evaluator: Evaluator, known: Choice, fits: Fits) -> tuple[Choice, float]:
-    """Where the messages point, with its bound; swept and closed if that leaves much open."""
+def _proved(
+    joint: Joint, network: Network, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool
+) -> tuple[Choice, float]:
+    """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model = joint.model
     start = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED
     certificate = Certificate(joint, best, FIRST_TREES if few else 0)
     _raised(certificate, evaluator)
-    if certificate.gap >= _GAP:
+    if sweep and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
             _raised(certificate, evaluator)
-    closing = few and fits(certificate.best)
+    closing = few and worth(certificate.best)
     best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
     return (known if known.cost < best.cost else best), bound
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
+from meshdsl.planner.problem import make_problem, repin
 from meshdsl.planner.search import find
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
@@ -20,11 +21,12 @@ class Found:
     """The best plan found within the memory; how good it is at least is proved when it is asked for.
 
     Args:
-      peak: its fullest point. prove: seconds that no plan can be below.
+      limit: of memory, in bytes. peak: the plan's fullest point. prove: seconds that no plan can be below.
     """
 
     model: Model
-    pins: Pins
+    fitter: Fitter
+    limit: float
     choice: Choice
     peak: Peak
     prove: Callable[[], float]
@@ -34,9 +36,23 @@ class Found:
         """What the plan takes."""
         return self.model.scale.seconds(self.choice.cost)
 
+    @uncollected
     def solution(self) -> Solution:
         """The plan with its bound."""
-        return written(self.model, self.pins, self.choice, self.peak, self.prove())
+        bound = self.prove()
+        self.model.closures.clear()  # large on many axes, and not needed any more
+        return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
+
+    @uncollected
+    def again(self, pins: Pins) -> "Found | None":
+        """The best plan found from this one on, under other pins, without rounds; None if it takes another problem."""
+        problem = repin(self.model.problem, pins)
+        if problem is None:
+            return None
+        model = self.model.repinned(problem)
+        best, prove = find(model, lambda _: False, self.choice.rows)
+        fitter = Fitter(model, pins, self.fitter)
+        return Found(model, fitter, self.limit, *fitter.fit(best, self.limit), prove)
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
@@ -50,13 +66,14 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     return search_plan(program, mesh, pins, memory).solution()
 
 
+@uncollected
 def search_plan(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Found:
     """As ``solve``, with the proof left for later: of several programs that are compared, one needs it."""
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins))
     fitter = Fitter(model, pins)
     best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
-    return Found(model, pins, *fitter.fit(best, limit), prove)
+    return Found(model, fitter, limit, *fitter.fit(best, limit), prove)
 
 
 def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) -> Solution:

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from meshdsl.collector import uncollected
 from meshdsl.custom.prove import check_rules
 from meshdsl.dsl.pinned import pinning
 from meshdsl.ir import Graph, Program, check_graph, walk
@@ -71,6 +72,7 @@ CLEANUPS: tuple[Pass, ...] = (
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
+@uncollected
 def trace(
     step: Callable[..., Any],
     args: Sequence[Any],

@@ -69,7 +69,7 @@ def test_every_move_leads_to_a_layout_that_is_wanted(own):
     fitting = [i for i in range(len(within.layouts)) if within.fits(i, shape)]
     start = within.index[complete(Layout.parse(own), mesh)]
     for wanted in permutations([i for i in fitting if i != start], 2):
-        moves = moves_of(within, shape, 4, [(start, target) for target in wanted])
+        moves = moves_of(within, shape, 4, tuple((start, target) for target in wanted))
         used = {within.layouts[target] for target in wanted}
         for move in reversed(moves):
             assert move.after in used

@@ -1,0 +1,29 @@
+"""The garbage collector is off while a stage runs, and as it was afterwards, also after an error."""
+
+import gc
+
+import pytest
+
+from meshdsl.collector import uncollected
+
+
+@uncollected
+def stage(fails=False):
+    if fails:
+        raise ValueError("fails")
+    return gc.isenabled()
+
+
+def test_the_collector_is_off_inside_and_on_again_afterwards():
+    assert gc.isenabled() and not stage() and gc.isenabled()
+    with pytest.raises(ValueError, match="fails"):
+        stage(fails=True)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        assert not stage() and not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,0 +1,113 @@
+"""Planning again under other pins: the same plans as anew, without tracing or building tables again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError, MemoryLimitError
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem, repin
+from meshdsl.planner.search import search
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import STEPS, TWO
+
+MESH = md.Mesh(data=4, model=2)
+ARGS = ({"up": np.ones((64, 256), np.float32), "down": np.ones((256, 64), np.float32)}, np.ones((512, 64), np.float32))
+
+
+def step(w, x):
+    def loss(w):
+        return jnp.mean((jax.nn.relu(x @ w["up"]) @ w["down"] - x) ** 2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+
+def sharded(traced=None, **stated):
+    def counted(w, x):
+        if traced is not None:
+            traced.append(x)
+        return step(w, x)
+
+    return md.parallelize(counted, MESH, {"x": "data=S(0)"}, **stated)
+
+
+@pytest.mark.parametrize("layout", ["model=S(1)", "data=S(0) model=S(0)", "data=B model=B"])
+def test_another_pin_gives_the_plan_that_planning_anew_gives(layout):
+    traced = []
+    first = sharded(traced)
+    first.plan(*ARGS)
+    changed = first.pinned({"w/up": layout})
+    plan = changed.plan(*ARGS)
+    assert len(traced) == 1
+    anew = md.parallelize(step, MESH, {"x": "data=S(0)", "w/up": layout}).plan(*ARGS)
+    assert plan.seconds == pytest.approx(anew.seconds)
+    assert 0 < plan.lower_bound <= plan.seconds
+    for axis, placed in md.Layout.parse(layout).placements:
+        assert plan.layout("w/up").on(axis) is placed
+    changed.verify(*ARGS)
+    changed.check(*ARGS)
+
+
+def test_pins_are_replaced_and_taken_out():
+    first = sharded()
+    first.plan(*ARGS)
+    second = first.pinned({"w/up": "data=S(0) model=S(0)"})
+    assert second.plan(*ARGS).seconds > first.plan(*ARGS).seconds
+    third = second.pinned({"w/up": None})
+    assert third.plan(*ARGS).seconds == pytest.approx(first.plan(*ARGS).seconds)
+    assert third.options.layouts == first.options.layouts
+    assert second.pinned({"w/up": "data=S(1)"}).plan(*ARGS).layout("w/up").on("data") is md.S(1)
+
+
+def test_without_a_plan_before_it_plans_anew():
+    plan = sharded().pinned({"w/up": "model=S(1)"}).plan(*ARGS)
+    assert plan.layout("w/up").on("model") is md.S(1)
+
+
+def test_padding_stays_and_the_plan_says_so():
+    def uneven(w, x):
+        return jnp.sum(md.constrain(x @ w, "model=S(1)"))
+
+    first = md.parallelize(uneven, "model=8")
+    args = np.ones((64, 103), np.float32), np.ones((16, 64), np.float32)
+    first.plan(*args)
+    again = first.pinned({"x": "model=B"})
+    plan = again.plan(*args)
+    assert plan.padded == ((103, 104),)
+    assert any("(103) is padded to 104 inside the step, as it was before" in note for note in plan.notes)
+    again.check(*args)
+
+
+def test_a_limit_is_kept_from_the_prices_that_met_it():
+    free = sharded().plan(*ARGS).memory
+    tight = sharded(memory=0.9 * free)
+    assert tight.plan(*ARGS).memory <= 0.9 * free
+    again = tight.pinned({"w/up": "model=S(1)"})
+    assert again.plan(*ARGS).memory <= 0.9 * free
+    with pytest.raises(MemoryLimitError):
+        sharded(memory=0.2 * free).pinned({"*": "data=B model=B"}).plan(*ARGS)
+
+
+def test_what_is_no_pin():
+    with pytest.raises(ArgumentError) as error:
+        sharded().pinned({"xs": None, 3: "data=S(0)"})
+    assert "no pin 'xs' to take out; did you mean 'x'?" in str(error.value)
+    assert "layouts: 3 is an int, not a glob" in str(error.value)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_model_under_other_pins_has_the_same_tables_and_the_same_optimum(name):
+    make, args, pins = STEPS[name]
+    program = trace(make, args)
+    free = (md.Layout(),) * len(program.outputs)
+    stated = Pins(tuple(map(md.Layout.parse, pins)), free, (None,) * len(free))
+    other = Pins((md.Layout(),) * len(pins), free, (None,) * len(free))
+    model = Model(make_problem(program, TWO, stated))
+    problem = repin(model.problem, other)
+    again, anew = model.repinned(problem), Model(make_problem(program, TWO, other))
+    assert again.tables is model.tables and again.scale == anew.scale
+    (a, bound), (b, least) = search(again), search(anew)
+    assert a.cost == b.cost and bound == least
