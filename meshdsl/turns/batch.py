@@ -34,7 +34,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
         return by_parts(program, asked, mesh, batch, pins_of)
     placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
     split = stage_axes(program, mesh, pins_of(replace(program, pipeline=Pipelined(asked))), batch)
-    stages, made = find_stages(graph, placing, mesh, split, asked), Pipelined(asked)
+    stages, made = find_stages(program, placing, mesh, split, asked), Pipelined(asked)
     if stages:
         stages.layers = shares(graph, stages, mesh, asked)
         made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only, stages.layers)

@@ -218,8 +218,11 @@ class _Loops:
             self._export(runner, TAIL, row.has_ended, now)
 
     def _ends(self, layers: Layers, made: Arrays, rank: int) -> dict[Value, jax.Array]:
-        """What one rank's carries came to."""
-        return {v: self.lanes.of(x, rank) for v, x in zip(layers.last, made, strict=False)}
+        """What one rank's carries came to, and what it was brought from past the layers."""
+        past = [] if layers is self.stages.forward else [x for x in self.stages.consts(layers) if x in self.stages.past]
+        brought = dict(zip(self.stages.consts(layers), made[len(layers.last) :], strict=True))
+        ends = (*zip(layers.last, made, strict=False), *((v, brought[v]) for v in past))
+        return {v: self.lanes.of(x, rank) for v, x in ends}
 
     @contextmanager
     def _microbatch(

@@ -91,6 +91,8 @@ class Stages:
       scans: over the layers, forward and backward; only forward in an evaluation.
       times: per operation that is done in turns, when.
       layers: per stage, in the order of the model, once they are dealt out.
+      past: what the epilogue makes of a microbatch and the rest reads, as for what goes past the layers; gradients of
+        the layers bring it along.
     """
 
     placing: Placing
@@ -99,6 +101,7 @@ class Stages:
     scans: tuple[Layers, ...]
     times: dict[int, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
+    past: list[Value] = field(default_factory=list)
 
     @property
     def forward(self) -> Layers:
@@ -119,6 +122,7 @@ class Stages:
         """Consts of a scan that differ from microbatch to microbatch; backward, those that are new."""
         known = set[int]() if layers is self.forward else {v.id for v in self.consts(self.forward)}
         found = [x for x, _ in layers.consts if isinstance(x, Value) and self.placing.of(x) is not B]
+        found += self.past if layers is not self.forward else []
         return [x for x in dict.fromkeys(found) if x.id not in known]
 
     def brought(self, layers: Layers) -> list[tuple[Atom, Placement]]:
@@ -138,24 +142,31 @@ def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -
     }
 
 
-def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, str], asked: Pipeline) -> Stages | None:
+def find_stages(
+    program: Program, placing: Placing, mesh: Mesh, split: Mapping[int, str], asked: Pipeline
+) -> Stages | None:
     """The stages, if layers that are done in turns lie split over an axis; PipelineError if they are no pipeline."""
+    graph = program.graph
     makers = {v.id: op for op in graph.ops for v in op.outputs}
-    found: dict[str, list[Op]] = {}
+    found: dict[str, dict[Op, list[int]]] = {}
     for op in graph.ops:
         if op.name == "scan" and placing.in_turns(op):
-            axes = {split[o] for x, _ in Layers(op).stacks if (o := _origin(x, makers, placing)) in split}
-            for axis in axes:
-                found.setdefault(axis, []).append(op)
+            origins = [o for x, _ in Layers(op).stacks if (o := _origin(x, makers, placing)) in split]
+            for o in origins:
+                found.setdefault(split[o], {}).setdefault(op, []).append(o)
     if not found:
         _check_indexed(graph, placing, split, makers)
         return None
     axis, scans = next(iter(found.items()))
     forward = [op for op in scans if op.phase == "forward"]
     if len(found) > 1 or len(forward) != 1:
-        rows = [f"{a}: the scan at {op.source}" for a, ops in found.items() for op in ops if op.phase == "forward"]
-        remedy = "Pipeline(axis=...) with md.stage between them makes stages of several"
-        raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows, remedy))
+        rows = [
+            f"{a}: the scan at {op.source}, over {_named(program, ids)}"
+            for a, ops in found.items()
+            for op, ids in ops.items()
+            if op.phase == "forward"
+        ]
+        raise PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows, _several(axis)))
     first = Layers(forward[0])
     made = {v.id for v in first.made}
     backward = [op for op in graph.ops if op.name == "scan" and op.phase == "backward" and placing.in_turns(op)]
@@ -168,6 +179,21 @@ def find_stages(graph: Graph, placing: Placing, mesh: Mesh, split: Mapping[int, 
     if rows:
         raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
     return stages
+
+
+def _named(program: Program, ids: Sequence[int]) -> str:
+    """Inputs by their paths; of several, the first."""
+    paths = sorted(leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True) if v.id in ids)
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def _several(axis: str) -> str:
+    """What to do where several scans lie split over an axis."""
+    pinned = f"""layouts={{"...": "{axis}=B"}} for the arrays of the others, or dims of other names in their rules"""
+    return (
+        f"{pinned}, makes a pipeline of one, and they are planned as usual\n"
+        "Pipeline(axis=...) with md.stage between them makes stages of several"
+    )
 
 
 def _check_indexed(graph: Graph, placing: Placing, split: Mapping[int, str], makers: Mapping[int, Op]) -> None:
@@ -225,10 +251,13 @@ def _times(graph: Graph, stages: Stages) -> Iterator[str]:
         if id(op) in ends:
             _ends(when, *ends[id(op)])
         else:
-            mixed = {HEAD, TAIL} <= read or bool(read & {AFTER, "layers"})
-            if mixed and parts:
+            late = bool(read & {AFTER, "layers"})
+            if late and parts:
                 yield f"{op.called} at {op.source} reads what the layers make, and cannot be done in their stages"
-            time = AFTER if mixed else TAIL if TAIL in read else HEAD if HEAD in read else PROLOGUE
+            if {HEAD, TAIL} <= read and parts:
+                stages.past += [v for v in values(op.inputs) if when.get(v.id) == HEAD]
+            late = late or ({HEAD, TAIL} <= read and not parts)
+            time = AFTER if late else TAIL if TAIL in read else HEAD if HEAD in read else PROLOGUE
             stages.times[op.id] = time
             when.update((v.id, time) for v in op.outputs)
     yield from _unread(graph, stages)

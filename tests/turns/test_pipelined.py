@@ -117,6 +117,57 @@ def evaluation(params, batch):
     return jnp.mean((logits - batch["y"]) ** 2) + total, largest, logits, logits.argmax(-1)
 
 
+def around(params, batch):
+    """What the layers start from goes past them, too, and is read twice there."""
+
+    def loss(params):
+        start = jnp.tanh(batch["x"] @ params["embed"])
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None), start, params["layers"])
+        return jnp.mean(((x * start + start) @ params["embed"].T - batch["y"]) ** 2)
+
+    return jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.parametrize(
+    "pipeline", [md.Pipeline(4), md.Pipeline(2, "interleaved", 2, recompute="none"), md.Pipeline(3, "zb")]
+)
+def test_what_goes_past_the_layers(pipeline, nan_in_bubbles):
+    with jax.enable_x64(True):
+        args = arguments(layers=4, batch=12, dtype=np.float64)
+        program = traced(pipeline, 2, *args, function=around)
+        close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), around(*args), 1e-9)
+
+
+def encoder_and_decoder(params, batch):
+    """Two stacks of layers, the second of which reads what the first comes to."""
+
+    def loss(params):
+        over = {name: {k: x.array for k, x in params[name].items()} for name in ("encoder", "decoder")}
+        start = batch["x"] @ params["embed"]
+        seen, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None), start, over["encoder"])
+        x, _ = jax.lax.scan(lambda x, w: (seen + jnp.tanh(x @ w["up"]) @ w["down"], None), start, over["decoder"])
+        return jnp.mean((x @ params["embed"].T - batch["y"]) ** 2)
+
+    return jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+def test_of_two_stacks_the_one_that_a_rule_names(name):
+    params, batch = arguments(layers=4, batch=8)
+    both = ("encoder", "decoder")
+    stacks = {
+        each: {k: md.named(x, f"{each}_layers rows columns") for k, x in params["layers"].items()} for each in both
+    }
+    sharded = md.parallelize(
+        encoder_and_decoder, md.Mesh(pipe=2), rules=f"{name}_layers:pipe", pipeline=md.Pipeline(2, batch="batch/*")
+    )
+    args = stacks | {"embed": params["embed"]}, batch
+    sharded.check(*args)
+    assert sharded.plan(*args).pipeline.layers == (2, 2)
+    other = both[name == "encoder"]
+    assert sharded.plan(*args).layout(f"params/{other}/up").on("pipe") is not md.S(0)
+
+
 def test_nothing_is_handed_on_where_nobody_is_to_have_it():
     made = Pipelined(md.Pipeline(3, md.make_schedule("zb-v", 4, 3)), "pipe", 4, layers=(1,) * 8)
     rota = Rota(made.table, made.rooms)
@@ -252,6 +303,7 @@ def by_number(params, batch):
     ("function", "text"),
     [
         (two_stacks, "one scan over layers is a pipeline, and here are more:\n  pipe: the scan at test_pipelined.py:"),
+        (two_stacks, ', over params/layers/down and 1 more\nlayouts={"...": "pipe=B"} for the arrays of the others'),
         (kept_inside, "reads what the layers make, and cannot be done in their stages"),
         (with_keys, "it carries random keys; split one key into a key per layer, and scan over those"),
         (backwards, "it goes from the last layer to the first; turn the stacks around, and go forward"),
