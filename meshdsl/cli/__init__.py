@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import plan, topology
+from meshdsl.cli.faults import message_of, status_of
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
 from meshdsl.cli.train import train
-from meshdsl.errors import CheckError, MemoryLimitError, MeshDSLError, VerifyError
 
 app = typer.Typer(no_args_is_help=True)
 for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):
@@ -31,8 +31,9 @@ def main() -> None:
     """Run the command."""
     try:
         app()
-    except MeshDSLError as error:
-        if "--debug" in sys.argv:
+    except Exception as error:
+        said = message_of(error)
+        if "--debug" in sys.argv or not said:
             raise
-        print(f"meshdsl: {error}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, MemoryLimitError | VerifyError | CheckError) else 2)
+        print(f"meshdsl: {said}", file=sys.stderr)
+        sys.exit(status_of(error))

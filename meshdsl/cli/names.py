@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from meshdsl.cli.options import progress
 from meshdsl.errors import ArgumentError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, topology
@@ -32,11 +33,17 @@ def load_program(
 
     Raises ArgumentError if there is none, or no such pipeline; what the file itself raises is not touched.
     """
-    table = Schedule.load(schedule) if schedule and Path(schedule).is_file() else schedule
+    table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
     asked = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
     given = {option: value for option, value in asked.items() if value is not None}
-    program = _loaded(name)
+    with progress.status(f"reading {name}"):
+        program = _loaded(name)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
+
+
+def _is_file(schedule: str) -> bool:
+    """Whether it names a file, which is then read, or refused; names of schedules have no dot and no slash."""
+    return Path(schedule).is_file() or bool({".", "/"} & set(schedule))
 
 
 def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
@@ -58,6 +65,9 @@ def _loaded(name: str) -> Program:
     module, colon, attribute = name.partition(":")
     if name.endswith(".py"):
         return _program(name, "program", runpy.run_path(str(_existing(Path(name)))))
+    if module.endswith(".py"):
+        asked = f"{name!r} is no program: a file is named alone, as {module}, and defines 'program'"
+        raise ArgumentError(f"{asked}; or name its module, as {Path(module).stem}:{attribute or 'program'}")
     if not colon:
         raise ArgumentError(f"{name!r} is no program: give path/to/file.py, or module:attribute")
     return _program(name, attribute, vars(_imported(module)))

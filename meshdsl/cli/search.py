@@ -6,6 +6,7 @@ import typer
 
 from meshdsl.cli.names import load_program, load_topology_named
 from meshdsl.cli.options import AsJSON, MemoryText, ProgramName, RulesText, TopologyName, progress, show
+from meshdsl.errors import ArgumentError
 
 
 def search(
@@ -33,9 +34,9 @@ def search(
             devices=devices,
             topology=load_topology_named(topology),
             axes=axes.split(","),
-            microbatches=_numbers(microbatches),
+            microbatches=_numbers("microbatches", microbatches),
             schedules=schedule.split(","),
-            chunks=_numbers(chunks),
+            chunks=_numbers("chunks", chunks),
             recompute=recompute.split(","),
             rules=rules,
             memory=memory,
@@ -46,6 +47,8 @@ def search(
         raise typer.Exit(1)
 
 
-def _numbers(text: str) -> list[int]:
-    """The numbers of a list; 0, which is refused, for what is none."""
-    return [int(n) if n.isdigit() else 0 for n in text.split(",")]
+def _numbers(option: str, text: str) -> list[int]:
+    """The numbers of a list."""
+    if not all(n.strip().isdigit() for n in text.split(",")):
+        raise ArgumentError(f"--{option}: {text!r}, not numbers to try, such as 1,8,32")
+    return [int(n) for n in text.split(",")]

@@ -1,0 +1,75 @@
+"""What a program's own code raises, and what names nothing: one message with the line and the remedy."""
+
+import sys
+
+import pytest
+
+from meshdsl.cli import main
+
+WRONG = """
+import jax, jax.numpy as jnp
+import meshdsl as md
+
+def step(w, batch):
+    return w + batch
+
+program = md.Program(step, tuple(jax.ShapeDtypeStruct((n,), jnp.float32) for n in (3, 4)))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    sources = {"wrong": WRONG, "raises": "\n1 / 0", "parses": "def f(:", "imports": "import not_there"}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+
+
+def ended(monkeypatch, capsys, *options):
+    monkeypatch.setattr(sys, "argv", ["meshdsl", *options])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("plan", "wrong.py"), "wrong.py:6: TypeError: add got incompatible shapes for broadcasting: (3,), (4,)."),
+        (("plan", "raises.py"), "raises.py:2: ZeroDivisionError: division by zero"),
+        (("plan", "parses.py"), "parses.py:1: SyntaxError: invalid syntax"),
+        (("plan", "imports.py"), "imports.py:1: ModuleNotFoundError: No module named 'not_there'"),
+        (("search", "wrong.py", "--devices", "2"), "wrong.py:6: TypeError: "),
+    ],
+)
+def test_what_the_program_raises_is_told_with_its_line(folder, options, said, monkeypatch, capsys):
+    status, err = ended(monkeypatch, capsys, *options)
+    assert status == 2 and err.startswith(f"meshdsl: {said}") and "Traceback" not in err
+    assert err.endswith("meshdsl --debug ... shows the traceback\n") and "JAX has removed" not in err
+    assert ("step was traced with w float32[3], batch float32[4]" in err) == ("wrong.py" in options)
+
+
+def test_debug_shows_the_traceback(folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["meshdsl", "--debug", "plan", "raises.py"])
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch):
+    monkeypatch.setattr("meshdsl.cli.plan.load_mesh", len)
+    monkeypatch.setattr(sys, "argv", ["meshdsl", "plan", "raises.py"])
+    with pytest.raises(TypeError):
+        main()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("plan", "wrong.py:program"), "a file is named alone, as wrong.py, and defines 'program'; or name its module"),
+        (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv'"),
+        (("search", "wrong.py", "--devices", "2", "--microbatches", "1,x"), "--microbatches: '1,x', not numbers"),
+    ],
+)
+def test_names_of_nothing(folder, options, said, monkeypatch, capsys):
+    status, err = ended(monkeypatch, capsys, *options)
+    assert status == 2 and said in err
