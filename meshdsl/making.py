@@ -6,7 +6,7 @@ from typing import Any
 
 from meshdsl.ir import Program
 from meshdsl.options import Options, donated_leaves
-from meshdsl.pad import Chosen, choose, pad_program
+from meshdsl.pad import Chosen, choose_plan, pad_program
 from meshdsl.pins import make_pins
 from meshdsl.plan.match import check_match
 from meshdsl.plan.sound import check_sound
@@ -46,7 +46,7 @@ class Making:
           before: what was chosen for it under other pins, to begin from.
         """
         chosen = before and before.again(self.pins)
-        return chosen or choose(program, self.options.mesh, self.pins, self.options.memory)
+        return chosen or choose_plan(program, self.options.mesh, self.pins, self.options.memory)
 
     def plan(self, program: Program) -> tuple[Program, Plan]:
         """The program to run and its plan: the given one if it fits, else a new one."""

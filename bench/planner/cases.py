@@ -7,6 +7,7 @@ from functools import cache
 from bench.programs import deep_gpt
 from meshdsl import models
 from meshdsl.api import Program
+from meshdsl.collector import uncollected
 from meshdsl.ir import Program as Traced
 from meshdsl.ir import walk
 from meshdsl.layouts.mesh import Mesh
@@ -68,6 +69,7 @@ def unrolled(layers: int) -> tuple[Traced, Program]:
     return trace(program.step, program.args), program
 
 
+@uncollected
 def planned(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> Planned:
     """The plan of a step on a mesh."""
     start = time.process_time()

@@ -22,7 +22,7 @@ The padded program is an ordinary program: rules, planner, memory, lowering and 
 nothing of all this. Only ``check`` compares it with the step as it was written.
 """
 
-from meshdsl.pad.choose import Chosen, choose, plan_program
+from meshdsl.pad.choose import Chosen, choose_plan, plan_program
 from meshdsl.pad.rewrite import pad_program
 
-__all__ = ["Chosen", "choose", "pad_program", "plan_program"]
+__all__ = ["Chosen", "choose_plan", "pad_program", "plan_program"]

@@ -53,12 +53,14 @@ class Chosen:
 def plan_program(
     program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
 ) -> tuple[Program, Plan]:
-    """The program to run, padded where that pays, and its plan (see ``choose``)."""
-    chosen = choose(program, mesh, pins_of, memory)
+    """The program to run, padded where that pays, and its plan (see ``choose_plan``)."""
+    chosen = choose_plan(program, mesh, pins_of, memory)
     return chosen.program, chosen.plan
 
 
-def choose(program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None) -> Chosen:
+def choose_plan(
+    program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
+) -> Chosen:
     """The program to run, padded where that pays, with its plan.
 
     Args:

@@ -31,7 +31,7 @@ from meshdsl.planner.sweep import States, Sweeper, sweep_order
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
-_LEAST, _MOST = 64, 192  # passes
+_LEAST, _MOST, _QUICK = 64, 192, 24  # passes, and those for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
 _GAP = 1e-2  # large enough to sweep
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
@@ -69,12 +69,11 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
     else:
         for groups in _neighbourhoods(model.wide, known is None):
             model.focus(groups, best.rows)
-            found = _plans_near(Joint(model), groups, evaluator, best)
-            best = min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
+            best = _near(model, groups, evaluator, best, worth)
         if _layouts(model) <= _ONCE and worth(best):
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
-            _raised(certificate, evaluator)
+            _raised(certificate, evaluator, settle=True)
             best, bound = closed(certificate, evaluator)
 
     def prove() -> float:
@@ -83,6 +82,16 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
     return best, prove
+
+
+def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
+    """The best plan found among those that are in question."""
+    joint = Joint(model)
+    network = joint.plans()
+    if network.entries <= _CLOSED and worth(best):
+        return _proved(joint, network, evaluator, best, worth, True)[0]
+    found = _plans_near(joint, network, groups, evaluator, best)
+    return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
 def _allowed(model: Model, rows: Assignment) -> Assignment:
@@ -108,24 +117,30 @@ def _proved(
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED
     certificate = Certificate(joint, best, FIRST_TREES if few else 0)
-    _raised(certificate, evaluator)
+    _raised(certificate, evaluator, _MOST if sweep else _QUICK, few)
     if sweep and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
-            _raised(certificate, evaluator)
+            _raised(certificate, evaluator, settle=few)
     closing = few and worth(certificate.best)
     best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
     return (known if known.cost < best.cost else best), bound
 
 
-def _raised(certificate: Certificate, evaluator: Evaluator | None = None) -> float:
-    """The bound after as many passes of messages as are affordable and help."""
-    left, passes = _affordable(certificate.work), _AT_A_TIME
+def _raised(
+    certificate: Certificate, evaluator: Evaluator | None = None, most: int = _MOST, settle: bool = False
+) -> float:
+    """The bound after as many passes of messages as are affordable and help.
+
+    Args:
+      settle: drop states on the way, for rounds follow; else only where that is cheap.
+    """
+    left, passes = min(most, _affordable(certificate.work)), _AT_A_TIME
     while left > 0 and certificate.gap >= _GAP:
         before = certificate.gap
-        (certificate.tighten if certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
+        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
         left, passes = left - passes, 2 * passes
         if before - certificate.gap < _STALLED:
             break
@@ -141,12 +156,16 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> li
       known: a plan to begin from; without it, the one that does everything everywhere.
     """
     if _jointly(model, _JOINTLY):
-        return _plans_near(Joint(model), _every_axis(model), evaluator, evaluator.evaluate(model.whole))
+        joint = Joint(model)
+        whole = evaluator.evaluate(model.whole)
+        return _plans_near(joint, joint.plans(), _every_axis(model), evaluator, whole)
     found = [] if known is None else [known]
     for groups in _neighbourhoods(model.wide, known is None):
         best = min(found, key=evaluator.objective) if found else None
         model.focus(groups, model.whole if best is None else best.rows)
-        found += _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
+        joint = Joint(model)
+        start = best or evaluator.evaluate(model.whole)
+        found += _plans_near(joint, joint.plans(), groups, evaluator, start)
     return found
 
 
@@ -171,8 +190,7 @@ def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
     yield from (((a,), (b,)) for a, b in combinations(axes, 2))
 
 
-def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
-    network = joint.plans()
+def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
     start = _pointed_to(network, evaluator.objective(best))
     swept = _swept(network, start, groups, joint.model.width)
     return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, swept)]
