@@ -17,7 +17,8 @@ from meshdsl.turns.pipelined import PipelinedStep
 from meshdsl.turns.placing import place_step
 from meshdsl.turns.rota import Rota
 from meshdsl.turns.shares import shares
-from meshdsl.turns.stages import find_stages, stage_axes
+from meshdsl.turns.split import stage_axes
+from meshdsl.turns.stages import find_stages
 
 
 def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[Program], Pins]) -> Program:

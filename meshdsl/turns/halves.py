@@ -17,8 +17,8 @@ from functools import cached_property
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.placement import B
 from meshdsl.trace.graphs import Atom, values
+from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import Placing
-from meshdsl.turns.stages import Layers
 
 
 @dataclass(frozen=True)

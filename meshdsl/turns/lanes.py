@@ -17,11 +17,12 @@ from meshdsl.lowering.walk import Arrays
 from meshdsl.trace.graphs import Atom
 from meshdsl.turns.accumulate import Sum
 from meshdsl.turns.dealing import Dealing
+from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import held
 from meshdsl.turns.ranks import Ranks, pick
 from meshdsl.turns.rota import Rota, Units
 from meshdsl.turns.runner import AXIS, Runner
-from meshdsl.turns.stages import Layers, Stages
+from meshdsl.turns.stages import Stages
 from meshdsl.turns.work import Turn, Work
 
 

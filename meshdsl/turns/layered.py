@@ -10,9 +10,9 @@ from meshdsl.ir import Op, Value
 from meshdsl.layouts.placement import Placement
 from meshdsl.lowering.walk import Arrays
 from meshdsl.trace.graphs import Atom, values
+from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import held
 from meshdsl.turns.runner import Runner, scan_options
-from meshdsl.turns.stages import Layers
 
 Stacks = dict[Value, jax.Array]
 Wanted = Sequence[tuple[Atom, Placement]]

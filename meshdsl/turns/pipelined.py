@@ -32,10 +32,11 @@ from meshdsl.pipeline import costs
 from meshdsl.pipeline.costs import BACKWARD, FORWARD, STASH, WEIGHTS
 from meshdsl.turns.accumulate import Step, Sum, dealt
 from meshdsl.turns.lanes import Lanes
+from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import held
 from meshdsl.turns.rota import Backward, Forward, Head, Rota, Row, Units
 from meshdsl.turns.runner import AXIS, Runner, marked, within
-from meshdsl.turns.stages import AFTER, HEAD, PROLOGUE, TAIL, Layers, Stages
+from meshdsl.turns.stages import AFTER, HEAD, PROLOGUE, TAIL, Stages
 
 Stacks = dict[int, jax.Array]
 

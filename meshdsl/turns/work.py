@@ -14,9 +14,10 @@ from meshdsl.lowering.walk import Arrays
 from meshdsl.trace.graphs import Atom, values
 from meshdsl.turns.halves import Halves, needed
 from meshdsl.turns.layered import Stacks, Wanted, kept_stacks, run_layers
+from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import SAME, held
 from meshdsl.turns.runner import AXIS, Runner, sliced
-from meshdsl.turns.stages import Layers, Stages
+from meshdsl.turns.stages import Stages
 
 Known = dict[tuple[int, Placement], jax.Array]
 

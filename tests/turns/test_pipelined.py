@@ -299,6 +299,16 @@ def by_number(params, batch):
     return jax.lax.fori_loop(0, 8, layer, batch["x"] @ params["embed"]).mean()
 
 
+def one_by_one(params, batch):
+    def loss(params):
+        x = batch["x"] @ params["embed"]
+        for i in range(8):
+            x = x + jnp.tanh(x @ params["layers"]["up"][i]) @ params["layers"]["down"][i]
+        return jnp.mean(x**2)
+
+    return jax.grad(loss)(params)
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [
@@ -307,6 +317,7 @@ def by_number(params, batch):
         (kept_inside, "reads what the layers make, and cannot be done in their stages"),
         (with_keys, "it carries random keys; split one key into a key per layer, and scan over those"),
         (backwards, "it goes from the last layer to the first; turn the stacks around, and go forward"),
+        (one_by_one, "layers that are picked by number are no stages:\n  float32[8, 16, 8], split over pipe\n"),
         (by_number, "layers that are picked by number are no stages:\n  float32[8, 8, 16], split over pipe, in the "),
     ],
 )
@@ -314,6 +325,14 @@ def test_layers_that_are_no_pipeline(function, text):
     with pytest.raises(PipelineError) as error:
         md.parallelize(function, "pipe=2", LAYOUTS, pipeline=md.Pipeline(4, batch="batch/*")).plan(*arguments())
     assert text in str(error.value)
+
+
+def test_layers_over_two_axes():
+    layouts = {"params/layers/up": "pipe=S(0)", "params/layers/down": "rest=S(0)"}
+    with pytest.raises(PipelineError) as error:
+        md.parallelize(plain_step, md.Mesh(pipe=2, rest=2), layouts, pipeline=md.Pipeline(4)).plan(*arguments())
+    assert str(error.value).startswith("one axis is the pipeline, and layers lie split over several:\n  ")
+    assert "rest: the scan at stacks.py:" in str(error.value) and "split them over one of " in str(error.value)
 
 
 def test_schedules_and_chunks_that_there_are_not():
