@@ -54,7 +54,7 @@ def test_a_step_is_that_of_the_plain_model():
 
 
 def test_channels_that_are_split_exchange_nothing_along_the_sequence():
-    program = models.build("mamba-130m", "tensor", batch=64)
+    program = models.build("mamba-130m", "tensor", batch=8)
     mesh = md.Mesh(data=8, model=8, topology=md.topology("dgx-h100"))
     plan = md.parallelize(program.step, mesh, rules=program.rules).plan(*program.args)
-    assert {c.trips for c in plan.collectives} <= {1, recurrent.CONFIGS["mamba-130m"].layers}
+    assert {c.trips for c in plan.collectives} == {1, recurrent.CONFIGS["mamba-130m"].layers}

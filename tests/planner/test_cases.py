@@ -165,7 +165,8 @@ def test_a_layer_is_gathered_at_a_time_when_memory_is_short():
     assert tight.seconds >= plan.seconds
     once, per_layer = ([c for c in tight.collectives if (c.trips == 1) == single] for single in (True, False))
     assert {c.trips for c in per_layer} == {4 * 6} and max(c.bytes for c in per_layer) < args[0][0].nbytes
-    assert sum(c.bytes for c in once if c.kind == "all-gather") < args[0].nbytes / 2  # never the stack
+    gathered = [c for c in once if c.kind == "all-gather" and "x" in c.axes]
+    assert all(c.bytes < args[0][0].nbytes for c in gathered), "never the stack"
 
 
 # name -> what a plan without further advice does over axis x: kind, the most bytes it may send, how often
