@@ -182,6 +182,28 @@ def test_diff_shows_layouts_collectives_and_totals(golden):
     golden("small_diff.txt", str(diff) + "\n")
 
 
+def test_diff_knows_no_lines_and_says_what_got_worse():
+    plan = small_plan()
+    moved = [
+        replace(c, source="other.py:7", reason=c.reason.replace("model.py:3", "other.py:9")) for c in plan.collectives
+    ]
+    assert moved[0].reason != plan.collectives[0].reason
+    assert not plan.diff(replace(plan, collectives=tuple(moved)))
+    slower = plan.diff(replace(plan, solution=replace(plan.solution, seconds=3e-3, peak=plan.memory // 2)))
+    assert str(slower).startswith("worse: predicted step time +50.0%; better: peak memory per device -50.0%\n")
+    assert slower.changes == {"seconds": 0.5, "memory": -0.5}
+
+
+def test_outputs_that_lie_as_their_inputs_are_not_told_twice():
+    plan = small_plan()
+    array = replace(plan.inputs[0], layout=Layout.parse("data=B model=B"))
+    followed = replace(array, path="0", follows=array.path)
+    one = replace(plan, inputs=(array, plan.inputs[1]), outputs=(followed,))
+    other = [replace(each, layout=Layout.parse("data=S(0) model=B")) for each in (array, followed)]
+    diff = one.diff(replace(one, inputs=(other[0], plan.inputs[1]), outputs=(other[1],)))
+    assert [name for name, *_ in diff.layouts] == ["w"]
+
+
 def test_diff_of_other_meshes():
     other = build_plan(
         small_program(), small_solution(Mesh(topology=TOPOLOGY, data=8, model=2)), make_pins(small_program(), MESH)

@@ -1,36 +1,45 @@
 """The difference of two plans: layouts, collectives and totals, each before and after.
 
-Collectives are compared by what they are for: kind, axes, phase, source and reason. Those that
-both plans have are listed only where their number, bytes or trips differ.
+Collectives are compared by what they are for: kind, axes, phase and reason, wherever the line stands: who adds a line
+to a file, or moves a function to another one, changes no communication. Those that both plans have are listed
+only where their runs, bytes or seconds differ.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import isclose
 
 from meshdsl.plan.group import pattern
-from meshdsl.plan.table import table
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.units import bytes_text, seconds_text
 
+_PLACE = re.compile(r" \([^()]*:\d+\)")
+_SAME = 1e-9
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Collectives of one purpose: how many, and per step their runs, bytes and seconds."""
+    """Collectives of one purpose: per step their runs, bytes and seconds, and the lines they belong to."""
 
-    number: int = 0
     runs: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    lines: tuple[str, ...] = field(default=(), compare=False)
 
     def plus(self, c: Collective) -> "Cost":
         """With one more collective."""
-        return Cost(
-            self.number + 1, self.runs + c.trips, self.bytes + c.trips * c.bytes, self.seconds + c.trips * c.seconds
-        )
+        lines = tuple(dict.fromkeys((*self.lines, c.source)))
+        return Cost(self.runs + c.trips, self.bytes + c.trips * c.bytes, self.seconds + c.trips * c.seconds, lines)
+
+    def is_like(self, other: "Cost") -> bool:
+        """Whether they are the same, but for the last digits of a sum."""
+        sent = (self.runs, self.bytes) == (other.runs, other.bytes)
+        return sent and isclose(self.seconds, other.seconds, rel_tol=_SAME)
 
     def __str__(self) -> str:
-        return f"x{self.runs} {bytes_text(self.bytes)} {seconds_text(self.seconds)}" if self.number else "none"
+        return f"x{self.runs} {bytes_text(self.bytes)} {seconds_text(self.seconds)}" if self.runs else "none"
 
 
 @dataclass(frozen=True)
@@ -38,44 +47,39 @@ class PlanDiff:
     """What differs, as (what, before, after); empty parts differ in nothing. False if all are empty.
 
     Args:
-      made_for: mesh, topology, program.
-      layouts: per input and output.
+      made_for: mesh, topology, program, pipeline.
+      layouts: per input, and per output that does not lie as an input that it replaces.
       collectives: per purpose.
       totals: bytes, seconds, memory.
+      changes: by how much the totals that differ have grown, as parts of what they were; negative if they shrank.
     """
 
     made_for: tuple[tuple[str, str, str], ...]
     layouts: tuple[tuple[str, str, str], ...]
     collectives: tuple[tuple[str, Cost, Cost], ...]
     totals: tuple[tuple[str, str, str], ...]
+    changes: dict[str, float]
 
     def __bool__(self) -> bool:
         return bool(self.made_for or self.layouts or self.collectives or self.totals)
 
     def __str__(self) -> str:
-        parts = {
-            "planned for": self.made_for,
-            "layouts": self.layouts,
-            "collectives": self.collectives,
-            "totals": self.totals,
-        }
-        shown = [_section(title, rows) for title, rows in parts.items() if rows]
-        return "\n\n".join(shown) or "the plans are equal"
+        from meshdsl.plan.diff_text import diff_text
+
+        return diff_text(self)
 
 
 def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     """What ``after`` does differently from ``before``."""
+    totals, a, b = _changes(before, after, _totals), _amounts(before), _amounts(after)
+    told = _told_by_inputs(before) & _told_by_inputs(after)
     return PlanDiff(
         made_for=_changes(before, after, _made_for),
-        layouts=_changes(before, after, _layouts),
+        layouts=tuple(row for row in _changes(before, after, _layouts) if row[0] not in told),
         collectives=_collectives(before, after),
-        totals=_changes(before, after, _totals),
+        totals=totals,
+        changes={name: b[name] / a[name] - 1 if a[name] else float("inf") for name, *_ in totals},
     )
-
-
-def _section(title: str, rows: Sequence[tuple[str, object, object]]) -> str:
-    lines = table([(title, "before", "after"), *((what, str(a), str(b)) for what, a, b in rows)])
-    return "\n".join(lines)
 
 
 def _changes(
@@ -90,6 +94,8 @@ def _made_for(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "mesh", str(plan.mesh)
     yield "topology", f"{plan.topology.name} {_speeds(plan)}"
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
+    if plan.pipeline:
+        yield "pipeline", str(plan.pipeline)
 
 
 def _speeds(plan: Plan) -> str:
@@ -104,26 +110,35 @@ def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from ((f"{side}{array.path}", _typed_layout(array)) for array in arrays)
 
 
+def _told_by_inputs(plan: Plan) -> set[str]:
+    """The outputs that lie as the inputs that they replace."""
+    inputs = {array.path: array.layout for array in plan.inputs}
+    return {f"output {array.path}" for array in plan.outputs if inputs.get(array.follows) == array.layout}
+
+
 def _typed_layout(array: Array) -> str:
     return f"{array.type} {layout_text(array.layout.named(array.dims))}"
 
 
 def _collectives(before: Plan, after: Plan) -> tuple[tuple[str, Cost, Cost], ...]:
-    a, b = _costs(before), _costs(after)
-    names = dict.fromkeys((*a, *b))
-    none = Cost()
-    return tuple((n, a.get(n, none), b.get(n, none)) for n in names if a.get(n) != b.get(n))
+    a, b, none = _costs(before), _costs(after), Cost()
+    pairs = ((name, a.get(name, none), b.get(name, none)) for name in dict.fromkeys((*a, *b)))
+    return tuple((name, was, now) for name, was, now in pairs if not was.is_like(now))
 
 
 def _costs(plan: Plan) -> dict[str, Cost]:
     found: dict[str, Cost] = {}
     for c in plan.collectives:
-        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(c.reason)}"
+        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_PLACE.sub('', c.reason))}"
         found[purpose] = found.get(purpose, Cost()).plus(c)
     return found
 
 
+def _amounts(plan: Plan) -> dict[str, float]:
+    return {"seconds": plan.seconds, "bytes": plan.bytes, "memory": plan.memory}
+
+
 def _totals(plan: Plan) -> Iterator[tuple[str, str]]:
-    yield "bytes", bytes_text(plan.bytes)
     yield "seconds", seconds_text(plan.seconds)
+    yield "bytes", bytes_text(plan.bytes)
     yield "memory", bytes_text(plan.memory)

@@ -79,7 +79,7 @@ function layoutChanges(after) {
   return paths.map((path) => [path, a.get(path) || "none", b.get(path) || "none"]);
 }
 
-// Collectives are compared by what they are for, as plan.diff does; numbers in paths are written *.
+// Collectives are compared by what they are for, as plan.diff does: without lines, and numbers in paths are written *.
 function costChanges(after) {
   const [a, b] = [data, after].map(purposes), none = { runs: 0, bytes: 0, seconds: 0 };
   return [...new Set([...a.keys(), ...b.keys()])]
@@ -90,7 +90,7 @@ function costChanges(after) {
 function purposes(plan) {
   const found = new Map();
   for (const c of plan.collectives) {
-    const purpose = `${c.kind} ${c.axes} ${c.phase} ${c.reason.replace(/(?<=\/)\d+(?=\/|\b)/g, "*")}`;
+    const purpose = `${c.kind} ${c.axes} ${c.phase} ${c.reason.replace(/ \([^()]*:\d+\)/g, "").replace(/(?<=\/)\d+(?=\/|\b)/g, "*")}`;
     const cost = found.get(purpose) || { runs: 0, bytes: 0, seconds: 0 };
     found.set(purpose, { runs: cost.runs + c.runs, bytes: cost.bytes + c.bytes, seconds: cost.seconds + c.seconds });
   }
