@@ -95,6 +95,8 @@ class Topology:
         (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
         times as long as its FLOPs say, and so on for n and k.
       grouped: FLOP/s per device of convolutions in groups, depthwise ones among them; 0 for as fast as others.
+      backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
+        ``meshdsl.planner.narrow``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
     """
 
@@ -108,6 +110,7 @@ class Topology:
     axes: tuple[tuple[str, Link], ...] = ()
     half_side: float = 0.0
     grouped: float = 0.0
+    backend: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:

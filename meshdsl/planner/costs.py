@@ -25,6 +25,7 @@ HEAVY = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
 )
+PRODUCTS = ("dot_general", "conv_general_dilated")
 TAKES_PART = frozenset("gather dynamic_slice slice".split())
 READS_PART = TAKES_PART | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
 VIEWS = frozenset("reshape squeeze expand_dims".split())  # what wrote the operand writes it as it is read here
@@ -66,25 +67,30 @@ def is_heavy(op: Op) -> bool:
     return op.name in HEAVY or op.name.startswith(("reduce_", "scatter")) or op.name not in RULES
 
 
-def materialised(graph: Graph) -> set[int]:
-    """Ids of the values that are written to memory, in this graph and its bodies."""
+def materialised(graph: Graph, again: bool = False) -> set[int]:
+    """Ids of the values that are written to memory, in this graph and its bodies.
+
+    Args:
+      again: what could be fused is kept neither for several readers, each of which computes it again, nor for products.
+    """
     found: set[int] = set()
     for inside in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
-        found |= _materialised_here(inside)
+        found |= _materialised_here(inside, again)
     return found
 
 
-def _materialised_here(graph: Graph) -> set[int]:
+def _materialised_here(graph: Graph, again: bool) -> set[int]:
     found = {v.id for v in graph.inputs}
     readers: dict[int, int] = {}
     for op in graph.ops:
-        if op.name == "return" or op.bodies or (is_heavy(op) and not op.name.startswith("reduce_")):
+        fuses = op.name.startswith("reduce_") or (again and op.name in PRODUCTS)
+        if op.name == "return" or op.bodies or (is_heavy(op) and not fuses):
             found |= {v.id for v in op.inputs if isinstance(v, Value)}
         if op.bodies or is_heavy(op):
             found |= {v.id for v in op.outputs}
         for v in {v.id for v in op.inputs if isinstance(v, Value)}:
             readers[v] = readers.get(v, 0) + 1
-    return found | {v for v, n in readers.items() if n > 1}
+    return found if again else found | {v for v, n in readers.items() if n > 1}
 
 
 def work_of(op: Op, kept: set[int]) -> Work:

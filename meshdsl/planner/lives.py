@@ -51,7 +51,12 @@ class Placed:
     @cached_property
     def places(self) -> Places:
         """What may lie in the same memory."""
-        return places_of(self.graph)
+        return places_of(self.graph, self.mesh.topology.backend)
+
+    @cached_property
+    def narrow(self) -> set[Key]:
+        """The copies that are kept in 16 bits, and not in their own 32."""
+        return self.places.reads.copies(self.own, self.uses, [v.id for v in self.graph.inputs])
 
     def copy(self, value: Value, layout: Layout, first: int, last: int) -> Copy:
         """A copy, with its bytes."""
@@ -61,11 +66,15 @@ class Placed:
         """What an operation needs while it runs, as if its first result had these bytes more."""
         value = op.outputs[0]
         layout = self.own[value.id]
-        return Copy(value, layout, room_of(op) * self.bytes(value, layout) // max(1, value.bytes), at, at)
+        return Copy(value, layout, room_of(op) * self._elements(value, layout) // max(1, prod(value.shape)), at, at)
 
     def bytes(self, value: Value, layout: Layout) -> int:
         """Bytes that one device holds of a value."""
-        return prod(layout.local_shape(value.shape, self.mesh.sizes_by_name)) * value.itemsize
+        itemsize = 2 if (value.id, layout) in self.narrow else value.itemsize
+        return self._elements(value, layout) * itemsize
+
+    def _elements(self, value: Value, layout: Layout) -> int:
+        return prod(layout.local_shape(value.shape, self.mesh.sizes_by_name))
 
 
 class Lives:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from meshdsl.ir import Graph, Op, Value, walk
 from meshdsl.planner.costs import VIEWS, is_heavy, materialised
+from meshdsl.planner.narrow import Reads, picks, reads
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 
@@ -64,12 +65,16 @@ class Places:
     """The facts of a program.
 
     Args:
+      backend: XLA's, which compiles for the devices (see ``Topology``).
       kept: ids of the values that are written to memory.
+      reads: how float32 is read, if that decides how it is kept.
       within: per graph, by its identity. bodies: per op id, how each of its bodies lies.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.kept = materialised(graph)
+    def __init__(self, graph: Graph, backend: str) -> None:
+        tpu = backend == "tpu"
+        self.kept = materialised(graph, again=tpu) - (picks(graph) if tpu else set())
+        self.reads = reads(graph) if tpu else Reads()
         self.within = {id(graph): self._within(graph)}
         self.bodies: dict[int, tuple[Body, ...]] = {}
         for _, op in walk(graph):
@@ -104,14 +109,15 @@ class Places:
         return found
 
 
-_KNOWN: WeakKeyDictionary[Graph, Places] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Graph, dict[str, Places]] = WeakKeyDictionary()
 
 
-def places_of(graph: Graph) -> Places:
-    """The facts of a program, worked out once."""
-    if graph not in _KNOWN:
-        _KNOWN[graph] = Places(graph)
-    return _KNOWN[graph]
+def places_of(graph: Graph, backend: str) -> Places:
+    """The facts of a program, worked out once for a backend."""
+    known = _KNOWN.setdefault(graph, {})
+    if backend not in known:
+        known[backend] = Places(graph, backend)
+    return known[backend]
 
 
 def _is_view(op: Op) -> bool:
