@@ -1,6 +1,6 @@
 """Pipelines: their predictions, their step time and their memory, beside no pipeline and beside the peers' way.
 
-python -m bench.pipeline --rounds 10
+python -m bench.pipeline --rounds 10 writes the tables of docs/pipelines.md and its picture.
 
 One decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. The peers' way is in bench/rolled.py; its
 numbers are compared with ours before anything is timed.
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from bench.report import interleave, machine, ratio, table
+from bench import pipeline_page as page
+from bench.report import interleave, ratio, table
 from bench.rolled import DATA, STAGES, Peer, Sizes, arguments, step
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.topology import Topology
@@ -56,13 +57,16 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="only how memory grows with the microbatches")
     asked = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
+    parts = {"memory": ""} if asked.memory else {"machine": page.circumstances(), "schedules": "", "memory": ""}
     if not asked.memory:
-        timed(Sizes(), asked.rounds)
-    growing(Sizes(layers=4, embed=64, hidden=256, words=256, seq=16, each=4))
-    print(machine())
+        parts["schedules"] = timed(Sizes(), asked.rounds)
+        page.draw(Ours(Sizes(), md.topology("cpu"), "1f1b").plan.pipeline)
+    parts["memory"] = growing(Sizes(layers=4, embed=64, hidden=256, words=256, seq=16, each=4))
+    page.write(parts)
+    print(*parts.values(), f"written to {page.PAGE}", sep="\n\n")
 
 
-def timed(sizes: Sizes, rounds: int) -> None:
+def timed(sizes: Sizes, rounds: int) -> str:
     """Step time, compile time and memory of every schedule, of no pipeline, and of the peers' way."""
     topology = calibrate(md.Mesh(pipe=STAGES, data=DATA))
     ours = {NOTHING: Ours(sizes, topology, None)} | {name: Ours(sizes, topology, name) for name in SCHEDULES}
@@ -83,7 +87,8 @@ def timed(sizes: Sizes, rounds: int) -> None:
         pair = str(ratio(times, seconds[NOTHING])), str(ratio(times, seconds[PEER]))
         found.append((name, *predicted(plan), f"{np.median(times):.3f}", *pair, *rows[name]))
     head = ("program", "ticks", "bubble", "stash", "lockstep, s", "asynchronous, s", "measured, s", "/ no pipeline")
-    print(table((*head, "/ peers", "compile, s", "temporary"), found), f"\n{rounds} interleaved steps, {sizes}\n")
+    made = table((*head, "/ peers", "compile, s", "temporary"), found)
+    return f"{made}\n\n{rounds} interleaved steps, {sizes}."
 
 
 def predicted(plan: Any) -> tuple[str, ...]:
@@ -121,7 +126,7 @@ def check(steps: dict[str, tuple[Callable[[], Any], list[float]]]) -> None:
     assert all(np.allclose(losses, first, rtol=1e-4) for losses in others), steps
 
 
-def growing(sizes: Sizes) -> None:
+def growing(sizes: Sizes) -> str:
     """Temporary bytes as microbatches of one size get more; and all that a device needs, beside the plan's."""
     rows = []
     for m in (8, 16, 32, 64):
@@ -130,7 +135,7 @@ def growing(sizes: Sizes) -> None:
         found = [cell for each in ours.values() for cell in (temporary(each.compiled), both(each))]
         rows.append((m, *found, temporary(Peer(more).jitted.lower(*arguments(more)).compile())))
     head = (f"{name}{more}" for name in ("1f1b", "gpipe") for more in ("", ", all (plan)"))
-    print(table(("microbatches", *head, PEER), rows), f"\n{sizes}\n")
+    return f"{table(('microbatches', *head, PEER), rows)}\n\n{sizes}."
 
 
 def both(ours: Ours) -> str:
