@@ -8,13 +8,14 @@
     S(i) -> S(j)        all-to-all           n/k (k-1)/k             the axes are the minor ones of i
     order of S(i)       collective-permute   n/k
     B -> S(j)           slice                0
-    S(i) -> P           pad                  0                       the axis is the minor one of i
+    S(i) -> P           pad                  0                       the axes are the minor ones of i
     B -> P              keep-first           0
 
 k is the number of devices on the moving axes and n the bytes one device would hold if those
 axes did not split the tensor. Blocks nest, major axis first, so an axis can leave a dim only
 while it is the minor-most there, and it enters a dim as the new minor-most one; anything else
-would permute rows. Several axes may move at once: that is one collective over their product.
+would permute rows. Several axes may move at once: that is one collective over their product,
+or one local move, so two axes cost no more than one of as many devices.
 
 What they take is told by ``price``.
 """
@@ -145,9 +146,8 @@ def _groups(state: _State) -> Iterator[tuple[str, ...]]:
     for name, placed in state.placed.items():
         if not isinstance(placed, Split):
             alike.setdefault(placed, []).append(name)
-    for placed, names in alike.items():
-        sizes = (1,) if placed is B else range(1, len(names) + 1)
-        for size in sizes:
+    for names in alike.values():
+        for size in range(1, len(names) + 1):
             yield from combinations(names, size)
 
 
@@ -155,8 +155,7 @@ def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[Arc]:
     source = state.placed[axes[0]]
     if isinstance(source, Split):
         yield _arc(state, "all-gather", axes, source, B)
-        if len(axes) == 1:
-            yield from (_arc(state, "pad", axes, source, P(kind)) for kind in state.reductions)
+        yield from (_arc(state, "pad", axes, source, P(kind)) for kind in state.reductions)
     elif isinstance(source, Partial):
         yield _arc(state, "all-reduce", axes, source, B)
     else:

@@ -101,14 +101,12 @@ class Arrays:
         if isinstance(placed, Split):
             minor = (self.codes == number).sum(axis=1) - len(axes)
             alike &= (self.places[:, axes] >= minor[:, None]).all(axis=1)
-        elif placed is B and len(axes) > 1:
-            alike[:] = False
         return np.flatnonzero(alike)
 
     def _moved(
         self, axes: Axes, source: Placement, target: Placement, here: Ids
     ) -> Iterator[tuple[NDArray[np.generic], ...]]:
-        kind = _kind(source, target, len(axes))
+        kind = _kind(source, target)
         if kind:
             number = code(target, self.rank)
             codes, places = self.codes[here].copy(), self.places[here].copy()
@@ -151,12 +149,12 @@ class Arrays:
         return here, to, *price, np.full(len(here), kind in ("pad", "keep-first")), np.full(len(here), sends)
 
 
-def _kind(source: Placement, target: Placement, axes: int) -> str:
+def _kind(source: Placement, target: Placement) -> str:
     """The move of some axes from one placement to another; empty if there is none."""
     if isinstance(target, Split):
         return "" if source is target else into_split(source)
     if isinstance(source, Split):
-        return "all-gather" if target is B else "pad" if axes == 1 else ""
+        return "all-gather" if target is B else "pad"
     if source is B:
         return "" if target is B else "keep-first"
     return "all-reduce" if target is B else ""

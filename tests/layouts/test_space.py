@@ -38,6 +38,15 @@ def test_collectives_of_a_reshard(source, target, expected):
     assert kinds(source, target) == expected
 
 
+@pytest.mark.parametrize(("source", "target"), [("B", "S(0)"), ("B", "P"), ("S(1)", "P")])
+def test_a_local_move_of_two_axes_is_one_and_costs_what_it_costs_one_axis_of_as_many_devices(source, target):
+    one, two = Mesh(x=4, y=4), Mesh(x=4, y=2, z=2)
+    whole = reshard(Layout.parse(f"y={source}"), Layout.parse(f"y={target}"), (16, 16), 4, one)
+    apart = reshard(Layout.parse(f"y={source} z={source}"), Layout.parse(f"y={target} z={target}"), (16, 16), 4, two)
+    assert [(m.kind, m.seconds) for m in whole] == [(m.kind, m.seconds) for m in apart]
+    assert apart[0].axes == ("y", "z")
+
+
 def test_the_hierarchical_all_reduce_is_found():
     mesh = Mesh(data=8, model=8, topology=topology("dgx-h100"))
     found = kinds("data=P model=P", "", mesh, (4096, 4096))

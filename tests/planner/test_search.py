@@ -1,5 +1,10 @@
 """The planner against exhaustive search: plans are optimal where they can be checked, bounds never pass them."""
 
+import os
+import subprocess
+import sys
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,11 +12,13 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.price import COLLECTIVES
+from meshdsl.layouts.topology import Link, Topology
 from meshdsl.planner import search as search_module
 from meshdsl.planner import solve
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import closed
-from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.extract import Evaluator, trees_of
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
@@ -94,6 +101,16 @@ def test_neighbourhoods_of_three_axes_find_the_plans_that_all_states_together_gi
     assert (0.98 * model.scale.seconds(found.cost) if once else 0.0) < bound <= model.scale.seconds(whole.cost)
 
 
+@pytest.mark.parametrize("name", STEPS)
+def test_two_axes_are_never_worse_than_one_of_as_many_devices(name):
+    """Local moves over several axes are one move, as collectives are."""
+    seconds = []
+    for mesh in (md.Mesh(x=4, y=4), md.Mesh(x=4, y=2, y2=2)):
+        model = problem_of(name, mesh)
+        seconds.append(model.scale.seconds(search(model)[0].cost))
+    assert seconds[1] <= seconds[0] * (1 + 1e-8)
+
+
 def test_the_same_problem_has_the_same_solution():
     step, args, pins = STEPS["gradient"]
     solutions = []
@@ -101,6 +118,31 @@ def test_the_same_problem_has_the_same_solution():
         program = trace(step, args)
         solutions.append(solve(program, TWO, Pins(tuple(map(md.Layout.parse, pins)), (md.Layout(),), (0,))))
     assert solutions[0] == solutions[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("matmul", 0), ("two layers", 1), ("shared", 1), ("gradient", 1), ("looped", 1)]
+)
+def test_of_equal_plans_the_one_with_the_fewest_collectives_is_taken(name, least):
+    """Where nothing takes any time, only they tell plans apart."""
+    free = Topology("free", 1e30, 1e30, 1e30, 1e12, 0.0, (Link(0.0, 1e30),))
+    model = problem_of(name, md.Mesh(x=2, y=2, topology=free))
+    moves = [move for tree in trees_of(model, search(model)[0]).values() for move in tree]
+    assert len(moves) == least and all(move.kind in COLLECTIVES for move in moves)
+
+
+PLAN = """
+import hashlib
+from tests.planner.graphs import TWO, problem_of
+from meshdsl.planner.search import search
+print(hashlib.sha256(search(problem_of("shared", TWO))[0].rows.tobytes()).hexdigest())
+"""
+
+
+def test_the_plan_does_not_depend_on_the_process():
+    run = partial(subprocess.run, [sys.executable, "-c", PLAN], capture_output=True, text=True, check=True)
+    said = [run(env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")]
+    assert said[0] == said[1] and len(said[0]) == 65
 
 
 def test_states_that_agree_with_pins_only():
