@@ -18,6 +18,7 @@ from meshdsl.planner.costs import VIEWS, is_heavy, materialised
 from meshdsl.planner.narrow import Reads, picks, reads
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
+from meshdsl.trace.graphs import carried_of, carried_operands
 
 _SAME = VIEWS | {"constrain", "optimization_barrier"}
 Reading = tuple[int, int, int]  # op id, operand, value id
@@ -144,33 +145,25 @@ def _written_over(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reu
         x = op.inputs[0]
         yield Reuse(op.outputs[0].id, ((op.id, 0, x.id),) if isinstance(x, Value) else ())
     elif op.name in ("scan", "while"):
-        first = _carries_from(op)
-        carried = op.params["num_carry"] if op.name == "scan" else len(op.outputs)
-        for i in range(carried):
-            yield Reuse(op.outputs[i].id, _only_carried(op, first, first + i))
+        carried = carried_operands(op)
+        for i, operand in enumerate(carried):
+            yield Reuse(op.outputs[i].id, _only_carried(op, carried, operand))
 
 
-def _only_carried(op: Op, first: int, operand: int) -> tuple[Reading, ...]:
+def _only_carried(op: Op, carried: range, operand: int) -> tuple[Reading, ...]:
     """What a carry starts from, unless the loop reads it in every trip too."""
     x = op.inputs[operand]
-    last = first + op.params["num_carry"] if op.name == "scan" else len(op.inputs)
-    others = op.inputs[:first] + op.inputs[last:]
+    others = op.inputs[: carried.start] + op.inputs[carried.stop :]
     return ((op.id, operand, x.id),) if isinstance(x, Value) and not any(x is y for y in others) else ()
-
-
-def _carries_from(op: Op) -> int:
-    """The first operand that a loop carries."""
-    return int(op.params["num_consts"] if op.name == "scan" else op.params["cond_nconsts"] + op.params["body_nconsts"])
 
 
 def _body(op: Op, body: Graph) -> Body:
     if op.name == "cond":
         return Body(given=tuple(range(len(body.returned))))
-    if op.name == "while":
-        own = op.params["body_nconsts"]
-        return Body(tuple((own + i, i) for i in range(len(op.outputs)))) if body is op.bodies[1] else Body()
-    first, carried = op.params["num_consts"], op.params["num_carry"]
-    return Body(tuple((first + i, i) for i in range(carried)), sliced=_sliced(body, first + carried))
+    if body is not op.bodies[-1]:  # the condition of a loop
+        return Body()
+    carried = carried_of(op)[-1]
+    return Body(tuple((at, i) for i, at in enumerate(carried)), sliced=_sliced(body, carried.stop))
 
 
 def _sliced(body: Graph, first: int) -> frozenset[int]:

@@ -20,6 +20,9 @@ partial: then it is reduced once, after the loop.
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Op, Program, Value
@@ -133,7 +136,7 @@ def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]
 
     A literal's value counts: zeros are parts of a sum, and a negative factor turns maxima into minima.
     """
-    given = ((v, None if isinstance(v, Value) else v.value) for v in (*op.inputs, *op.outputs))
+    given = ((v, None if isinstance(v, Value) else _bits(v.value)) for v in (*op.inputs, *op.outputs))
     tensors = tuple((v.shape, v.dtype, isinstance(v, Value), value) for v, value in given)
     try:
         key: Hashable = (op.name, tensors, tuple(sorted(op.params.items())))
@@ -141,6 +144,11 @@ def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]
     except TypeError:  # parameters that cannot be hashed or compared
         key, found = op.id, None
     return found or known.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
+
+
+def _bits(value: Any) -> Any:
+    """A literal's value as one that can be compared, which an array cannot."""
+    return np.asarray(value).tobytes() if hasattr(value, "dtype") else value
 
 
 def _only(row: Signature, real: Sequence[int]) -> Signature:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.trace.graphs import Atom, Table, kept, look_up, operands_of, substitute, with_ops
+from meshdsl.trace.graphs import Atom, Table, carried_of, kept, look_up, operands_of, substitute, with_ops
 
 
 def merge_common(graph: Graph) -> Graph:
@@ -42,20 +42,9 @@ def _merged(graph: Graph, table: Table) -> Graph:
 
 def _in_bodies(op: Op) -> Op:
     """Each body merged; of inputs that are given the same, it reads the first."""
-    bodies = zip(op.bodies, operands_of(op), _carried(op), strict=False)
+    bodies = zip(op.bodies, operands_of(op), carried_of(op), strict=False)
     merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
     return replace(op, bodies=merged) if merged else op
-
-
-def _carried(op: Op) -> tuple[range, ...]:
-    """Per body, the inputs that are another value in every trip."""
-    if op.name == "scan":
-        first = op.params["num_consts"]
-        return (range(first, first + op.params["num_carry"]),)
-    if op.name == "while":
-        firsts = op.params["cond_nconsts"], op.params["body_nconsts"]
-        return tuple(range(first, first + len(op.outputs)) for first in firsts)
-    return (range(0),) * len(op.bodies)
 
 
 def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: range) -> Table:

@@ -67,6 +67,23 @@ def operands_of(op: Op) -> tuple[tuple[Atom, ...], ...]:
     return (op.inputs[1:],) * len(op.bodies)
 
 
+def carried_of(op: Op) -> tuple[range, ...]:
+    """Per body, the inputs that are another value in every trip, by position."""
+    if op.name == "scan":
+        first = op.params["num_consts"]
+        return (range(first, first + op.params["num_carry"]),)
+    if op.name == "while":
+        firsts = op.params["cond_nconsts"], op.params["body_nconsts"]
+        return tuple(range(first, first + len(op.outputs)) for first in firsts)
+    return (range(0),) * len(op.bodies)
+
+
+def carried_operands(op: Op) -> range:
+    """The operands of a loop that its carries start from, by position."""
+    inside, before = carried_of(op)[-1], op.params.get("cond_nconsts", 0)
+    return range(before + inside.start, before + inside.stop)
+
+
 def new_value(like: Value, ids: Iterator[int]) -> Value:
     """Another value of the same shape and dtype."""
     return Value(next(ids), like.shape, like.dtype)

@@ -16,7 +16,7 @@ A "return" has the latest phase among what it returns.
 from collections.abc import Collection, Iterator
 
 from meshdsl.ir import Graph, Op, Value, walk
-from meshdsl.trace.graphs import Atom, operands_of, values
+from meshdsl.trace.graphs import Atom, carried_of, operands_of, values
 
 FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
 Readers = dict[int, list[Op]]
@@ -133,21 +133,21 @@ def _after(graph: Graph, updated: Collection[int]) -> set[int]:
 def _results_after(op: Op, found: Collection[int]) -> set[int]:
     """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
     results: set[int] = set()
-    for body, operands in zip(op.bodies, operands_of(op), strict=True):
+    for body, operands, carried in zip(op.bodies, operands_of(op), carried_of(op), strict=True):
         if len(body.returned) == len(op.outputs):
-            first = op.params["num_consts"] if op.name == "scan" else op.params.get("body_nconsts", len(body.inputs))
-            results |= _returned_after(op, body, first, _taken(body, operands, found))
+            results |= _returned_after(op, body, carried, _taken(body, operands, found))
     return results
 
 
-def _returned_after(op: Op, body: Graph, first_carry: int, updated: set[int]) -> set[int]:
+def _returned_after(op: Op, body: Graph, carried: range, updated: set[int]) -> set[int]:
+    carries = body.inputs[carried.start : carried.stop]
     while True:
         after = _after(body, updated)
         hit = [isinstance(x, Value) and x.id in after for x in body.returned]
-        carried = {v.id for v, h in zip(body.inputs[first_carry:], hit, strict=False) if h}
-        if carried <= updated:
+        again = {v.id for v, h in zip(carries, hit, strict=False) if h}
+        if again <= updated:
             return {v.id for v, h in zip(op.outputs, hit, strict=True) if h}
-        updated = updated | carried
+        updated = updated | again
 
 
 def _taken(body: Graph, operands: tuple[Atom, ...], found: Collection[int]) -> set[int]:

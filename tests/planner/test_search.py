@@ -7,10 +7,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl.errors import MemoryLimitError, PinError
+from meshdsl.ir import Literal
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.topology import Link, Topology
@@ -202,6 +204,16 @@ def test_partial_placements_only_come_from_upstream():
     program = trace(lambda a: a + 1.0, (shape(8, 8),))
     problem = make_problem(program, ONE, Pins((md.Layout(),), (md.Layout(),), (None,)))
     assert all("P" not in str(row) for node in problem.nodes for row in node.rows)
+
+
+def test_equal_operations_share_rows_although_their_literals_are_arrays():
+    program = trace(lambda x: (x * 2.0, jnp.sin(x) * 2.0, x * 3.0), (shape(8, 4),))
+    for op in program.graph.ops:
+        for x in (x for x in op.inputs if isinstance(x, Literal)):
+            x.value = np.array(x.value)
+    nodes = make_problem(program, ONE, Pins((Layout(),), (Layout(),) * 3, (None,) * 3)).nodes
+    twice, again, thrice = (node.rows for node in nodes if node.op is not None and node.op.name == "mul")
+    assert twice is again and twice is not thrice
 
 
 def test_operations_that_differ_in_a_literal_have_rows_of_their_own():
