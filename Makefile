@@ -55,8 +55,8 @@ zoo: $(ZOO)/ready  ## plan, check and time the models of other libraries
 fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told otherwise; FUZZ=1000 SEED=7
 	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
 
-pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, 200 cases if not told otherwise; LIMIT=1600 SEED=7
-	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.turns.sweep --limit $(or $(LIMIT),200) $(if $(SEED),--seed $(SEED))
+pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, all 1,600 cases if not told otherwise; LIMIT=200 SEED=7
+	JAX_NUM_CPU_DEVICES=8 $(RUN) -m tests.turns.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
 
 strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies

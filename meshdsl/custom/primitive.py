@@ -30,21 +30,33 @@ ruled_p.multiple_results = True
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What a function takes on one device that has everything whole.
+
+    Args:
+      flops: of matrix products and convolutions.
+      room: bytes that it needs while it runs beside operands and results, divided as its first result is.
+    """
+
+    seconds: float
+    flops: float
+    room: int
+
+
+@dataclass(frozen=True)
 class Ruled:
     """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
 
     Args:
       false: rows of that rule that were tried and do not hold.
-      seconds: what it takes on one device that has everything whole, where that is not to be read from its operations.
-      room: bytes that it needs while it runs beside operands and results, divided as its first result is.
+      spent: what it takes, where that is not to be read from its operations.
     """
 
     name: str
     function: Callable[..., Arrays]
     stated: StatedRule
     false: frozenset[Placements] = frozenset()
-    seconds: float | None = None
-    room: int = 0
+    spent: Spent | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.stated}]"

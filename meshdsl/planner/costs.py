@@ -42,7 +42,7 @@ class Work:
       itemsize: bytes per element of the operands, which decides the FLOP rate.
       grouped: a convolution in groups, which has a FLOP rate of its own.
       sides: of a matrix product or convolution: rows, columns and what is summed.
-      seconds: that were stated, of a function with a rule; then nothing else is.
+      seconds: that were stated, of a function with a rule; then they are all that counts.
     """
 
     flops: float
@@ -50,7 +50,7 @@ class Work:
     itemsize: int
     grouped: bool = False
     sides: tuple["Side", ...] = ()
-    seconds: float = 0.0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def _materialised_here(graph: Graph, again: bool) -> set[int]:
 
 def work_of(op: Op, kept: set[int]) -> Work:
     """The work of one operation; ``kept`` are the materialised values."""
-    stated = op.params["ruled"].seconds if op.name == "ruled" else None
-    if stated is not None:
-        return Work(0.0, (0,) * len(tensors(op)), 4, seconds=stated)
+    spent = op.params["ruled"].spent if op.name == "ruled" else None
+    if spent:
+        return Work(spent.flops, (0,) * len(tensors(op)), 4, seconds=spent.seconds)
     reads = [_is_kept(v, kept) for v in op.inputs]
     if op.name in READS_PART and reads:
         reads[0] = False
@@ -119,7 +119,8 @@ def work_of(op: Op, kept: set[int]) -> Work:
 
 def room_of(op: Op) -> int:
     """Bytes that an operation needs while it runs beside operands and results, divided as its first result is."""
-    return int(op.params["ruled"].room) if op.name == "ruled" else 0
+    spent = op.params["ruled"].spent if op.name == "ruled" else None
+    return int(spent.room) if spent else 0
 
 
 def _is_kept(x: Value | Literal, kept: set[int]) -> bool:

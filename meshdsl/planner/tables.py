@@ -62,7 +62,8 @@ def work_seconds(
     """Seconds of the work in every joint state, without what local programs exchange."""
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
-    compute = per_axis(mesh, parallel) * (work.flops / topology.flops(work.itemsize, work.grouped) + work.seconds)
+    seconds = work.flops / topology.flops(work.itemsize, work.grouped) if work.seconds is None else work.seconds
+    compute = per_axis(mesh, parallel) * seconds
     for side in work.sides:
         dims = {Split(dim) for dim in side.dims}
         split = np.array([row.outputs[side.tensor] in dims for row in rows])

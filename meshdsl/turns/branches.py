@@ -23,7 +23,7 @@ from meshdsl.pipeline.costs import Load
 from meshdsl.trace import clean, finish
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.turns.accumulate import Step, Sum
-from meshdsl.turns.loads import Clock, room
+from meshdsl.turns.loads import Clock, flops, room
 from meshdsl.turns.packing import Packing, Rows, examples, in_rows, of_examples, row_length
 from meshdsl.turns.parts import Parts
 from meshdsl.turns.places import Place, Placing
@@ -199,6 +199,11 @@ class Branches:
         at = jax.ShapeDtypeStruct((self.size,), jnp.int32)
         closed = jax.make_jaxpr(run)(jnp.int32(0), at, arrays, came, back if side.back else ())
         return Branch(frozenset(i for i, _ in read), finish(clean(read_jaxpr(closed))))
+
+    @cached_property
+    def flops(self) -> list[list[float]]:
+        """Per side and stage, FLOPs of its products."""
+        return [[flops(branch.graph) for branch in side] for side in self.traced]
 
     def loads(self, mesh: Mesh) -> tuple[Load, ...]:
         """What the work of every stage takes."""

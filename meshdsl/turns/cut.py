@@ -52,6 +52,9 @@ def by_parts(
     made = replace(made, loads=step.loads)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     notes += _other_axes(mesh, asked.axis, free, step.examples)
+    ignored = [op for op in graph.ops if op.name == "constrain" and placing.in_turns(op)]
+    if ignored:
+        notes.append(f"layouts that are stated inside of stages are not followed, the first at {ignored[0].source}")
     return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
 
 

@@ -30,6 +30,11 @@ class Clock:
         return alone_seconds(op, work_of(op, self.kept), self.mesh)
 
 
+def flops(graph: Graph) -> float:
+    """FLOPs of the matrix products and convolutions of a graph, loops counted."""
+    return sum(work_of(op, set()).flops * inside.trips for inside, op in walk(graph))
+
+
 def room(graph: Graph, mesh: Mesh) -> int:
     """Bytes that a graph needs at its fullest point, beside its inputs and what it returns."""
     ops = [op for _, op in walk(graph)]

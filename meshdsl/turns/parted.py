@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshdsl.custom.primitive import Spent
 from meshdsl.ir import Graph, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
@@ -47,7 +48,6 @@ from meshdsl.turns.switch import Switch, Weights
 from meshdsl.turns.ticks import Loop
 
 Ways = tuple[Arrays, ...]  # forward, and back if anything goes back
-Cost = tuple[float, int]  # seconds of all ranks together, and bytes
 
 
 class PartedStep(Step):
@@ -95,20 +95,26 @@ class _Loops(Ranks):
         """The exported values, whole."""
         state, rounds = self._empty(), list[Ways]()
         for loop in self.rota.loops:
-            costs = list(zip(self._costs(loop, "F", 0), self._costs(loop, "BI", 1), strict=True))
-            state, found = lax.scan(partial(self._round, costs), state, self.rota.rows(loop))
+            spent = list(zip(self._spent(loop, "F", 0), self._spent(loop, "BI", 1), strict=True))
+            state, found = lax.scan(partial(self._round, spent), state, self.rota.rows(loop))
             rounds.append(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found))
         stacks = _joined(rounds)
         ends = {v.id: x for i in range(len(self.sides)) for v, x in self._ends(i, state.sums[i], stacks[i])}
         return [ends[v.id] for v in self.step.exported]
 
-    def _costs(self, loop: Loop, kinds: str, way: int) -> list[Cost]:
-        """Per part of a loop, what a tick takes on one way: seconds on average, if the largest stage is waited for."""
-        loads = self.step.loads
-        each = [load.backward if way else load.forward for load in loads]
+    def _spent(self, loop: Loop, kinds: str, way: int) -> list[Spent]:
+        """Per part of a loop, what a tick takes on one way, on average: as long as the largest stage, on all ranks."""
+        loads, flops = self.step.loads, self.branches.flops[way] if way < len(self.sides) else []
+        seconds = [load.backward if way else load.forward for load in loads]
         room = self.p * max(load.room for load in loads)
-        ticks = self.rota.working(loop, kinds)
-        return [(self.p * mean(max((each[s] for s in at), default=0.0) for at in part), room) for part in ticks]
+        return [
+            Spent(
+                self.p * mean(max((seconds[s] for s in at), default=0.0) for at in ticks),
+                mean(sum(flops[s] for s in at) for at in ticks),
+                room,
+            )
+            for ticks in self.rota.working(loop, kinds)
+        ]
 
     def _empty(self) -> _State:
         """What there is before the first tick."""
@@ -127,15 +133,15 @@ class _Loops(Ranks):
     def _zero(self, side: Side) -> Arrays:
         return tuple(self.split(x, 1) for x in side.adding.nothing(*self.order.shape, self.p))
 
-    def _round(self, costs: Sequence[tuple[Cost, Cost]], state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
+    def _round(self, spent: Sequence[tuple[Spent, Spent]], state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
         """One round of a loop: its parts, tick by tick."""
         stacks = []
-        for both, part in zip(costs, rows, strict=True):
+        for both, part in zip(spent, rows, strict=True):
             state, found = lax.scan(partial(self._tick, both), state, part)
             stacks.append(found)
         return state, _joined(stacks)
 
-    def _tick(self, costs: tuple[Cost, Cost], state: _State, row: Row) -> tuple[_State, Ways]:
+    def _tick(self, spent: tuple[Spent, Spent], state: _State, row: Row) -> tuple[_State, Ways]:
         stacks, made = [tuple[jax.Array, ...]() for _ in self.sides], tuple[jax.Array, ...]()
         if row.got is not None:
             with self._going(BACKWARD):
@@ -143,12 +149,12 @@ class _Loops(Ranks):
         if row.forward:
             with self._going(FORWARD):
                 came = self.get(state.inputs, row.forward.units.slot)
-                made, state, stacks[0] = self._work(0, costs[0], row.forward.units, state, (came, ()))
+                made, state, stacks[0] = self._work(0, spent[0], row.forward.units, state, (came, ()))
         if row.backward:
             with self._going(BACKWARD):
                 units, back = row.backward.units, self._returned(row.backward.gradient, state)
                 given = self.get(state.inputs, units.slot), back
-                found, state, stacks[1] = self._work(1, costs[1], units, state, given)
+                found, state, stacks[1] = self._work(1, spent[1], units, state, given)
                 state = state._replace(back=found)
         if row.forward:
             with self._going(FORWARD):
@@ -176,10 +182,10 @@ class _Loops(Ranks):
         return self.handed(state.back, -self.rota.shifts[0])
 
     def _work(
-        self, way: int, cost: Cost, units: Units, state: _State, given: tuple[Arrays, Arrays]
+        self, way: int, spent: Spent, units: Units, state: _State, given: tuple[Arrays, Arrays]
     ) -> tuple[Arrays, _State, Arrays]:
         """What all ranks do: what they hand on, the state with what they add, and what they have per example."""
-        made = self.works[way](units, *given, cost)
+        made = self.works[way](units, *given, spent)
         mine = (lax.broadcasted_iota(jnp.int32, self.order.shape, 0) == units.chunk)[..., None, None]
         totals = zip(self.sides[way].adding.columns, state.sums[way], made.sums, strict=True)
         shares = ((c, so_far, jnp.where(mine, x[None], c.nothing(1))) for c, so_far, x in totals)

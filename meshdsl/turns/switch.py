@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from meshdsl.custom.primitive import Ruled, ruled_p
+from meshdsl.custom.primitive import Ruled, Spent, ruled_p
 from meshdsl.custom.stated_rule import StatedRule
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Dims
@@ -112,19 +112,14 @@ class Switch:
         came, back = self.branches.forward.handing, self.branches.backward.handing
         return len(came.columns) + (len(back.columns) if self.side.back else 0)
 
-    def __call__(self, units: Units, came: Arrays, back: Arrays, cost: tuple[float, int]) -> Made:
-        """What all ranks make, those that have no microbatch nothing.
-
-        Args:
-          cost: seconds of all ranks together, and bytes that they need while they work.
-        """
+    def __call__(self, units: Units, came: Arrays, back: Arrays, spent: Spent) -> Made:
+        """What all ranks make, those that have no microbatch nothing; it takes what all ranks together do."""
         order = jnp.asarray(self.order)
         stage = order[0] if len(order) == 1 else jax.vmap(pick, (1, 0))(order, units.chunk)
         stage = jnp.where(units.valid, stage, self.order.size)
         at = lax.iota(jnp.int32, self.branches.size)
         arrays = (stage, units.microbatch, at, *self.blocks, *self.shared, *self.weights.packed, *came, *back)
-        seconds, room = cost
-        found = iter(ruled_p.bind(*arrays, ruled=replace(self.ruled, seconds=seconds, room=room)))
+        found = iter(ruled_p.bind(*arrays, ruled=replace(self.ruled, spent=spent)))
         side = self.side
         return Made(*(tuple(next(found) for _ in p.columns) for p in (side.handing, side.adding, side.stacking)))
 

@@ -164,12 +164,12 @@ def main():
     options.add_argument("--limit", type=int, help="cases at most")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--skip", type=int, default=0, help="cases that were run before, with the same seed")
-    options.add_argument("--traced", action="store_true", help="only the numbers, on one device, without planning")
+    options.add_argument("--traced", action="store_true", help="only the numbers, on one device, without other axes")
     asked = options.parse_args()
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
     lanes.unused = nan
-    found = list(cases())
+    found = [case for case in cases() if not asked.traced or case.model == case.data == 1]
     random.Random(asked.seed).shuffle(found)
     chosen, failed = list(enumerate(found, 1))[asked.skip :][: asked.limit], 0
     print(f"{len(chosen)} of {len(found)} cases, seed {asked.seed}, from number {asked.skip + 1} on", flush=True)

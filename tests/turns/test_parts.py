@@ -127,7 +127,7 @@ def measured(params, batch):
 
     def loss(params):
         x = md.stage(batch["x"] @ params[0]["w"])
-        x = x @ params[1]["w"]
+        x = md.constrain(x @ params[1]["w"], "data=S(0)")
         return jnp.mean(x**2), x
 
     (_, x), gradient = jax.value_and_grad(loss, has_aux=True)(params)
@@ -154,6 +154,9 @@ def test_what_stages_find_of_all_examples(function, note):
     sharded.check(*args)
     sharded.verify(*args)  # a mask that nothing reads is not exchanged
     assert note in str(sharded.plan(*args))
+    assert "layouts that are stated inside of stages are not followed, the first at test_parts.py:" in str(
+        sharded.plan(*args)
+    )
 
 
 def wide(params, batch):
