@@ -15,7 +15,7 @@ TYPES := .cache/types/meshdsl
 FLAGS ?= -q -n 2 --dist loadfile
 export PYTHONPATH := .
 
-.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions targets bench-planner data clean
+.PHONY: help demo test test-all lint bench coverage zoo fuzz pipelines strategies predictions targets measured bench-planner data clean
 
 help:  ## say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -67,6 +67,9 @@ predictions: $(VENV)/ready  ## compare predicted with published step times, and 
 
 targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/targets.md; PARTS='gallery'
 	.venv/targets/bin/python -m bench.targets $(PARTS)
+
+measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/measured.md
+	$(ZOO)/bin/python -m bench.measured --again
 
 bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time; PARTS='gaps peers'
 	$(RUN) -m bench.planner.run $(PARTS)

@@ -10,20 +10,29 @@ COLOURS = ("#3b6ea8", "#c0504d", "#6a994e", "#e08e2b", "#7b5ea7", "#4a4e54")
 _TEXT = 'font-family="system-ui, sans-serif" font-size="11" fill="#5c6570"'
 
 
+Point = tuple[float, float, int, bool, str]  # measured, predicted, number of its group, whether it is full, what it is
+
+
 def scatter(rows: Sequence[Scored], tables: Sequence[str]) -> str:
-    """Both axes logarithmic; full circles are scored, empty ones fitted; the band is 10% either way."""
-    values = [seconds for case, found in rows for seconds in (case.measured, found.seconds)]
+    """Full circles are scored, empty ones fitted; the band is 10% either way."""
+    found = [(c.measured, p.seconds, tables.index(c.table), not c.fitted, c.label) for c, p in rows]
+    return points(found, tables, band=0.1)
+
+
+def points(rows: Sequence[Point], groups: Sequence[str], band: float) -> str:
+    """Predicted against measured seconds, both axes logarithmic, and a band around what is equal."""
+    values = [seconds for row in rows for seconds in row[:2]]
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     at = lambda seconds: EDGE + (log10(seconds) - low) / (high - low) * (SIZE - 2 * EDGE)  # noqa: E731
-    parts = [*_frame(range(low, high + 1), at), *(_circle(row, tables, at) for row in rows), *_legend(tables)]
+    parts = [*_frame(range(low, high + 1), at, band), *(_circle(row, at) for row in rows), *_legend(groups)]
     label = "predicted against measured seconds per step, both logarithmic"
     head = f'<svg role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg" width="{SIZE}" height="{SIZE}">'
     return "\n".join([head, f'<rect width="{SIZE}" height="{SIZE}" fill="#ffffff"/>', *parts, "</svg>"]) + "\n"
 
 
-def _frame(powers: Sequence[int], at: Callable[[float], float]) -> Iterator[str]:
+def _frame(powers: Sequence[int], at: Callable[[float], float], band: float) -> Iterator[str]:
     first, last = at(10.0 ** powers[0]), at(10.0 ** powers[-1])
-    for factor, style in ((0.9, "#d5dae0"), (1.0, "#5c6570"), (1.1, "#d5dae0")):
+    for factor, style in ((1 - band, "#d5dae0"), (1.0, "#5c6570"), (1 + band, "#d5dae0")):
         shift = at(factor) - at(1.0)
         ends = f"M{first:.1f} {SIZE - first - shift:.1f}L{last:.1f} {SIZE - last - shift:.1f}"
         yield f'<path d="{ends}" stroke="{style}"/>'
@@ -37,12 +46,11 @@ def _frame(powers: Sequence[int], at: Callable[[float], float]) -> Iterator[str]
     yield f'<text x="{EDGE}" y="{EDGE - 12}" {_TEXT}>predicted</text>'
 
 
-def _circle(row: Scored, tables: Sequence[str], at: Callable[[float], float]) -> str:
-    case, found = row
-    colour = COLOURS[tables.index(case.table)]
-    fill = "none" if case.fitted else colour
-    place = f'cx="{at(case.measured):.1f}" cy="{SIZE - at(found.seconds):.1f}"'
-    return f'<circle {place} r="3.5" stroke="{colour}" fill="{fill}"><title>{case.label}</title></circle>'
+def _circle(row: Point, at: Callable[[float], float]) -> str:
+    measured, predicted, group, full, what = row
+    fill = COLOURS[group] if full else "none"
+    place = f'cx="{at(measured):.1f}" cy="{SIZE - at(predicted):.1f}"'
+    return f'<circle {place} r="3.5" stroke="{COLOURS[group]}" fill="{fill}"><title>{what}</title></circle>'
 
 
 def _legend(tables: Sequence[str]) -> Iterator[str]:

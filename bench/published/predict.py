@@ -60,7 +60,8 @@ def _staged(case: Case, topology: Topology, plan: Plan, seconds: Sequence[float]
     all_of_them, chunks = seconds[1] - seconds[0], case.chunks
     forward, backward, head = _shares(plan, case.microbatches)
     share = all_of_them / case.microbatches / (forward + backward + head) / chunks
-    shares = [1.0] * (case.stages * chunks - 1) + [1 + head * chunks / (forward + backward)]
+    last = 1 + head * chunks / (forward + backward)
+    shares = [(1.0, 1.0)] * (case.stages * chunks - 1) + [(last, last)]
     handed = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.handed)
     schedule = make_schedule("interleaved" if chunks > 1 else "1f1b", case.stages, case.microbatches, chunks)
     timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, handed, shares))

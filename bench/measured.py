@@ -1,0 +1,214 @@
+"""Step times of this machine beside those that plans predict: docs/measured.md and docs/measured.svg.
+
+python -m bench.measured [--steps 20] [--cases gpt llama ...] [--layouts gpt mlp]
+
+The machine is calibrated first (8 virtual CPU devices, ``data=4,model=2``), then each case is planned with that
+topology and nothing else, and run. Cases are models of ``models/`` at the sizes of ``bench/memory.py`` and, where their
+libraries are installed, those of the zoo. Layouts are five strategies of one model, whose ranking is judged. What was
+measured is kept in .cache/measured, a file per case; ``--again`` measures it anew. Nothing else should run meanwhile.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.memory import FAMILIES
+from bench.published.plot import points
+from bench.report import machine, table
+from bench.step import stepper
+from bench.zoo.measure import CASES
+from meshdsl.api import Program, parallelize
+from meshdsl.calibrate import calibrate
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology_file import load_topology, save_topology
+from meshdsl.units import seconds_text
+
+ROOT = Path(__file__).parent.parent
+PAGE, PICTURE = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured.svg"
+KEPT = ROOT / ".cache" / "measured"
+SHAPE = Mesh(data=4, model=2)
+LAYOUTS = {
+    "gpt": ("data", "tensor", "fsdp", "zero", "sequence"),
+    "mixture": ("data", "tensor", "fsdp", "zero", "expert"),
+}
+Facts = dict[str, Any]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20, help="that are timed, of each case")
+    parser.add_argument("--cases", nargs="*", default=[*FAMILIES, *CASES], help="models and cases of the zoo")
+    parser.add_argument(
+        "--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS, help="models to rank layouts of"
+    )
+    parser.add_argument("--again", action="store_true", help="forget what was measured before")
+    asked = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", SHAPE.size)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for file in KEPT.iterdir() if asked.again else ():
+        file.unlink()
+    mesh = _calibrated()
+    for name, make in _programs(asked.cases, asked.layouts):
+        _keep(name, make, mesh, asked.steps)
+    found = [json.loads(file.read_text()) for file in sorted(KEPT.glob("*.json"))]
+    PICTURE.write_text(picture(found))
+    PAGE.write_text(page(found))
+
+
+def _calibrated() -> Mesh:
+    file = KEPT / "topology.toml"
+    if not file.exists():
+        save_topology(calibrate(SHAPE), file)
+    return Mesh(topology=load_topology(file), **dict(SHAPE))
+
+
+def _programs(cases: Sequence[str], layouts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Program]]]:
+    """What is measured, by name: ``gpt`` with nothing but the batch pinned, ``gpt, fsdp`` under a strategy."""
+    for name in cases:
+        if name in FAMILIES:
+            yield name, lambda name=name: _family(name, "data")
+        else:
+            yield f"zoo, {name}", lambda name=name: _zoo(name)
+    for name in layouts:
+        for strategy in LAYOUTS[name]:
+            yield f"{name}, {strategy}", lambda name=name, strategy=strategy: _family(name, strategy)
+
+
+def _family(name: str, strategy: str) -> Program:
+    module, program = FAMILIES[name]
+    return program(module.RULES[strategy])
+
+
+def _zoo(name: str) -> Program:
+    return getattr(import_module(f"bench.zoo.{CASES[name]}"), name)().program()
+
+
+def _keep(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> None:
+    file = KEPT / f"{name}.json"
+    if file.exists():
+        return
+    try:
+        found = measured(make(), mesh, steps)
+    except ModuleNotFoundError as error:
+        print(f"{name}: left out, {error}")
+        return
+    file.write_text(json.dumps({"name": name, **found, "machine": machine()}, indent=1))
+    jax.clear_caches()
+    print(f"{name}: {seconds_text(found['measured'])}, predicted {seconds_text(found['predicted'])}", flush=True)
+
+
+def measured(program: Program, mesh: Mesh, steps: int) -> Facts:
+    """Median seconds of a step, those predicted, and how many programs wanted the machine meanwhile."""
+    sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=(0, 1))
+    plan = sharded.plan(*program.args)
+    args = jax.tree.map(_array, program.args)
+    step = stepper(sharded, args, sharded.input_shardings(*args)[0])
+    jax.block_until_ready(step())
+    seconds = [_timed(step) for _ in range(steps)]
+    return {
+        "measured": statistics.median(seconds),
+        "fastest": min(seconds),
+        "predicted": plan.seconds,
+        "simulated": plan.simulated_seconds,
+        "sent": sum(c.seconds * c.trips for c in plan.collectives),
+        "gap": plan.gap,
+        "steps": steps,
+        "load": os.getloadavg()[0],
+    }
+
+
+def _array(x: Any) -> Any:
+    """Values for what is known by shape."""
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    draw = np.random.default_rng(0)
+    return (0.1 * draw.normal(size=x.shape) if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(
+        x.dtype
+    )
+
+
+def _timed(step: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(step())
+    return time.perf_counter() - start
+
+
+def kendall(found: Sequence[Facts]) -> tuple[int, int]:
+    """Pairs that are ranked right, and wrong; pairs that were measured within 2% of each other are none."""
+    pairs = [(a, b) for a, b in combinations(found, 2) if abs(a["measured"] / b["measured"] - 1) > 0.02]
+    right = sum((a["predicted"] < b["predicted"]) == (a["measured"] < b["measured"]) for a, b in pairs)
+    return right, len(pairs) - right
+
+
+def page(found: Sequence[Facts]) -> str:
+    """docs/measured.md."""
+    parts = [
+        INTRODUCTION,
+        _table(found),
+        _scores(found),
+        "![predicted against measured](measured.svg)",
+        _ranking(found),
+    ]
+    made = sorted({fact["machine"] for fact in found})
+    loads = [fact["load"] for fact in found]
+    busy = f"load of the machine while it was measured: {min(loads):.1f} to {max(loads):.1f}" if loads else ""
+    return "\n\n".join([*parts, f"`python -m bench.measured`, {'; '.join(made)}; {busy}"]) + "\n"
+
+
+def _table(found: Sequence[Facts]) -> str:
+    header = ("case", "measured", "fastest", "predicted", "error", "of that sent", "with overlap", "gap")
+    names = ("measured", "fastest", "predicted", "sent", "simulated")
+    rows = []
+    for fact in found:
+        measured, fastest, predicted, sent, simulated = (seconds_text(fact[name]) for name in names)
+        off = f"{fact['predicted'] / fact['measured'] - 1:+.0%}"
+        rows.append((fact["name"], measured, fastest, predicted, off, sent, simulated, f"{fact['gap']:.1%}"))
+    return table(header, rows)
+
+
+def _scores(found: Sequence[Facts]) -> str:
+    off = np.abs([fact["predicted"] / fact["measured"] - 1 for fact in found])
+    most = f"nine in ten below {np.percentile(off, 90):.0%}"
+    return f"{len(off)} steps: {np.median(off):.0%} off in the median, {most}. We aimed at 25% in the median."
+
+
+def _ranking(found: Sequence[Facts]) -> str:
+    groups = {
+        name: [f for f in found if f["name"].startswith(f"{name}, ") and "zoo" not in f["name"]] for name in LAYOUTS
+    }
+    rows = [(name, len(facts), *kendall(facts)) for name, facts in groups.items() if facts]
+    made = [(*row, f"{(row[2] - row[3]) / max(1, row[2] + row[3]):.2f}") for row in rows]
+    return f"## Ranking\n\n{table(('model', 'layouts', 'pairs ranked right', 'wrong', 'Kendall tau'), made)}"
+
+
+def picture(found: Sequence[Facts]) -> str:
+    """Predicted against measured seconds."""
+    kinds = ["models", "layouts of one model", "zoo"]
+
+    def kind(name: str) -> int:
+        return 2 if name.startswith("zoo") else 1 if name.rpartition(", ")[0] in LAYOUTS else 0
+
+    rows = [(fact["measured"], fact["predicted"], kind(fact["name"]), fact["name"]) for fact in found]
+    return points([(*row[:3], True, row[3]) for row in rows], kinds, band=0.25)
+
+
+INTRODUCTION = """# Step times measured here
+
+Models on 8 virtual CPU devices, planned with the topology that `meshdsl topology calibrate` measured just before, and
+nothing fitted besides. "Predicted" is `plan.seconds`, one thing after the other, as these devices share the cores of
+one machine; "with overlap" is `plan.simulated_seconds`. A case with a strategy after its name is pinned by that
+strategy's rules; the others, and those of the zoo, by their batch alone."""
+
+if __name__ == "__main__":
+    main()
