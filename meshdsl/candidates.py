@@ -8,22 +8,21 @@ from typing import Any
 
 from meshdsl.api import parallelize
 from meshdsl.errors import MeshDSLError
-from meshdsl.ir import Op, Value
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.making import Making
-from meshdsl.pins import follows
 from meshdsl.pipeline.spec import CHUNKED, Pipeline
 from meshdsl.plan.value import Plan
 from meshdsl.planner.least import least_memory, least_seconds
 from meshdsl.program import Program
+from meshdsl.stacks import AXIS, stacked, staged_layouts
 from meshdsl.trace import trace
-from meshdsl.trace.phases import FORWARD
 
-AXIS = "pipe"
+_PER_STAGE = 4
+_USUAL = {"data": 0, "model": 2}  # and where others stand between them
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def ways(
     devices: int,
     axes: Sequence[str],
     own: Pipeline | None,
-    microbatches: Sequence[int],
+    microbatches: Sequence[int] | None,
     schedules: Sequence[str],
     chunks: Sequence[int],
     recompute: Sequence[str] = ("stage",),
@@ -74,18 +73,31 @@ def ways(
 
     Args:
       own: the program's pipeline, which says what is not tried.
+      microbatches: None for the program's own, else 4 per stage, and the whole batch at once where there is one.
     """
-    found = []
-    for m, sizes in product(microbatches, shares(devices, axes)):
-        plain = replace(own, microbatches=m, schedule="1f1b", chunks=1) if own else Pipeline(m)
-        if sizes.get(AXIS, 1) == 1:
-            found.append(Way(sizes, plain if m > 1 else None))
-            continue
-        pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s in CHUNKED]
-        pairs = [(s, v) for s, v in pairs if (s, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
-        every = product(pairs, recompute)
-        found += [Way(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for (s, v), again in every]
-    return found
+    pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s in CHUNKED]
+    pairs = [(s, v) for s, v in pairs if (s, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
+    tried = [(s, v, again) for (s, v), again in product(pairs, recompute)]
+    return [
+        way
+        for sizes in shares(devices, axes)
+        for m in microbatches or (_usual(own, sizes),)
+        for way in _ways(sizes, replace(own, microbatches=m, schedule="1f1b", chunks=1) if own else Pipeline(m), tried)
+    ]
+
+
+def _usual(own: Pipeline | None, sizes: Mapping[str, int]) -> int:
+    """Microbatches, where nothing says how many to try."""
+    stages = sizes.get(AXIS, 1)
+    return own.microbatches if own else _PER_STAGE * stages if stages > 1 else 1
+
+
+def _ways(sizes: Mapping[str, int], plain: Pipeline, tried: Sequence[tuple[str, int, str]]) -> Iterator[Way]:
+    """Those over one mesh, with so many microbatches."""
+    if sizes.get(AXIS, 1) == 1:
+        yield Way(sizes, plain if plain.microbatches > 1 else None)
+    else:
+        yield from (Way(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for s, v, again in tried)
 
 
 def shares(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -115,6 +127,12 @@ class Bounded:
         return self.making.plan(self.program)[1]
 
 
+def short_fault(error: MeshDSLError) -> str:
+    """The first thing that an error says does not fit."""
+    first, *rows = str(error).splitlines()
+    return rows[0].strip() if rows and first.endswith(":") else first
+
+
 @dataclass
 class Seeker:
     """Bounds the ways to run a program, traced once, and taken in turns once per number of stages and pipeline."""
@@ -133,7 +151,17 @@ class Seeker:
             mesh, pins = making.options.mesh, making.pins(program)
             return Bounded(way, least_seconds(program, mesh), least_memory(program, mesh, pins), making, program)
         except MeshDSLError as error:
-            return Bounded(way, fault=" ".join(str(error).split()))
+            return Bounded(way, fault=short_fault(error))
+
+    @property
+    def axes(self) -> list[str]:
+        """Those to try if nothing else is said: what pins and rules name, or usual ones, and that of stages."""
+        pinned = [axis for layout in (self.program.layouts or {}).values() for axis in Layout.of(layout).axes]
+        ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
+        named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
+        usual = [axis for axis in reversed(_USUAL) if axis not in named][: max(2 - len(named), 0)]
+        staged = AXIS in (*pinned, *ruled) or bool(stacked(self.traced))
+        return [AXIS] * staged + sorted([*named, *usual], key=lambda axis: _USUAL.get(axis, 1))
 
     def limit(self, each: Bounded) -> float:
         """Bytes that a device may hold."""
@@ -170,36 +198,5 @@ class Seeker:
         return Rules.of((self.program.rules if self.rules is None else self.rules) or Rules())
 
     @cached_property
-    def _layouts(self) -> dict[str, Layout | str]:
-        """The program's own, and where nothing lies on the pipeline's axis, its layers do."""
-        own = dict(self.program.layouts or {})
-        ruled = any(AXIS in axes for table in self._rules.tables.values() for axes in table.values())
-        if ruled or any(AXIS in Layout.of(layout).axes for layout in own.values()):
-            return own
-        return {**dict.fromkeys(stacked(self.traced), f"{AXIS}=S(0)"), **own}
-
-
-def stacked(program: Traced) -> list[str]:
-    """The parameters that the longest forward scan over parameters goes over: stacks of layers."""
-    graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
-    makers = {v.id: op for op in graph.ops for v in op.outputs}
-    paths = {
-        v.id: leaf.path for i, (v, leaf) in enumerate(zip(graph.inputs, program.inputs, strict=True)) if i in replaced
-    }
-    found: list[tuple[int, list[str]]] = []
-    for op in graph.ops:
-        if op.name == "scan" and op.phase == FORWARD:
-            stacks = op.inputs[op.params["num_consts"] + op.params["num_carry"] :]
-            origins = (origin(x, makers) for x in stacks if isinstance(x, Value))
-            found.append((op.params["length"], [paths[x.id] for x in origins if x.id in paths]))
-    return max((own for own in found if own[1]), default=(0, []))[1]
-
-
-def origin(x: Value, makers: Mapping[int, Op]) -> Value:
-    """What a stack was made of, cast or transposed."""
-    while x.id in makers:
-        read = [y for y in makers[x.id].inputs if isinstance(y, Value)]
-        if len(read) != 1 or read[0].shape[:1] != x.shape[:1]:
-            break
-        x = read[0]
-    return x
+    def _layouts(self) -> Mapping[str, Layout | str]:
+        return staged_layouts(self.program, self._rules, lambda: self.traced)

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.candidates import Bounded, Seeker, Way, ways
+from meshdsl.candidates import Bounded, Seeker, Way, short_fault, ways
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Topology
 from meshdsl.pipeline.spec import CHUNKED, Pipeline
-from meshdsl.plan.table import table
 from meshdsl.plan.value import Plan
 from meshdsl.program import Program
+from meshdsl.searched_text import search_text
 from meshdsl.units import bytes_text, seconds_text
 
 
@@ -96,8 +96,7 @@ class Search:
         return self.candidates[0]
 
     def __str__(self) -> str:
-        head = ("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory", "")
-        return "\n".join(table([head, *map(_row, self.candidates)]))
+        return search_text(self.candidates)
 
 
 def search(
@@ -105,8 +104,8 @@ def search(
     *args: Any,
     devices: int,
     topology: Topology | str = "cpu",
-    axes: Sequence[str] = ("data", "model"),
-    microbatches: Sequence[int] = (1,),
+    axes: Sequence[str] | None = None,
+    microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = ("1f1b",),
     chunks: Sequence[int] = (1,),
     recompute: Sequence[str] = ("stage",),
@@ -121,8 +120,10 @@ def search(
       step: a program, or a function; then ``args`` are its arguments, arrays or ``jax.ShapeDtypeStruct``.
       topology: what the devices and links cost; a preset's name, or a topology.
       axes: of the mesh, outermost first; one may get a single device. Those of ``pipe`` are stages: stacks of
-        layers are split over it, also where no rule says so.
-      microbatches: numbers of microbatches to try, 1 for the whole batch at once.
+        layers are split over it, also where no rule says so. Default are those that layouts and rules name, ``data``
+        and ``model`` where they name fewer than two, and ``pipe`` if the program has a stack of layers.
+      microbatches: numbers of microbatches to try, 1 for the whole batch at once. Default is 1, or with stages 4 times
+        as many as there are.
       schedules: to try where there are stages. chunks: likewise, with those schedules that take several.
       recompute: likewise, ``stage`` and ``none``, as ``md.Pipeline`` takes it.
       layouts: as in ``parallelize``, for a function. rules, memory: likewise; for a program, instead of its own.
@@ -132,10 +133,11 @@ def search(
     """
     _check(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
-    every = ways(devices, axes, program.pipeline, microbatches, schedules, chunks, recompute)
     seeker, bounded, found = Seeker(program, topology, rules, memory), list[Bounded](), list[Candidate]()
-    progress(f"tracing, for {len(every)} candidates")
+    progress("tracing")
     _ = seeker.traced
+    tried = seeker.axes if axes is None else axes
+    every = ways(devices, tried, program.pipeline, microbatches, schedules, chunks, recompute)
     for i, way in enumerate(every, 1):
         progress(f"looking at {i} of {len(every)}: {way}")
         bounded.append(seeker.bounded(way))
@@ -156,17 +158,7 @@ def _candidate(each: Bounded, limit: float, best: float) -> Candidate:
     try:
         return Candidate(each.way, each.plan(), "", each.seconds)
     except MeshDSLError as error:
-        return Candidate(each.way, None, " ".join(str(error).split()), each.seconds)
-
-
-def _row(each: Candidate) -> tuple[str, ...]:
-    count, plan = str(each.microbatches) if each.microbatches > 1 else "", each.plan
-    way = each.mesh, count, each.way.schedule
-    if plan is None:
-        return *way, "", "", "", "", "", each.fault
-    bubble = "" if each.bubble is None else f"{each.bubble:.1%}"
-    costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, bytes_text(plan.bytes), bytes_text(plan.memory)
-    return *way, *costs, ""
+        return Candidate(each.way, None, short_fault(error), each.seconds)
 
 
 def _check(
@@ -186,9 +178,9 @@ def _check(
         return not isinstance(given, int | str) and bool(given) and all(map(size, given))
 
     rows = [] if size(devices) else [f"devices: {is_a(devices)}, not a number of devices"]
-    if isinstance(axes, str) or not axes or len(set(axes)) < len(axes):
+    if axes is not None and (isinstance(axes, str) or not axes or len(set(axes)) < len(axes)):
         rows.append(f"axes: {axes!r}, not names of different mesh axes, such as ('data', 'model')")
-    if not sizes(microbatches):
+    if microbatches is not None and not sizes(microbatches):
         rows.append(f"microbatches: {microbatches!r}, not numbers to try, such as (1, 4, 8)")
     if isinstance(schedules, str) or not schedules:
         rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")

@@ -1,11 +1,15 @@
 """Every mesh of so many devices, planned and ranked."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
 from meshdsl.candidates import Seeker, ways
+from meshdsl.planned import planned
+from meshdsl.searched_text import search_text
 from tests.turns.stacks import arguments, plain_step
 
 SHAPES = (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32))
@@ -22,13 +26,14 @@ def test_every_mesh_is_planned_and_the_fastest_is_first():
     assert {each.mesh for each in found.candidates} == {f"data={n},model={8 // n}" for n in (1, 2, 4, 8)}
     seconds = [each.seconds for each in found.candidates]
     assert seconds == sorted(seconds) and found.best.seconds == seconds[0]
-    assert said[0] == "tracing, for 4 candidates" and "looking at 1 of 4: data=1,model=8" in said and len(said) == 9
+    assert said[0] == "tracing" and "looking at 1 of 4: data=1,model=8" in said and len(said) == 9
     for each in (each for each in found.candidates if each.plan):
         alone = md.parallelize(step, md.Mesh.parse(each.mesh, "dgx-h100"), {"x": "data=S(0)"}, donate_argnums=0).plan(
             *SHAPES
         )
         assert (alone.seconds, alone.bytes) == (each.plan.seconds, each.plan.bytes)
-    assert len(str(found).splitlines()) == 5
+    first, *_ = str(found).splitlines()
+    assert first.split() == ["mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory"]
 
 
 def test_a_function_with_its_arguments_in_microbatches():
@@ -72,6 +77,44 @@ def test_ways_with_and_without_recomputing():
     found = ways(2, ("pipe",), md.Pipeline(1, axis="pipe"), (4,), ("1f1b", "zb"), (1, 2), ("stage", "none"))
     assert [way.schedule for way in found] == ["1f1b", "1f1b kept", "zb", "zb kept", "zb x2", "zb x2 kept"]
     assert all(way.pipeline.axis == "pipe" and way.pipeline.microbatches == 4 for way in found)
+
+
+def test_axes_and_microbatches_that_are_tried_if_nothing_is_said():
+    def axes(program):
+        return Seeker(program, "cpu", None, None).axes
+
+    assert axes(md.Program(step, SHAPES)) == ["data", "model"]
+    assert axes(md.Program(step, SHAPES, {"x": "dp=S(0)"})) == ["dp", "model"]
+    assert axes(md.Program(step, SHAPES, {"x": "model=S(0) dp=S(1) data=B"})) == ["data", "dp", "model"]
+    assert axes(stack()) == ["pipe", "data", "model"]
+    counts = {way.mesh: way.microbatches for way in ways(4, ("pipe",), None, None, ("1f1b",), (1,))}
+    assert counts | {way.mesh: way.microbatches for way in ways(1, ("pipe",), None, None, ("1f1b",), (1,))} == {
+        "pipe=4": 16,
+        "pipe=1": 1,
+    }
+    assert ways(2, ("pipe",), md.Pipeline(8), None, ("1f1b",), (1,))[0].microbatches == 8
+
+
+def test_a_program_is_planned_as_it_was_searched():
+    found = md.search(stack(layouts=None), devices=2, axes=("pipe",), microbatches=(4,)).best
+    program = replace(stack(layouts=None), pipeline=found.pipeline)
+    plan = planned(program, md.Mesh(pipe=2)).plan(*program.args)
+    assert plan.pipeline.axis == "pipe" and not plan.diff(found.plan)
+
+
+def test_what_has_no_plan_is_told_by_its_reason():
+    found = md.search(step, *SHAPES, devices=6, axes=("a", "b"), layouts={"w": "a=S(0)"})
+    told = " ".join(str(found).partition("\n\n")[2].split())
+    for n, near in ((3, "63, 66"), (6, "60, 66")):
+        said = f"w float32[64,256]: dim 0 of size 64 does not divide over a={n}; nearest sizes that work: {near}"
+        assert f"a={n},b={6 // n} layouts['w']: {said}" in told and "arguments:" not in told
+    rows = [replace(found.candidates[-1], fault="too slow", pruned=True) for _ in range(3)]
+    rows += [replace(rows[0], fault=f"takes {n} s") for n in range(9)]
+    text = search_text(rows)
+    assert (
+        "and 2 more" in text
+        and text.splitlines()[-1].split() == "... 2 more 2 pruned, 0 that cannot be planned".split()
+    )
 
 
 def test_layers_lie_on_the_axis_of_stages_unless_something_does():

@@ -32,6 +32,7 @@ LAYERS = [
     (
         "meshdsl.calibrate",
         "meshdsl.program",
+        "meshdsl.stacks",
         "meshdsl.options",
         "meshdsl.asked",
         "meshdsl.executable",
@@ -40,7 +41,7 @@ LAYERS = [
         "meshdsl.api",
     ),
     ("meshdsl.planned",),
-    ("meshdsl.candidates", "meshdsl.searched", "meshdsl.watching", "meshdsl.pytest_plugin"),
+    ("meshdsl.candidates", "meshdsl.searched_text", "meshdsl.searched", "meshdsl.watching", "meshdsl.pytest_plugin"),
     ("meshdsl.training",),
     ("meshdsl.cli", "meshdsl.__main__"),
     ("meshdsl.models", "examples"),
