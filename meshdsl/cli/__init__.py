@@ -15,6 +15,7 @@ from meshdsl.cli.faults import message_of, status_of
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
 from meshdsl.cli.train import train
+from meshdsl.units import visible
 
 app = typer.Typer(no_args_is_help=True)
 for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):
@@ -35,5 +36,5 @@ def main() -> None:
         said = message_of(error)
         if "--debug" in sys.argv or not said:
             raise
-        print(f"meshdsl: {said}", file=sys.stderr)
+        print("meshdsl:", visible(said, kept="\n"), file=sys.stderr)
         sys.exit(status_of(error))

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from meshdsl.units import visible
+
 ProgramName = Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)]
 MeshText = Annotated[str, typer.Option("--mesh", help="the axes of the mesh, outermost first")]
 TopologyName = Annotated[str, typer.Option("--topology", help="what the mesh costs: a preset or a TOML file")]
@@ -26,4 +28,4 @@ def show(text: object, facts: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        out.print(str(text), markup=False)
+        out.print(visible(str(text), kept="\n"), markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli.names import load_mesh, load_topology_named
-from meshdsl.cli.options import AsJSON, MeshText, out, progress, show
+from meshdsl.cli.options import AsJSON, MeshText, progress, show
 from meshdsl.layouts.topology import Link, preset_names, topology
 from meshdsl.layouts.topology_file import save_topology, topology_text
 from meshdsl.units import bytes_text
@@ -46,6 +46,7 @@ def show_one(
 def calibrate(
     mesh: MeshText = "data=4,model=2",
     save: Annotated[Path | None, typer.Option(help="keep it in this TOML file")] = None,
+    as_json: AsJSON = False,
 ) -> None:
     """Measure this machine: latency and bandwidth of every axis, FLOP/s, memory bandwidth; under a minute."""
     import jax
@@ -58,4 +59,4 @@ def calibrate(
         found = measure(over)
     if save is not None:
         save_topology(found, save)
-    out.print(topology_text(found), markup=False, end="")
+    show(topology_text(found).removesuffix("\n"), asdict(found), as_json)

@@ -1,13 +1,15 @@
 """``meshdsl train``: plan a program's step, and train it as planned."""
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshdsl.cli.names import load_mesh, load_program, short_name
 from meshdsl.cli.options import (
+    AsJSON,
     Chunks,
     MemoryText,
     MeshText,
@@ -17,8 +19,12 @@ from meshdsl.cli.options import (
     RulesText,
     ScheduleName,
     TopologyName,
+    show,
 )
 from meshdsl.errors import MeshDSLError
+
+if TYPE_CHECKING:
+    from meshdsl.training.loop import Outcome
 
 
 def train(
@@ -37,12 +43,14 @@ def train(
     save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,
     evaluate_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 50,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
+    as_json: AsJSON = False,
 ) -> None:
     """Plan a program's training step, and train it as planned, on one process or several.
 
     The folder keeps the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On SIGTERM or
     Ctrl-C the run saves and ends with status 143; --resume goes on, also on another mesh. Under SLURM, OpenMPI or
-    Kubernetes start one command per process: they find each other.
+    Kubernetes start one command per process: they find each other. With --json all but the outcome goes to standard
+    error.
     """
     try:
         from meshdsl.training import processes as group
@@ -57,6 +65,18 @@ def train(
         if processes > 1:
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))
     group.join(over)
-    session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
-    if session.train(steps, save_every, evaluate_every).stopped:
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
+        outcome = session.train(steps, save_every, evaluate_every)
+    if as_json and session.speaks:
+        show("", _facts(outcome, folder), as_json)
+    if outcome.stopped:
         raise typer.Exit(group.STOPPED)
+
+
+def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
+    """What came of a run; its files keep the rest."""
+    history = outcome.history
+    step, evaluated = history.evaluations[-1] if history.evaluations else (None, {})
+    last = {"loss": history.losses[-1] if history.losses else None, "evaluated": step, "evaluation": evaluated}
+    return {"folder": str(folder), "steps": outcome.done, "stopped": outcome.stopped, **last}

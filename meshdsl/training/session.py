@@ -37,15 +37,20 @@ class Session:
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        """Whether this process speaks."""
-        self._console = Console(highlight=False, quiet=jax.process_index() > 0)
+        """Its console, which is quiet unless this process speaks."""
+        self._console = Console(highlight=False, quiet=not self.speaks)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first process."""
+        return jax.process_index() == 0
 
     def train(self, steps: int | None, save_every: int, evaluate_every: int) -> Outcome:
         """Train to ``steps`` steps, or those of the program, from the newest checkpoint if there is one."""
         check_trainable(self.program)
         run = Run(steps or steps_of(self.program), self.folder, save_every, evaluate_every)
         _, outcome = train_program(self._planned(), self.program, run)
-        if jax.process_index() == 0:
+        if self.speaks:
             self._report(outcome, run)
         return outcome
 
@@ -53,7 +58,7 @@ class Session:
         sharded = planned(self.program, self.mesh, self.rules, self.memory)
         with self._console.status(f"planning over {self.mesh}"):
             plan = sharded.plan(*self.program.args)
-        if jax.process_index() == 0:
+        if self.speaks:
             self.folder.mkdir(parents=True, exist_ok=True)
             plan.save(self.folder / "plan.json")
         self._console.print(summary_text(plan), markup=False, soft_wrap=True)

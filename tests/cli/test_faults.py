@@ -3,8 +3,9 @@
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from meshdsl.cli import main
+from meshdsl.cli import app, main
 
 WRONG = """
 import jax, jax.numpy as jnp
@@ -73,3 +74,15 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch):
 def test_names_of_nothing(folder, options, said, monkeypatch, capsys):
     status, err = ended(monkeypatch, capsys, *options)
     assert status == 2 and said in err
+
+
+def test_names_cannot_speak_to_the_terminal(folder, tmp_path, monkeypatch, capsys):
+    name = "\x1b[2J\u202e\n" + 10_000 * "x"
+    pairs = f"{{{name!r}: jax.ShapeDtypeStruct((3,), jnp.float32), '😀': jax.ShapeDtypeStruct((3, 5), jnp.float32)}}"
+    source = WRONG.replace("return w + batch", "return jax.tree.map(lambda w: w + 1, w)").partition("program =")[0]
+    (tmp_path / "hostile.py").write_text(f"{source}program = md.Program(step, ({pairs}, jnp.zeros(8)))")
+    printed = CliRunner().invoke(app, ["plan", "hostile.py", "--save", "p.json"], catch_exceptions=False).stdout
+    assert "w/'\\x1b[2J\\u202e\\nxx" in printed and "w/😀" in printed and not {"\x1b", "\u202e"} & set(printed)
+    assert max(map(len, printed.splitlines())) < 300
+    status, said = ended(monkeypatch, capsys, "explain", "p.json", "w/\x1b[2J")
+    assert status == 2 and "no input 'w/\\x1b[2J'" in said and "\x1b" not in said

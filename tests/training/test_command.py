@@ -52,6 +52,14 @@ def wait_for_a_checkpoint(process, folder, after=0):
         time.sleep(0.02)
 
 
+def test_the_outcome_as_json(tmp_path):
+    status, printed = run("--folder", tmp_path / "a", "--steps", 4, "--evaluate-every", 2, "--json")
+    facts = json.loads(printed)
+    assert status == 0 and facts["folder"] == str(tmp_path / "a")
+    assert (facts["steps"], facts["evaluated"], facts["stopped"]) == (4, 4, False)
+    assert facts["loss"] == losses(tmp_path / "a")[-1] and "held-out loss" in facts["evaluation"]
+
+
 def test_a_run_and_what_it_leaves(tmp_path):
     status, printed = run("--folder", tmp_path / "a", "--evaluate-every", 10)
     assert status == 0
