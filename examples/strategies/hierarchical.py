@@ -2,7 +2,7 @@
 
 BytePS (Jiang et al., OSDI 2020), NCCL and BlueConnect (Cho et al., 2019): each of the k devices of a node reduces
 its part over the m nodes, so the slow link carries 2 n / k (m - 1) / m. The update runs on that part too, before it
-is gathered.
+is gathered. Were the slow link's latency as small as the fast one's, the parts would be split over the nodes as well.
 """
 
 import jax
@@ -28,7 +28,7 @@ params = {
 }
 batch = dict.fromkeys("xy", jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32))
 
-links = (Link(1e-6, 1e8, devices=4), Link(1e-6, 1e7))
+links = (Link(1e-6, 1e8, devices=4), Link(1e-4, 1e7))
 mesh = md.Mesh(node=2, data=4, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, links))
 program = md.Program(step, (params, batch), layouts={"batch/*": "node=S(0) data=S(0)", "params/*": "node=B data=B"})
 

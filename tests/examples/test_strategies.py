@@ -1,5 +1,7 @@
 """Strategies that people invented by hand: what they send is what was published, and they run as planned."""
 
+import sys
+
 import jax
 import pytest
 
@@ -42,6 +44,11 @@ def test_factors_are_gathered_below_the_break_even_batch_only():
     below, above = kinds(even - 8), kinds(even + 8)
     assert below == (ring * (even - 8) // even, {"all-gather"})
     assert above == (ring, {"reduce-scatter", "all-gather"})
+
+
+def test_a_strategy_that_is_run_by_itself_hides_no_module():
+    """Python looks beside the script first; jax asks for ``compression``, which came with Python 3.14."""
+    assert {"compression", *sys.stdlib_module_names}.isdisjoint(NAMES)
 
 
 def test_the_page_names_every_strategy():
