@@ -162,7 +162,7 @@ class Topology:
                 if name not in known and link.devices and inside < size > link.devices and _straddles(inside, link):
                     raise LayoutError(
                         f"{name}={n}: groups of {inside} devices do not divide the {link.devices:g} that a link of "
-                        f"topology {self.name} joins, nor hold several of them whole"
+                        f"topology {self.name} joins, nor hold several of them whole; {_fitting(name, n, inside, link)}"
                     )
 
     def _reaching(self, devices: int) -> Link:
@@ -172,6 +172,14 @@ class Topology:
 def _straddles(inside: int, link: Link) -> bool:
     """Whether neighbouring groups of so many devices lie partly behind the same link."""
     return bool(link.devices % inside and inside % link.devices)
+
+
+def _fitting(name: str, n: int, inside: int, link: Link) -> str:
+    """The nearest sizes of an axis whose groups lie behind whole links; one device always does."""
+    within = inside // n
+    fitting = [size for size in range(1, n + link.devices + 1) if not _straddles(size * within, link)]
+    below, above = [size for size in fitting if size < n], [size for size in fitting if size > n]
+    return "nearest sizes that work: " + ", ".join(f"{name}={size}" for size in (*below[-1:], *above[:1]))
 
 
 def topology(name: str) -> Topology:

@@ -95,7 +95,9 @@ def _made_for(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "topology", f"{plan.topology.name} {_speeds(plan)}"
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
     if plan.pipeline:
-        yield "pipeline", str(plan.pipeline)
+        found, asked = plan.pipeline, plan.pipeline.asked
+        stages = f", {asked.name} over {found.axis}, bubble {found.bubble:.1%}" if found.axis else ""
+        yield "pipeline", f"{asked.microbatches} microbatches{stages}"
 
 
 def _speeds(plan: Plan) -> str:

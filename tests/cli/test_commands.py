@@ -90,6 +90,8 @@ def test_a_pipeline_is_asked_for(folder):
     plan = md.load_plan("p.json")
     assert facts["lockstep"] == pytest.approx(plan.seconds) and facts["asynchronous"] < plan.seconds
     assert run("check", "p.json", "stacked.py", *said[2:]) == (0, "the plans are equal\n")
+    status, printed = run("check", "p.json", "stacked.py")
+    assert status == 1 and "4 microbatches, gpipe over pipe, bubble 20.0%  none" in printed
 
 
 def test_what_is_asked_for_stands_in_place_of_the_programs_own(folder):

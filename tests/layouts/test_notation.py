@@ -75,7 +75,8 @@ def test_meshes_that_do_not_fit_the_links():
     with pytest.raises(LayoutError, match=said) as error:
         Mesh(data=4, model=6, topology="dgx-h100")
     assert "\n" not in str(error.value)
-    with pytest.raises(LayoutError, match="a=3: groups of 12 devices"):
+    assert str(error.value).endswith("whole; nearest sizes that work: model=4, model=8")
+    with pytest.raises(LayoutError, match=r"a=3: groups of 12 devices .* work: a=2, a=4"):
         Mesh(data=2, a=3, b=4, topology="dgx-h100")
     for sizes in ({"model": 6}, {"data": 3, "model": 4}, {"data": 5, "model": 8}, {"data": 2, "model": 24}):
         Mesh(topology="dgx-h100", **sizes)
