@@ -95,7 +95,9 @@ class Watch:
             for each in self.programs
             for c in each.collectives
         ]
-        return "\n".join([f"{bytes_text(self.bytes)} per device in {len(rows)} compiled collectives", *rows])
+        return "\n".join(
+            [f"{bytes_text(self.bytes)} per device in {len(rows)} compiled collective{'s' * (len(rows) != 1)}", *rows]
+        )
 
 
 @contextmanager

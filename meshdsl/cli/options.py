@@ -6,11 +6,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from meshdsl.layouts.topology import preset_names
 from meshdsl.units import visible
 
 ProgramName = Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)]
 MeshText = Annotated[str, typer.Option("--mesh", help="the axes of the mesh, outermost first")]
-TopologyName = Annotated[str, typer.Option("--topology", help="what the mesh costs: a preset or a TOML file")]
+TopologyName = Annotated[
+    str,
+    typer.Option("--topology", help="what the mesh costs: a preset or a TOML file", autocompletion=preset_names),
+]
 RulesText = Annotated[str | None, typer.Option("--rules", help="dims to axes, as 'batch:data hidden:model'")]
 MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per device, as 60GiB; else the topology's")]
 Microbatches = Annotated[int | None, typer.Option("--microbatches", help="to take the batch in, one after the other")]

@@ -35,7 +35,10 @@ def _link(link: Link) -> str:
 
 @app.command("show")
 def show_one(
-    name: Annotated[str, typer.Argument(help="a preset or a TOML file", show_default=False)], as_json: AsJSON = False
+    name: Annotated[
+        str, typer.Argument(help="a preset or a TOML file", show_default=False, autocompletion=preset_names)
+    ],
+    as_json: AsJSON = False,
 ) -> None:
     """One topology, as the TOML that ``--topology`` takes."""
     found = load_topology_named(name)

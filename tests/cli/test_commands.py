@@ -1,6 +1,7 @@
 """``meshdsl plan``, ``diff``, ``check``, ``explain``, ``verify``, ``topology``."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -206,6 +207,14 @@ def test_debug_shows_where_an_error_comes_from(folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["meshdsl", "--debug", "topology", "show", "gpu"])
     with pytest.raises(md.MeshDSLError, match="did you mean 'cpu'"):
         main()
+
+
+def test_a_shell_completes_topologies():
+    typed = {"_MESHDSL_COMPLETE": "complete_bash", "COMP_WORDS": "meshdsl plan x.py --topology dgx", "COMP_CWORD": "4"}
+    code = "import sys; sys.argv = ['meshdsl']; from meshdsl.cli import main; main()"
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **typed}, capture_output=True, text=True)
+    assert said.stdout.split() == [name for name in preset_names() if name.startswith("dgx")]
 
 
 def test_help_does_not_load_jax():
