@@ -1,28 +1,38 @@
-"""Seconds and memory of planning, after tracing, in a process that has planned something before.
+"""Seconds and memory of planning, and of planning again under another pin, in a process that has planned before.
 
 python -m bench.planning
+
+Seconds are those of the processor, after tracing. The other pin splits the first matrix of the parameters, or leaves it
+whole if it is split; the plan with it is made as ``Sharded.pinned`` makes it.
 """
 
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from bench.apart import rows_apart
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
-from meshdsl.api import Program
-from meshdsl.ir import walk
+from meshdsl import models
+from meshdsl.api import Program, parallelize
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import make_pins
-from meshdsl.plan.build import build_plan
-from meshdsl.planner.solve import solve
-from meshdsl.trace import trace
+from meshdsl.layouts.placement import B, Split
+from meshdsl.pad import Chosen
+from meshdsl.plan.value import Plan
+from meshdsl.trace import flatten_call
 
 CASES: dict[str, tuple[Callable[[], Program], Mesh]] = {
     "the demo's step": (lambda: load_example("gpt").program, Mesh(data=4, model=2)),
-    "GPT of 12 layers": (lambda: deep_gpt(12), Mesh(data=8, model=8)),
+    "GPT of 12 layers, unrolled": (lambda: deep_gpt(12), Mesh(data=8, model=8)),
+    "GPT of 48 layers, unrolled": (lambda: deep_gpt(48), Mesh(data=8, model=8)),
+    "GPT-3 175B": (
+        lambda: models.build("gpt3-175b", "fsdp+tensor", batch=1536),
+        Mesh(data=128, model=8, topology="dgx-h100"),
+    ),
 }
-HEADER = ("step", "mesh", "operations", "seconds", "gap", "peak memory of the process")
+HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 
 
 def main() -> None:
@@ -33,18 +43,30 @@ def main() -> None:
 def measure(case: str) -> tuple[object, ...]:
     """A row of the table."""
     make, mesh = CASES[case]
-    _plan(load_example("mlp").program, mesh)
-    operations, seconds, gap = _plan(make(), mesh)
+    _choose(load_example("mlp").program, mesh)
+    program = make()
+    first, seconds = _choose(program, mesh)
+    path, layout = _other(first.plan)
+    again, sooner = _choose(replace(program, layouts={**(program.layouts or {}), path: layout}), mesh, first)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return case, mesh, operations, f"{seconds:.2f}", f"{gap:.2%}", f"{peak:.2f} GB"
+    figures = f"{seconds:.2f}", f"{first.plan.gap:.2%}", f"{sooner:.2f}", f"{again.plan.gap:.2%}", f"{peak:.2f} GB"
+    return case, mesh, sum(first.plan.operations.values()), *figures
 
 
-def _plan(program: Program, mesh: Mesh) -> tuple[int, float, float]:
-    traced = trace(program.step, program.args)
-    start = time.perf_counter()
-    pins = make_pins(traced, mesh, program.layouts, {})
-    plan = build_plan(traced, solve(traced, mesh, pins), pins)
-    return sum(1 for _ in walk(traced.graph)), time.perf_counter() - start, plan.gap
+def _choose(program: Program, mesh: Mesh, before: Chosen | None = None) -> tuple[Chosen, float]:
+    """The plan of a program, begun from another if there is one, and what making it takes."""
+    making = parallelize(program.step, mesh, program.layouts, rules=program.rules).making
+    traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program
+    start = time.process_time()
+    return making.choose(traced, before), time.process_time() - start
+
+
+def _other(plan: Plan) -> tuple[str, Layout]:
+    """A matrix of the parameters and a layout that it does not have."""
+    array = next(array for array in plan.inputs if array.path.startswith("params") and len(array.shape) > 1)
+    axis = plan.mesh.names[0]
+    whole = array.layout.on(axis) is B
+    return array.path, Layout(**{axis: Split(len(array.shape) - 1) if whole else B})
 
 
 if __name__ == "__main__":

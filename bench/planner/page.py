@@ -27,6 +27,8 @@ all these sets stand in the network, exactly; the plans that messages point to a
 is left between plan and bound, or when a fixed amount of work is done: work is counted in table entries, so the same
 step gets the same plan everywhere. A gap of 0 below means less than a hundred-millionth, for costs are summed in
 floats.
+
+A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
 """
 GAPS = """
 ![gaps](planner-gaps.svg)
@@ -57,7 +59,7 @@ EQUATIONS = """
 ## Time against equations
 
 GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
-plan is worth, and the certificate ends below one percent.
+plan is worth, and the certificate ends below one percent: messages pass over tables that equal layers share.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -66,6 +68,18 @@ AXES = """
 
 Axes of two devices each. From four axes on (three, for some models), joint states are too many to be looked at
 together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes.
+"""
+AGAIN = """
+## Another pin
+
+`sharded.pinned(...)` plans again under other pins. What it keeps: the traced (and padded) program, the nodes of the
+problem but for those whose pins change, all tables of costs and moves, the text of the program, and, where memory is
+short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
+sweeps and rounds; on more than two axes the bound is that of parts of the axes. The search itself is the same, so the
+bound is proved as ever. Steps in microbatches are planned anew. Figures are in the README (`python -m
+bench.planning`); small steps take less than a second. An unrolled step of thousands of operations takes longer, for
+every stage reads all of it in Python: the networks are built again, memory is taken through the step, and the plan is
+written, with its timeline.
 """
 SIZES = """
 ## Time against the sizes of axes
@@ -81,7 +95,7 @@ def write(found: Found, versions: str) -> None:
         if found[part]:
             parts += [title, *body(found[part])]
             PICTURES.get(part, lambda rows: None)(found[part])
-    page = "\n".join((*parts, f"\n2 x86-64 cores, busy with other programs; {versions}\n"))
+    page = "\n".join((*parts, AGAIN, f"\n2 x86-64 cores, busy with other programs; {versions}\n"))
     (DOCS / "planner.md").write_text(page)
 
 
