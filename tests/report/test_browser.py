@@ -98,6 +98,10 @@ def test_a_plan_given_and_a_plan_chosen_are_compared_alike(show, plan, other, tm
     given = page.locator("#compare").inner_text()
     assert f"Layouts: {sum(not name.startswith('output') for name, *_ in difference.layouts)} difference" in given
     assert f"Collectives: {len(difference.collectives)} difference" in given
+    assert difference.collectives
+    assert all(
+        f"{what}, at {(now if now.runs else was).lines[0]}" in given for what, was, now in difference.collectives
+    )
     other.save(tmp_path / "q.json")
     page = show(report_html(plan))
     page.locator("input[type=file]").set_input_files(tmp_path / "q.json")

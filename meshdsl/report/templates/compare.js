@@ -32,7 +32,7 @@ const meshText = (plan) => plan.mesh.map(([axis, size]) => `${axis}=${size}`).jo
 // What a plan file says, in the form of this page's values. Throws if it is none.
 function comparable(file) {
   if (file.format !== "meshdsl plan" || file.version !== 1) throw new Error("another format or version");
-  const collectives = file.collectives.map((c) => ({ kind: c.kind, axes: c.axes.join(","), phase: c.phase, reason: c.reason, runs: c.trips, bytes: c.trips * c.bytes, seconds: c.trips * c.seconds }));
+  const collectives = file.collectives.map((c) => ({ kind: c.kind, axes: c.axes.join(","), phase: c.phase, source: c.source, reason: c.reason, runs: c.trips, bytes: c.trips * c.bytes, seconds: c.trips * c.seconds }));
   return {
     name: file.name,
     mesh: Object.entries(file.mesh),
@@ -83,7 +83,7 @@ function layoutChanges(after) {
 function costChanges(after) {
   const [a, b] = [data, after].map(purposes), none = { runs: 0, bytes: 0, seconds: 0 };
   return [...new Set([...a.keys(), ...b.keys()])]
-    .map((purpose) => ({ purpose, before: a.get(purpose) || none, after: b.get(purpose) || none }))
+    .map((purpose) => ({ purpose: `${purpose}, at ${linesText((b.get(purpose) || a.get(purpose)).lines)}`, before: a.get(purpose) || none, after: b.get(purpose) || none }))
     .filter(({ before, after }) => before.runs !== after.runs || before.bytes !== after.bytes || Math.abs(before.seconds - after.seconds) > 1e-9 * before.seconds);
 }
 
@@ -91,11 +91,14 @@ function purposes(plan) {
   const found = new Map();
   for (const c of plan.collectives) {
     const purpose = `${c.kind} ${c.axes} ${c.phase} ${c.reason.replace(/ \([^()]*:\d+\)/g, "").replace(/(?<=\/)\d+(?=\/|\b)/g, "*")}`;
-    const cost = found.get(purpose) || { runs: 0, bytes: 0, seconds: 0 };
-    found.set(purpose, { runs: cost.runs + c.runs, bytes: cost.bytes + c.bytes, seconds: cost.seconds + c.seconds });
+    const cost = found.get(purpose) || { runs: 0, bytes: 0, seconds: 0, lines: new Set() };
+    found.set(purpose, { lines: cost.lines.add(c.source), runs: cost.runs + c.runs, bytes: cost.bytes + c.bytes, seconds: cost.seconds + c.seconds });
   }
   return found;
 }
+
+// The first lines that collectives belong to; more than three are not named.
+const linesText = (lines) => [...[...lines].slice(0, 3), ...(lines.size > 3 ? ["..."] : [])].join(", ");
 
 function costColumns() {
   const costText = (cost) => (cost.runs ? `×${cost.runs} ${bytesText(cost.bytes)} ${secondsText(cost.seconds)}` : "none");
