@@ -1,11 +1,13 @@
 """Arguments and options that several commands share, and how their results are shown."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from meshdsl.errors import ArgumentError
 from meshdsl.layouts.topology import preset_names
 from meshdsl.units import visible
 
@@ -25,6 +27,14 @@ AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 out = Console(highlight=False, soft_wrap=True)
 progress = Console(stderr=True, highlight=False)
+
+
+def check_folders(*files: Path | None) -> None:
+    """Refuse files that cannot be, before anything takes time."""
+    for file in files:
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            fault = "it is a folder" if file.is_dir() else f"there is no folder {str(file.parent)!r}; make it first"
+            raise ArgumentError(f"cannot write {str(file)!r}: {fault}")
 
 
 def show(text: object, facts: Any, as_json: bool) -> None:

@@ -18,6 +18,7 @@ from meshdsl.cli.options import (
     RulesText,
     ScheduleName,
     TopologyName,
+    check_folders,
     progress,
     show,
 )
@@ -41,6 +42,7 @@ def plan(
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
+    check_folders(save, html)
     over = load_mesh(mesh, topology)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
     found = _planned(program, loaded, over, rules, memory)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from meshdsl.cli.names import load_program
-from meshdsl.cli.options import AsJSON, RulesText, show
+from meshdsl.cli.options import AsJSON, RulesText, check_folders, progress, show
 from meshdsl.cli.plan import PlanFile
 from meshdsl.errors import ArgumentError
 
@@ -30,9 +30,11 @@ def report(
     from meshdsl.plan import load_plan
     from meshdsl.report import report_data, save_perfetto
 
-    found = load_plan(saved)
     page = html or Path(f"{str(saved).removesuffix('.json')}.html")
-    found.report(page, None if against is None else load_plan(against))
+    check_folders(page, perfetto, model_explorer)
+    with progress.status(f"drawing {saved}"):
+        found = load_plan(saved)
+        found.report(page, None if against is None else load_plan(against))
     if perfetto is not None:
         save_perfetto(found, perfetto)
     if model_explorer is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshdsl.cli.names import load_program, load_topology_named
-from meshdsl.cli.options import AsJSON, MemoryText, ProgramName, RulesText, TopologyName, progress, show
+from meshdsl.cli.options import AsJSON, MemoryText, ProgramName, RulesText, TopologyName, check_folders, progress, show
 from meshdsl.errors import ArgumentError
 from meshdsl.program import Program
 
@@ -37,6 +37,7 @@ def search(
     """Plan a program over every mesh of so many devices; the fastest first. Status 1 if none can be planned."""
     from meshdsl.searched import search as searched
 
+    check_folders(save)
     loaded = load_program(program)
     with progress.status(f"planning {program} on {devices} devices") as status:
         found = searched(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli.names import load_mesh, load_topology_named
-from meshdsl.cli.options import AsJSON, MeshText, progress, show
+from meshdsl.cli.options import AsJSON, MeshText, check_folders, progress, show
 from meshdsl.layouts.topology import Link, preset_names, topology
 from meshdsl.layouts.topology_file import save_topology, topology_text
 from meshdsl.units import bytes_text
@@ -56,6 +56,7 @@ def calibrate(
 
     from meshdsl.calibrate import calibrate as measure
 
+    check_folders(save)
     over = load_mesh(mesh, "cpu")
     jax.config.update("jax_num_cpu_devices", over.size)
     with progress.status(f"measuring {over}"):

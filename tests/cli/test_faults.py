@@ -68,6 +68,9 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch):
     [
         (("plan", "wrong.py:program"), "a file is named alone, as wrong.py, and defines 'program'; or name its module"),
         (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv'"),
+        (("plan", "wrong.py", "--save", "none/p.json"), "'none/p.json': there is no folder 'none'; make it first"),
+        (("plan", "wrong.py", "--html", "."), "cannot write '.': it is a folder"),
+        (("search", "wrong.py", "--devices", "2", "--save", "none/p.json"), "there is no folder 'none'"),
         (("search", "wrong.py", "--devices", "2", "--microbatches", "1,x"), "--microbatches: '1,x', not numbers"),
     ],
 )
