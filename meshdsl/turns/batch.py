@@ -47,6 +47,8 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     if sum(made.layers) % made.ranks:
         notes.append(f"{sum(made.layers)} layers do not divide over {made.axis}: their arrays lie there as is cheapest")
+    if not stages and replace(asked, batch=None, per_microbatch=False) != Pipeline(asked.microbatches):
+        notes.append(f"there are no stages for {asked.name}: no scan over layers is pinned to lie split over an axis")
     return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
 
 

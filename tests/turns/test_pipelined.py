@@ -327,6 +327,13 @@ def test_layers_that_are_no_pipeline(function, text):
     assert text in str(error.value)
 
 
+def test_a_schedule_without_stages_is_noted():
+    asked, plain = md.Pipeline(4, "interleaved", 2), md.Pipeline(4, batch="batch/*")
+    noted, silent = (traced(each, 2, *arguments(), layouts={}).notes for each in (asked, plain))
+    assert "no stages for interleaved: no scan over layers is pinned to lie split over an axis" in "".join(noted)
+    assert len(silent) == len(noted) - 1
+
+
 def test_layers_over_two_axes():
     layouts = {"params/layers/up": "pipe=S(0)", "params/layers/down": "rest=S(0)"}
     with pytest.raises(PipelineError) as error:
