@@ -9,10 +9,12 @@ leaves a graph.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
 from meshdsl.rules import RULES
@@ -156,11 +158,30 @@ def _flops(op: Op) -> float:
         (contract, _), _ = op.params["dimension_numbers"]
         return 2.0 * float(prod(op.outputs[0].shape) * prod(op.inputs[0].shape[i] for i in contract))
     if op.name == "conv_general_dilated":
-        numbers = op.params["dimension_numbers"]
-        kernel = op.inputs[1].shape
-        per_output = prod(kernel) / kernel[numbers.rhs_spec[0]]
-        return 2.0 * float(prod(op.outputs[0].shape) * per_output)
+        numbers, kernel = op.params["dimension_numbers"], op.inputs[1].shape
+        batch, features, *_ = (op.outputs[0].shape[dim] for dim in numbers.out_spec)
+        return 2.0 * float(batch * features * kernel[numbers.rhs_spec[1]] * _places(op))
     return _flops_inside(op) if op.name == "ruled" else 0.0
+
+
+def _places(op: Op) -> int:
+    """How many (output place, kernel place) pairs of a convolution meet an element: not padding, nor a gap."""
+    numbers = op.params["dimension_numbers"]
+    sizes = [
+        [x.shape[dim] for dim in spec[2:]]
+        for x, spec in zip(
+            (*op.inputs, *op.outputs), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), strict=True
+        )
+    ]
+    options = (op.params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
+    return prod(_meet(*dim) for dim in zip(*sizes, *options, strict=True))
+
+
+@cache
+def _meet(size: int, kernel: int, out: int, stride: int, pad: tuple[int, int], spread: int, apart: int) -> int:
+    """Of one dim."""
+    at = np.arange(out)[:, None] * stride - pad[0] + np.arange(kernel) * apart
+    return int(((at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0)).sum())
 
 
 def _flops_inside(op: Op) -> float:

@@ -7,6 +7,8 @@ import pytest
 from jax import lax
 
 from meshdsl.ir import walk
+from meshdsl.lowering.hlo_flops import product_flops
+from meshdsl.lowering.hlo_text import parse_module
 from meshdsl.planner.costs import materialised, work_of
 from meshdsl.trace.read import read_jaxpr
 
@@ -46,3 +48,19 @@ def test_a_part_is_read_also_if_it_is_fused(name, part):
     made = work(name, lambda x: jnp.sum(part(x) * 2), LARGE)
     assert made.touched[0] == 0 and made.touched[-1] == 1
     assert work(name, lambda x: part(x), LARGE).touched[-1] == 2
+
+
+def conv(strides=(1, 1), padding="SAME", groups=1):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    options = {"dimension_numbers": numbers, "feature_group_count": groups}
+    return lambda x, w: lax.conv_general_dilated(x, w, strides, padding, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"strides": (2, 2)}, {"padding": "VALID"}, {"groups": 4}], ids=str)
+def test_padding_and_gaps_of_a_convolution_are_no_work(options):
+    """As the lowered program has them, of the gradients too: a stride's is a convolution with gaps."""
+    x, w = jnp.zeros((2, 9, 9, 8)), jnp.zeros((3, 3, 8 // options.get("groups", 1), 16))
+    step = jax.grad(lambda x, w: jnp.sum(conv(**options)(x, w) ** 2), (0, 1))
+    graph = read_jaxpr(jax.make_jaxpr(step)(x, w))
+    counted = sum(work_of(op, set()).flops for _, op in walk(graph))
+    assert counted == product_flops(parse_module(jax.jit(step).lower(x, w).as_text("hlo")))
