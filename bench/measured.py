@@ -184,12 +184,16 @@ def _scores(found: Sequence[Facts]) -> str:
 
 
 def _ranking(found: Sequence[Facts]) -> str:
-    groups = {
-        name: [f for f in found if f["name"].startswith(f"{name}, ") and "zoo" not in f["name"]] for name in LAYOUTS
-    }
+    groups = {name: [fact for fact in found if _ranked(fact["name"]) == name] for name in LAYOUTS}
     rows = [(name, len(facts), *kendall(facts)) for name, facts in groups.items() if facts]
     made = [(*row, f"{(row[2] - row[3]) / max(1, row[2] + row[3]):.2f}") for row in rows]
     return f"## Ranking\n\n{table(('model', 'layouts', 'pairs ranked right', 'wrong', 'Kendall tau'), made)}"
+
+
+def _ranked(name: str) -> str:
+    """The model whose layouts are ranked, if a case is one of these; ``gpt, remat`` is another model."""
+    model, _, strategy = name.rpartition(", ")
+    return model if strategy in LAYOUTS.get(model, ()) else ""
 
 
 def picture(found: Sequence[Facts]) -> str:
@@ -197,7 +201,7 @@ def picture(found: Sequence[Facts]) -> str:
     kinds = ["models", "layouts of one model", "zoo"]
 
     def kind(name: str) -> int:
-        return 2 if name.startswith("zoo") else 1 if name.rpartition(", ")[0] in LAYOUTS else 0
+        return 2 if name.startswith("zoo") else 1 if _ranked(name) else 0
 
     rows = [(fact["measured"], fact["predicted"], kind(fact["name"]), fact["name"]) for fact in found]
     return points([(*row[:3], True, row[3]) for row in rows], kinds, band=0.25)

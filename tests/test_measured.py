@@ -19,6 +19,8 @@ FOUND = [
     fact("zoo, bart", 4, 5),
 ]
 
+OTHERS = [fact("gpt, remat", 1.0, 9.0), fact("zoo, gpt", 1.0, 9.0)]  # neither is a layout of gpt
+
 
 def test_ranking_leaves_out_what_was_measured_alike():
     assert kendall(FOUND) == (4, 1)  # data and zero are within 2%; fsdp is slower than data, and predicted faster
@@ -26,6 +28,7 @@ def test_ranking_leaves_out_what_was_measured_alike():
 
 
 def test_the_page_says_how_far_predictions_are_off():
+    assert "| gpt | 3 | 1 | 1 | 0.00 |" in page([*FOUND, *OTHERS])
     text = page(FOUND)
     assert "4 steps: 18% off in the median" in text
     assert "| gpt, fsdp | 2 s | 2 s | 1 s | -50% |" in text
