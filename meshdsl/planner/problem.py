@@ -22,6 +22,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+import jax
 import numpy as np
 
 from meshdsl.errors import PinError, faults
@@ -148,6 +149,8 @@ def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]
 
 def _bits(value: Any) -> Any:
     """A literal's value as one that can be compared, which an array cannot."""
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
     return np.asarray(value).tobytes() if hasattr(value, "dtype") else value
 
 
