@@ -52,6 +52,9 @@ class Piece:
     at: int = 0
 
 
+Parts = dict[int, list[Piece]]  # by value: of what pads and sums of pads consist
+
+
 def find_rolls(graph: Graph) -> Graph:
     """The graph with such patterns as rolls; the slices are left to whoever else reads them."""
     return _rolled(graph, fresh_ids(graph))
@@ -60,11 +63,12 @@ def find_rolls(graph: Graph) -> Graph:
 def _rolled(graph: Graph, ids: Iterator[int]) -> Graph:
     table: Table = {}
     makers: dict[int, Op] = {}
+    parts: Parts = {}
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(lambda body: _rolled(body, ids), substitute(op, table))
         makers.update((v.id, op) for v in op.outputs)
-        found = _whole(_put_together(op, makers), op)
+        found = _whole(_put_together(op, makers, parts), op)
         if found:
             made, (result,) = _emitted(op, found, ids)
             ops += made
@@ -75,9 +79,13 @@ def _rolled(graph: Graph, ids: Iterator[int]) -> Graph:
     return with_ops(graph, ops)
 
 
-def _put_together(op: Op, makers: dict[int, Op]) -> list[Piece]:
+def _put_together(op: Op, makers: dict[int, Op], parts: Parts) -> list[Piece]:
     """The pieces that the result consists of; none if it is anything else."""
-    found = _PATTERNS[op.name](op, makers) if op.name in _PATTERNS else None
+    if op.name == "concatenate":
+        found = _concatenated(op, makers)
+    else:  # noted for what adds the result to another
+        found = _added(op, parts) if op.name == "add_any" else _padded(op, makers) if op.name == "pad" else None
+        parts.update({op.outputs[0].id: found} if found else {})
     return sorted(found, key=lambda piece: piece.at) if found else []
 
 
@@ -92,15 +100,9 @@ def _concatenated(op: Op, makers: dict[int, Op]) -> list[Piece] | None:
     return found
 
 
-def _added(op: Op, makers: dict[int, Op]) -> list[Piece] | None:
-    found: list[Piece] = []
-    for x in op.inputs:
-        maker = makers.get(x.id) if isinstance(x, Value) else None
-        parts = _PATTERNS[maker.name](maker, makers) if maker is not None and maker.name in ("add_any", "pad") else None
-        if parts is None:
-            return None
-        found += parts
-    return found
+def _added(op: Op, parts: Parts) -> list[Piece] | None:
+    read = [parts.get(x.id) if isinstance(x, Value) else None for x in op.inputs]
+    return None if None in read else [piece for pieces in read for piece in pieces or ()]
 
 
 def _padded(op: Op, makers: dict[int, Op]) -> list[Piece] | None:
@@ -113,23 +115,20 @@ def _padded(op: Op, makers: dict[int, Op]) -> list[Piece] | None:
     return [replace(piece, at=int(config[dims[0]][0]))] if piece else None
 
 
-_PATTERNS: dict[str, Callable[[Op, dict[int, Op]], list[Piece] | None]] = {
-    "concatenate": _concatenated,
-    "add_any": _added,
-    "pad": _padded,
-}
-
-
 def _piece(x: Atom, dim: int, makers: dict[int, Op]) -> Piece | None:
     """What ``x`` is a piece of along ``dim``, if it is one."""
-    maker = makers.get(x.id) if isinstance(x, Value) else None
-    if maker is None:
-        return None
-    if maker.name in UNARY:
+    chain: list[Op] = []
+    while isinstance(x, Value) and x.id in makers:
+        maker = makers[x.id]
+        if maker.name in _CUTS:
+            piece = _CUTS[maker.name](maker, x, dim)
+            return replace(piece, chain=tuple(reversed(chain))) if piece else None
         read = list(values(maker.inputs))
-        piece = _piece(read[0], dim, makers) if len(read) == 1 else None
-        return replace(piece, chain=(*piece.chain, maker)) if piece else None
-    return _CUTS[maker.name](maker, x, dim) if maker.name in _CUTS else None
+        if maker.name not in UNARY or len(read) != 1:
+            return None
+        chain.append(maker)
+        x = read[0]
+    return None
 
 
 def _sliced(op: Op, x: Atom, dim: int) -> Piece | None:

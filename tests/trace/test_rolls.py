@@ -91,3 +91,15 @@ def test_a_roll_belongs_to_the_line_of_its_pieces():
     made = [op for op in program.graph.ops if op.name in ("roll", "select_n")]
     assert {op.source.function for op in made} == {"halves"}
     assert [op.phase for op in made] == ["forward", "forward", "backward", "backward"]
+
+
+def test_a_sum_of_more_gradients_than_python_may_nest_calls():
+    """A residual chain of many layers, each an equation of its own."""
+
+    def step(x):
+        for _ in range(1100):
+            x = x + jnp.sin(x)
+        return x
+
+    graph = trace(jax.grad(lambda x: jnp.sum(step(x))), (jax.ShapeDtypeStruct((8,), jnp.float32),)).graph
+    assert sum(op.name == "add_any" for op in graph.ops) == 1100
