@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from meshdsl.ir import Op, Value
 from meshdsl.ir import Program as Traced
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.rules import Rules
 from meshdsl.pins import follows
 from meshdsl.program import Program
+from meshdsl.trace.graphs import makers_of, origin, values
 from meshdsl.trace.phases import FORWARD
 
 AXIS = "pipe"
@@ -30,7 +30,7 @@ def staged_layouts(program: Program, rules: Rules, traced: Callable[[], Traced])
 def stacked(program: Traced) -> list[str]:
     """The parameters that the longest forward scan over parameters goes over: stacks of layers."""
     graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
-    makers = {v.id: op for op in graph.ops for v in op.outputs}
+    makers = makers_of(graph)
     paths = {
         v.id: leaf.path for i, (v, leaf) in enumerate(zip(graph.inputs, program.inputs, strict=True)) if i in replaced
     }
@@ -38,16 +38,6 @@ def stacked(program: Traced) -> list[str]:
     for op in graph.ops:
         if op.name == "scan" and op.phase == FORWARD:
             stacks = op.inputs[op.params["num_consts"] + op.params["num_carry"] :]
-            origins = (origin(x, makers) for x in stacks if isinstance(x, Value))
+            origins = (origin(x, makers) for x in values(stacks))
             found.append((op.params["length"], [paths[x.id] for x in origins if x.id in paths]))
     return max((own for own in found if own[1]), default=(0, []))[1]
-
-
-def origin(x: Value, makers: Mapping[int, Op]) -> Value:
-    """What a stack was made of, cast or transposed."""
-    while x.id in makers:
-        read = [y for y in makers[x.id].inputs if isinstance(y, Value)]
-        if len(read) != 1 or read[0].shape[:1] != x.shape[:1]:
-            break
-        x = read[0]
-    return x

@@ -4,7 +4,7 @@ A pass makes new operations and graphs but keeps the values, so a table from val
 replaces it is all that has to be carried along.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
@@ -30,6 +30,21 @@ def look_up(x: Atom, table: Table) -> Atom:
 def values(atoms: Iterable[Atom]) -> Iterator[Value]:
     """The atoms that are values."""
     return (x for x in atoms if isinstance(x, Value))
+
+
+def makers_of(graph: Graph) -> dict[int, Op]:
+    """The operation that makes each value, bodies apart."""
+    return {v.id: op for op in graph.ops for v in op.outputs}
+
+
+def origin(x: Value, makers: Mapping[int, Op], through: Callable[[Value], bool] = lambda _: True) -> Value:
+    """What a stack was made of, cast or transposed, as far as ``through`` lets pass."""
+    while x.id in makers and through(x):
+        read = list(values(makers[x.id].inputs))
+        if len(read) != 1 or not read[0].shape or read[0].shape[:1] != x.shape[:1]:
+            break
+        x = read[0]
+    return x
 
 
 def in_bodies(cleanup: Callable[[Graph], Graph], op: Op) -> Op:

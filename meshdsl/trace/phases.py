@@ -16,7 +16,7 @@ A "return" has the latest phase among what it returns.
 from collections.abc import Collection, Iterator
 
 from meshdsl.ir import Graph, Op, Value, walk
-from meshdsl.trace.graphs import Atom, carried_of, operands_of, values
+from meshdsl.trace.graphs import Atom, carried_of, makers_of, operands_of, values
 
 FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
 Readers = dict[int, list[Op]]
@@ -59,7 +59,7 @@ def _first_guess(op: Op, after: Collection[int]) -> str:
 
 def _mark_accumulators(graph: Graph, readers: Readers) -> None:
     """Of a loop's body: ``carry + gradient``, nothing else reading the carry, and what leads to it."""
-    made = {v.id: op for op in graph.ops for v in op.outputs}
+    made = makers_of(graph)
     carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
     for x in values(graph.returned):
         op = made.get(x.id)

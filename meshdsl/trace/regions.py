@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
-from meshdsl.trace.graphs import values
+from meshdsl.trace.graphs import makers_of, values
 
 Place = tuple[Value, int]  # a value and its dim
 _LIKE_OTHERS = frozenset(
@@ -72,7 +72,7 @@ class Flow:
     """Who makes and who reads each value of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self.makers = {v.id: op for op in graph.ops for v in op.outputs}
+        self.makers = makers_of(graph)
         self.cuts = {cut.result.id: cut for op in graph.ops for cut in cuts_of(op)}
         self.readers: dict[int, list[Op]] = {}
         for op in graph.ops:

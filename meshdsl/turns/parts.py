@@ -23,7 +23,7 @@ from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.placement import B, Split
 from meshdsl.pipeline.balance import balance, share_faults
 from meshdsl.pipeline.spec import Pipeline
-from meshdsl.trace.graphs import Atom, values
+from meshdsl.trace.graphs import Atom, makers_of, values
 from meshdsl.turns.places import Placing
 
 AFTER, FREE = -1, -2
@@ -153,7 +153,7 @@ class _Division:
 
     def _leading(self) -> set[int]:
         """Ids of operations that lead to the first cut and read anything but the batch."""
-        makers = {v.id: op for op in self.graph.ops for v in op.outputs}
+        makers = makers_of(self.graph)
         pending, found = [self.cuts[0].forward], set[int]()
         while pending:
             op = pending.pop()

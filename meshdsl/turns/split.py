@@ -8,7 +8,7 @@ from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, S
 from meshdsl.planner.solution import Pins
-from meshdsl.trace.graphs import Atom, values
+from meshdsl.trace.graphs import Atom, makers_of, origin
 from meshdsl.turns.layers import Layers
 from meshdsl.turns.places import Placing
 
@@ -35,7 +35,7 @@ def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -
 def split_scan(program: Program, placing: Placing, split: Axes) -> SplitScan | None:
     """The scan that is done in turns and lies split over an axis, if one does; PipelineError if several do."""
     graph = program.graph
-    makers = {v.id: op for op in graph.ops for v in op.outputs}
+    makers = makers_of(graph)
     found: dict[str, dict[Op, list[int]]] = {}
     for op in graph.ops:
         if op.name == "scan" and placing.in_turns(op):
@@ -101,10 +101,5 @@ def _is_indexed(body: Graph, v: Value) -> bool:
 
 
 def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
-    """The id of the input that a stack is made of, cast or transposed; else its own."""
-    while isinstance(x, Value) and x.id in makers and placing.of(x) is B:
-        read = list(values(makers[x.id].inputs))
-        if len(read) != 1 or not read[0].shape or read[0].shape[0] != x.shape[0]:
-            break
-        x = read[0]
-    return x.id if isinstance(x, Value) else -1
+    """The id of the input that a stack is made of before the turns, cast or transposed; else its own."""
+    return origin(x, makers, lambda y: placing.of(y) is B).id if isinstance(x, Value) else -1

@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import meshdsl as md
+from meshdsl.pins import make_pins
+from meshdsl.trace import trace
+from meshdsl.turns import in_turns
+
 WIDTH, HIDDEN, FEATURES = 8, 16, 4
+LAYOUTS = {"params/layers/*": "pipe=S(0)"}
 
 
 def arguments(layers=8, batch=16, dtype=np.float32):
@@ -53,3 +59,8 @@ def plain_step(params, batch):
 
     value, gradient = jax.value_and_grad(loss)(params)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+
+def traced(pipeline, stages, *args, function=step, layouts=LAYOUTS):
+    mesh = md.Mesh(pipe=stages)
+    return in_turns(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, layouts))
