@@ -35,6 +35,7 @@ from meshdsl.trace.failing import user_terms
 from meshdsl.trace.graphs import number
 from meshdsl.trace.hoist import hoist
 from meshdsl.trace.invariant import drop_invariants, run_once
+from meshdsl.trace.masks import choose_masked
 from meshdsl.trace.notes import note_constraints, note_lost_changes
 from meshdsl.trace.opaque import check_opaque
 from meshdsl.trace.pads import fold_pads
@@ -50,11 +51,13 @@ __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 READ = (calls, loops)  # importing them registers how calls and loops are read
 Pass = Callable[[Graph], Graph]
 
-# Identities first: they hide patterns and equal expressions. Rolls, pads and shifts next: they leave slices unread.
+# Identities first: they hide patterns and equal expressions. Products with masks where XLA sees them, before loops
+# are left. Rolls, pads and shifts next: they leave slices unread.
 # What is the same in every trip shows once the dead are gone. Merging leaves conditions unread. Clones last: merging
 # would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
+    choose_masked,
     find_rolls,
     fold_pads,
     find_shifts,
