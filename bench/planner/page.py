@@ -1,4 +1,7 @@
-"""The page that says what was measured: ``docs/planner.md``, and its pictures."""
+"""The page that says what was measured: ``docs/planner.md``, and its pictures.
+
+A part that was measured here is written anew; of the others the page keeps what it says.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +11,7 @@ from bench.planner.pictures import draw_gaps, draw_times
 from bench.report import table
 from meshdsl.units import bytes_text, seconds_text
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
 Rows = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Rows]
 TITLES = {"greedy": "greedy", "names": "one name, one axis", "axis": "axis by axis"}
@@ -88,15 +91,32 @@ Llama 3 8B, 8,192 sequences, two axes: time follows how many states divide, not 
 """
 
 
-def write(found: Found, versions: str) -> None:
-    """Write the page of all that was measured so far, and draw it."""
+def write(found: Found, versions: str, folder: Path = DOCS) -> None:
+    """Write the page of all that was measured so far, and draw it.
+
+    Args:
+      found: rows per part; of a part without rows, what the page of this folder says is kept.
+    """
+    file = folder / PAGE
+    before = file.read_text() if file.exists() else ""
     parts = [INTRO]
     for part, (title, body) in SECTIONS.items():
-        if found[part]:
-            parts += [title, *body(found[part])]
-            PICTURES.get(part, lambda rows: None)(found[part])
-    page = "\n".join((*parts, AGAIN, f"\n2 x86-64 cores, busy with other programs; {versions}\n"))
-    (DOCS / "planner.md").write_text(page)
+        rows = found[part]
+        parts += [title, *body(rows)] if rows else kept(before, title)
+        if rows and part in PICTURES:
+            PICTURES[part](rows, folder)
+    file.write_text("\n".join((*parts, AGAIN, f"2 x86-64 cores, busy with other programs; {versions}\n")))
+
+
+def kept(page: str, title: str) -> list[str]:
+    """A section of a page, from its first line to the next heading; nothing if it is not there."""
+    first = title.strip().splitlines()[0]
+    lines = page.splitlines()
+    if first not in lines:
+        return []
+    start = lines.index(first)
+    end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("## ")), len(lines))
+    return ["", *"\n".join(lines[start:end]).rstrip().split("\n")]
 
 
 def _percent(gap: float) -> str:
@@ -165,7 +185,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], Iterator[str]]]] = {
     "axes": (AXES, _axes),
     "sizes": (SIZES, _sizes),
 }
-PICTURES: dict[str, Callable[[Rows], None]] = {
-    "gaps": lambda rows: draw_gaps(rows, DOCS / "planner-gaps.svg"),
-    "equations": lambda rows: draw_times(rows, DOCS / "planner-time.svg"),
+PICTURES: dict[str, Callable[[Rows, Path], None]] = {
+    "gaps": lambda rows, folder: draw_gaps(rows, folder / "planner-gaps.svg"),
+    "equations": lambda rows, folder: draw_times(rows, folder / "planner-time.svg"),
 }

@@ -2,8 +2,9 @@
 
 python -m bench.planner.run [part ...]
 
-Parts: gaps, check, peers, equations, axes, sizes. What was measured is kept in .cache/planner, a file per part. Seconds
-are those of the processor, tracing not counted, in a process that has planned something before; memory is not limited.
+Parts: gaps, check, peers, equations, axes, sizes. What was measured is kept in .cache/planner, a file per part; of
+parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the processor, tracing
+not counted, in a process that has planned something before; memory is not limited.
 """
 
 import argparse
