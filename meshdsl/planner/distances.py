@@ -1,7 +1,7 @@
 """The price of every reshard of a tensor, worked out from the layouts that are asked for.
 
 All moves of a layout space are arrays (``arcs``); a tensor's bytes scale the prices. From a layout
-to all others is a few passes over the arrays (Bellman and Ford).
+to all others is a few passes over the arrays (Bellman 1958).
 """
 
 from collections.abc import Iterable
@@ -100,11 +100,10 @@ class Distances:
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """Moves between layouts as arrays sorted by where they lead: ``ends`` has runs that begin at ``starts``."""
+    """Moves between layouts as arrays sorted by where they lead, one at most between two layouts."""
 
     source: Ids
-    starts: Ids
-    ends: Ids
+    target: Ids
     price: Costs
 
     @classmethod
@@ -115,17 +114,14 @@ class _Graph:
         order = np.lexsort((price, source, target))
         source, target, price = source[order], target[order], price[order]
         first = np.append(True, (np.diff(source) != 0) | (np.diff(target) != 0))[: source.size]
-        ends, starts = np.unique(target[first], return_index=True)
-        return cls(source[first], starts, ends, price[first])
+        return cls(source[first], target[first], price[first])
 
     def relaxed(self, costs: Costs) -> Costs:
         """Costs [layouts, rows] after any number of moves."""
+        from meshdsl.planner import kernels  # with its compiler, too much to import for those who plan nothing
+
         best = costs.copy()
-        while self.ends.size:
-            reached = np.minimum.reduceat(best[self.source] + self.price[:, None], self.starts, axis=0)
-            if not (reached < best[self.ends]).any():
-                break
-            best[self.ends] = np.minimum(best[self.ends], reached)
+        kernels.relax(self.source, self.target, self.price, best)
         return best
 
 

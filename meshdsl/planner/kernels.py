@@ -1,7 +1,7 @@
-"""The loops of message passing, compiled: a pass over a training step has a million additions in tiny tables.
+"""Loops that are compiled: those of message passing, and of cheapest paths between layouts.
 
-Everything is flat (see ``Flat``): variables are numbered in order, and each has a *half edge* to
-every neighbour.
+A pass of messages over a training step has a million additions in tiny tables. There everything is flat (see
+``Flat``): variables are numbered in order, and each has a *half edge* to every neighbour.
 """
 
 from collections.abc import Callable
@@ -164,3 +164,29 @@ def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned
     for i in range(total.size):
         for j in range(width):
             tables[at + i * along + j * across] += total[i] / share
+
+
+@compiled
+def relax(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
+    """Make costs [ends, rows] those after any number of moves: passes over all moves until none helps.
+
+    Args:
+      source: per move, where it begins. target: where it leads. price: what it costs.
+    """
+    ends, rows = costs.shape
+    fresh = np.ones(ends, dtype=np.bool_)  # lowered since the moves from there were looked at
+    helped = True
+    while helped:
+        helped = False
+        known = fresh.copy()
+        fresh[:] = False
+        for i in range(source.size):
+            s, t = source[i], target[i]
+            if known[s] or fresh[s]:
+                before, after, paid, lower = costs[s], costs[t], price[i], False
+                for j in range(rows):
+                    found = before[j] + paid
+                    lower |= found < after[j]
+                    after[j] = min(after[j], found)
+                if lower:
+                    fresh[t] = helped = True
