@@ -32,8 +32,8 @@ class Closure:
 
     @cached_property
     def _both(self) -> tuple[Costs, Costs]:
-        inner, whole = self.distances.rows(self.active, self.through)
-        return _with_none(inner[:, self.active]), _with_none(whole[:, self.active])
+        inner, whole = self.distances.rows(self.active, self.through, self.active)
+        return _with_none(inner), _with_none(whole)
 
     @cached_property
     def fitting(self) -> Ids:

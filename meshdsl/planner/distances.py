@@ -49,20 +49,21 @@ class Distances:
         self._ids: dict[tuple[str, ...], Ids] = {}
         self._usable: dict[bool, _Moves] = {}
 
-    def rows(self, sources: Ids, through: Ids) -> tuple[Costs, Costs]:
-        """Costs from some layouts to all others: of paths that make nothing partial, and of all paths.
+    def rows(self, sources: Ids, through: Ids, targets: Ids) -> tuple[Costs, Costs]:
+        """Costs [sources, targets]: of paths that make nothing partial, and of all paths.
 
         A value becomes partial only at the end of a path; moves do not go on from there.
 
         Args:
-          through: the layouts that paths may lead through; the others cannot be reached.
+          through: the layouts that paths may lead through, sources and targets among them.
         """
-        inside = np.zeros(len(self.codes), dtype=np.bool_)
-        inside[through] = True
-        costs = np.full((len(self.codes), sources.size), np.inf)
-        costs[sources, np.arange(sources.size)] = 0.0
-        inner = _Graph.of(*self.usable(False), inside).relaxed(costs)
-        return inner.T, _Graph.of(*self.usable(True), inside).relaxed(inner).T
+        place = np.full(len(self.codes), -1)
+        place[through] = np.arange(through.size)
+        costs = np.full((through.size, sources.size), np.inf)
+        costs[place[sources], np.arange(sources.size)] = 0.0
+        inner = _Graph.of(*self.usable(False), place).relaxed(costs)
+        whole = _Graph.of(*self.usable(True), place).relaxed(inner)
+        return inner[place[targets]].T, whole[place[targets]].T
 
     def usable(self, partial: bool) -> _Moves:
         """Single moves between layouts that fit: those that make the tensor partial, or the others."""
@@ -107,9 +108,10 @@ class _Graph:
     price: Costs
 
     @classmethod
-    def of(cls, source: Ids, target: Ids, price: Costs, inside: NDArray[np.bool_]) -> "_Graph":
-        """The moves between layouts that are inside; of parallel ones, the cheapest."""
-        here = inside[source] & inside[target]
+    def of(cls, source: Ids, target: Ids, price: Costs, place: Ids) -> "_Graph":
+        """The moves between layouts that have a place, by which they go here; of parallel ones, the cheapest."""
+        source, target = place[source], place[target]
+        here = (source >= 0) & (target >= 0)
         source, target, price = source[here], target[here], price[here]
         order = np.lexsort((price, source, target))
         source, target, price = source[order], target[order], price[order]

@@ -35,6 +35,7 @@ class Evaluator:
         self.model = model
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
         self._layouts: dict[Hashable, int] = {}
+        self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
@@ -60,18 +61,25 @@ class Evaluator:
 
     def exact(self, choice: Choice) -> Choice:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
-        model, sources = self.model, defaultdict[Distances, set[int]](set)
+        model, asked = self.model, defaultdict[Distances, set[tuple[int, int]]](set)
         for value, edges in choice.edges.items():
-            sources[model.distances[value]].update(a for a, _ in edges)
-        rows = {}
-        for distances, found in sources.items():
-            start = np.array(sorted(found))
-            rows[distances] = dict(zip(start.tolist(), distances.rows(start, distances.fitting)[1], strict=True))
+            asked[model.distances[value]].update(edges)
+        for distances, moves in asked.items():
+            self._price(distances, moves - self._exact[distances].keys())
         total = sum([float(model.unit(n)[tuple(state)]) for n, state in enumerate(choice.rows.tolist())])
         for value, edges in choice.edges.items():
-            costs = rows[model.distances[value]]
-            total += sum(float(costs[a][b]) for a, b in edges) * model.trips(value)
+            costs = self._exact[model.distances[value]]
+            total += sum(costs[edge] for edge in edges) * model.trips(value)
         return Choice(choice.rows, total, choice.edges)
+
+    def _price(self, distances: Distances, moves: Iterable[tuple[int, int]]) -> None:
+        """Work out the cheapest ways of moves between numbered layouts."""
+        ends = np.array(sorted(moves), dtype=np.intp).reshape(-1, 2)
+        starts, row = np.unique(ends[:, 0], return_inverse=True)
+        targets, column = np.unique(ends[:, 1], return_inverse=True)
+        if starts.size:
+            costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
+            self._exact[distances].update(zip(map(tuple, ends.tolist()), costs.tolist(), strict=True))
 
     def _tree(self, value: int, states: Rows) -> tuple[float, Edges]:
         problem, closure = self.model.problem, self.model.closures[value]

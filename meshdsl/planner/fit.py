@@ -15,7 +15,7 @@ from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.model import Model, Prices
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import plans
+from meshdsl.planner.search import evaluated, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
 
@@ -83,7 +83,7 @@ class Fitter:
 
     def _leanest(self, price: float, limit: float) -> int:
         """Bytes of the smallest of the first plans at this price."""
-        choice = self.evaluator.evaluate(self.model.whole)
+        choice = evaluated(self.model, self.evaluator, self.model.whole)
         peak = self.peak(choice)
         found = [peak.bytes]
         for _ in range(_TRIALS):

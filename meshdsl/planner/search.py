@@ -60,10 +60,11 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
-    best, bound = evaluator.evaluate(model.whole), None
+    best, bound = evaluated(model, evaluator, model.whole), None
     if known is not None:
-        best = min(best, evaluator.exact(evaluator.evaluate(_allowed(model, known))), key=lambda choice: choice.cost)
+        best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
     if _jointly(model, _JOINTLY):
+        model.focus()
         joint = Joint(model)
         best, bound = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
     else:
@@ -82,6 +83,12 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
     return best, prove
+
+
+def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
+    """A plan with its cost; on many mesh axes, copies are made from layouts near its own."""
+    model.focus(*((), rows) if len(model.wide) > 2 else ())
+    return evaluator.exact(evaluator.evaluate(rows))
 
 
 def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
