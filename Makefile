@@ -71,7 +71,7 @@ targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPU
 measured: $(ZOO)/ready  ## compare predicted with measured step times of this machine, which should be idle, and write docs/measured.md
 	$(ZOO)/bin/python -m bench.measured --again
 
-bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time; PARTS='gaps peers'
+bench-planner: $(VENV)/ready  ## write docs/planner.md: gaps, a second solver, peers, planning time, overlap; PARTS='gaps peers'
 	$(RUN) -m bench.planner.run $(PARTS)
 
 data: $(DATA)  ## fetch text, flights and ratings

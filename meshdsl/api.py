@@ -62,6 +62,7 @@ def parallelize(
     devices: Sequence[jax.Device] | None = None,
     rules: Rules | str | None = None,
     pipeline: Pipeline | None = None,
+    overlap: bool = False,
 ) -> "Sharded":
     """The step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -79,6 +80,8 @@ def parallelize(
       plan: run this plan, a loaded one say, instead of planning; mesh, topology, memory and pins have to agree with it.
       devices: the devices of the mesh, outermost axis first; default is the first of all.
       pipeline: take the batch in microbatches, through stages where layers are split; default is as ``plan`` does.
+      overlap: of the plans found when what can be sent beside the computation costs less, take the one with the least
+        ``plan.simulated_seconds``; default is the one with the least ``plan.seconds``, one thing after the other.
 
     Raises ArgumentError, listing all arguments that are not of these kinds.
     """
@@ -96,6 +99,7 @@ def parallelize(
         plan=plan,
         devices=devices,
         pipeline=pipeline,
+        overlap=overlap,
     )
     return Sharded(step, options)
 

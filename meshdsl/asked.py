@@ -41,6 +41,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
         plan=plan,
         devices=_devices(asked["devices"], rows),
         pipeline=_pipeline(asked["pipeline"], plan, rows),
+        overlap=_overlap(asked["overlap"], plan, rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -140,6 +141,14 @@ def _pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline 
         return pipeline
     rows.append(f"pipeline: {is_a(pipeline)}, not a pipeline; write md.Pipeline(microbatches=8)")
     return None
+
+
+def _overlap(overlap: object, plan: Plan | None, rows: list[str]) -> bool:
+    if not isinstance(overlap, bool):
+        rows.append(f"overlap: {is_a(overlap)}, neither True nor False")
+    elif overlap and plan:
+        rows.append("overlap: plan= runs a plan as it is, and overlap=True asks for another; leave one of them out")
+    return overlap is True
 
 
 def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:

@@ -45,8 +45,9 @@ class Making:
         Args:
           before: what was chosen for it under other pins, to begin from.
         """
+        o = self.options
         chosen = before and before.again(self.pins)
-        return chosen or choose_plan(program, self.options.mesh, self.pins, self.options.memory)
+        return chosen or choose_plan(program, o.mesh, self.pins, o.memory, o.overlap)
 
     def plan(self, program: Program) -> tuple[Program, Plan]:
         """The program to run and its plan: the given one if it fits, else a new one."""

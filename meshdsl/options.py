@@ -55,6 +55,7 @@ class Options:
     plan: Plan | None = None
     devices: tuple[jax.Device, ...] | None = None
     pipeline: Pipeline | None = None
+    overlap: bool = False
 
 
 def settings() -> tuple[Any, ...]:

@@ -38,6 +38,7 @@ def planned(
         donate_argnums=state,
         plan=plan,
         pipeline=program.pipeline,
+        overlap=program.overlap and plan is None,
     )
 
 

@@ -20,6 +20,7 @@ class Program:
       layouts: pins by globs over the arguments' paths.
       rules: mesh axes by named dims, a text or ``md.Rules``.
       pipeline: how the step takes its batch in microbatches.
+      overlap: whether the plan is chosen by the time with overlap, as ``parallelize`` does it.
       init: makes the arguments that the step replaces, for training.
       batches: the batches of a training run, from the first: ``meshdsl.training.batches.Batches`` or any iterable.
       evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained arguments.
@@ -35,6 +36,7 @@ class Program:
     batches: Callable[..., Iterable[Any]] | None = None
     evaluate: Callable[..., Mapping[str, Any]] | None = None
     steps: int | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no program."""
@@ -50,6 +52,8 @@ class Program:
             rows.append(f"pipeline: {is_a(self.pipeline)}, not a pipeline, such as md.Pipeline(microbatches=8)")
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             rows.append(f"steps: {is_a(self.steps)}, not a number of training steps")
+        if not isinstance(self.overlap, bool):
+            rows.append(f"overlap: {is_a(self.overlap)}, neither True nor False")
         if rows:
             raise ArgumentError(faults("arguments of Program that do not fit:", rows))
 

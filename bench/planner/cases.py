@@ -59,8 +59,13 @@ class Planned:
 @cache
 def traced(name: str, **sizes: int) -> Traced:
     """The training step of a model."""
-    program = mlp.program() if name == "mlp" else models.build(name, "data", **sizes)
+    program = stated(name, **sizes)
     return trace(program.step, program.args)
+
+
+def stated(name: str, **sizes: int) -> Program:
+    """The program of a model."""
+    return mlp.program() if name == "mlp" else models.build(name, "data", **sizes)
 
 
 def unrolled(layers: int) -> tuple[Traced, Program]:

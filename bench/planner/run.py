@@ -2,9 +2,9 @@
 
 python -m bench.planner.run [part ...]
 
-Parts: gaps, check, peers, equations, axes, sizes. What was measured is kept in .cache/planner, a file per part; of
-parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the processor, tracing
-not counted, in a process that has planned something before; memory is not limited.
+Parts: gaps, check, peers, equations, axes, sizes, overlap. What was measured is kept in .cache/planner, a file per
+part; of parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the processor,
+tracing not counted, in a process that has planned something before; memory is not limited.
 """
 
 import argparse
@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.planner.cases import FAMILIES, MESHES, Planned, planned, traced, unrolled
+from bench.planner.cases import FAMILIES, MESHES, RULES, TOPOLOGY, Planned, planned, stated, traced, unrolled
 from bench.planner.page import write
 from bench.planner.peers import axis_by_axis, by_names, greedy
 from bench.report import versions
+from meshdsl.api import parallelize
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.build import build_plan
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.fit import Fitter
@@ -108,6 +110,21 @@ def sizes() -> Iterator[Row]:
             yield {"data": data, "model": model, **_facts(planned(program, f"data={data},model={model}"))}
 
 
+def overlap() -> Iterator[Row]:
+    """Every family on one and two axes: the plan of least seconds, and the one chosen by the time with overlap."""
+    for name in FAMILIES:
+        for mesh in MESHES[:2]:
+            program, row = stated(name), {"name": name, "mesh": mesh}
+            for how in (False, True):
+                over = Mesh.parse(mesh, TOPOLOGY)
+                sharded = parallelize(program.step, over, rules=RULES, memory="1000TB", overlap=how)
+                start = time.process_time()
+                plan = sharded.plan(*program.args)
+                took = time.process_time() - start
+                row["with" if how else "without"] = [plan.seconds, plan.simulated_seconds, plan.bytes, took]
+            yield row
+
+
 def _facts(plan: Planned) -> Row:
     return {"equations": plan.equations, "cost": plan.cost, "gap": plan.gap, "seconds": plan.seconds}
 
@@ -119,7 +136,7 @@ def _sent(plan: Planned, choice: Choice) -> float:
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 
 
-PARTS = {f.__name__: f for f in (gaps, check, peers, equations, axes, sizes)}
+PARTS = {f.__name__: f for f in (gaps, check, peers, equations, axes, sizes, overlap)}
 
 if __name__ == "__main__":
     main()

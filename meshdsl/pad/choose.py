@@ -19,6 +19,7 @@ from meshdsl.pad.cut import padded_strands
 from meshdsl.pad.rewrite import pad_program
 from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
+from meshdsl.plan.overlap import overlapped
 from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.solve import Found, search_plan
@@ -36,6 +37,7 @@ class Chosen:
     program: Program
     plan: Plan
     attempt: "_Attempt"
+    overlap: bool = False
 
     def again(self, pins_of: Callable[[Program], Pins]) -> "Chosen | None":
         """The same program under other pins, padded alike, from this plan on; None if it takes a search of its own."""
@@ -47,7 +49,7 @@ class Chosen:
         notes = [
             f"{_named(self.attempt, n)} is padded to {m} inside the step, as it was before" for n, m in sizes.items()
         ]
-        return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes])
+        return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes], self.overlap)
 
 
 def plan_program(
@@ -59,13 +61,18 @@ def plan_program(
 
 
 def choose_plan(
-    program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
+    program: Program,
+    mesh: Mesh,
+    pins_of: Callable[[Program], Pins],
+    memory: float | None = None,
+    overlap: bool = False,
 ) -> Chosen:
     """The program to run, padded where that pays, with its plan.
 
     Args:
       pins_of: reads and checks the pins of a program.
       memory: limit in bytes per device; None takes the topology's.
+      overlap: take the plan whose simulated step is the shortest (``plan.overlap``).
 
     Raises PinError and MemoryLimitError as ``solve`` does.
     """
@@ -77,15 +84,19 @@ def choose_plan(
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
-    return _chosen(best, [*program.notes, *notes])
+    return _chosen(best, [*program.notes, *notes], overlap)
 
 
-def _chosen(best: "_Attempt", notes: list[str]) -> Chosen:
-    if isinstance(best.outcome, MemoryLimitError):
-        raise best.outcome
+def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
+    found = best.outcome
+    if isinstance(found, MemoryLimitError):
+        raise found
+    if overlap:
+        found, said = overlapped(found)
+        notes = [*notes, said]
     program = replace(best.program, notes=notes)
-    plan = build_plan(program, best.outcome.solution(), best.pins)
-    return Chosen(program, replace(plan, padded=tuple(best.sizes.items())), best)
+    plan = build_plan(program, found.solution(), best.pins)
+    return Chosen(program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found), overlap)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from meshdsl.layouts.placement import B
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
-from meshdsl.plan.jobs import jobs_of
+from meshdsl.plan.overlap import simulated_seconds
 from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.spans import Lines, Work, make_spans
-from meshdsl.plan.streams import finish
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
@@ -45,7 +44,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
         spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, number, work)),
-        simulated_seconds=max(finish(jobs_of(program, solution, work)), default=0.0),
+        simulated_seconds=simulated_seconds(program, solution, work),
     )
 
 

@@ -21,12 +21,31 @@ from meshdsl.planner.exact import Costs, Ids, Scale
 _Moves = tuple[Ids, Ids, Costs]  # from, to and price
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """What of a collective can run beside independent computing.
+
+    Args:
+      window: seconds of such computing.
+      price: of a second that is hidden, as a part of one that is not.
+    """
+
+    window: float
+    price: float
+
+    def seconds(self, seconds: Costs) -> Costs:
+        """What sticks out of moves that take so long, and the price of the rest."""
+        inside = np.minimum(seconds, self.window)
+        return np.asarray(seconds - inside + self.price * inside)
+
+
 class Distances:
     """Reshard costs between the layouts of tensors of one shape; layouts go by their number in ``space``.
 
     Args:
       sent: whether there are collectives among the moves, or only what every device does for itself.
       apart: axes that split the tensor in every layout.
+      hidden: what of collectives costs less; None if they cost what they take.
     """
 
     def __init__(
@@ -38,8 +57,9 @@ class Distances:
         scale: Scale,
         sent: bool = True,
         apart: tuple[str, ...] = (),
+        hidden: Hidden | None = None,
     ) -> None:
-        self.scale, self.bytes, self._sent = scale, prod(shape) * itemsize, sent
+        self.scale, self.bytes, self._sent, self._hidden = scale, prod(shape) * itemsize, sent, hidden
         self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
         self._arrays = arrays(self.space)
         self.codes = self._arrays.codes
@@ -76,7 +96,10 @@ class Distances:
         fit = np.zeros(len(self.codes), dtype=np.bool_)
         fit[self.fitting] = True
         usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target] & (self._sent | ~arcs.sends)
-        price = self.scale.pack((arcs.fixed + arcs.per_byte * self.bytes).min(axis=1), arcs.tie)
+        seconds = (arcs.fixed + arcs.per_byte * self.bytes).min(axis=1)
+        if self._hidden:
+            seconds = np.where(arcs.sends, self._hidden.seconds(seconds), seconds)
+        price = self.scale.pack(seconds, arcs.tie)
         return arcs.source[usable], arcs.target[usable], price[usable]
 
     @cached_property

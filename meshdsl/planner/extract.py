@@ -79,7 +79,7 @@ class Evaluator:
         targets, column = np.unique(ends[:, 1], return_inverse=True)
         if starts.size:
             costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
-            self._exact[distances].update(zip(map(tuple, ends.tolist()), costs.tolist(), strict=True))
+            self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
 
     def _tree(self, value: int, states: Rows) -> tuple[float, Edges]:
         problem, closure = self.model.problem, self.model.closures[value]

@@ -7,7 +7,7 @@ With three mesh axes or more the joint states are too many to look at together. 
 those near a plan in question: the search then moves from neighbourhood to neighbourhood.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
 from meshdsl.planner.closure import Closure
-from meshdsl.planner.distances import Distances
+from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Node, Problem
@@ -65,6 +65,14 @@ class Model:
         other = copy(self)
         other.problem, other.nodes = problem, problem.nodes
         other._pin()
+        return other
+
+    def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
+        """The model of the same problem in which moves of some values, given by their ids, cost less."""
+        other = copy(self)
+        other._wholes, other._distances = {}, dict(self._distances)
+        other.distances = {v: other._distances_of(v, hidden.get(v)) for v in self.problem.defined}
+        other._begin()
         return other
 
     def _pin(self) -> None:
@@ -204,13 +212,13 @@ class Model:
             self._tables[key] = make_table(node.rows, shapes, node.work, self.mesh)
         return self._tables[key]
 
-    def _distances_of(self, value: int) -> Distances:
+    def _distances_of(self, value: int, hidden: Hidden | None = None) -> Distances:
         n, p = self.problem.defined[value]
         tensor, kinds = self.nodes[n].ports[p].value, self._kinds(value)
         sent, apart = value not in self.problem.unsent, self.problem.apart.get(value, ())
-        key = (tensor.shape, tensor.itemsize, kinds, sent, apart)
+        key = (tensor.shape, tensor.itemsize, kinds, self.scale, sent, apart, hidden)
         if key not in self._distances:
-            self._distances[key] = Distances(self.mesh, tensor.shape, tensor.itemsize, kinds, self.scale, sent, apart)
+            self._distances[key] = Distances(self.mesh, *key)
         return self._distances[key]
 
     def _kinds(self, value: int) -> tuple[str, ...]:

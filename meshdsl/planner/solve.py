@@ -1,17 +1,18 @@
 """The stages of planning, in a straight line."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.distances import Hidden
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import find
+from meshdsl.planner.search import evaluated, find
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
@@ -42,6 +43,22 @@ class Found:
         bound = self.prove()
         self.model.closures.clear()  # large on many axes, and not needed any more
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
+
+    def draft(self) -> Solution:
+        """The plan, with no bound yet."""
+        return written(self.model, self.fitter.pins, self.choice, self.peak, 0.0)
+
+    @uncollected
+    def hiding(self, hidden: Mapping[int, Hidden]) -> "Found":
+        """The best plan found where moves of some values cost less; cost and bound are those without that.
+
+        Raises MemoryLimitError if none was found that fits.
+        """
+        model, pins = self.model.hiding(hidden), self.fitter.pins
+        best, _ = find(model, lambda _: False)
+        rows = Fitter(model, pins, self.fitter).fit(best, self.limit)[0].rows
+        choice = evaluated(self.model, self.fitter.evaluator, rows)
+        return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
     @uncollected
     def again(self, pins: Pins) -> "Found | None":

@@ -1,0 +1,139 @@
+"""Plans chosen by the time with overlap: where hiding pays they differ, and they are never slower with overlap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshdsl as md
+from meshdsl.errors import ArgumentError
+from meshdsl.layouts.topology import Link, Topology
+from meshdsl.models import gpt
+from meshdsl.plan.windows import windows
+from meshdsl.planner.distances import Hidden
+from meshdsl.trace import trace
+
+SLOW = Topology("slow", 1e12, 1e12, 1e12, 1e10, 0.0, (Link(1e-4, 1e9),))
+MESH = md.Mesh(data=2, topology=SLOW)
+
+
+def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+class Products:
+    """A second for every matrix product."""
+
+    def alone(self, op):
+        return float(op.name == "dot_general")
+
+
+def found(step, *args):
+    program = trace(step, args)
+    return windows(program, Products()), program.graph
+
+
+def test_a_window_is_what_is_computed_between_a_value_and_its_first_reader():
+    def step(x, y, w):
+        a = x @ w
+        b = y @ y @ y
+        return jnp.sum(jnp.tanh(a) + b), jnp.cos(a)
+
+    spare, graph = found(step, array(4, 4), array(4, 4), array(4, 4))
+    x, y, w = (v.id for v in graph.inputs)
+    a, squared, cube = (op.outputs[0].id for op in graph.ops if op.name == "dot_general")
+    assert [spare[v] for v in (x, w, y, a, squared, cube)] == [0, 0, 1, 2, 0, 0]
+
+
+def test_a_loop_takes_and_stacks_slices_and_sends_one_trip_ahead():
+    def step(ws, x):
+        def layer(x, w):
+            y = x @ x
+            return y @ w @ w, y
+
+        x, ys = jax.lax.scan(layer, x, ws)
+        return x, ys @ x
+
+    spare, graph = found(step, array(8, 4, 4), array(4, 4))
+    (loop,) = (op for op in graph.ops if op.name == "scan")
+    body = loop.bodies[0]
+    first, second, third = (op.outputs[0].id for op in body.ops if op.name == "dot_general")
+    ws, ys = loop.inputs[-1].id, loop.outputs[-1].id
+    assert (spare[ws], spare[ys]) == (12, 12), "24 s of loop, half of which are over when a slice is needed or made"
+    carry, w = (v.id for v in body.inputs)
+    assert (spare[w], spare[carry]) == (1 + 3, 0), "a slice can be sent while the trip before runs, a carry cannot"
+    assert (spare[first], spare[second], spare[third]) == (0, 0, 0)
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 1))
+def test_what_hides_costs_less_and_never_less_than_nothing(seconds, window, price):
+    cost = float(Hidden(window, price).seconds(np.array(seconds)))
+    assert max(0.0, seconds - window) <= cost * (1 + 1e-12) and cost <= seconds * (1 + 1e-12)
+    assert Hidden(0.0, price).seconds(np.array(seconds)) == seconds
+    assert Hidden(window, 1.0).seconds(np.array(seconds)) == pytest.approx(seconds)
+
+
+def late(x, y, v, w):
+    """``w`` is there from the start and needed at the end; what is made of it is needed at once."""
+    for _ in range(4):
+        y = jnp.tanh(y @ v)
+    return y, x @ w
+
+
+PINS = {"y": "data=S(0)", "v": "data=B", "x": "data=B", "w": "data=S(0)"}
+ARGS = array(8, 2048), array(4096, 512), array(512, 512), array(2048, 256)
+
+
+def planned(overlap, args=ARGS, **more):
+    made = md.parallelize(late, MESH, PINS, {"0": "data=S(0)", "1": "data=B"}, overlap=overlap, **more)
+    return made.plan(*args)
+
+
+def test_where_hiding_pays_the_larger_collective_is_taken():
+    alone, beside = planned(False), planned(True)
+    assert [c.kind for c in alone.collectives] == ["all-reduce"]
+    assert [(c.kind, c.value) for c in beside.collectives] == [("all-gather", "w")]
+    assert beside.bytes > 10 * alone.bytes and beside.seconds > alone.seconds
+    compute = sum(span.seconds * span.trips for span in beside.spans)
+    assert beside.simulated_seconds == pytest.approx(compute), "all of it is hidden"
+    assert beside.simulated_seconds < alone.simulated_seconds - 1e-4
+    assert beside.lower_bound == pytest.approx(alone.lower_bound) and beside.gap > alone.gap >= 0
+    assert "chosen by the time with overlap, " in beside.notes[-1] and "overlap" not in str(alone.notes)
+
+
+def test_the_same_step_has_the_same_plan_and_plans_under_other_pins_are_chosen_alike():
+    assert planned(True) == planned(True)
+    sharded = md.parallelize(late, MESH, PINS, {"0": "data=S(0)", "1": "data=B"}, overlap=True)
+    sharded.plan(*ARGS)
+    other = sharded.pinned({"v": None}).plan(*ARGS)
+    assert [(c.kind, c.value) for c in other.collectives] == [("all-gather", "w")]
+
+
+def test_a_gather_for_which_there_is_no_memory_is_not_hidden():
+    wide = array(8, 4096), array(512, 1024), array(1024, 1024), array(4096, 256)
+    alone, beside = planned(False, wide), planned(True, wide)
+    assert alone.memory < beside.memory
+    short = planned(True, wide, memory=(alone.memory + beside.memory) / 2)
+    assert short.collectives == alone.collectives and "is the fastest found so, too" in short.notes[-1]
+
+
+def test_a_plan_is_never_slower_with_overlap_than_the_one_without():
+    program = gpt.program(gpt.Config(2, 64, 4, seq=32, vocab=64), gpt.RULES["fsdp"], batch=16)
+    mesh = md.Mesh(data=4, topology=SLOW)
+    alone, beside = (
+        md.parallelize(program.step, mesh, rules=program.rules, overlap=overlap).plan(*program.args)
+        for overlap in (False, True)
+    )
+    assert beside.simulated_seconds <= alone.simulated_seconds * (1 + 1e-9)
+    assert alone.seconds <= beside.seconds * (1 + 1e-9) and beside.lower_bound <= alone.seconds
+
+
+def test_what_is_no_answer_is_refused():
+    with pytest.raises(ArgumentError, match="overlap: 'yes' is a str, neither True nor False"):
+        md.parallelize(late, MESH, overlap="yes")
+    with pytest.raises(ArgumentError, match="overlap: plan= runs a plan as it is, and overlap=True asks for another"):
+        md.parallelize(late, MESH, plan=planned(False), overlap=True)
+    with pytest.raises(ArgumentError, match="overlap: 1 is an int, neither True nor False"):
+        md.Program(late, ARGS, overlap=1)
