@@ -28,7 +28,7 @@ GPT = {"layers": 4, "embed": 128, "heads": 4, "seq": 2 * SEQ, "vocab": 1024}
 FAMILIES: dict[str, tuple[Any, Callable[[str], Any]]] = {
     "mlp": (mlp, lambda rules: mlp.program("features=512 hidden=1024 classes=64 layers=4", rules, batch=512)),
     "vit": (vit, lambda rules: vit.program(vit.Config(4, 128, 4, patch=4, image=32, classes=16), rules, batch=BATCH)),
-    "resnet": (resnet, lambda rules: resnet.program(resnet.Config((3,), 16, image=32, classes=16), rules, batch=64)),
+    "resnet": (resnet, lambda rules: resnet.program(resnet.Config((3,), image=32, classes=16), rules, batch=64)),
     "gpt": (gpt, lambda rules: gpt.program(gpt.Config(**GPT), rules, batch=BATCH)),
     "gpt, remat": (gpt, lambda rules: gpt.program(gpt.Config(**GPT, remat="all"), rules, batch=BATCH)),
     "llama": (llama, lambda rules: llama.program(LLAMA, rules, batch=BATCH)),

@@ -30,7 +30,7 @@ def drop_identities(graph: Graph) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(drop_identities, substitute(op, table))
-        known = op.inputs if _is_identity(op) else _before_reshapes(op, reshaped)
+        known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
         else:
@@ -60,6 +60,12 @@ def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
         return ()
     reshaped[made.id] = first = reshaped.get(x.id, x)
     return (first,) if first.shape == made.shape else ()
+
+
+def _overwritten(op: Op) -> Sequence[Atom]:
+    """What replaces all of an array: an update of its size, which starts where it does."""
+    whole = op.name == "dynamic_update_slice" and op.inputs[1].shape == op.inputs[0].shape
+    return op.inputs[1:2] if whole else ()
 
 
 def _is_identity(op: Op) -> bool:

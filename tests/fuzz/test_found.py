@@ -260,3 +260,14 @@ def test_a_loop_that_carries_what_it_does_not_read_is_run_once():
     args = jnp.arange(64.0).reshape(8, 8) / 64, jnp.arange(8) % 3
     assert {c.trips for c in sharded.plan(*args).collectives if c.kind == "all-reduce"} <= {1, 8}
     assert sharded.verify(*args) and sharded.check(*args).ok
+
+
+def test_an_update_of_everything_leaves_nothing_to_be_sent():
+    """Seed 170017: it starts where the operand does, whatever its start says, so nobody reads the operand."""
+
+    def step(x, i):
+        return lax.dynamic_update_slice_in_dim(md.constrain(x, "x=P"), x, i, 0)
+
+    sharded = md.parallelize(step, md.Mesh(x=2), {"x": "x=S(0)"}, outputs={"*": "x=S(0)"})
+    assert not sharded.plan(jnp.arange(8.0), jnp.int32(3)).collectives
+    assert sharded.check(jnp.arange(8.0), jnp.int32(3)).ok and sharded.verify(jnp.arange(8.0), jnp.int32(3)).equal
