@@ -1,6 +1,6 @@
 """Step times of this machine beside those that plans predict: docs/measured.md and docs/measured.svg.
 
-python -m bench.measured [--steps 20] [--cases gpt llama ...] [--layouts gpt mlp]
+python -m bench.measured [--steps 20] [--cases gpt 'zoo, bart' ...] [--layouts gpt mlp]
 
 The machine is calibrated first (8 virtual CPU devices, ``data=4,model=2``), then each case is planned with that
 topology and nothing else, and run. Cases are models of ``models/`` at the sizes of ``bench/memory.py`` and, where their
@@ -41,6 +41,7 @@ LAYOUTS = {
     "gpt": ("data", "tensor", "fsdp", "zero", "sequence"),
     "mixture": ("data", "tensor", "fsdp", "zero", "expert"),
 }
+ZOO = {f"zoo, {name}": name for name in CASES}
 Facts = dict[str, Any]
 
 
@@ -48,7 +49,9 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20, help="that are timed, of each case")
-    parser.add_argument("--cases", nargs="*", default=[*FAMILIES, *CASES], help="models and cases of the zoo")
+    parser.add_argument(
+        "--cases", nargs="*", choices=[*FAMILIES, *ZOO], default=[*FAMILIES, *ZOO], help="models and cases of the zoo"
+    )
     parser.add_argument(
         "--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS, help="models to rank layouts of"
     )
@@ -76,10 +79,10 @@ def _calibrated() -> Mesh:
 def _programs(cases: Sequence[str], layouts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Program]]]:
     """What is measured, by name: ``gpt`` with nothing but the batch pinned, ``gpt, fsdp`` under a strategy."""
     for name in cases:
-        if name in FAMILIES:
-            yield name, lambda name=name: _family(name, "data")
+        if name in ZOO:
+            yield name, lambda name=name: _zoo(ZOO[name])
         else:
-            yield f"zoo, {name}", lambda name=name: _zoo(name)
+            yield name, lambda name=name: _family(name, "data")
     for name in layouts:
         for strategy in LAYOUTS[name]:
             yield f"{name}, {strategy}", lambda name=name, strategy=strategy: _family(name, strategy)

@@ -11,7 +11,8 @@ program over all devices at once, which matters where virtual devices share a fe
     matrix products    FLOP/s of one device while all the others multiply too, and how much
                        slower thin ones are
     convolutions       FLOP/s of depthwise ones, likewise
-    elementwise        bytes read and written per second, likewise
+    elementwise        bytes read and written per second, likewise, while results are kept as those of a
+                       forward pass are: in memory that nothing was written to before
     overhead           seconds of an operation too small to matter otherwise
 
 A measured program repeats its operation in a loop, so starting the program costs little per
@@ -40,7 +41,7 @@ from meshdsl.lowering.boundary import device_mesh
 REPEATS = 7
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
 MATRIX, THIN = 512, 32
-VECTOR = 1 << 20  # elements
+VECTOR, KEPT = 1 << 18, 16  # elements, and how many such vectors are kept
 IMAGE, WINDOW = (2, 16, 16, 32), 5  # of a depthwise convolution
 BYTES_PER_PROGRAM = 1 << 23
 
@@ -54,7 +55,7 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
     """
     bench = _Bench(device_mesh(mesh, devices))
     overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
-    memory = 2 * 4 * VECTOR / bench.seconds(lambda x: x * 0.5 + 1.0, (VECTOR,), loops=10)
+    memory = _bandwidth(bench)
     axes = tuple((name, _link(bench, name, size)) for name, size in mesh if size > 1)
     slowest = min((link for _, link in axes), key=lambda link: link.bandwidth, default=Link(overhead, memory))
     half_side = _half_side(bench)
@@ -81,18 +82,31 @@ class _Bench:
 
     def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: DTypeLike = jnp.float32) -> float:
         """Median seconds of one ``body``, which maps one device's array of ``shape`` to another such."""
-        local = lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x)  # noqa: E731
-        whole = PartitionSpec()
-        run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=whole, out_specs=whole, check_vma=False))
-        array = jax.device_put(jnp.zeros(shape, dtype), jax.sharding.NamedSharding(self.mesh, whole))
+        return self.whole(lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x), shape, dtype) / loops
+
+    def whole(self, local: Body, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> float:
+        """Median seconds of one program, of which every device runs ``local`` on an array of ``shape``."""
+        spec = PartitionSpec()
+        run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        array = jax.device_put(jnp.zeros(shape, dtype), jax.sharding.NamedSharding(self.mesh, spec))
         run(array).block_until_ready()
-        return median(_timed(run, array) for _ in range(REPEATS)) / loops
+        return median(_timed(run, array) for _ in range(REPEATS))
 
 
 def _timed(run: Body, array: jax.Array) -> float:
     start = time.perf_counter()
     run(array).block_until_ready()
     return time.perf_counter() - start
+
+
+def _bandwidth(bench: _Bench) -> float:
+    """Bytes that one device reads and writes per second: a vector is read, the next one written, and kept."""
+
+    def keep(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        return x * 0.5 + 1.0, x
+
+    seconds = bench.whole(lambda x: lax.scan(keep, x, length=KEPT)[1], (VECTOR,))
+    return 3 * 4 * VECTOR * KEPT / seconds
 
 
 def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
