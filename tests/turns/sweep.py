@@ -12,7 +12,8 @@ import argparse
 import random
 import re
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from unittest import mock
@@ -115,6 +116,17 @@ def cases():
                         yield Case(name, table, v, p, model, data, m, recompute, balance)
 
 
+def once_each_first(found):
+    """The cases in rounds: in each every schedule, mesh and number of microbatches once, whatever else it is run with."""
+    seen = Counter()
+
+    def turn(case):
+        seen[key := replace(case, recompute="stage", balance=False)] += 1
+        return seen[key]
+
+    return sorted(found, key=turn)
+
+
 def run(case, traced):
     """Whether the planned step has the numbers of the reference, the collectives of its plan, and no conditional.
 
@@ -165,7 +177,7 @@ def nan(shape, dtype):
 
 
 def main():
-    """Run cases in random order, and say which fail."""
+    """Run cases, each schedule on each mesh with each number of microbatches before any again; say which fail."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--limit", type=int, help="cases at most")
     options.add_argument("--seed", type=int, default=0)
@@ -177,6 +189,7 @@ def main():
     lanes.unused = nan
     found = [case for case in cases() if not asked.traced or case.model == case.data == 1]
     random.Random(asked.seed).shuffle(found)
+    found = once_each_first(found)
     chosen, failed = list(enumerate(found, 1))[asked.skip :][: asked.limit], 0
     print(f"{len(chosen)} of {len(found)} cases, seed {asked.seed}, from number {asked.skip + 1} on", flush=True)
     for number, case in chosen:
