@@ -117,7 +117,7 @@ def cases():
 
 
 def once_each_first(found):
-    """The cases in rounds: in each every schedule, mesh and number of microbatches once, whatever else it is run with."""
+    """In rounds: in each every schedule, mesh and number of microbatches once, whatever else it is run with."""
     seen = Counter()
 
     def turn(case):
