@@ -11,8 +11,10 @@ What is spent is counted in table entries, not in seconds: the same problem give
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.neighbourhoods import improved
 
 PROVED = 1e-9  # gap that is none
+OPEN = 5e-3  # gap that is worth a search for a better plan
 FIRST_TREES, _TREES = 1 << 15, 1 << 18  # entries of the exact trees of one value: at first, and in a round
 _WORK = 4_000_000_000  # entries that all passes may touch together
 _PASSES = (8, 16, 32, 64)
@@ -23,13 +25,26 @@ _Open = tuple[float, int]  # gap, and states in question
 
 def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, float]:
     """A plan as good as the certificate's or better, and a cost that no plan undercuts."""
-    work, before = _tightened(certificate, evaluator, _WORK, _PASSES[-1]), (1.0, certificate.states + 1)
+    work = _tightened(certificate, evaluator, _WORK, _PASSES[-1])
+    while certificate.gap > PROVED:
+        certificate, work = _rounds(certificate, evaluator, work)
+        best = certificate.best
+        if certificate.gap > OPEN:
+            certificate.best = improved(Joint(certificate.model, certificate.left), best, evaluator)
+        if certificate.best is best or work <= 0:
+            break
+    return certificate.best, min(certificate.bound, certificate.best.cost)
+
+
+def _rounds(certificate: Certificate, evaluator: Evaluator, work: int) -> tuple[Certificate, int]:
+    """Rounds as long as they help, and the work that is left."""
+    before = (1.0, certificate.states + 1)
     while certificate.gap > PROVED and work > 0 and _has_helped(before, certificate):
         last, before = certificate, (certificate.gap, certificate.states)
         certificate = Certificate(Joint(last.model, last.left), last.best, _TREES)
         certificate.bound = max(certificate.bound, last.bound)
         work = _tightened(certificate, evaluator, work, _PASSES[1])
-    return certificate.best, min(certificate.bound, certificate.best.cost)
+    return certificate, work
 
 
 def _tightened(certificate: Certificate, evaluator: Evaluator, work: int, least: int) -> int:

@@ -5,19 +5,20 @@ may settle badly where a few operations disagree; a sweep decides one mesh axis 
 thousand operations then go through rounds that prove the plan, or find the better one (``closing``).
 
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
-neighbourhood to neighbourhood of the best plan so far: first the axes take rows in two groups, as if there
-were only two, then two axes move and the others stay. If they can be looked at once, that gives the bound.
+neighbourhood to neighbourhood of the best plan so far: first the axes take rows in one group or two, as if there
+were no more, then two axes move and the others stay. If they can be looked at once, that gives the bound. Where a
+plan is not proved to be near the optimum, fewer axes are tried as well, so more axes are not worse than fewer.
 
 A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
 import numpy as np
 
 from meshdsl.planner.bound import Certificate
-from meshdsl.planner.closing import FIRST_TREES, closed
+from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
@@ -67,10 +68,11 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         model.focus()
         joint = Joint(model)
         best, bound = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
+        if known is None and bound < (1 - OPEN) * best.cost and worth(best):
+            best = _moved(model, _as_fewer(model.wide), evaluator, best, worth)
+            model.focus()
     else:
-        for groups in _neighbourhoods(model.wide, known is None):
-            model.focus(groups, best.rows)
-            best = _near(model, groups, evaluator, best, worth)
+        best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth)
         if _layouts(model) <= _ONCE and worth(best):
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
@@ -83,6 +85,14 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
     return best, prove
+
+
+def _moved(model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
+    """The best plan found from neighbourhood to neighbourhood."""
+    for groups in near:
+        model.focus(groups, best.rows)
+        best = _near(model, groups, evaluator, best, worth)
+    return best
 
 
 def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
@@ -191,10 +201,17 @@ def _every_axis(model: Model) -> Groups:
 
 
 def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
-    """Groups of mesh axes that move at the same time: all axes in two groups, if ``far``, then two axes."""
-    if far:
-        yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
+    """Groups of mesh axes that move at the same time: as if there were fewer axes, if ``far``, then two axes."""
+    yield from _as_fewer(axes) if far else ()
     yield from (((a,), (b,)) for a, b in combinations(axes, 2))
+
+
+def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
+    """The mesh axes as if there were fewer: all in one group, then in two groups of neighbours."""
+    if len(axes) > 1:
+        yield (axes,)
+    if len(axes) > 2:
+        yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
 def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
