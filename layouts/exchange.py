@@ -22,12 +22,17 @@ receiver differ. These are whole rings: what passes the ends is replaced by the 
 that two operations want of one tensor are sent once. Sorting takes rounds, in each of which a block
 is merged with one of its two neighbours, and keeps one half.
 
+Windows over several dims, each split by axes of its own, are exchanged in turn, in the order of
+the dims: what is sent along the second dim is the block as the first has widened it, so that the
+elements at the corners arrive in two steps.
+
     cumsum of S(0)          gather   1 element of dim 0 of the result
     convolution, 3 wide     window   before=1 after=1
+    the same of n by m      window   before=1 after=1 of m elements, then the same of n + 2
     roll by half            cycle    before=n/2 after=-n/2, one whole block
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -82,6 +87,48 @@ class Part:
     start: int = 0
     stop: int = 0
     round: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of the exchanges that rows of several axes list.
+
+    Args:
+      axes: those that run it, by position among the mesh's.
+      earlier: what has widened its array along other dims before.
+    """
+
+    exchange: Exchange
+    axes: tuple[int, ...]
+    earlier: "tuple[Turn, ...]" = ()
+
+    def widened(self, block: Sequence[int]) -> list[int]:
+        """The shape of the array it finds, where a device's block has the shape ``block``."""
+        found = list(block)
+        for dim, more in ((e.dim, e.before + e.after) for e in (turn.exchange for turn in self.earlier)):
+            found[dim or 0] += more
+        return found
+
+
+def in_turn(listed: Sequence[tuple[Exchange, ...]]) -> tuple[Turn, ...] | None:
+    """What rows that list these, one per axis, exchange together, in order; None if they cannot meet."""
+    groups: dict[tuple[Exchange, ...], tuple[int, ...]] = {}
+    for axis, exchanges in enumerate(listed):
+        if exchanges:
+            groups[exchanges] = (*groups.get(exchanges, ()), axis)
+    if len(groups) > 1 and not _apart(groups):
+        return None
+    found: tuple[Turn, ...] = ()
+    for exchanges in sorted(groups, key=lambda group: group[0].dim or 0):
+        earlier = [tuple(turn for turn in found if turn.exchange.port == e.port) for e in exchanges]
+        found += tuple(Turn(e, groups[exchanges], turns) for e, turns in zip(exchanges, earlier, strict=True))
+    return found
+
+
+def _apart(groups: Iterable[tuple[Exchange, ...]]) -> bool:
+    """Whether they are windows over different dims."""
+    dims = [dim for group in groups for dim in {e.dim for e in group}]
+    return len(dims) == len(set(dims)) and all(e.pattern == "window" for group in groups for e in group)
 
 
 def pieces(before: int, after: int, extent: int) -> Iterator[tuple[int, int, int]]:

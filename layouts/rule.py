@@ -44,7 +44,8 @@ class Signature:
       size: what the product of all axes that split the row's dims has to divide, besides the
         dims themselves; 0 where the row splits nothing or the dims say it all.
       collectives: what the local program exchanges on this axis. All axes whose rows list the
-        same run it together, over their product; rows that list different ones do not meet.
+        same run it together, over their product. Of rows that list different ones only those meet
+        that list windows over different dims.
     """
 
     inputs: tuple[Placement, ...]

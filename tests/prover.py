@@ -7,19 +7,21 @@ devices' results together equal the unsharded result on all draws. Then
 * wrong   = listed, but not right;
 * missing = right on 2 and on 3 devices, but neither listed nor implied by a listed row
   (a ``B`` serves wherever a ``P(max)`` or ``P(min)`` is wanted);
-* pairs of rows on two axes at once, also on the same dim, must be right as well.
+* pairs of rows on two axes at once, also on the same dim, must be right as well, and all those
+  that exchange different things.
 
 The first sample of an operation is tried in all combinations, further ones in ``BUDGET`` at random.
 Partial operands are cut at random, with the reduction's identity among the parts.
 """
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, permutations, product
 
 import numpy as np
 
 from meshdsl import simulated
 from meshdsl.ir import Literal, Op, Value
+from meshdsl.layouts.exchange import Turn, in_turn
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.lowering.local.registry import PROGRAMS
@@ -140,12 +142,21 @@ def _key(op: Op, trial: Trial) -> Trial:
 
 
 def two_axes(listed: tuple[Signature, ...], rng: simulated.Random) -> list[Trial]:
-    """A few rows with themselves and random pairs, on two axes; rows that exchange differently never meet."""
+    """A few rows with themselves and random pairs, on two axes, and all that exchange different things."""
     rows = listed[1:]
     chosen = [(row, row) for row in rows] + [(a, b) for a, b in rng.choice(rows, (4, 2)).tolist()] if rows else []
-    legal = [pair for pair in chosen if not _mixed(pair) and len({row.collectives for row in pair} - {()}) < 2]
+    legal = [pair for pair in chosen if meet(*pair)]
     rng.shuffle(legal)
-    return [Trial(pair, ranks) for pair, ranks in zip(legal, ((2, 3), (2, 2)) * (PAIRS // 2), strict=False)]
+    both = [(a, b) for a, b in permutations(rows, 2) if a.collectives and b.collectives]
+    differing = [(a, b) for a, b in both if a.collectives != b.collectives and meet(a, b)]
+    return [
+        Trial(pair, ranks) for pair, ranks in zip([*legal[:PAIRS], *differing], cycle(((2, 3), (2, 2))), strict=False)
+    ]
+
+
+def meet(*rows: Signature) -> bool:
+    """Whether a state of the operation has these rows, one per axis."""
+    return not _mixed(rows) and in_turn([row.collectives for row in rows]) is not None
 
 
 def _mixed(rows: tuple[Signature, ...]) -> bool:
@@ -162,11 +173,14 @@ def divides(op: Op, trial: Trial) -> bool:
 
 def _exchanges(op: Op, trial: Trial) -> bool:
     """Whether the blocks are large enough for what the rows exchange."""
-    joined = [k for row, k in zip(trial.rows, trial.ranks, strict=True) if row.collectives]
-    found = next((row.collectives for row in trial.rows if row.collectives), ())
     shapes = [port.shape for port in (*op.inputs, *op.outputs)]
-    extents = [shapes[e.port][e.dim] // int(np.prod(joined)) if e.dim is not None else 1 for e in found]
-    return all(e.parts(extent, joined) is not None for e, extent in zip(found, extents, strict=True))
+    return all(_large_enough(turn, shapes, trial) for turn in in_turn([row.collectives for row in trial.rows]) or ())
+
+
+def _large_enough(turn: Turn, shapes: list[tuple[int, ...]], trial: Trial) -> bool:
+    e, ranks = turn.exchange, [trial.ranks[axis] for axis in turn.axes]
+    extent = shapes[e.port][e.dim] // int(np.prod(ranks)) if e.dim is not None else 1
+    return e.parts(extent, ranks) is not None
 
 
 def _divides(shape: tuple[int, ...], trial: Trial, port: int) -> bool:

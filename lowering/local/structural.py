@@ -8,7 +8,7 @@ from jax import lax
 
 from meshdsl.ir import Op
 from meshdsl.layouts.deal import deal as dealing
-from meshdsl.lowering.local.exchange import mirror, slid, swap, window
+from meshdsl.lowering.local.exchange import cycle, mirror, slid, swap
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.structural import grows_at_end, pad_windows, slice_windows
 
@@ -41,15 +41,15 @@ def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """What the block's places of the result show, among it the ends of other blocks."""
     (x,), starts, limits = arrays, list(op.params["start_indices"]), list(op.params["limit_indices"])
-    for d, n in enumerate(op.outputs[0].shape):
-        axes = where.inputs[0].splitting(d)
-        if axes and n == op.inputs[0].shape[d]:
-            limits[d] = x.shape[d]
-        elif axes:
-            windows = slice_windows(op, d)
-            x, (low, _) = slid(x, where, axes, d, windows, fill=None)
-            starts[d], limits[d] = -low, windows.extent(prod(where.sizes[axis] for axis in axes)) - low
-    return (lax.slice(x, starts, limits, op.params["strides"]),)
+    layout, shapes = where.inputs[0], zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)
+    split = {d: a != b for d, (a, b) in enumerate(shapes) if layout.splitting(d)}
+    sliding = {d: slice_windows(op, d) for d, cut in split.items() if cut}
+    held, left = slid(x, where, layout, sliding, fill=None)
+    for d in split:
+        starts[d], limits[d] = 0, x.shape[d]
+    for d, (low, _) in left.items():
+        starts[d], limits[d] = -low, sliding[d].extent(prod(where.sizes[axis] for axis in layout.splitting(d))) - low
+    return (lax.slice(held, starts, limits, op.params["strides"]),)
 
 
 @local("rev")
@@ -63,7 +63,7 @@ def rev(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array,
 def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """The elements that lie as far before the block as it is rolled."""
     dim, shift = op.params["axis"], op.params["shift"]
-    return (window(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift, fill=None),)
+    return (cycle(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift),)
 
 
 @local("deal")
@@ -81,13 +81,13 @@ def deal(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 @local("pad")
 def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """What the block's places of the result show, among it the ends of other blocks."""
-    (x, fill), config = arrays, list(op.params["padding_config"])
+    (x, fill), config, layout = arrays, list(op.params["padding_config"]), where.inputs[0]
+    moved = [d for d, amounts in enumerate(config) if layout.splitting(d) and any(amounts)]
+    x, left = slid(x, where, layout, {d: pad_windows(op, d) for d in moved}, fill)
     cuts: list[tuple[int, jax.Array, int]] = []
     for d, (*_, between) in enumerate(config):
-        axes = where.inputs[0].splitting(d)
-        if axes and config[d] != (0, 0, 0):
-            x, padding = slid(x, where, axes, d, pad_windows(op, d), fill)
-            config[d] = (*padding, between)
+        if d in left:
+            config[d] = (*left[d], between)
         elif grows_at_end(op, d) and _blocks(op, where, d) > 1:
             x, start, block = _own_places(op, x, where, d)
             config[d] = (0, block, 0)

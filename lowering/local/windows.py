@@ -10,21 +10,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Op
-from meshdsl.lowering.local.exchange import slid, window
+from meshdsl.lowering.local.exchange import slid, windows
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.lowering.moves import identity
+from meshdsl.rules.sliding import Sliding
 from meshdsl.rules.windows import conv_windows, pool_windows, scatter_windows
 
 
 @local("conv_general_dilated")
 def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Groups of features lie along the images' feature dim, groups of the batch along its batch dim."""
-    spec, (images, kernels), padding = op.params["dimension_numbers"], arrays, list(op.params["padding"])
+    spec, (images, kernels) = op.params["dimension_numbers"], arrays
+    sliding = {}
     for k, dim in enumerate(spec.lhs_spec[2:]):
-        axes = where.inputs[0].splitting(dim)
-        if axes:
+        if where.inputs[0].splitting(dim):
             summed = where.inputs[1].splitting(spec.rhs_spec[2 + k])
-            images, padding[k] = slid(images, where, axes, dim, conv_windows(op, k)[1 if summed else 0])
+            sliding[dim] = conv_windows(op, k)[1 if summed else 0]
+    images, left = slid(images, where, where.inputs[0], sliding)
+    padding = [left.get(dim, ends) for dim, ends in zip(spec.lhs_spec[2:], op.params["padding"], strict=True)]
     batch, feature = (prod(where.sizes[axis] for axis in where.inputs[0].splitting(d)) for d in spec.lhs_spec[:2])
     feature_groups, batch_groups = op.params["feature_group_count"], op.params["batch_group_count"]
     return bind(
@@ -41,44 +44,42 @@ def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 def pool(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Beyond the ends of the whole dim lies what the reduction ignores."""
     count = len(op.outputs) if op.name == "reduce_window" else len(arrays)
-    operands, starts, padding = list(arrays[:count]), arrays[count:], list(op.params["padding"])
-    for d in range(len(op.inputs[0].shape)):
-        axes = where.inputs[0].splitting(d)
-        if axes:
-            for i, x in enumerate(operands):
-                fill = _filling(op, i, starts, x.dtype)
-                operands[i], (low, high) = slid(x, where, axes, d, pool_windows(op, d), fill)
-                padding[d] = (low, max(high, 0))
-    return bind(op, *operands, *starts, padding=tuple(padding))
+    operands, starts, sliding = arrays[:count], arrays[count:], _pools(op, where)
+    fills = (_filling(op, i, starts, x.dtype) for i, x in enumerate(operands))
+    held = [slid(x, where, where.inputs[0], sliding, fill) for x, fill in zip(operands, fills, strict=True)]
+    return bind(op, *(x for x, _ in held), *starts, padding=_padding(op, held[0][1]))
 
 
 @local("select_and_gather_add")
 def pooled_at(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Beyond the ends of the whole dim lies what is never selected."""
-    (x, chosen), padding = arrays, list(op.params["padding"])
-    for d in range(len(op.inputs[0].shape)):
-        axes = where.inputs[0].splitting(d)
-        if axes:
-            sliding = pool_windows(op, d)
-            x, _ = slid(x, where, axes, d, sliding)
-            chosen, (low, high) = slid(chosen, where, axes, d, sliding, _never(op, chosen.dtype))
-            padding[d] = (low, max(high, 0))
-    return bind(op, x, chosen, padding=tuple(padding))
+    (x, chosen), layout, sliding = arrays, where.inputs[0], _pools(op, where)
+    x, _ = slid(x, where, layout, sliding)
+    chosen, left = slid(chosen, where, layout, sliding, _never(op, chosen.dtype))
+    return bind(op, x, chosen, padding=_padding(op, left))
+
+
+def _pools(op: Op, where: Local) -> dict[int, Sliding]:
+    """The windows of a pooling over the dims that are split."""
+    return {d: pool_windows(op, d) for d in range(len(op.inputs[0].shape)) if where.inputs[0].splitting(d)}
+
+
+def _padding(op: Op, left: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The padding of a pooling, of which over some dims only so much is ``left`` to do."""
+    held = {d: (low, max(high, 0)) for d, (low, high) in left.items()}
+    return tuple(held.get(d, ends) for d, ends in enumerate(op.params["padding"]))
 
 
 @local("select_and_scatter_add")
 def unpooled(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """All windows that reach into the block write to what they see, and the block is cut out of that."""
-    (sources, chosen), padding, block = arrays, list(op.params["padding"]), arrays[1].shape
-    starts = [0] * len(block)
-    for d in range(len(block)):
-        axes = where.inputs[1].splitting(d)
-        if axes:
-            spreading = scatter_windows(op, d)
-            sources = window(sources, where, axes, d, *spreading.windows)
-            chosen = window(chosen, where, axes, d, *spreading.elements, _never(op, chosen.dtype))
-            padding[d], starts[d] = (0, 0), spreading.elements[0]
-    (written,) = bind(op, sources, chosen, padding=tuple(padding))
+    (sources, chosen), layout, block = arrays, where.inputs[1], arrays[1].shape
+    spreading = {d: scatter_windows(op, d) for d in range(len(block)) if layout.splitting(d)}
+    seen = {d: s.elements for d, s in spreading.items()}
+    sources = windows(sources, where, layout, {d: s.windows for d, s in spreading.items()})
+    chosen = windows(chosen, where, layout, seen, _never(op, chosen.dtype))
+    (written,) = bind(op, sources, chosen, padding=_padding(op, dict.fromkeys(seen, (0, 0))))
+    starts = [seen[d][0] if d in seen else 0 for d in range(len(block))]
     return (lax.slice(written, starts, [start + n for start, n in zip(starts, block, strict=True)]),)
 
 

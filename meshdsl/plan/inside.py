@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
-from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.exchange import Exchange, Turn, in_turn
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.price import price
 from meshdsl.planner.solution import Solution
@@ -39,31 +39,31 @@ def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
     read = {x.id for _, op in walk(graph) for x in op.inputs if isinstance(x, Value)}
     for inside, op in walk(graph):
         unread = [i for i, x in enumerate(op.outputs, len(op.inputs)) if x.id not in read]
-        for exchange in (e for e in _exchanges(op, solution) if e.port not in unread):
-            for piece, found in _collectives(op, inside, exchange, solution):
+        for turn in (turn for turn in _turns(op, solution) if turn.exchange.port not in unread):
+            for piece, found in _collectives(op, inside, turn, solution):
                 if piece not in seen:
                     seen.add(piece)
                     yield found
 
 
-def _exchanges(op: Op, solution: Solution) -> tuple[Exchange, ...]:
-    rows = solution.rows.get(op.id, ())
-    return next((row.collectives for row in rows if row.collectives), ())
+def _turns(op: Op, solution: Solution) -> tuple[Turn, ...]:
+    return in_turn([row.collectives for row in solution.rows.get(op.id, ())]) or ()
 
 
-def _collectives(op: Op, graph: Graph, e: Exchange, solution: Solution) -> Iterator[tuple[object, Inside]]:
+def _collectives(op: Op, graph: Graph, turn: Turn, solution: Solution) -> Iterator[tuple[object, Inside]]:
     """The collectives of one exchange, each with what tells its piece from others."""
-    mesh = solution.mesh
-    axes = solution.exchanging(op.id)
+    mesh, e = solution.mesh, turn.exchange
+    axes = tuple(mesh.names[i] for i in turn.axes)
     value, layout = _port(op, e.port, solution)
-    block = list(layout.local_shape(value.shape, mesh.sizes_by_name))
+    block = turn.widened(layout.local_shape(value.shape, mesh.sizes_by_name))
+    wider = tuple((t.axes, t.exchange.before, t.exchange.after) for t in turn.earlier)
     for part in e.parts(block[e.dim] if e.dim is not None else 1, [mesh.axis(name) for name in axes]) or ():
         if e.dim is not None and part.stop:
             block[e.dim] = part.stop - part.start
         given, over = prod(block) * value.itemsize, tuple(axes[i] for i in part.axes)
         cost = price(part.kind, over, mesh)
         found = Inside(op, graph, e, value, part.kind, over, round(cost.sent * given), cost.seconds(given))
-        piece = (value.id, layout, axes, part) if part.distance else (op.id, e, part)
+        piece = (value.id, layout, axes, part, wider) if part.distance else (op.id, e, part)
         yield piece, found
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.layouts.exchange import Exchange, pieces, rounds, steps
+from meshdsl.layouts.exchange import Exchange, in_turn, pieces, rounds, steps
 from meshdsl.layouts.move import moves
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.price import COLLECTIVES, price
@@ -45,6 +45,24 @@ def test_parts_of_an_exchange():
     assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []
     assert parts(Exchange("gather", 0, 1, length=3), 4, 4) == [("all-gather", (0,), 0, 3)]
     assert parts(Exchange("gather", 0, 1, length=3), 3, 4) is None
+
+
+def test_windows_over_several_dims_are_exchanged_in_their_order():
+    height = Exchange("window", 0, 1, before=1, after=2), Exchange("window", 1, 1, before=3)
+    width = Exchange("window", 0, 2, after=4), Exchange("window", 1, 2, before=5)
+    turns = in_turn([width, (), height, width])
+    assert [(turn.exchange, turn.axes) for turn in turns] == [
+        *((e, (2,)) for e in height),
+        *((e, (0, 3)) for e in width),
+    ]
+    assert [turn.widened((1, 8, 8)) for turn in turns] == [[1, 8, 8], [1, 8, 8], [1, 11, 8], [1, 11, 8]]
+
+
+def test_exchanges_that_are_no_windows_over_different_dims_do_not_meet():
+    window, wider = Exchange("window", 0, 1, before=1), Exchange("window", 0, 1, before=2)
+    sums = Exchange("gather", 0, 2, length=1)
+    assert in_turn([(window,), (wider,)]) is in_turn([(window,), (sums,)]) is None
+    assert in_turn([(), ()]) == ()
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8])

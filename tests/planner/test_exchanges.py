@@ -16,6 +16,7 @@ from meshdsl.rules import rows_of
 from meshdsl.trace import trace
 
 MESH = md.Mesh(x=4, y=2)
+SLOW = Topology("slow links", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwidth=1e6),))
 EDGES = (Exchange("window", 0, 0, before=1, after=1),)
 SUMS = (Exchange("gather", 0, 1, length=1),)
 ROWS = (
@@ -47,20 +48,21 @@ def test_no_exchange_costs_nothing():
 STEPS = {
     "cumsum": (lambda x: jnp.cumsum(x, 0), "x=S(0) y=S(0)"),
     "other dim": (lambda x: jnp.cumsum(x, 1), "x=S(0) y=S(1)"),
+    "two dims": (lambda x: jax.lax.reduce_window(x, 0.0, jax.lax.add, (4, 3), (1, 1), "SAME"), "x=S(0) y=S(1)"),
 }
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_listed_as_priced(name):
-    step, layout = STEPS[name]
+    (step, layout), mesh = STEPS[name], md.Mesh(x=4, y=2, topology=SLOW)
     x = jax.ShapeDtypeStruct((48, 16), jnp.bfloat16)
-    solution = md.parallelize(step, MESH, {"*": layout}, outputs={"**": layout}).plan(x).solution
+    solution = md.parallelize(step, mesh, {"*": layout}, outputs={"**": layout}).plan(x).solution
     graph = trace(step, (x,)).graph
     (op,) = [op for op in graph.ops if op.name != "return"]
     rows = rows_of(op)
     shapes = tuple((v.shape, v.itemsize) for v in (*op.inputs, *op.outputs))
     tables = exchange_seconds(
-        tuple(Signature((), (*r.inputs, *r.outputs), r.size, r.collectives) for r in rows), shapes, MESH
+        tuple(Signature((), (*r.inputs, *r.outputs), r.size, r.collectives) for r in rows), shapes, mesh
     )
     state = tuple(rows.index(row) for row in solution.rows[op.id])
     listed = list(collectives_inside(graph, solution))
@@ -94,7 +96,6 @@ def pooled(x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (3, 1), (2, 1), "SAME")
 
 
-SLOW = Topology("slow links", 1e10, 1e10, 4e9, 4e9, 0.0, (Link(latency=0.0, bandwidth=1e6),))
 BLOCKS = {
     "one result of two": (lambda x: jax.lax.top_k(x.T, 4)[0], 128, "", ["all-gather"]),
     "sort": (lambda x: jnp.sort(x, 0), 128, "x=S(0)", ["collective-permute"]),
