@@ -95,6 +95,9 @@ class Topology:
         (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
         times as long as its FLOPs say, and so on for n and k.
       grouped: FLOP/s per device of convolutions in groups, depthwise ones among them; 0 for as fast as others.
+      pieces: into how many a collective of a matrix product's operand or result is cut by the system that runs the
+        step, so that it is sent while the product is under way (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
+        counts in ``plan.simulated_seconds`` alone. Our programs send whole: 1.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.narrow``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
@@ -110,6 +113,7 @@ class Topology:
     axes: tuple[tuple[str, Link], ...] = ()
     half_side: float = 0.0
     grouped: float = 0.0
+    pieces: int = 1
     backend: str = ""
     source: str = ""
 
@@ -117,6 +121,8 @@ class Topology:
         """Refuse what are no costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
         check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped"))
+        if not isinstance(self.pieces, int) or self.pieces < 1:
+            raise ArgumentError(f"topology {self.name}: pieces={self.pieces!r} is no number of pieces; 1 sends whole")
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meshdsl as md
+from meshdsl.errors import MeshDSLError
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.plan.streams import COMPUTE, Job, finish
@@ -108,3 +109,35 @@ def test_gathering_the_next_layer_is_hidden_behind_this_one():
     sent, compute = gather.seconds * gather.trips, sum(span.seconds * span.trips for span in plan.spans)
     assert plan.seconds == pytest.approx(compute + sent)
     assert plan.simulated_seconds == pytest.approx(compute + sent / 8)
+
+
+@pytest.mark.parametrize("bandwidth", [1e8, 1e10])
+@pytest.mark.parametrize(
+    ("pins", "output", "summed"),
+    [
+        ({"x": "model=S(0)", "w": "model=S(1)"}, "model=S(1)", 512),
+        ({"x": "model=S(1)", "w": "model=S(0)"}, "model=S(0)", 4096),
+    ],
+    ids=["gathered in front of the product", "reduced behind it"],
+)
+def test_collectives_beside_a_product_are_sent_in_pieces_if_the_system_does_so(pins, output, summed, bandwidth):
+    """As a pipeline of two: all of the longer one, and a piece of the other."""
+
+    def planned(pieces):
+        link = Link(0.0, bandwidth)
+        mesh = md.Mesh(model=2, topology=Topology("pieces", 1e12, 1e12, 1e14, 1e10, 0.0, (link,), pieces=pieces))
+        step = md.parallelize(lambda x, w: x @ w, mesh, pins, outputs={"*": output})
+        return step.plan(jnp.zeros((1024, summed)), jnp.zeros((summed, 1024)))
+
+    plan = planned(1)
+    (collective,), compute = plan.collectives, sum(span.seconds * span.trips for span in plan.spans)
+    short, long = sorted((collective.seconds, compute))
+    assert plan.simulated_seconds == pytest.approx(short + long)
+    for pieces in (2, 4):
+        assert planned(pieces).simulated_seconds == pytest.approx(long + short / pieces)
+        assert planned(pieces).seconds == plan.seconds
+
+
+def test_no_number_of_pieces():
+    with pytest.raises(MeshDSLError, match="topology none: pieces=0 is no number of pieces; 1 sends whole"):
+        Topology("none", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(0.0, 1e9),), pieces=0)

@@ -13,6 +13,7 @@ from meshdsl.plan import Plan
 TABLES = Path(__file__).parent / "tables"
 TENSOR = "heads:model hidden:model vocab:model"
 UNLIMITED = "100TB"  # what was measured did fit, so planning need not look for what does
+PIECES = 4  # in which Transformer Engine sends behind a product, if not told otherwise
 WHOLE = {"params/**": "data=B", "opt_state/**": "data=B"}  # every data-parallel rank has all of the state
 
 
@@ -27,6 +28,7 @@ class Case:
       batch: sequences per step.
       memory_bandwidth: of the device, where it is not that of the preset.
       overlap: whether the system that was measured sends what nobody waits for beside the computation.
+      pieces: in which that system sends what stands beside a product (``Topology.pieces``).
       chunks: of layers per stage, interleaved (Narayanan et al. 2021).
       measured: seconds per step.
     """
@@ -46,6 +48,7 @@ class Case:
     layouts: Mapping[str, str] = field(default_factory=dict)
     memory_bandwidth: float = 0.0
     overlap: bool = True
+    pieces: int = 1
 
     @property
     def key(self) -> str:
@@ -98,6 +101,7 @@ class Case:
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
         """The step over its mesh, and the shapes of its arguments."""
+        topology = replace(topology, pieces=self.pieces)
         if self.memory_bandwidth:
             topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
         program, mesh = self.program, md.Mesh.parse(self.mesh, topology)

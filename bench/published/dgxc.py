@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import meshdsl as md
-from bench.published.case import TENSOR, Case, rows, stages
+from bench.published.case import PIECES, TENSOR, Case, rows, stages
 from meshdsl.models import gpt, llama
 
 TABLE = "dgxc_benchmarking"
@@ -84,6 +84,7 @@ def _case(number: int, row: dict[str, str]) -> Case:
         md.Rules(rules, **sharded),
         stages(pp, gbs // (dp * mbs)),
         chunks,
+        pieces=1 if maxtext else PIECES,  # ``tp_comm_overlap`` of NeMo's recipes
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
-from bench.published.case import TENSOR, WHOLE, Case, rows, stages
+from bench.published.case import PIECES, TENSOR, WHOLE, Case, rows, stages
 from meshdsl.models.gpt import Config
 
 Row = dict[str, str]
@@ -74,6 +74,7 @@ def _case(
         n["vp"],
         layouts,
         overlap=not layouts,  # of 2021 and 2022: gradients are summed when all of them are there
+        pieces=1 if layouts else PIECES,  # the README names --tp-comm-overlap
     )
 
 

@@ -5,7 +5,8 @@ trips in the middle of a loop around others are taken as one that is as long as 
 trips of a loop (the parameters of layers, their gradients) is known slice by slice: a slice is ready when the trip
 that makes it is over, and a collective on a stack is sent slice by slice, as systems do that send in buckets. So
 gathers of the next layer's parameters run beside this layer, and gradients are reduced while the backward pass goes
-on, wherever the plan put them.
+on, wherever the plan put them. Where the topology says that collectives beside matrix products are sent in
+``pieces``, what such a product reads or makes comes apart in as many.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.plan.spans import Work
 from meshdsl.plan.streams import COMPUTE, Job
-from meshdsl.planner.costs import is_heavy
+from meshdsl.planner.costs import PRODUCTS, is_heavy
 from meshdsl.planner.solution import Solution
 
 Refs = frozenset[int]  # jobs by position; below 0, what an input waits for
@@ -48,7 +49,7 @@ class _Maker:
 
     def __init__(self, program: Program, solution: Solution, work: Work) -> None:
         self.solution, self.work = solution, work
-        self.streams = _streams(solution.mesh)
+        self.streams, self.pieces = _streams(solution.mesh), solution.mesh.topology.pieces
         self.inside: dict[int, list[tuple[str, float]]] = {}
         for found in collectives_inside(program.graph, solution):
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
@@ -105,13 +106,18 @@ class _Run:
         if (value.id, layout) not in self.have:
             move = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
             own = self.have[value.id, self.solution.layouts[value.id]]
-            self.have[value.id, layout] = own if move is None else self.send(move, self.at(value, move.before))
+            self.have[value.id, layout] = own if move is None else self.send(value, move)
         return self.have[value.id, layout]
 
-    def send(self, move: Move, slices: Slices) -> Slices:
-        """A move, slice by slice."""
-        stream = self.maker.stream(move.axes) if move.kind in COLLECTIVES else COMPUTE
-        return self.each(stream, move.seconds, [slices], len(slices))
+    def send(self, value: Value, move: Move) -> Slices:
+        """A move, slice by slice or piece by piece."""
+        slices = self.at(value, move.before)
+        if move.kind not in COLLECTIVES:
+            return self.each(COMPUTE, move.seconds, [slices], len(slices))
+        whole = len(slices) == 1 and self.maker.slices(value) == 1
+        return self.each(
+            self.maker.stream(move.axes), move.seconds, [slices], self.maker.pieces if whole else len(slices)
+        )
 
     def add(self, op: Op) -> None:
         """One operation."""
@@ -122,7 +128,10 @@ class _Run:
             count = self.alike(op, given)
             for stream, seconds in self.maker.inside.get(op.id, ()):
                 given = [self.each(stream, seconds, given, count)]
-            made = [self.each(COMPUTE, self.maker.work.alone(op), given, count)] * len(op.outputs)
+            if self.in_pieces(op, given, count):
+                made = [self.each(COMPUTE, self.maker.work.alone(op), given, self.maker.pieces, apart=True)]
+            else:
+                made = [self.each(COMPUTE, self.maker.work.alone(op), given, count)] * len(op.outputs)
         for value, slices in zip(op.outputs, made, strict=True):
             self.define(value, slices)
 
@@ -132,17 +141,26 @@ class _Run:
         whole = op.phase == "optimizer" or is_heavy(op) or _turns(op)
         return 1 if whole or len(counts) != 1 else counts.pop()
 
-    def each(self, stream: str, seconds: float, given: Sequence[Slices], count: int) -> Slices:
-        """A job for each of so many slices of what is given."""
-        waits = [_union(s[i] if len(s) == count else _union(s) for s in given) for i in range(count)]
-        return tuple(self.job(stream, seconds / count, refs, count > 1) for refs in waits)
+    def in_pieces(self, op: Op, given: Sequence[Slices], count: int) -> bool:
+        """Whether it is a product beside a collective that is sent in pieces."""
+        sliced = count > 1 or any(self.maker.slices(v) > 1 for v in op.outputs)
+        if self.maker.pieces == 1 or op.name not in PRODUCTS or sliced:
+            return False
+        sent = any(move.kind in COLLECTIVES for v in op.outputs for move in self.solution.trees.get(v.id, ()))
+        return sent or any(len(slices) == self.maker.pieces for slices in given)
 
-    def job(self, stream: str, seconds: float, after: Refs, follows: bool) -> Refs:
+    def each(self, stream: str, seconds: float, given: Sequence[Slices], count: int, apart: bool = False) -> Slices:
+        """A job for each of so many slices of what is given; ``apart``: somebody may wait for one of them."""
+        waits = [_union(s[i] if len(s) == count else _union(s) for s in given) for i in range(count)]
+        return tuple(self.job(stream, seconds / count, refs, count > 1, apart) for refs in waits)
+
+    def job(self, stream: str, seconds: float, after: Refs, follows: bool, apart: bool) -> Refs:
         """One job, or more of the last one, if that waits for as much already and nobody waits for it yet."""
         last = len(self.jobs) - 1
         if not seconds:
             return after
-        if last >= 0 and stream == self.jobs[last].stream == COMPUTE and after <= self.known[last] | {last}:
+        alike = not apart and last >= 0 and stream == self.jobs[last].stream == COMPUTE
+        if alike and after <= self.known[last] | {last}:
             self.jobs[last] = replace(self.jobs[last], seconds=self.jobs[last].seconds + seconds)
             return frozenset({last})
         self.jobs.append(Job(stream, seconds, after, follows))
