@@ -62,7 +62,7 @@ def measure(name: str) -> tuple[object, ...]:
     program = models.build(case.model, STRATEGY, batch=case.batch)
     pipeline = Pipeline(case.microbatches) if case.microbatches else None
     mesh = Mesh.parse(case.mesh, TOPOLOGY)
-    making = parallelize(program.step, mesh, rules=case.rules, pipeline=pipeline).making
+    making = parallelize(program.step, mesh, rules=case.rules, pipeline=pipeline).kept.making
     traced = making.trace(flatten_call(program.step, program.args, {}))
     times.append(time.process_time())
     turned = making.take_turns(traced)

@@ -55,7 +55,7 @@ def measure(case: str) -> tuple[object, ...]:
 
 def _choose(program: Program, mesh: Mesh, before: Chosen | None = None) -> tuple[Chosen, float]:
     """The plan of a program, begun from another if there is one, and what making it takes."""
-    making = parallelize(program.step, mesh, program.layouts, rules=program.rules).making
+    making = parallelize(program.step, mesh, program.layouts, rules=program.rules).kept.making
     traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program
     start = time.process_time()
     return making.choose(traced, before), time.process_time() - start

@@ -4,13 +4,9 @@
     print(sharded.plan(params, batch))       # nothing is compiled, no devices are needed
     params = sharded(params, batch)          # runs exactly that plan
 
-A call goes through these stages, each kept for the next call with the same tree, shapes,
-dtypes, static arguments and settings of jax:
-
-    arguments --trace--> program --pad, solve--> solution --> plan --lower--> executable --> results
+What a call goes through is kept for the next call like it, see ``meshdsl.kept``.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
@@ -21,31 +17,26 @@ import jax
 from meshdsl.asked import read_changes, read_options
 from meshdsl.executable import Executable
 from meshdsl.explained import Explanation, explain
-from meshdsl.ir import Leaf
-from meshdsl.ir import Program as Traced
+from meshdsl.kept import Kept
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules
-from meshdsl.lowering.boundary import device_mesh
 from meshdsl.lowering.check import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding
 from meshdsl.lowering.judged import verify_here, verify_target
 from meshdsl.lowering.targets import parse_target
 from meshdsl.lowering.verify_report import VerifyReport
 from meshdsl.lowering.wide import wide_step
 from meshdsl.making import Making
-from meshdsl.options import Options, donated_leaves, settings
-from meshdsl.pad import Chosen
+from meshdsl.options import Options, settings
 from meshdsl.pipeline.spec import Pipeline
 from meshdsl.plan.value import Plan
 from meshdsl.program import Program
-from meshdsl.trace import Call, flatten_call
+from meshdsl.trace import Call
 from meshdsl.trace.arguments import step_name
 from meshdsl.trace.values import check_values
 from meshdsl.turns import whole_function
 
 __all__ = ["Options", "Program", "Sharded", "parallelize"]
-
-log = logging.getLogger("meshdsl")
 
 
 def parallelize(
@@ -109,19 +100,15 @@ class Sharded:
 
     def __init__(self, step: Callable[..., Any], options: Options) -> None:
         update_wrapper(self, step, updated=())
-        self.step, self.options, self.making = step, options, Making(step, options)
-        self._traced: dict[Any, Traced] = {}
-        self._planned: dict[Any, tuple[Traced, Plan]] = {}
-        self._chosen: dict[Any, Chosen] = {}
-        self._before: dict[Any, Chosen] = {}
-        self._ready: dict[Any, Executable] = {}
+        self.step, self.options = step, options
+        self.kept = Kept(step, options)
         self._recent: dict[Any, Executable] = {}
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step; arguments are placed where the plan wants them."""
         if self._has_static:
-            return self._run(self._call(args, kwargs))
+            return self._run(self.kept.call(args, kwargs))
         leaves, tree = jax.tree.flatten((args, kwargs))
         executable = self._recent.get((tree, settings()))
         if executable is not None and executable.knows(leaves):
@@ -129,14 +116,14 @@ class Sharded:
                 return executable.unflatten(executable.call(*leaves))
             except (TypeError, ValueError):
                 pass
-        return self._run(self._call(args, kwargs), tree)
+        return self._run(self.kept.call(args, kwargs), tree)
 
     def __repr__(self) -> str:
         return f"<{step_name(self.step)} on mesh {self.options.mesh}>"
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
-        return self._plan(self._call(args, kwargs))[1]
+        return self.kept.plan(self.kept.call(args, kwargs))[1]
 
     def pinned(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded":
         """The same step under other pins, planned in a fraction of the time, from where this one's plan was found.
@@ -151,14 +138,13 @@ class Sharded:
         """
         changed = read_changes(layouts, self.options.layouts)
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
-        other._traced = self._traced
-        other._before = {**self._before, **self._chosen}
+        other.kept = Kept(self.step, other.options, like=self.kept)
         return other
 
     def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
         """Why the input at ``path`` has its layout: what every other would cost, each planned in full."""
-        call = self._call(args, kwargs)
-        program, plan = self._trace(call), self._plan(call)[1]
+        call = self.kept.call(args, kwargs)
+        program, plan = self.kept.trace(call), self.kept.plan(call)[1]
 
         def replan(layout: Layout) -> Plan:
             options = replace(self.options, plan=None, layouts={**self.options.layouts, path: layout})
@@ -168,7 +154,7 @@ class Sharded:
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The lowered program, as ``jax.jit(step).lower`` gives it, over flat arguments."""
-        return self._executable(self._call(args, kwargs)).lowered
+        return self.kept.executable(self.kept.call(args, kwargs)).lowered
 
     def init(self, make: Callable[[], Any], *rest: Any, **kwargs: Any) -> Any:
         """The first arguments of the step, made where the plan wants them: no device holds more than its part.
@@ -188,8 +174,8 @@ class Sharded:
 
         Arguments that lie so are passed on as they are, others are placed at each call.
         """
-        call = self._call(args, kwargs)
-        places = self._executable(call).shardings
+        call = self.kept.call(args, kwargs)
+        places = self.kept.executable(call).shardings
         return call.args(places), call.kwargs(places)
 
     def verify(self, *args: Any, target: str | None = None, **kwargs: Any) -> VerifyReport:
@@ -202,20 +188,20 @@ class Sharded:
         Raises VerifyError if they differ or the target's memory does not suffice, DeviceError for a target that there
         is not, that has another number of devices, or whose compiler is not installed.
         """
-        call = self._call(args, kwargs)
+        call = self.kept.call(args, kwargs)
         if target is None:
-            executable = self._executable(call)
+            executable = self.kept.executable(call)
             return verify_here(executable.planned, executable.compiled, executable.plan.mesh)
         found = parse_target(target)
-        executable = self._compiling(call, found.devices(self.options.mesh))
+        executable = self.kept.on(call, found.devices(self.options.mesh))
         return verify_target(executable.planned, executable.lowered, executable.plan.mesh, found)
 
     def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
         check_tolerance(tolerance)
-        call = self._call(args, kwargs)
+        call = self.kept.call(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
-        executable = self._executable(call)
+        executable = self.kept.executable(call)
         jitted = jax.jit(self._reference(call))
 
         def alone(leaves: Sequence[Any]) -> list[Any]:
@@ -227,7 +213,7 @@ class Sharded:
             return (alone([nudge(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
 
         def widened() -> list[Any] | None:
-            step = wide_step(self._trace(call))
+            step = wide_step(self.kept.trace(call))
             return step and jax.block_until_ready(jax.jit(step)(*executable.copies(call.leaves, whole=True)))
 
         expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
@@ -237,80 +223,14 @@ class Sharded:
     def _reference(self, call: Call) -> Callable[..., Any]:
         """What the planned step is compared with, on flat arrays."""
         if self.options.pipeline and self.options.pipeline.per_microbatch:
-            return whole_function(self._trace(call).graph)
+            return whole_function(self.kept.trace(call).graph)
         return lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))
 
     def _run(self, call: Call, tree: Any = None) -> Any:
         check_values(call.name, call.paths, call.leaves)
-        executable = self._executable(call)
+        executable = self.kept.executable(call)
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             return executable.inline(call.leaves)
         if tree is not None:
             self._recent[tree, settings()] = executable
         return executable.run(call.leaves)
-
-    def _executable(self, call: Call) -> Executable:
-        key = _key(call)
-        if key not in self._ready:
-            self._ready[key] = self._compiling(call, self.options.devices)
-        return self._ready[key]
-
-    def _compiling(self, call: Call, devices: Sequence[jax.Device] | None) -> Executable:
-        mesh = device_mesh(self.options.mesh, devices)
-        program, plan = self._plan(call)
-        return Executable(program, plan, mesh, donated_leaves(self.step, program.inputs, self.options))
-
-    def _plan(self, call: Call) -> tuple[Traced, Plan]:
-        key = _key(call)
-        if key not in self._planned:
-            program = self._trace(call)
-            self._log_again(program)
-            self._planned[key] = self._made(key, program)
-        return self._planned[key]
-
-    def _made(self, key: Any, program: Traced) -> tuple[Traced, Plan]:
-        if self.options.plan is not None:
-            return self.making.plan(program)
-        chosen = self.making.choose(program, None if self.options.pipeline else self._before.get(key))
-        self._chosen[key] = chosen
-        return chosen.program, chosen.plan
-
-    def _trace(self, call: Call) -> Traced:
-        key = _key(call)
-        if key not in self._traced:
-            self._traced[key] = self.making.trace(call)
-        return self.making.take_turns(self._traced[key])
-
-    def _call(self, args: Any, kwargs: Any) -> Call:
-        return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)
-
-    def _log_again(self, program: Traced) -> None:
-        """One line when a step that has been planned is planned for other shapes."""
-        if not self._planned or self.options.plan is not None:
-            return
-        before, _ = next(reversed(self._planned.values()))
-        known = {leaf.path: leaf for leaf in before.inputs}
-        new = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
-        what = f"{new[0].path} is {_type(new[0])}" if new else _other_change(before, program)
-        more = f" and {len(new) - 1} more changed" if len(new) > 1 else ""
-        log.warning("planning %s again: %s%s", program.name, what, more)
-
-
-def _key(call: Call) -> Any:
-    """What of a call a plan depends on."""
-    return call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves)), settings()
-
-
-def _type(leaf: Leaf) -> str:
-    return f"{'weak ' if leaf.weak else ''}{leaf.dtype}{list(leaf.shape)}"
-
-
-def _other_change(before: Traced, after: Traced) -> str:
-    changed = before.in_tree != after.in_tree
-    return "the tree of its arguments changed" if changed else "a static argument or a setting of jax changed"
-
-
-def _typed(x: Any) -> tuple[Any, ...]:
-    """What of an argument a plan depends on."""
-    aval = x if hasattr(x, "dtype") else jax.typeof(x)
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))

@@ -179,7 +179,7 @@ class Seeker:
             rules=self._rules,
             pipeline=way.pipeline,
         )
-        return sharded.making
+        return sharded.kept.making
 
     def _taking_turns(self, making: Making, way: Way) -> Traced:
         key = way.stages, way.pipeline

@@ -310,7 +310,7 @@ def test_flax_modules_and_optimizers():
     assert {"module/dense/kernel", "module/mean", "module/drop/rngs/key", "optimizer/step"} <= set(paths)
     assert sharded.plan(module, optimizer, X).notes == ()
     again, _, _ = sharded(*sharded(module, optimizer, X)[:2], X)
-    assert len(sharded._planned) == 1
+    assert len(sharded.kept.planned) == 1
     np.testing.assert_allclose(again.mean[...], 2 * X.mean(0))
 
 

@@ -38,6 +38,7 @@ LAYERS = [
         "meshdsl.executable",
         "meshdsl.explained",
         "meshdsl.making",
+        "meshdsl.kept",
         "meshdsl.api",
     ),
     ("meshdsl.planned",),

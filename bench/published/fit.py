@@ -81,7 +81,7 @@ def _loss(priced: list[Priced], rate: float, half_side: float) -> float:
 
 def _priced(case: Case) -> Priced:
     sharded, args = case.sharded(topology(case.hardware))
-    program, plan = sharded.making.plan(sharded._trace(sharded._call(args, {})))
+    program, plan = sharded.kept.plan(sharded.kept.call(args, {}))
     solution, reasons = plan.solution, Reasons(program, plan.solution)
 
     def seconds(changed: Topology) -> np.ndarray:

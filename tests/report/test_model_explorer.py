@@ -68,7 +68,7 @@ def made():
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 64, 64), (3, 64, 64), (128, 64))]
     layouts = {"batch": "data=S(0)", "w": "model=S(1)"}
     sharded = md.parallelize(step, md.Mesh(data=4, model=2), layouts, donate_argnums=(0, 1))
-    return sharded.making.make(flatten_call(step, args, {}))
+    return sharded.kept.making.make(flatten_call(step, args, {}))
 
 
 @pytest.fixture(scope="module")
