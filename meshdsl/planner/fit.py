@@ -2,7 +2,8 @@
 
 Only a few program points ever bind. The fullest point of the current plan is added to the priced
 points, every value alive there pays per byte, and the step is solved again (Lagrangian
-relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum.
+relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum. Once a plan fits, lower
+prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -13,6 +14,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness, Peak
+from meshdsl.planner.mix import apart
 from meshdsl.planner.model import Model, Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import evaluated, plans
@@ -21,6 +23,10 @@ from meshdsl.planner.solution import Pins
 
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
+_FEWEST, _TRIED = 12, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_FIRST = 100.0  # how much less than the first price is nearly nothing
+_FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
+_NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 
 class Fitter:
@@ -32,7 +38,7 @@ class Fitter:
     """
 
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
-        self.model, self.pins = model, pins
+        self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
         self.around = dict(_around(model.problem.program.graph, ()))
         self.points: dict[int, Peak] = dict(like.points) if like else {}
@@ -55,17 +61,58 @@ class Fitter:
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
         peak = least = self.peak(choice)
-        price = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
+        if peak.bytes <= limit:
+            return choice, peak
+        short, price = choice.cost, self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
+        low = price / _FIRST
         for _ in range(_ROUNDS):
-            if peak.bytes <= limit:
-                return choice, peak
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
             least = min(least, peak, key=lambda p: p.bytes)
-            price *= _RAISE
-        if peak.bytes <= limit:
-            return choice, peak
+            if peak.bytes <= limit:
+                return (choice, peak) if self.quick else self._cheaper(choice, short, low, limit)
+            low, price = price, price * _RAISE
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
+
+    def _cheaper(self, best: Choice, short: float, low: float, limit: float) -> tuple[Choice, Peak]:
+        """The cheapest plan found that fits, between the price at which one did and the last at which none did.
+
+        Args:
+          short: the cost of the cheapest plan of all, which does not fit.
+          low: a price at which none did, or nearly nothing.
+        """
+        high, over = self.price, list[Choice]()
+        for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
+            if best.cost <= short * (1 + _NEAR):
+                break
+            price = (low * high) ** 0.5
+            choice = self._priced(best, self.points.values(), price, limit)
+            peak = self.peak(choice)
+            if peak.bytes <= limit:
+                high, best = price, min(best, choice, key=lambda choice: choice.cost)
+            else:
+                low, over = price, [choice, *over]
+                self.points[peak.op.id if peak.op else -1] = peak
+        self.price = high
+        for choice in over:
+            best = self._mixed(best, choice, limit)
+        return best, self.peak(best)
+
+    def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
+        """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit."""
+        left, tries = [apart(self.model, best, over)], max(_FEWEST, _TRIED // len(self.model.nodes))
+        while left and tries:
+            some, *left = left
+            tries -= 1
+            rows = best.rows.copy()
+            for nodes in some:
+                rows[nodes] = over.rows[nodes]
+            choice = evaluated(self.model, self.evaluator, rows)
+            if choice.cost < best.cost and self.peak(choice).bytes <= limit:
+                best = choice
+            elif len(some) > 1:
+                left = [some[: len(some) // 2], some[len(some) // 2 :], *left]
+        return best
 
     def _larger(self, price: float, limit: float) -> Iterator[tuple[Mesh, int]]:
         """Larger meshes, as long as the pins hold there, and the least bytes found on each; until that fits."""

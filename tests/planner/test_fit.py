@@ -1,0 +1,38 @@
+"""Plans under a memory limit: as much of it is used as pays."""
+
+import numpy as np
+
+import meshdsl as md
+from meshdsl.models import gpt
+from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.mix import apart
+from tests.planner.graphs import TWO, problem_of
+
+PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
+
+
+def planned(memory):
+    sharded = md.parallelize(PROGRAM.step, "data=8", rules=PROGRAM.rules, memory=memory, donate_argnums=(0, 1))
+    return sharded.plan(*PROGRAM.args)
+
+
+def test_less_memory_costs_no_more_than_it_has_to():
+    """When the first plan that fitted was taken, the last one here took 1.08 times as long as the fastest."""
+    free = planned("1TB")
+    plans = [free, *(planned(free.memory * part) for part in (0.98, 0.95))]
+    assert all(plan.memory <= free.memory * part for plan, part in zip(plans, (1.0, 0.98, 0.95), strict=True))
+    slower = [plan.seconds / free.seconds for plan in plans]
+    assert slower == sorted(slower) and 1 < slower[1] < 1.01 and slower[2] < 1.06
+    assert all(0 < plan.lower_bound <= plan.seconds for plan in plans)
+
+
+def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
+    model = problem_of("two layers", TWO)
+    evaluator = Evaluator(model)
+    whole, rows = evaluator.evaluate(model.whole), model.whole.copy()
+    assert apart(model, whole, whole) == []
+    first, *_, last = range(len(rows))
+    for n in (first, last):
+        rows[n] = np.argwhere(np.isfinite(model.unit(n)))[-1]
+    groups = apart(model, whole, evaluator.evaluate(rows))
+    assert groups == [[n] for n in (first, last) if (rows[n] != model.whole[n]).any()]
