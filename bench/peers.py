@@ -76,13 +76,13 @@ def by_hand(mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
     return _jitted(program, (*state, inputs), (*state, _sharding(mesh, ()))), (*state, inputs)
 
 
-def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan) -> tuple[Any, Any]:
+def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan, donate: bool = True) -> tuple[Any, Any]:
     """The step as the XLA partitioner runs it between the plan's own input and output layouts."""
     tree = jax.tree.structure(program.args)
     inputs = jax.tree.unflatten(tree, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.inputs])
     results = jax.tree.structure(jax.eval_shape(program.step, *program.args))
     outputs = jax.tree.unflatten(results, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.outputs])
-    return _jitted(program, inputs, outputs), inputs
+    return _jitted(program, inputs, outputs, donate), inputs
 
 
 def _annotated(residual: NamedSharding) -> Program:
@@ -93,8 +93,8 @@ def _annotated(residual: NamedSharding) -> Program:
     return module.program
 
 
-def _jitted(program: Program, inputs: Any, outputs: Any) -> Any:
-    donated = tuple(range(len(program.args) - 1))
+def _jitted(program: Program, inputs: Any, outputs: Any, donate: bool = True) -> Any:
+    donated = tuple(range(len(program.args) - 1)) if donate else ()
     return jax.jit(program.step, in_shardings=inputs, out_shardings=outputs, donate_argnums=donated)
 
 

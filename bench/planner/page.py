@@ -58,6 +58,14 @@ Each on our tables of costs and moves, evaluated as ours (`bench/planner/peers.p
 
 Predicted time of theirs as a multiple of ours, and what one device sends.
 """
+STEPS = """
+## Run beside how others choose
+
+The same choices at small sizes (those of `bench/memory.py`) on 8 virtual CPU devices, `data=4,model=2`, the batch split
+over `data`, costs measured by `calibrate` in the same process (`bench/planner/steps.py`). The XLA partitioner (Shardy)
+takes and leaves everything where our plan does. Seconds of theirs as multiples of ours, medians of ten interleaved
+rounds with 95% intervals; in brackets what is predicted.
+"""
 EQUATIONS = """
 ## Time against equations
 
@@ -173,6 +181,26 @@ def _theirs(row: Mapping[str, Any]) -> Iterator[str]:
         yield bytes_text(row[peer][1])
 
 
+def _steps(rows: Rows) -> Iterator[str]:
+    peers = {**TITLES, "xla": "XLA partitioner"}
+    header = ("model", "ours", "predicted", "sent", *(x for title in peers.values() for x in (title, "sent")))
+    yield table(header, [(r["name"], *_run(r["ours"]), *(x for who in peers for x in _ratio(r[who]))) for r in rows])
+    for who, title in peers.items():
+        slower, faster = sum(r[who][1] > 1 for r in rows), sum(r[who][2] < 1 for r in rows)
+        yield f"\n{title}: slower than ours in {slower} of {len(rows)}, faster in {faster}, beyond the interval."
+
+
+def _run(found: Sequence[float]) -> tuple[str, str, str]:
+    seconds, sent, predicted = found
+    return seconds_text(seconds), seconds_text(predicted), bytes_text(sent)
+
+
+def _ratio(found: Sequence[float]) -> tuple[str, str]:
+    median, low, high, sent, predicted = found
+    said = f" [{predicted:.2f}]" if predicted else ""
+    return f"{median:.2f} ({low:.2f} to {high:.2f}){said}", bytes_text(sent)
+
+
 def _equations(rows: Rows) -> Iterator[str]:
     yield table(("layers", "equations", "predicted step", "gap", "seconds"), [(r["layers"], *_facts(r)) for r in rows])
 
@@ -214,6 +242,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Rows], Iterator[str]]]] = {
     "gaps": (GAPS, _gaps),
     "check": (CHECK, _check),
     "peers": (PEERS, _peers),
+    "steps": (STEPS, _steps),
     "equations": (EQUATIONS, _equations),
     "axes": (AXES, _axes),
     "sizes": (SIZES, _sizes),

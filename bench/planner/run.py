@@ -2,21 +2,24 @@
 
 python -m bench.planner.run [part ...]
 
-Parts: gaps, check, peers, equations, axes, sizes, overlap. What was measured is kept in .cache/planner, a file per
-part; of parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the processor,
-tracing not counted, in a process that has planned something before; memory is not limited.
+Parts: gaps, check, peers, steps, equations, axes, sizes, overlap. What was measured is kept in .cache/planner, a file
+per part; of parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the
+processor, tracing not counted, in a process that has planned something before; memory is not limited. Steps are timed
+by the clock: nothing else should run meanwhile.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bench.planner.cases import FAMILIES, MESHES, RULES, TOPOLOGY, Planned, planned, stated, traced, unrolled
 from bench.planner.page import write
-from bench.planner.peers import axis_by_axis, by_names, greedy
+from bench.planner.steps import PEERS, steps
 from bench.report import versions
 from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
@@ -28,7 +31,6 @@ from tests.planner.integer import Whole
 
 Row = dict[str, Any]
 CACHE = Path(".cache/planner")
-PEERS: dict[str, Callable[..., Choice]] = {"greedy": greedy, "names": by_names, "axis": axis_by_axis}
 LAYERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--page", action="store_true", help="only write the page again")
     asked = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)
     CACHE.mkdir(parents=True, exist_ok=True)
     for part in () if asked.page else asked.parts or PARTS:
         planned(traced("mlp"), MESHES[1])
@@ -136,7 +139,7 @@ def _sent(plan: Planned, choice: Choice) -> float:
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 
 
-PARTS = {f.__name__: f for f in (gaps, check, peers, equations, axes, sizes, overlap)}
+PARTS = {f.__name__: f for f in (gaps, check, peers, steps, equations, axes, sizes, overlap)}
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,94 @@
+"""Plans run: ours, the choices of others on the same tables, and the XLA partitioner, on 8 virtual CPU devices.
+
+A model of every family at the sizes of ``bench/memory.py`` on ``data=4,model=2``, the batch split over ``data``, costs
+measured by ``calibrate`` in the same process. All take the same arguments, each where its plan wants them; the XLA
+partitioner takes and leaves them where ours does. Nothing is donated, so that every step is the first one again.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.memory import FAMILIES
+from bench.peers import partitioned
+from bench.planner.peers import axis_by_axis, by_names, greedy
+from bench.report import interleave, ratio
+from bench.step import sent_bytes
+from meshdsl.api import Program
+from meshdsl.calibrate import calibrate
+from meshdsl.executable import Executable
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.rules import Rules
+from meshdsl.lowering.boundary import device_mesh
+from meshdsl.pins import make_pins
+from meshdsl.plan import Plan
+from meshdsl.plan.build import build_plan
+from meshdsl.planner.extract import Choice
+from meshdsl.planner.fit import Fitter
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import search
+from meshdsl.planner.solve import written
+from meshdsl.trace import trace
+
+PEERS: dict[str, Callable[[Model], Choice]] = {"greedy": greedy, "names": by_names, "axis": axis_by_axis}
+SHAPE = Mesh(data=4, model=2)
+ROUNDS = 10
+
+
+def steps() -> Iterator[dict[str, Any]]:
+    """Per model: seconds of our step, and of every other a ratio to it, its interval, and bytes that a device sends."""
+    mesh = Mesh(topology=calibrate(SHAPE), **dict(SHAPE))
+    for name, (module, program) in FAMILIES.items():
+        if "remat" not in name:
+            yield {"name": name, **_timed(program(module.RULES["data"]), mesh)}
+            jax.clear_caches()
+
+
+def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
+    plans = _planned(program, mesh)
+    devices, leaves = device_mesh(mesh), [_values(x) for x in jax.tree.leaves(program.args)]
+    runs = {who: _run(Executable(traced, plan, devices), leaves) for who, (traced, plan) in plans.items()}
+    sent: dict[str, float] = {who: plan.bytes for who, (_, plan) in plans.items()}
+    runs["xla"], sent["xla"] = _by_xla(program, plans["ours"][1], mesh, leaves)
+    seconds = interleave(runs, ROUNDS)
+    found: dict[str, Any] = {"ours": [float(np.median(seconds["ours"])), sent["ours"], plans["ours"][1].seconds]}
+    for who in runs.keys() - {"ours"}:
+        times = ratio(seconds[who], seconds["ours"])
+        predicted = plans[who][1].seconds / plans["ours"][1].seconds if who in plans else None
+        found[who] = [times.median, times.low, times.high, sent[who], predicted]
+    return found
+
+
+def _planned(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
+    """The traced program and its plan, by who chose."""
+    traced = trace(program.step, program.args)
+    pins = make_pins(traced, mesh, rules=Rules.of(program.rules))
+    model = Model(make_problem(traced, mesh, pins))
+    ours, bound = search(model)
+    choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
+    peaks = {who: Fitter(model, pins).peak(choice) for who, choice in choices.items()}
+    solutions = {who: written(model, pins, choice, peaks[who], bound) for who, choice in choices.items()}
+    return {who: (traced, build_plan(traced, solution, pins)) for who, solution in solutions.items()}
+
+
+def _run(executable: Executable, leaves: list[Any]) -> Callable[[], Any]:
+    placed, call = executable.copies(leaves), executable.call
+    return lambda: call(*placed)
+
+
+def _by_xla(program: Program, plan: Plan, mesh: Mesh, leaves: list[Any]) -> tuple[Callable[[], Any], float]:
+    jitted, shardings = partitioned(program, device_mesh(mesh), plan, donate=False)
+    args = jax.device_put(jax.tree.unflatten(jax.tree.structure(program.args), leaves), shardings)
+    compiled = jitted.lower(*args).compile()
+    return lambda: compiled(*args), sent_bytes(compiled.as_text(), mesh)
+
+
+def _values(x: Any) -> Any:
+    """Numbers for what is known by shape."""
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    drawn = 0.1 * np.random.default_rng(0).normal(size=x.shape)
+    return (np.abs(drawn) if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(x.dtype)
