@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
+from meshdsl.ir import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
+from meshdsl.plan.slices import stacks
 from meshdsl.plan.streams import COMPUTE, Job, finish
+from meshdsl.trace import trace
 
 LINK, OTHER = "link", "other link"
 
@@ -141,3 +144,27 @@ def test_collectives_beside_a_product_are_sent_in_pieces_if_the_system_does_so(p
 def test_no_number_of_pieces():
     with pytest.raises(MeshDSLError, match="topology none: pieces=0 is no number of pieces; 1 sends whole"):
         Topology("none", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(0.0, 1e9),), pieces=0)
+
+
+def test_what_only_happens_to_be_as_long_as_a_loop_is_no_stack():
+    """Eight sequences beside eight layers, in a loop over microbatches."""
+
+    def step(ws, x, u):
+        def loss(ws, u, x):
+            short = ws.astype(jnp.bfloat16)
+            return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w.astype(x.dtype)), None), x @ u, short)[0])
+
+        def accumulate(total, x):
+            return jax.tree.map(jnp.add, total, jax.grad(loss, (0, 1))(ws, u, x)), None
+
+        (dws, du), _ = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, (ws, u)), x)
+        return ws - 0.1 * dws, u - 0.1 * du
+
+    program = trace(step, (jnp.zeros((8, 16, 16)), jnp.zeros((4, 8, 16)), jnp.zeros((16, 16))))
+    found = stacks(program.graph)
+    paths = {leaf.path: v.id in found for leaf, v in zip(program.inputs, program.graph.inputs, strict=True)}
+    assert paths == {"ws": True, "x": True, "u": False}
+    assert [v.id in found for v in program.graph.returned] == [True, False]
+    products = [v for _, op in walk(program.graph) if op.name == "dot_general" for v in op.outputs]
+    assert any(v.shape == (8, 16) for v in products)
+    assert not any(v.id in found for v in products)

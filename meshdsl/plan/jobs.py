@@ -12,12 +12,13 @@ on, wherever the plan put them. Where the topology says that collectives beside 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshdsl.ir import LOOPS, Graph, Literal, Op, Program, Value, walk
+from meshdsl.ir import LOOPS, Graph, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.inside import collectives_inside
+from meshdsl.plan.slices import stacks, turns
 from meshdsl.plan.spans import Work
 from meshdsl.plan.streams import COMPUTE, Job
 from meshdsl.planner.costs import PRODUCTS, is_heavy
@@ -53,7 +54,7 @@ class _Maker:
         self.inside: dict[int, list[tuple[str, float]]] = {}
         for found in collectives_inside(program.graph, solution):
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
-        self.lengths = {op.params["length"] for _, op in walk(program.graph) if op.name == "scan"}
+        self._stacks = stacks(program.graph)
         self._parts: dict[int, Part] = {}
 
     def stream(self, axes: Sequence[str]) -> str:
@@ -68,7 +69,7 @@ class _Maker:
 
     def slices(self, value: Value) -> int:
         """Into how many slices a value comes apart."""
-        return value.shape[0] if value.shape and value.shape[0] in self.lengths else 1
+        return value.shape[0] if value.id in self._stacks else 1
 
 
 class _Run:
@@ -138,7 +139,7 @@ class _Run:
     def alike(self, op: Op, given: Sequence[Slices]) -> int:
         """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
         counts = {self.maker.slices(v) for v in op.outputs} | {len(s) for s in given if len(s) > 1}
-        whole = op.phase == "optimizer" or is_heavy(op) or _turns(op)
+        whole = op.phase == "optimizer" or is_heavy(op) or turns(op)
         return 1 if whole or len(counts) != 1 else counts.pop()
 
     def in_pieces(self, op: Op, given: Sequence[Slices], count: int) -> bool:
@@ -223,11 +224,6 @@ def _cond(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
-
-
-def _turns(op: Op) -> bool:
-    """Whether slices of what it reads are no slices of what it makes."""
-    return op.name == "rev" or (op.name == "transpose" and op.params["permutation"][:1] != (0,))
 
 
 def _union(refs: Iterable[Refs]) -> Refs:
