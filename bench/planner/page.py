@@ -31,7 +31,15 @@ is left between plan and bound, or when a fixed amount of work is done: work is 
 step gets the same plan everywhere. A gap of 0 below means less than a hundred-millionth, for costs are summed in
 floats.
 
+Where a gap of more than half a percent is left, other plans are looked for: most operations are decided anew, exactly,
+while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer
+axes, so that more axes are not worse than fewer.
+
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
+Bytes get a price, which is raised until a plan fits and lowered as far as one still does. The bound knows of the limit
+then: what the fullest operation of the step reads and writes is in memory in any case, each part as large as one
+node's layout says, and no plan that fits costs less than the least of cost and priced bytes, less the price of
+the limit (`meshdsl/planner/dual.py`; a Lagrangian).
 """
 GAPS = """
 ![gaps](planner-gaps.svg)

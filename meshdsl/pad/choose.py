@@ -84,6 +84,8 @@ def choose_plan(
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
+    if isinstance(best.outcome, Found):
+        best = replace(best, outcome=best.outcome.cheaper())
     return _chosen(best, [*program.notes, *notes], overlap)
 
 

@@ -36,7 +36,12 @@ def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, floa
     return certificate.best, min(certificate.bound, certificate.best.cost)
 
 
-def _rounds(certificate: Certificate, evaluator: Evaluator, work: int) -> tuple[Certificate, int]:
+def lifted(certificate: Certificate) -> float:
+    """A cost that no plan undercuts, from rounds that look for no plan."""
+    return _rounds(certificate, None, _tightened(certificate, None, _WORK // 4, _PASSES[1]))[0].bound
+
+
+def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) -> tuple[Certificate, int]:
     """Rounds as long as they help, and the work that is left."""
     before = (1.0, certificate.states + 1)
     while certificate.gap > PROVED and work > 0 and _has_helped(before, certificate):
@@ -47,7 +52,7 @@ def _rounds(certificate: Certificate, evaluator: Evaluator, work: int) -> tuple[
     return certificate, work
 
 
-def _tightened(certificate: Certificate, evaluator: Evaluator, work: int, least: int) -> int:
+def _tightened(certificate: Certificate, evaluator: Evaluator | None, work: int, least: int) -> int:
     """Pass messages until they help no more.
 
     Args:

@@ -25,7 +25,7 @@ _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FEWEST, _TRIED = 12, 50_000  # plans that are mixed of two at least, and operations of all of them together
 _FIRST = 100.0  # how much less than the first price is nearly nothing
-_FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
+_FEW, _HALVINGS, _PRICED = 2, 4, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 
@@ -43,6 +43,7 @@ class Fitter:
         self.around = dict(_around(model.problem.program.graph, ()))
         self.points: dict[int, Peak] = dict(like.points) if like else {}
         self.price: float = like.price if like else 0.0  # the last one
+        self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
 
     def peak(self, choice: Choice) -> Peak:
@@ -63,30 +64,29 @@ class Fitter:
         peak = least = self.peak(choice)
         if peak.bytes <= limit:
             return choice, peak
-        short, price = choice.cost, self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
-        low = price / _FIRST
+        price = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
+        self.low = price / _FIRST
         for _ in range(_ROUNDS):
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
             least = min(least, peak, key=lambda p: p.bytes)
             if peak.bytes <= limit:
-                return (choice, peak) if self.quick else self._cheaper(choice, short, low, limit)
-            low, price = price, price * _RAISE
+                return choice, peak
+            self.low, price = price, price * _RAISE
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
 
-    def _cheaper(self, best: Choice, short: float, low: float, limit: float) -> tuple[Choice, Peak]:
+    def cheaper(self, best: Choice, short: float, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that fits, between the price at which one did and the last at which none did.
 
         Args:
-          short: the cost of the cheapest plan of all, which does not fit.
-          low: a price at which none did, or nearly nothing.
+          best: that was found to fit. short: the cost of the cheapest plan of all, which does not.
         """
-        high, over = self.price, list[Choice]()
+        low, high, over = self.low, self.price, list[Choice]()
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             if best.cost <= short * (1 + _NEAR):
                 break
             price = (low * high) ** 0.5
-            choice = self._priced(best, self.points.values(), price, limit)
+            choice = self._priced(best, self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
@@ -144,10 +144,10 @@ class Fitter:
         choice = self._priced(choice, self.points.values(), price, limit)
         return choice, self.peak(choice)
 
-    def _priced(self, last: Choice, points: Iterable[Peak], price: float, limit: float) -> Choice:
+    def _priced(self, last: Choice, points: Iterable[Peak], price: float, limit: float, sweep: bool = True) -> Choice:
         """The cheapest plan that fits, or the smallest; the plan found last is where to begin."""
         self.model.prices = self._prices(points, price)
-        found = plans(self.model, self.evaluator, last)
+        found = plans(self.model, self.evaluator, last, sweep)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 

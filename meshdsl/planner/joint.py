@@ -124,7 +124,7 @@ class Joint:
 
     def _states(self, n: int) -> States:
         model = self.model
-        key = (id(model.states[n]), id(model.unit(n)), n if model.prices.own else -1)
+        key = (id(model.states[n]), id(model.unit(n)), n if model.prices.own or model.prices.held else -1)
         if key not in self._known:
             rows = model.states[n]
             self._known[key] = States(rows, model.cost(n)[tuple(rows.T)])

@@ -23,7 +23,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
-from meshdsl.planner.exact import Costs, Ids, Scale
+from meshdsl.planner.exact import TIES, Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Node, Problem
 from meshdsl.planner.tables import Table, first_state, make_table, per_axis
@@ -34,10 +34,15 @@ State = tuple[int, ...]  # a row per mesh axis
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies."""
+    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
+
+    Args:
+      held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
+    """
 
     own: dict[int, float] = field(default_factory=dict)
     read: dict[tuple[int, int], float] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
 
 
 class Model:
@@ -159,7 +164,16 @@ class Model:
         cost = self.unit(n)
         for price, share in self._priced_ports(n):
             cost = cost + self.scale.pack(price * share)
-        return cost
+        return cost + self.held_price(n) if self.prices.held else cost
+
+    def held_price(self, n: int) -> Costs:
+        """What node ``n`` pays for the bytes that are there whatever the plan, in every joint state, rounded down."""
+        total = np.zeros_like(self.unit(n))
+        for p in range(len(self.nodes[n].ports)):
+            if (n, p) in self.prices.held:
+                price, share = self.prices.held[n, p]
+                total += np.floor(price * share / self.scale.unit) * TIES
+        return total
 
     def memory_price(self, n: int, state: State) -> float:
         """What memory is short of, priced, in one state of node ``n`` with the copies it reads."""

@@ -42,6 +42,7 @@ _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is clos
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
+ROUNDED = 1e-9  # of a bound: sums of floats round
 
 
 Worth = Callable[[Choice], bool]
@@ -64,7 +65,7 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
     best, bound = evaluated(model, evaluator, model.whole), None
     if known is not None:
         best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
-    if _jointly(model, _JOINTLY):
+    if jointly(model):
         model.focus()
         joint = Joint(model)
         best, bound = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
@@ -76,12 +77,12 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         if _layouts(model) <= _ONCE and worth(best):
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
-            _raised(certificate, evaluator, settle=True)
+            raised(certificate, evaluator, settle=True)
             best, bound = closed(certificate, evaluator)
 
     def prove() -> float:
         least = _bound(model, best, _ONCE if known is None else 0) if bound is None else bound
-        safe = least - TIES - 1e-9 * abs(least)  # sums of floats round
+        safe = least - TIES - ROUNDED * abs(least)
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
     return best, prove
@@ -121,8 +122,8 @@ def _bound(model: Model, best: Choice, once: int) -> float:
     """What no plan undercuts on many mesh axes, seen in parts if there are more pairs of layouts than ``once``."""
     model.focus()
     if _layouts(model) <= once:
-        return _raised(Certificate(Joint(model), best))
-    return sum(_raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+        return raised(Certificate(Joint(model), best))
+    return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
 def _proved(
@@ -134,19 +135,19 @@ def _proved(
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED
     certificate = Certificate(joint, best, FIRST_TREES if few else 0)
-    _raised(certificate, evaluator, _MOST if sweep else _QUICK, few)
+    raised(certificate, evaluator, _MOST if sweep else _QUICK, few)
     if sweep and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
-            _raised(certificate, evaluator, settle=few)
+            raised(certificate, evaluator, settle=few)
     closing = few and worth(certificate.best)
     best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
     return (known if known.cost < best.cost else best), bound
 
 
-def _raised(
+def raised(
     certificate: Certificate, evaluator: Evaluator | None = None, most: int = _MOST, settle: bool = False
 ) -> float:
     """The bound after as many passes of messages as are affordable and help.
@@ -166,16 +167,17 @@ def _raised(
     return certificate.bound
 
 
-def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> list[Choice]:
+def plans(model: Model, evaluator: Evaluator, known: Choice | None = None, sweep: bool = True) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
     Args:
       known: a plan to begin from; without it, the one that does everything everywhere.
+      sweep: whether one axis at a time is decided exactly, after messages have.
     """
-    if _jointly(model, _JOINTLY):
+    if jointly(model):
         joint = Joint(model)
         whole = evaluator.evaluate(model.whole)
-        return _plans_near(joint, joint.plans(), _every_axis(model), evaluator, whole)
+        return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, whole)
     found = [] if known is None else [known]
     for groups in _neighbourhoods(model.wide, known is None):
         best = min(found, key=evaluator.objective) if found else None
@@ -186,9 +188,9 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None) -> li
     return found
 
 
-def _jointly(model: Model, most: int) -> bool:
-    """Whether the states of all mesh axes can be looked at together, with so many pairs of layouts at most."""
-    return len(model.wide) <= 2 or _layouts(model) <= most
+def jointly(model: Model) -> bool:
+    """Whether the states of all mesh axes can be looked at together."""
+    return len(model.wide) <= 2 or _layouts(model) <= _JOINTLY
 
 
 def _layouts(model: Model) -> int:
@@ -216,8 +218,8 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
 
 def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
     start = _pointed_to(network, evaluator.objective(best))
-    swept = _swept(network, start, groups, joint.model.width)
-    return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, swept)]
+    swept = [_swept(network, start, groups, joint.model.width)] if groups else []
+    return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, *swept)]
 
 
 def _swept(network: Network, start: States, groups: Groups, width: int) -> States:

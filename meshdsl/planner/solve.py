@@ -7,12 +7,13 @@ from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.distances import Hidden
+from meshdsl.planner.dual import dual_bound
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import evaluated, find
+from meshdsl.planner.search import ROUNDED, evaluated, find
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
@@ -22,12 +23,15 @@ class Found:
     """The best plan found within the memory; how good it is at least is proved when it is asked for.
 
     Args:
-      limit: of memory, in bytes. peak: the plan's fullest point. prove: seconds that no plan can be below.
+      limit: of memory, in bytes. peak: the plan's fullest point.
+      free: the best plan found, memory aside; the same if it fits.
+      prove: seconds that no plan can be below, whether it fits or not.
     """
 
     model: Model
     fitter: Fitter
     limit: float
+    free: Choice
     choice: Choice
     peak: Peak
     prove: Callable[[], float]
@@ -40,9 +44,24 @@ class Found:
     @uncollected
     def solution(self) -> Solution:
         """The plan with its bound."""
-        bound = self.prove()
+        bound = max(self.prove(), self._prove_short())
         self.model.closures.clear()  # large on many axes, and not needed any more
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
+
+    @uncollected
+    def cheaper(self) -> "Found":
+        """The same or a better plan, where memory is short (see ``Fitter.cheaper``)."""
+        if self.choice is self.free:
+            return self
+        choice, peak = self.fitter.cheaper(self.choice, self.free.cost, self.limit)
+        return replace(self, choice=choice, peak=peak)
+
+    def _prove_short(self) -> float:
+        """Seconds that no plan can be below that fits; 0 where memory says nothing, or the plan begins from another."""
+        if self.choice is self.free or self.fitter.quick:
+            return 0.0
+        least = dual_bound(self.fitter, self.free, self.choice, self.limit)
+        return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
 
     def draft(self) -> Solution:
         """The plan, with no bound yet."""
@@ -69,7 +88,7 @@ class Found:
         model = self.model.repinned(problem)
         best, prove = find(model, lambda _: False, self.choice.rows)
         fitter = Fitter(model, pins, self.fitter)
-        return Found(model, fitter, self.limit, *fitter.fit(best, self.limit), prove)
+        return Found(model, fitter, self.limit, best, *fitter.fit(best, self.limit), prove)
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
@@ -80,17 +99,17 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
-    return search_plan(program, mesh, pins, memory).solution()
+    return search_plan(program, mesh, pins, memory).cheaper().solution()
 
 
 @uncollected
 def search_plan(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Found:
-    """As ``solve``, with the proof left for later: of several programs that are compared, one needs it."""
+    """As ``solve``, with what only the best of several programs needs left for later: ``cheaper`` and the proof."""
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins))
     fitter = Fitter(model, pins)
     best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
-    return Found(model, fitter, limit, *fitter.fit(best, limit), prove)
+    return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
 def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) -> Solution:

@@ -1,0 +1,89 @@
+"""Bounds that know the memory limit: what they price is there in every plan, and no plan that fits is below them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts.rules import Rules
+from meshdsl.models import gpt
+from meshdsl.pins import make_pins
+from meshdsl.planner.dual import dual_bound
+from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
+from meshdsl.planner.fit import Fitter
+from meshdsl.planner.floor import Floor
+from meshdsl.planner.lives import Placed
+from meshdsl.planner.memory import Liveness
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import find
+from meshdsl.trace import trace
+from tests.planner.graphs import shape
+
+PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
+
+
+def mixed(w, b, xs):
+    """Views, results over operands, a loop that hands on, and values that are read again later."""
+    flat = xs.reshape(-1, 64)
+    kept = jnp.sin(flat @ w)
+    over = jnp.cos(kept) + b
+
+    def layer(c, x):
+        y = jnp.tanh(c @ w) + x[:64].astype(c.dtype)
+        return y, y @ w
+
+    last, ys = jax.lax.scan(layer, over[:64], xs)
+    return (
+        w - 0.1 * (last.T @ kept[:64]),
+        b + jnp.sum(ys, (0, 1)),
+        jnp.transpose(flat),
+        jax.lax.optimization_barrier(kept),
+    )
+
+
+def gpt_step():
+    return PROGRAM.step, PROGRAM.args
+
+
+def mixed_step():
+    return mixed, (shape(64, 64), shape(64), shape(4, 64, 64))
+
+
+def model_of(step, args, mesh, donated, **stated):
+    program = trace(step, args)
+    gone = frozenset(range(len(program.inputs) - 1)) if donated else frozenset()
+    pins = make_pins(program, mesh, donated=gone, **stated)
+    return Model(make_problem(program, mesh, pins)), pins
+
+
+@pytest.mark.parametrize("made", [mixed_step, gpt_step], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("topology", ["cpu", "tpu-v5e"])
+def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
+    mesh, rng = md.Mesh(x=2, y=2, topology=topology), np.random.default_rng(3)
+    model, pins = model_of(*made(), mesh, donated)
+    graph, evaluator = model.problem.program.graph, Evaluator(model)
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    floors = {op.id: Floor(model, pins.donated, op) for op in graph.ops[:-1]}
+    shares = []
+    for _ in range(4):
+        choice = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
+        placed = Placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
+        points = Liveness(placed, pins.donated).points()
+        shares += [floors[op].bytes(choice) / points[op] for op in floors if points[op]]
+    assert 0.2 < max(shares) <= 1 + 1e-12
+
+
+def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits():
+    mesh = md.Mesh(data=8, topology="dgx-h100")
+    model, pins = model_of(*gpt_step(), mesh, True, rules=Rules.of(PROGRAM.rules))
+    fitter = Fitter(model, pins)
+    limit = 0.85 * fitter.peak(find(model, lambda _: False)[0]).bytes
+    free, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
+    best, peak = fitter.fit(free, limit)
+    least = dual_bound(fitter, free, best, limit)
+    assert peak.bytes <= limit and model.scale.seconds(least) > prove() * 1.01
+    assert least <= best.cost
+    assert model.prices.held == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
