@@ -35,6 +35,10 @@ Where a gap of more than half a percent is left, other plans are looked for: mos
 while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer
 axes, so that more axes are not worse than fewer.
 
+Of plans that cost the same, the one with the fewest collectives is taken, then the one with the fewest moves (both are
+part of every cost), and on steps of up to 8,000 operations then one with fewer distinct layouts, as far as they
+are found (`meshdsl/planner/simple.py`).
+
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
 Bytes get a price, which is raised until a plan fits and lowered as far as one still does. The bound knows of the limit
 then: what the fullest operation of the step reads and writes is in memory in any case, each part as large as one

@@ -85,7 +85,7 @@ def choose_plan(
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
     if isinstance(best.outcome, Found):
-        best = replace(best, outcome=best.outcome.cheaper())
+        best = replace(best, outcome=best.outcome.settled())
     return _chosen(best, [*program.notes, *notes], overlap)
 
 

@@ -13,7 +13,8 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import ROUNDED, evaluated, find
+from meshdsl.planner.search import ROUNDED, evaluated, find, jointly
+from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
@@ -49,12 +50,17 @@ class Found:
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
 
     @uncollected
-    def cheaper(self) -> "Found":
-        """The same or a better plan, where memory is short (see ``Fitter.cheaper``)."""
-        if self.choice is self.free:
-            return self
-        choice, peak = self.fitter.cheaper(self.choice, self.free.cost, self.limit)
-        return replace(self, choice=choice, peak=peak)
+    def settled(self) -> "Found":
+        """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
+        choice, short = self.choice, self.choice is not self.free
+        if short:
+            choice, _ = self.fitter.cheaper(choice, self.free.cost, self.limit)
+        if jointly(self.model):
+            choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
+        return replace(self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice)
+
+    def _fits(self, choice: Choice) -> bool:
+        return self.fitter.peak(choice).bytes <= self.limit
 
     def _prove_short(self) -> float:
         """Seconds that no plan can be below that fits; 0 where memory says nothing, or the plan begins from another."""
@@ -99,12 +105,12 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
-    return search_plan(program, mesh, pins, memory).cheaper().solution()
+    return search_plan(program, mesh, pins, memory).settled().solution()
 
 
 @uncollected
 def search_plan(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Found:
-    """As ``solve``, with what only the best of several programs needs left for later: ``cheaper`` and the proof."""
+    """As ``solve``, with what only the best of several programs needs left for later: ``settled`` and the proof."""
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins))
     fitter = Fitter(model, pins)
