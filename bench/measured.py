@@ -31,6 +31,7 @@ from meshdsl.api import Program, parallelize
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology_file import load_topology, save_topology
+from meshdsl.models import gpt, mixture
 from meshdsl.units import seconds_text
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,16 @@ SHAPE = Mesh(data=4, model=2)
 LAYOUTS = {
     "gpt": ("data", "tensor", "fsdp", "zero", "sequence"),
     "mixture": ("data", "tensor", "fsdp", "zero", "expert"),
+}
+# Few words and many parameters, so that layouts differ in what they send.
+RANKED: dict[str, tuple[Any, Callable[[Any], Program]]] = {
+    "gpt": (gpt, lambda rules: gpt.program(gpt.Config(2, 256, 4, seq=32, vocab=4096), rules, batch=8)),
+    "mixture": (
+        mixture,
+        lambda rules: mixture.program(
+            mixture.Config(*(2, 128, 512, 4, 2, 32, 32, 2048), experts=8, choices=2, group=32), rules, batch=8
+        ),
+    ),
 }
 ZOO = {f"zoo, {name}": name for name in CASES}
 Facts = dict[str, Any]
@@ -85,11 +96,11 @@ def _programs(cases: Sequence[str], layouts: Sequence[str]) -> Iterator[tuple[st
             yield name, lambda name=name: _family(name, "data")
     for name in layouts:
         for strategy in LAYOUTS[name]:
-            yield f"{name}, {strategy}", lambda name=name, strategy=strategy: _family(name, strategy)
+            yield f"{name}, {strategy}", lambda name=name, strategy=strategy: _family(name, strategy, RANKED)
 
 
-def _family(name: str, strategy: str) -> Program:
-    module, program = FAMILIES[name]
+def _family(name: str, strategy: str, sizes: Any = FAMILIES) -> Program:
+    module, program = sizes[name]
     return program(module.RULES[strategy])
 
 
@@ -160,6 +171,7 @@ def page(found: Sequence[Facts]) -> str:
         INTRODUCTION,
         _table(found),
         _scores(found),
+        CAUSES,
         "![predicted against measured](measured.svg)",
         _ranking(found),
     ]
@@ -181,9 +193,13 @@ def _table(found: Sequence[Facts]) -> str:
 
 
 def _scores(found: Sequence[Facts]) -> str:
+    zoo = [fact for fact in found if fact["name"] in ZOO]
+    return f"All {_off(found)} The zoo's {_off(zoo) if zoo else 'were not measured.'} We aimed at 25% in the median."
+
+
+def _off(found: Sequence[Facts]) -> str:
     off = np.abs([fact["predicted"] / fact["measured"] - 1 for fact in found])
-    most = f"nine in ten below {np.percentile(off, 90):.0%}"
-    return f"{len(off)} steps: {np.median(off):.0%} off in the median, {most}. We aimed at 25% in the median."
+    return f"{len(off)} steps: {np.median(off):.0%} off in the median, nine in ten below {np.percentile(off, 90):.0%}."
 
 
 def _ranking(found: Sequence[Facts]) -> str:
@@ -215,7 +231,18 @@ INTRODUCTION = """# Step times measured here
 Models on 8 virtual CPU devices, planned with the topology that `meshdsl topology calibrate` measured just before, and
 nothing fitted besides. "Predicted" is `plan.seconds`, one thing after the other, as these devices share the cores of
 one machine; "with overlap" is `plan.simulated_seconds`. A case with a strategy after its name is pinned by that
-strategy's rules; the others, and those of the zoo, by their batch alone."""
+strategy's rules; the others, and those of the zoo, by their batch alone. Layouts are ranked at other sizes, few words
+and many parameters, so that they differ in what they send."""
+
+CAUSES = """What is furthest off, and why, as far as it was looked into:
+
+* `zoo, equation`: a `while` loop takes as many trips as its data want, and the plan's number of trips is a guess.
+* `resnet`: gradients of convolutions in a scan run at 2 GFLOP/s in XLA's CPU compiler (jax 0.10.2), those of the same
+  layers unrolled at 66 (a 3x3 convolution of 64 channels, four layers, one device), and calibration measures products.
+* `gpt, remat`: the plan counts what is computed again; the CPU's compiler drops the barriers that would keep it from
+  reading what is there already.
+* `zoo, convnext` and others with images or transforms: convolutions in groups and FFTs have one rate or none that is
+  measured. Not looked into further."""
 
 if __name__ == "__main__":
     main()
