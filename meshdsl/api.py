@@ -54,6 +54,7 @@ def parallelize(
     rules: Rules | str | None = None,
     pipeline: Pipeline | None = None,
     overlap: bool = False,
+    time_limit: float | None = None,
 ) -> "Sharded":
     """The step as a function that is planned over ``mesh`` and runs as planned.
 
@@ -73,6 +74,8 @@ def parallelize(
       pipeline: take the batch in microbatches, through stages where layers are split; default is as ``plan`` does.
       overlap: of the plans found when what can be sent beside the computation costs less, take the one with the least
         ``plan.simulated_seconds``; default is the one with the least ``plan.seconds``, one thing after the other.
+      time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; the plan
+        says so, with its gap. Default is none: work is limited in any case, and the plan is always the same.
 
     Raises ArgumentError, listing all arguments that are not of these kinds.
     """
@@ -91,6 +94,7 @@ def parallelize(
         devices=devices,
         pipeline=pipeline,
         overlap=overlap,
+        time_limit=time_limit,
     )
     return Sharded(step, options)
 

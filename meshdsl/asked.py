@@ -5,7 +5,7 @@ meshdsl works with, and adds a row to the faults where it cannot.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any
 
@@ -42,6 +42,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
         devices=_devices(asked["devices"], rows),
         pipeline=_pipeline(asked["pipeline"], plan, rows),
         overlap=_overlap(asked["overlap"], plan, rows),
+        time_limit=_time_limit(asked["time_limit"], rows),
     )
     rows += argument_faults(step, made)
     if rows:
@@ -149,6 +150,13 @@ def _overlap(overlap: object, plan: Plan | None, rows: list[str]) -> bool:
     elif overlap and plan:
         rows.append("overlap: plan= runs a plan as it is, and overlap=True asks for another; leave one of them out")
     return overlap is True
+
+
+def _time_limit(seconds: Any, rows: list[str]) -> float | None:
+    if seconds is None or (isinstance(seconds, Real) and not isinstance(seconds, bool) and float(seconds) > 0):
+        return None if seconds is None else float(seconds)
+    rows.append(f"time_limit: {is_a(seconds)}, not a number of seconds above 0; None is no limit")
+    return None
 
 
 def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:

@@ -47,7 +47,7 @@ class Making:
         """
         o = self.options
         chosen = before and before.again(self.pins)
-        return chosen or choose_plan(program, o.mesh, self.pins, o.memory, o.overlap)
+        return chosen or choose_plan(program, o.mesh, self.pins, o.memory, o.overlap, o.time_limit)
 
     def plan(self, program: Program) -> tuple[Program, Plan]:
         """The program to run and its plan: the given one if it fits, else a new one."""

@@ -56,6 +56,7 @@ class Options:
     devices: tuple[jax.Device, ...] | None = None
     pipeline: Pipeline | None = None
     overlap: bool = False
+    time_limit: float | None = None
 
 
 def settings() -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.overlap import overlapped
 from meshdsl.plan.value import Plan
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.solve import Found, search_plan
 from meshdsl.trace.graphs import values
@@ -66,6 +67,7 @@ def choose_plan(
     pins_of: Callable[[Program], Pins],
     memory: float | None = None,
     overlap: bool = False,
+    seconds: float | None = None,
 ) -> Chosen:
     """The program to run, padded where that pays, with its plan.
 
@@ -73,20 +75,30 @@ def choose_plan(
       pins_of: reads and checks the pins of a program.
       memory: limit in bytes per device; None takes the topology's.
       overlap: take the plan whose simulated step is the shortest (``plan.overlap``).
+      seconds: after which nothing more is tried to improve the plan and its bound.
 
     Raises PinError and MemoryLimitError as ``solve`` does.
     """
-    candidates = padded_sizes(program, mesh)
+    candidates, clock = padded_sizes(program, mesh), Clock(seconds)
     stated = {n: m for n, m in candidates.items() if n in set(_stated(program.graph, mesh))}
-    best = _attempt(program, stated, mesh, pins_of, memory)
+    best = _attempt(program, stated, mesh, pins_of, memory, clock)
     notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
-    for n in (n for n in candidates if n not in stated):
-        trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory)
+    for n in (n for n in candidates if n not in stated and not clock.is_up()):
+        trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory, clock)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
     if isinstance(best.outcome, Found):
         best = replace(best, outcome=best.outcome.settled())
-    return _chosen(best, [*program.notes, *notes], overlap)
+    return _in_time(_chosen(best, [*program.notes, *notes], overlap), clock)
+
+
+def _in_time(chosen: Chosen, clock: Clock) -> Chosen:
+    """With a note if something was left out for want of time."""
+    if not clock.has_stopped:
+        return chosen
+    said = f"planning was stopped after {seconds_text(clock.seconds or 0.0)}: this is the best plan so far, at most"
+    notes = (*chosen.plan.notes, f"{said} {chosen.plan.gap:.1%} from the optimum")
+    return replace(chosen, plan=replace(chosen.plan, notes=notes))
 
 
 def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
@@ -120,12 +132,17 @@ class _Attempt:
 
 
 def _attempt(
-    program: Program, sizes: Sizes, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None
+    program: Program,
+    sizes: Sizes,
+    mesh: Mesh,
+    pins_of: Callable[[Program], Pins],
+    memory: float | None,
+    clock: Clock,
 ) -> _Attempt:
     made = pad_program(program, sizes)
     pins = pins_of(made)
     try:
-        return _Attempt(sizes, made, pins, search_plan(made, mesh, pins, memory))
+        return _Attempt(sizes, made, pins, search_plan(made, mesh, pins, memory, clock))
     except MemoryLimitError as error:
         return _Attempt(sizes, made, pins, error)
 

@@ -37,6 +37,8 @@ def overlapped(found: Found) -> tuple[Found, str]:
     for _ in range(_ROUNDS):
         start = best
         for price in _PRICES:
+            if found.model.clock.is_up():
+                break
             trial, seconds = _hidden(start, price)
             if trial and seconds < least * _BETTER:
                 best, least = trial, seconds

@@ -26,10 +26,11 @@ _Open = tuple[float, int]  # gap, and states in question
 def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, float]:
     """A plan as good as the certificate's or better, and a cost that no plan undercuts."""
     work = _tightened(certificate, evaluator, _WORK, _PASSES[-1])
-    while certificate.gap > PROVED:
+    clock = certificate.model.clock
+    while certificate.gap > PROVED and not clock.is_up():
         certificate, work = _rounds(certificate, evaluator, work)
         best = certificate.best
-        if certificate.gap > OPEN:
+        if certificate.gap > OPEN and not clock.is_up():
             certificate.best = improved(Joint(certificate.model, certificate.left), best, evaluator)
         if certificate.best is best or work <= 0:
             break
@@ -45,6 +46,8 @@ def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) ->
     """Rounds as long as they help, and the work that is left."""
     before = (1.0, certificate.states + 1)
     while certificate.gap > PROVED and work > 0 and _has_helped(before, certificate):
+        if certificate.model.clock.is_up():
+            break
         last, before = certificate, (certificate.gap, certificate.states)
         certificate = Certificate(Joint(last.model, last.left), last.best, _TREES)
         certificate.bound = max(certificate.bound, last.bound)
@@ -62,7 +65,7 @@ def _tightened(certificate: Certificate, evaluator: Evaluator | None, work: int,
     for passes in _PASSES:
         now = certificate.gap, certificate.states
         work -= 2 * passes * certificate.work
-        if now[0] <= PROVED or work <= 0:
+        if now[0] <= PROVED or work <= 0 or certificate.model.clock.is_up():
             return work
         certificate.tighten(passes, evaluator)
         if passes >= least and not _has_helped(now, certificate):

@@ -35,7 +35,7 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
     model = fitter.model
     floors = [Floor(model, fitter.pins.donated, op) for op in _outermost(fitter)]
     floor = max(floors, key=lambda floor: floor.bytes(free), default=None)
-    if floor is None or floor.bytes(free) <= limit or not jointly(model):
+    if floor is None or floor.bytes(free) <= limit or not jointly(model) or model.clock.is_up():
         return 0.0
     return _Dual(floor, best, limit).best(fitter.price)
 
@@ -56,15 +56,17 @@ class _Dual:
 
     def best(self, price: float) -> float:
         """The highest bound found, from a price on."""
-        step = _FACTOR
+        step, clock = _FACTOR, self.model.clock
         for _ in range(_STEPS):
+            if clock.is_up():
+                break
             if self._quick(price * step) > self._quick(price):
                 price *= step
             elif step > 1 and len(self._known) == 2:
                 step = 1 / step
             else:
                 break
-        return max(self._quick(price), self._bound(price, True))
+        return self._quick(price) if clock.is_up() else max(self._quick(price), self._bound(price, True))
 
     def _quick(self, price: float) -> float:
         if price not in self._known:

@@ -83,7 +83,7 @@ class Fitter:
         """
         low, high, over = self.low, self.price, list[Choice]()
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
-            if best.cost <= short * (1 + _NEAR):
+            if best.cost <= short * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
             choice = self._priced(best, self.points.values(), price, limit, sweep=False)
@@ -101,7 +101,7 @@ class Fitter:
     def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
         """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit."""
         left, tries = [apart(self.model, best, over)], max(_FEWEST, _TRIED // len(self.model.nodes))
-        while left and tries:
+        while left and tries and not self.model.clock.is_up():
             some, *left = left
             tries -= 1
             rows = best.rows.copy()

@@ -21,6 +21,7 @@ from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import TIES, Costs, Ids, Scale
@@ -48,8 +49,8 @@ class Prices:
 class Model:
     """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.mesh = problem, problem.mesh
+    def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
+        self.problem, self.mesh, self.clock = problem, problem.mesh, clock or Clock()
         self.nodes = problem.nodes
         self.axes = problem.mesh.names
         self._tables: dict[Hashable, Table] = {}
@@ -68,7 +69,7 @@ class Model:
     def repinned(self, problem: Problem) -> "Model":
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
-        other.problem, other.nodes = problem, problem.nodes
+        other.problem, other.nodes, other.clock = problem, problem.nodes, Clock()
         other._pin()
         return other
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.eliminate import Scope, eliminate
 from meshdsl.planner.exact import Costs, Ints
 from meshdsl.planner.extract import Choice, Evaluator
@@ -32,7 +33,7 @@ def improved(joint: Joint, best: Choice, evaluator: Evaluator) -> Choice:
     """
     network = joint.plans()
     search = _Search(network, _begin(joint, network, best))
-    search.run(max(_FEWEST, min(_DRAWS, _WORK // max(1, network.entries))))
+    search.run(max(_FEWEST, min(_DRAWS, _WORK // max(1, network.entries))), joint.model.clock)
     labels, states = network.labels, zip(network.order, search.states.tolist(), strict=True)
     chosen = network.decode({v: int(labels[v][i]) if v in labels else i for v, i in states})
     found = evaluator.exact(evaluator.evaluate(joint.rows(chosen)))
@@ -60,13 +61,13 @@ class _Search:
         self._random = np.random.default_rng(_SEED)
         self._decide(states >= 0)
 
-    def run(self, draws: int) -> None:
+    def run(self, draws: int, clock: Clock) -> None:
         """Draw who holds, so many times at most."""
         idle = 0
         for _ in range(draws):
             part = self._random.uniform(_LEAST, _MOST)
             idle = 0 if self._decide(self._random.random(len(self.domains)) < part) else idle + 1
-            if idle == _IDLE:
+            if idle == _IDLE or clock.is_up():
                 break
 
     def _decide(self, held: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> bool:

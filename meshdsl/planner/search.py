@@ -90,7 +90,9 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
 
 def _moved(model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
     """The best plan found from neighbourhood to neighbourhood."""
-    for groups in near:
+    for i, groups in enumerate(near):
+        if i and model.clock.is_up():
+            break
         model.focus(groups, best.rows)
         best = _near(model, groups, evaluator, best, worth)
     return best
@@ -156,13 +158,13 @@ def raised(
       settle: drop states on the way, for rounds follow; else only where that is cheap.
     """
     left, passes = min(most, _affordable(certificate.work)), _AT_A_TIME
-    while left > 0 and certificate.gap >= _GAP:
+    while left > 0 and certificate.gap >= _GAP and not certificate.model.clock.is_up():
         before = certificate.gap
         (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
         left, passes = left - passes, 2 * passes
         if before - certificate.gap < _STALLED:
             break
-    if certificate.gap >= _GAP and certificate.work < _MIDDLE:
+    if certificate.gap >= _GAP and certificate.work < _MIDDLE and not certificate.model.clock.is_up():
         certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
     return certificate.bound
 

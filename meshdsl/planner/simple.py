@@ -29,7 +29,7 @@ def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[C
     model.focus()
     ports, trials = list(_ports(model, best)), min(_TRIALS, _TRIED // len(model.nodes))
     for layout in rarest(ports):
-        left = _without(model, evaluator, best, ports, layout) if trials else None
+        left = _without(model, evaluator, best, ports, layout) if trials and not model.clock.is_up() else None
         if left is not None:
             trials -= 1
             found = _decided(Joint(model, left), evaluator)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.distances import Hidden
 from meshdsl.planner.dual import dual_bound
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
@@ -109,10 +110,12 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
 
 @uncollected
-def search_plan(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Found:
+def search_plan(
+    program: Program, mesh: Mesh, pins: Pins, memory: float | None = None, clock: Clock | None = None
+) -> Found:
     """As ``solve``, with what only the best of several programs needs left for later: ``settled`` and the proof."""
     limit = mesh.topology.memory if memory is None else memory
-    model = Model(make_problem(program, mesh, pins))
+    model = Model(make_problem(program, mesh, pins), clock)
     fitter = Fitter(model, pins)
     best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
     return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
