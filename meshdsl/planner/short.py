@@ -33,19 +33,20 @@ def too_small(
 
     Args:
       least: the fullest point of the smallest plan.
-      on_more: larger meshes and the least bytes found on each.
+      on_more: larger meshes and the least bytes found on each; those that do not help are left out.
     """
     program, alone = problem.program, least_memory(problem.program, problem.mesh, pins)
     at = f" at {least.op.name} ({least.op.source})" if least.op else ""
     limits = f"memory={bytes_text(limit)} per device; the least found is {bytes_text(least.bytes)}{at}"
     names, kept = _names(program, pins), _kept(program)
+    helping = [(mesh, found) for mesh, found in on_more if found < least.bytes]
     rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in least.held()]
     again = sum(size for v, size in least.held() if v in kept)
     advice = [
         f"{'no plan can fit: ' if alone > limit else ''}arguments alone hold {bytes_text(alone)}, in all parts that "
         "their pins allow",
         *([f"{bytes_text(again)} is kept for the backward pass: jax.checkpoint computes it again"] if again else []),
-        *(f"on mesh {mesh} the least found is {bytes_text(found)}{_fits(found, limit)}" for mesh, found in on_more),
+        *(f"on mesh {mesh} the least found is {bytes_text(found)}{_fits(found, limit)}" for mesh, found in helping),
         _REMEDY,
     ]
     return MemoryLimitError(faults(f"no plan fits {limits}, held by:", shortened(rows, _SHOWN), "\n".join(advice)))

@@ -194,6 +194,11 @@ def test_when_memory_is_short_larger_meshes_are_tried_until_one_fits():
     assert solved.peak <= 13_000.0
 
 
+def test_when_memory_is_short_larger_meshes_that_do_not_help_are_left_out():
+    lines = too_small(lambda a: jnp.sum(a), (shape(4, 6),), ("",), md.Mesh(x=2, y=2), 1.0)
+    assert not [line for line in lines if line.startswith("on mesh x=16") or line.startswith("on mesh x=32")]
+
+
 def test_when_memory_is_short_what_the_backward_pass_reads_is_summed():
     def step(w, x):
         return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w.T @ w) ** 2))(w)
