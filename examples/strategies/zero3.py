@@ -31,7 +31,7 @@ batch = dict.fromkeys("xy", jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32))
 
 links = (Link(latency=1e-6, bandwidth=1e7),)
 mesh = md.Mesh(data=8, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, links))
-memory = "85kB"
+memory = "80kB"
 program = md.Program(step, (params, batch), layouts={"batch/*": "data=S(0)", "params/*": "data=S(0)"})
 
 n = 4 * LAYERS * WIDTH**2  # bytes of parameters
