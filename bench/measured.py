@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from bench.memory import FAMILIES
+from bench.programs import filled
 from bench.published.plot import points
 from bench.report import machine, table
 from bench.step import stepper
@@ -126,7 +127,7 @@ def measured(program: Program, mesh: Mesh, steps: int) -> Facts:
     """Median seconds of a step, those predicted, and how many programs wanted the machine meanwhile."""
     sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=(0, 1))
     plan = sharded.plan(*program.args)
-    args = jax.tree.map(_array, program.args)
+    args = jax.tree.map(filled, program.args)
     step = stepper(sharded, args, sharded.input_shardings(*args)[0])
     jax.block_until_ready(step())
     seconds = [_timed(step) for _ in range(steps)]
@@ -140,16 +141,6 @@ def measured(program: Program, mesh: Mesh, steps: int) -> Facts:
         "steps": steps,
         "load": os.getloadavg()[0],
     }
-
-
-def _array(x: Any) -> Any:
-    """Values for what is known by shape."""
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    draw = np.random.default_rng(0)
-    return (0.1 * draw.normal(size=x.shape) if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(
-        x.dtype
-    )
 
 
 def _timed(step: Callable[[], Any]) -> float:

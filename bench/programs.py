@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,3 +47,11 @@ def random_batch(program: Program, vocabulary: int = 2048) -> dict[str, np.ndarr
     """Tokens of the shapes that the program's batch has."""
     rng = np.random.default_rng(0)
     return {name: rng.integers(0, vocabulary, x.shape).astype(x.dtype) for name, x in program.args[-1].items()}
+
+
+def filled(x: Any) -> Any:
+    """Numbers for what is known by shape; none below 0, for some are squares."""
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    drawn = 0.1 * np.abs(np.random.default_rng(0).normal(size=x.shape))
+    return (drawn if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(x.dtype)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.planner.pictures import draw_gaps, draw_times
+from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVERLAP, PEERS, SIZES, STEPS
 from bench.report import table
 from meshdsl.units import bytes_text, seconds_text
 
@@ -15,111 +16,6 @@ DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
 Rows = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Rows]
 TITLES = {"greedy": "greedy", "names": "one name, one axis", "axis": "axis by axis"}
-INTRO = """# The planner, measured
-
-Written by `make bench-planner`. A model of every family of `models/` on meshes of one, two and three axes, topology
-`dgx-h100`, the batch split over `data`, everything else left open; memory is not limited. Seconds of planning are those
-of the processor, after tracing, in a process that has planned something before.
-
-## How plans are proved
-
-`plan.lower_bound` is proved for every plan: message passing (TRW-S) raises a bound on the network of all operations.
-For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/closing.py`): states that no better
-plan can have go; where the readers of a value can still ask for few sets of layouts, the cheapest trees of moves to
-all these sets stand in the network, exactly; the plans that messages point to are tried. The rounds end when nothing
-is left between plan and bound, or when a fixed amount of work is done: work is counted in table entries, so the same
-step gets the same plan everywhere. A gap of 0 below means less than a hundred-millionth, for costs are summed in
-floats.
-
-Where a gap of more than half a percent is left, other plans are looked for: most operations are decided anew, exactly,
-while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer
-axes, so that more axes are not worse than fewer.
-
-Of plans that cost the same, the one with the fewest collectives is taken, then the one with the fewest moves (both are
-part of every cost), and on steps of up to 8,000 operations then one with fewer distinct layouts, as far as they
-are found (`meshdsl/planner/simple.py`).
-
-A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
-Bytes get a price, which is raised until a plan fits and lowered as far as one still does. The bound knows of the limit
-then: what the fullest operation of the step reads and writes is in memory in any case, each part as large as one
-node's layout says, and no plan that fits costs less than the least of cost and priced bytes, less the price of
-the limit (`meshdsl/planner/dual.py`; a Lagrangian).
-"""
-GAPS = """
-![gaps](planner-gaps.svg)
-"""
-CHECK = """
-## Checked by another solver
-
-The whole problem on one axis as an integer program (`tests/planner/integer.py`), without our networks, eliminations and
-messages: a binary per operation and joint signature, a flow per reader of a value, an arc that is paid once. HiGHS
-solves it. Cost and bound are parts of our plan's cost; smaller steps are compared in the tests, on two axes as well.
-"""
-PEERS = """
-## Against how others choose
-
-Each on our tables of costs and moves, evaluated as ours (`bench/planner/peers.py`); what differs is the choice alone.
-
-* **greedy**: operations in program order take the signature that is cheapest with its operands as they lie (the rule of
-  OneFlow's compiler); arguments that nothing is said of are the same everywhere, and so are constants if
-  that is better.
-* **one name, one axis**: every name of a dim is split over one axis or none wherever it occurs (Mesh-TensorFlow's
-  `auto_mtf`); of the names of most bytes, all assignments are tried.
-* **axis by axis**: an integer program per mesh axis, the axes before it fixed, in which every reader pays for its own
-  move (after Alpa's solver, which has no sharing).
-
-Predicted time of theirs as a multiple of ours, and what one device sends.
-"""
-STEPS = """
-## Run beside how others choose
-
-The same choices at small sizes (those of `bench/memory.py`) on 8 virtual CPU devices, `data=4,model=2`, the batch split
-over `data`, costs measured by `calibrate` in the same process (`bench/planner/steps.py`). The XLA partitioner (Shardy)
-takes and leaves everything where our plan does. Seconds of theirs as multiples of ours, medians of ten interleaved
-rounds with 95% intervals; in brackets what is predicted. A choice that is predicted a few per cent longer than ours may
-run as much shorter: what is predicted of steps on such devices is 12% off in the median (`docs/measured.md`).
-"""
-EQUATIONS = """
-## Time against equations
-
-GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
-plan is worth, and the certificate ends below one percent: messages pass over tables that equal layers share.
-
-![planning time against equations](planner-time.svg)
-"""
-AXES = """
-## Time against axes
-
-Axes of two devices each. From four axes on (three, for some models), joint states are too many to be looked at
-together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes.
-"""
-AGAIN = """
-## Another pin
-
-`sharded.pinned(...)` plans again under other pins. What it keeps: the traced (and padded) program, the nodes of the
-problem but for those whose pins change, all tables of costs and moves, the text of the program, and, where memory is
-short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
-sweeps and rounds; on more than two axes the bound is that of parts of the axes. The search itself is the same, so the
-bound is proved as ever. Steps in microbatches are planned anew. Figures are in the README (`python -m
-bench.planning`); small steps take less than a second. An unrolled step of thousands of operations takes longer, for
-every stage reads all of it in Python: the networks are built again, memory is taken through the step, and the plan is
-written, with its timeline.
-"""
-OVERLAP = """
-## With overlap
-
-`md.parallelize(..., overlap=True)`, or `md.Program(..., overlap=True)` for the command line, chooses by
-`plan.simulated_seconds`: a collective that can run beside independent computing costs what sticks out of it, and a
-price for the rest, since links are busy with what is hidden, too (`meshdsl/plan/overlap.py`). A few prices are tried;
-of all plans found the one with the shortest simulated step is taken, the one without overlap among them. So it is
-never slower with overlap; one thing after the other it may be, and `plan.seconds`, `plan.lower_bound` and `plan.gap`
-still speak of that: how good the simulated step is at most is not proved. Seconds of planning are with tracing here.
-"""
-SIZES = """
-## Time against the sizes of axes
-
-Llama 3 8B, 8,192 sequences, two axes: time follows how many states divide, not how many devices there are.
-"""
 
 
 def write(found: Found, versions: str, folder: Path = DOCS) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from bench.memory import FAMILIES
 from bench.peers import partitioned
 from bench.planner.peers import axis_by_axis, by_names, greedy
+from bench.programs import filled
 from bench.report import interleave, ratio
 from bench.step import sent_bytes
 from meshdsl.api import Program
@@ -49,7 +50,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
     plans = _planned(program, mesh)
-    devices, leaves = device_mesh(mesh), [_values(x) for x in jax.tree.leaves(program.args)]
+    devices, leaves = device_mesh(mesh), [filled(x) for x in jax.tree.leaves(program.args)]
     runs = {who: _run(Executable(traced, plan, devices), leaves) for who, (traced, plan) in plans.items()}
     sent: dict[str, float] = {who: plan.bytes for who, (_, plan) in plans.items()}
     runs["xla"], sent["xla"] = _by_xla(program, plans["ours"][1], mesh, leaves)
@@ -84,11 +85,3 @@ def _by_xla(program: Program, plan: Plan, mesh: Mesh, leaves: list[Any]) -> tupl
     args = jax.device_put(jax.tree.unflatten(jax.tree.structure(program.args), leaves), shardings)
     compiled = jitted.lower(*args).compile()
     return lambda: compiled(*args), sent_bytes(compiled.as_text(), mesh)
-
-
-def _values(x: Any) -> Any:
-    """Numbers for what is known by shape."""
-    if not isinstance(x, jax.ShapeDtypeStruct):
-        return x
-    drawn = 0.1 * np.random.default_rng(0).normal(size=x.shape)
-    return (np.abs(drawn) if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(x.dtype)

@@ -19,7 +19,7 @@ from meshdsl.planner.extract import Choice
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Prices
+from meshdsl.planner.prices import Prices
 from meshdsl.planner.search import jointly, raised
 
 _STEPS, _FACTOR = 5, 1.6  # prices that are tried, and how far they are apart

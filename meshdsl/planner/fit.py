@@ -15,7 +15,8 @@ from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
 from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import apart
-from meshdsl.planner.model import Model, Prices
+from meshdsl.planner.model import Model
+from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import evaluated, plans
 from meshdsl.planner.short import larger, too_small

@@ -75,9 +75,7 @@ class Messages:
     @property
     def states(self) -> dict[int, int]:
         """The best states so far of all variables of the network, those it has lost included."""
-        labels = self.network.labels
-        at = zip(self.order, self._best.tolist(), strict=True)
-        return self.network.decode({v: int(labels[v][i]) if v in labels else i for v, i in at})
+        return self.network.named(self.order, self._best)
 
     def settle(self) -> None:
         """Move what the messages say into the tables of the network, whose bound that raises."""

@@ -9,7 +9,6 @@ those near a plan in question: the search then moves from neighbourhood to neigh
 
 from collections.abc import Hashable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import prod
@@ -19,31 +18,19 @@ from numpy.typing import NDArray
 
 from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, Split
+from meshdsl.layouts.placement import REDUCTIONS
+from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import TIES, Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Node, Problem
-from meshdsl.planner.tables import Table, first_state, make_table, per_axis
+from meshdsl.planner.prices import Prices
+from meshdsl.planner.tables import Table, make_table, per_axis
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
-
-    Args:
-      held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
-    """
-
-    own: dict[int, float] = field(default_factory=dict)
-    read: dict[tuple[int, int], float] = field(default_factory=dict)
-    held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
 
 
 class Model:
@@ -82,8 +69,8 @@ class Model:
         return other
 
     def _pin(self) -> None:
-        self.allowed = [_allowed(node, self.mesh) for node in self.nodes]
-        self.orders = [_order(node.pin, self.mesh) for node in self.nodes]
+        self.allowed = [allowed_states(node, self.mesh) for node in self.nodes]
+        self.orders = [axis_order(node.pin, self.mesh) for node in self.nodes]
         self._require_states()
         self.whole = self._all_broadcast()
         self._begin()
@@ -243,7 +230,7 @@ class Model:
 
     def _all_broadcast(self) -> Assignment:
         """A state that every node is allowed to be in, all-``B`` wherever no pin says otherwise."""
-        return np.array([_first_allowed(t, a) for t, a in zip(self.tables, self.allowed, strict=True)], dtype=np.intp)
+        return np.array([first_allowed(t, a) for t, a in zip(self.tables, self.allowed, strict=True)], dtype=np.intp)
 
     @cached_property
     def wide(self) -> Axes:
@@ -254,34 +241,3 @@ class Model:
     def width(self) -> int:
         """Number of mesh axes."""
         return len(self.axes)
-
-
-def _first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
-    return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
-
-
-def _allowed(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
-    """Joint states that agree with what is stated for the node; None if nothing is."""
-    split = (name for _, axes in node.split for name in axes)
-    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
-        return None
-    masks = [_axis_mask(node, name, mesh) for name in mesh.names]
-    found = masks[0]
-    for mask in masks[1:]:
-        found = np.logical_and.outer(found, mask)
-    return found
-
-
-def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
-    free = axis not in node.pin.axes or mesh.axis(axis) == 1
-    stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
-    ports = [p for p, axes in node.split if axis in axes]
-    split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
-    return np.asarray(stated & split)
-
-
-def _order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
-    """Mesh order, but for axes that the pin states in another order."""
-    stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
-    at = iter(stated)
-    return tuple(next(at) if name in stated else name for name in mesh.names)

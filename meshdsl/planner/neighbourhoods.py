@@ -34,9 +34,7 @@ def improved(joint: Joint, best: Choice, evaluator: Evaluator) -> Choice:
     network = joint.plans()
     search = _Search(network, _begin(joint, network, best))
     search.run(max(_FEWEST, min(_DRAWS, _WORK // max(1, network.entries))), joint.model.clock)
-    labels, states = network.labels, zip(network.order, search.states.tolist(), strict=True)
-    chosen = network.decode({v: int(labels[v][i]) if v in labels else i for v, i in states})
-    found = evaluator.exact(evaluator.evaluate(joint.rows(chosen)))
+    found = evaluator.exact(evaluator.evaluate(joint.rows(network.named(network.order, search.states))))
     return min(best, found, key=lambda choice: choice.cost)
 
 

@@ -6,7 +6,7 @@ remain. Equal parts of a model have the same tables, as objects, and ask the sam
 is answered once (``Derived``).
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,6 +173,11 @@ class Network:
             self.add(a, b, derived.get("two", (unary, left, right), _least_of_two))
         else:
             self.constant += float(unary.min())
+
+    def named(self, order: Sequence[int], positions: NDArray[np.int64]) -> dict[int, int]:
+        """The states of all variables, those lost included, given those that are left, in order, by position."""
+        at = zip(order, positions.tolist(), strict=True)
+        return self.decode({v: int(self.labels[v][i]) if v in self.labels else i for v, i in at})
 
     def decode(self, chosen: dict[int, int]) -> dict[int, int]:
         """The best states of all eliminated variables, given those of the others by label."""

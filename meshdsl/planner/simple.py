@@ -94,6 +94,4 @@ def _decided(joint: Joint, evaluator: Evaluator) -> Choice:
     network = joint.plans()
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), _LARGEST)
-    labels, states = network.labels, zip(network.order, found.states.tolist(), strict=True)
-    chosen = network.decode({v: int(labels[v][i]) if v in labels else i for v, i in states})
-    return evaluator.exact(evaluator.evaluate(joint.rows(chosen)))
+    return evaluator.exact(evaluator.evaluate(joint.rows(network.named(network.order, found.states))))

@@ -8,7 +8,6 @@ so the choice is part of the program here. The gradient of a maximum is such a p
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -16,8 +15,7 @@ from jax import lax
 
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.trace.graphs import Atom, Table, fresh_ids, in_bodies, substitute, with_ops
-from meshdsl.trace.read import Frame, inline
-from meshdsl.trace.source import Place
+from meshdsl.trace.read import written
 
 
 def choose_masked(graph: Graph) -> Graph:
@@ -35,7 +33,7 @@ def _chosen(graph: Graph, ids: Iterator[int]) -> Graph:
             masks[op.outputs[0].id] = op.inputs[0]
         found = _masked(op, masks)
         if found:
-            made, table[op.outputs[0].id] = _choice(op, *found, ids)
+            made, table[op.outputs[0].id] = written(_choice, found, ids, op)
             ops += made
         else:
             ops.append(op)
@@ -52,9 +50,5 @@ def _masked(op: Op, masks: Mapping[int, Atom]) -> tuple[Atom, Atom] | None:
     return None
 
 
-def _choice(op: Op, mask: Atom, x: Atom, ids: Iterator[int]) -> tuple[list[Op], Atom]:
-    frame = Frame(ids, body=False)
-    likes = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in (mask, x)]
-    closed = jax.make_jaxpr(lambda mask, x: lax.select(mask, x, lax.full_like(x, 0)))(*likes)
-    (result,) = inline(closed, (mask, x), frame, Place())
-    return [replace(made, source=op.source, scope=op.scope) for made in frame.ops], result
+def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.select(mask, x, lax.full_like(x, 0))

@@ -13,7 +13,7 @@ handed in by the loop as one more const: a body sees nothing but its inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -119,6 +119,16 @@ def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Pla
         results = READERS.get(eqn.primitive.name, _plain)(site)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
+
+
+def written(
+    function: Callable[..., Any], inputs: Sequence[Atom], ids: Iterator[int], like: Op
+) -> tuple[list[Op], Atom]:
+    """The operations of a function of some operands, at the place of another operation, and their one result."""
+    frame = Frame(ids, body=False)
+    made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs))
+    (result,) = inline(made, inputs, frame, Place())
+    return [replace(op, source=like.source, scope=like.scope) for op in frame.ops], result
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:

@@ -11,6 +11,7 @@ Between slice and concatenation every piece may pass operations on one operand.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,8 +22,7 @@ from jax.interpreters import mlir
 
 from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.trace.graphs import Atom, Table, fresh_ids, in_bodies, substitute, values, with_ops
-from meshdsl.trace.read import Frame, inline
-from meshdsl.trace.source import Place
+from meshdsl.trace.read import written
 
 roll_p = Primitive("roll")
 UNARY = frozenset({"neg", "mul", "convert_element_type"})
@@ -70,7 +70,7 @@ def _rolled(graph: Graph, ids: Iterator[int]) -> Graph:
         makers.update((v.id, op) for v in op.outputs)
         found = _whole(_put_together(op, makers, parts), op)
         if found:
-            made, (result,) = _emitted(op, found, ids)
+            made, result = written(partial(_assembled, pieces=found), (found[0].source,), ids, op)
             ops += made
             table[op.outputs[0].id] = result
             makers.update((v.id, new) for new in made for v in new.outputs)
@@ -160,16 +160,8 @@ def _whole(pieces: Sequence[Piece], op: Op) -> Sequence[Piece]:
     return pieces if alike and fills and len({(p.at - p.start) % n for p in pieces}) == 1 else ()
 
 
-def _emitted(op: Op, pieces: Sequence[Piece], ids: Iterator[int]) -> tuple[list[Op], list[Atom]]:
-    """Operations that make the result of ``op`` from the pieces' source."""
-    source = pieces[0].source
-    frame, like = Frame(ids, body=False), jax.ShapeDtypeStruct(source.shape, source.dtype)
-    closed = jax.make_jaxpr(lambda x: _assembled(x, pieces))(like)
-    result = inline(closed, (source,), frame, Place())
-    return [replace(made, source=op.source, scope=op.scope) for made in frame.ops], result
-
-
 def _assembled(x: jax.Array, pieces: Sequence[Piece]) -> jax.Array:
+    """The result, from the pieces' source."""
     dim, shift = pieces[0].dim, (pieces[0].at - pieces[0].start) % x.shape[pieces[0].dim]
     rolled = roll_p.bind(x, axis=dim, shift=shift) if shift else x
     *before, result = (_chained(rolled, piece.chain) for piece in pieces)

@@ -1,0 +1,42 @@
+"""In which states a node may be by what is stated for it: pins, and dims that stay split."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Split
+from meshdsl.planner.node import Node
+from meshdsl.planner.tables import Table, first_state
+
+
+def first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
+    """A state that the node is allowed to be in, all-``B`` if it is."""
+    return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
+
+
+def allowed_states(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
+    """Joint states that agree with what is stated for the node; None if nothing is."""
+    split = (name for _, axes in node.split for name in axes)
+    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
+        return None
+    masks = [_axis_mask(node, name, mesh) for name in mesh.names]
+    found = masks[0]
+    for mask in masks[1:]:
+        found = np.logical_and.outer(found, mask)
+    return found
+
+
+def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
+    free = axis not in node.pin.axes or mesh.axis(axis) == 1
+    stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+    ports = [p for p, axes in node.split if axis in axes]
+    split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
+    return np.asarray(stated & split)
+
+
+def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """Mesh order, but for axes that the pin states in another order."""
+    stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
+    at = iter(stated)
+    return tuple(next(at) if name in stated else name for name in mesh.names)

@@ -1,0 +1,18 @@
+"""What memory costs while a plan that fits is looked for."""
+
+from dataclasses import dataclass, field
+
+from meshdsl.planner.exact import Costs
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
+
+    Args:
+      held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
+    """
+
+    own: dict[int, float] = field(default_factory=dict)
+    read: dict[tuple[int, int], float] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
