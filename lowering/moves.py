@@ -160,7 +160,7 @@ def identity(reduction: str, dtype: jnp.dtype) -> bool | int | float:
     lowest = reduction == "max"
     if dtype == jnp.bool_:
         return not lowest
-    if jnp.issubdtype(dtype, jnp.floating):
+    if jnp.issubdtype(dtype, jnp.inexact):
         return -np.inf if lowest else np.inf
     return int(jnp.iinfo(dtype).min if lowest else jnp.iinfo(dtype).max)
 

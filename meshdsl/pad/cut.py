@@ -33,6 +33,8 @@ def padded_strands(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[Stra
     Args:
       sizes: the lengths in question; other dims stay as they are.
     """
+    if not sizes:
+        return {}
     net = _Net(graph, sizes)
     padded = net.padded_side() if net.heavy else set()
     return by_operation(at for node, at in net.nodes.items() if node in padded)
@@ -72,6 +74,8 @@ class _Net:
             self._enter(op)
 
     def _enter(self, op: Op) -> None:
+        if not op.bodies and not any(n in self.sizes for x in (*op.inputs, *op.outputs) for n in x.shape):
+            return
         covered: dict[Port, int] = {}
         inside: list[dict[Port, int]] = [{} for _ in op.bodies]
         for strand in strands(op):
@@ -88,12 +92,12 @@ class _Net:
             self._enter_graph(body, given)
 
     def _connect(self, x: Atom, reads: bool, node_at: Callable[[int], int]) -> None:
-        """Every dim of a value with the node that reads or makes it."""
-        for d in range(len(x.shape)) if isinstance(x, Value) else ():
+        """Every dim in question of a value with the node that reads or makes it."""
+        for d in (d for d, n in enumerate(x.shape) if n in self.sizes) if isinstance(x, Value) else ():
             if reads:
-                self.readers.setdefault((x.id, d), set()).add(node_at(d))  # type: ignore[union-attr]
+                self.readers.setdefault((x.id, d), set()).add(node_at(d))
             else:
-                self.makers[x.id, d] = node_at(d)  # type: ignore[union-attr]
+                self.makers[x.id, d] = node_at(d)
 
     def _new(self) -> int:
         self.count += 1

@@ -66,15 +66,19 @@ class Liveness:
         return [*lives.copies(given), *(self.placed.copy(v, self.placed.own[v.id], -1, end) for v in fixed)]
 
     def _fullest(self, graph: Graph, copies: list[Copy]) -> Peak:
-        best = Peak(-1, None, ())
+        best, inside, place = -1, Peak(0, None, ()), 0
         for at, (op, total) in enumerate(zip(graph.ops, _held(graph, copies), strict=True)):
-            lies = zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True)
-            bodies = (self._fullest(body, self._inside(body, how)) for body, how in lies)
-            inner = max(bodies, key=lambda p: p.bytes, default=Peak(0, op, ()))
-            if total + inner.bytes > best.bytes:
-                here = tuple(c for c in copies if c.first <= at <= c.last)
-                best = Peak(total + inner.bytes, inner.op, (*here, *inner.copies))
-        return best
+            inner = self._fullest_body(op)
+            if total + inner.bytes > best:
+                best, inside, place = total + inner.bytes, inner, at
+        here = (c for c in copies if c.first <= place <= c.last)
+        return Peak(best, inside.op, (*here, *inside.copies))
+
+    def _fullest_body(self, op: Op) -> Peak:
+        """The fullest point of the bodies of an operation; the operation itself, and nothing, if it has none."""
+        lies = zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True)
+        bodies = (self._fullest(body, self._inside(body, how)) for body, how in lies)
+        return max(bodies, key=lambda p: p.bytes, default=Peak(0, op, ()))
 
     def _inside(self, body: Graph, lies: Body) -> list[Copy]:
         """The copies of a body, beside those of the graph around it: its inputs and what it returns in their place."""

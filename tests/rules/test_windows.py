@@ -10,7 +10,7 @@ from jax import lax
 from meshdsl.layouts.placement import S
 from meshdsl.rules import rows_of
 from tests.prover import drawn, prove, sample
-from tests.rules.data import bits, floats
+from tests.rules.data import bits, complexes, floats
 from tests.rules.listed import wrong
 
 CASES = []
@@ -78,6 +78,9 @@ for kind, start in ((lax.add, 0.0), (lax.max, -np.inf), (lax.min, np.inf), (lax.
         lambda x, args=(start, kind, (1, 7), (1, 1), "VALID"): lax.reduce_window(x, *args),
         floats(2, 24),
     )
+    if kind in (lax.max, lax.min):  # of complex numbers, which have no partial extremes
+        args = (np.complex64(start), kind, (1, 3), (1, 2), "SAME")
+        case(f"reduce_window{name}", lambda x, args=args: lax.reduce_window(x, *args), complexes(6, 12))
 
 
 def largest(width, stride, padding):
