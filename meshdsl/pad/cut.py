@@ -93,7 +93,9 @@ class _Net:
 
     def _connect(self, x: Atom, reads: bool, node_at: Callable[[int], int]) -> None:
         """Every dim in question of a value with the node that reads or makes it."""
-        for d in (d for d, n in enumerate(x.shape) if n in self.sizes) if isinstance(x, Value) else ():
+        if not isinstance(x, Value):
+            return
+        for d in (d for d, n in enumerate(x.shape) if n in self.sizes):
             if reads:
                 self.readers.setdefault((x.id, d), set()).add(node_at(d))
             else:
