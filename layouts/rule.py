@@ -9,6 +9,7 @@ signature on one axis) is derived from both:
 * factor in operands and results      -> ``S`` where it occurs, ``B`` on operands without it
 * factor reduced away                 -> ``S`` on the operands, ``P(reduction)`` on the results
 * ``linear`` group of operands        -> ``P`` on the group, ``B`` on the others: ``P``
+* ``rounding`` group of operands      -> the same, only where a layout stated for the result asks
 * ``commuting`` group of operands     -> the same for ``P(max)`` and ``P(min)`` as well
 * ``increasing`` / ``decreasing``     -> ``P(max)`` stays / becomes ``P(min)``, and vice versa
 * always                              -> everything ``B``
@@ -73,6 +74,7 @@ class Rule:
       sizes: length of each factor that shares a dim with others.
       extra: rows that no property gives.
       without: rows that do not hold, by their placements.
+      rounding: groups of operands; the operation is linear in each but for rounding.
     """
 
     inputs: tuple[Dims, ...]
@@ -85,6 +87,7 @@ class Rule:
     sizes: Mapping[str, int] = field(default_factory=dict)
     extra: tuple[Signature, ...] = ()
     without: frozenset[Placements] = frozenset()
+    rounding: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def parse(cls, text: str, **properties: object) -> "Rule":
@@ -96,6 +99,10 @@ class Rule:
         """The table for one axis, every row once, all-``B`` first."""
         found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
         return tuple(row for row in dict.fromkeys(found) if (row.inputs, row.outputs) not in self.without)
+
+    def asked(self) -> tuple[Signature, ...]:
+        """Rows beside the table, each for axes on which a layout that is stated for the result asks for it."""
+        return tuple(self._whole(P, group, P) for group in self.rounding)
 
     def _factors(self) -> tuple[str, ...]:
         names = (name for dims in (*self.inputs, *self.outputs) for dim in dims for name in dim)

@@ -7,6 +7,14 @@ The planner gives ``y`` this layout; axes that are not named stay free. Everywhe
 the identity. It speaks of the value itself, never of its gradient: under autodiff the tangent
 and the cotangent pass by unconstrained. Under ``vmap`` the dims it splits move past the mapped
 one, and in the body of a loop it holds in every trip.
+
+A sum over devices is reduced before it is cast to floats that do not hold it, as the step says.
+That the result of such a cast is ``P`` asks for the other order, half of the bytes for bfloat16:
+
+    sent = md.constrain(gradient.astype(jnp.bfloat16), "data=P")
+
+It speaks of this cast on these axes; who reads the same cast without it reads what was reduced
+before. The largest and smallest, ``P(max)`` and ``P(min)``, are the same in either order.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """A given plan that does not hold for its program is refused, whatever part of it is wrong."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -61,6 +62,18 @@ def test_a_signature_that_is_no_longer_listed(monkeypatch):
     assert rows
     assert all(row.startswith("tanh at test_plan_sound.py:") and ": no signature on " in row for row in rows)
     assert rows[0].endswith(" leads from S(0), to S(0)")
+
+
+def test_a_sum_that_is_rounded_before_it_is_reduced_where_that_is_not_stated():
+    def stating(text):
+        return lambda w, x: md.constrain((x @ w).astype(jnp.bfloat16), text)
+
+    args = (ARGS[1][:16], ARGS[1])
+    plan = md.parallelize(stating("data=P model=P"), MESH, {"w": "data=S(0) model=S(0)"}).plan(*args)
+    check_sound(plan, trace(stating("data=P model=P"), args))
+    with pytest.raises(PlanFileError) as caught:
+        check_sound(plan, trace(stating("data=P"), args))
+    assert re.search(r"convert_element_type at \S+: no signature on model leads from P, to P\n", str(caught.value))
 
 
 def test_a_value_that_lies_otherwise():

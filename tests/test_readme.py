@@ -41,6 +41,19 @@ def test_a_model_cut_by_hand_is_a_pipeline(capsys):
     assert "1f1b over pipe: 4 microbatches through 3 stages in 8 ticks" in capsys.readouterr().out
 
 
+def test_sums_in_fewer_bits_send_what_is_printed():
+    code, printed = re.search(
+        r"## Sums in fewer bits.*?```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL
+    ).groups()
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "readme.py", "exec"), {"__name__": "readme"})
+    assert out.getvalue() == printed
+    with contextlib.redirect_stdout(out):
+        exec(re.sub(r".*without this line.*\n", "", code), {"__name__": "readme"})
+    assert out.getvalue().endswith("5.51 MB\n") and "without this line, 5.51 MB" in code
+
+
 def test_named_dims_are_pinned_by_rules(capsys):
     names = run("Named dims")
     assert "model=S(hidden)" in capsys.readouterr().out

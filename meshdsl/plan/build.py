@@ -1,7 +1,7 @@
 """From a solution to a plan: name what is moved, by whom it is needed, and how often."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
 from meshdsl.collector import uncollected
@@ -19,7 +19,8 @@ from meshdsl.plan.spans import Lines, Work, make_spans
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
-from meshdsl.rules.registry import ONCE, RULES
+from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
+from meshdsl.trace.casts import CAST
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
 
@@ -39,7 +40,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
-        notes=(*_opaque(program), *program.notes, *solution.notes),
+        notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
@@ -114,8 +115,28 @@ def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason:
 def _opaque(program: Program) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    found = Counter(_runs(op) for _, op in walk(program.graph) if op.name not in known and not _is_constant(op))
-    return [f"{runs} (x{n})" if n > 1 else runs for runs, n in found.items()]
+    return _counted(_runs(op) for _, op in walk(program.graph) if op.name not in known and not _is_constant(op))
+
+
+def _rounded(program: Program, solution: Solution) -> list[str]:
+    """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
+    casts = (op for _, op in walk(program.graph) if op.name == CAST)
+    return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
+
+
+def _rounding_axes(op: Op, solution: Solution) -> list[str]:
+    rows = zip(solution.mesh.sizes_by_name.items(), solution.rows.get(op.id, ()), strict=False)
+    asked = asked_rows_of(op)
+    return [axis for (axis, size), row in rows if size > 1 and row in asked]
+
+
+def _rounds(op: Op, axes: Iterable[str]) -> str:
+    types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"
+    return f"parts of sums over {','.join(axes)} are cast {types} before they are reduced, as stated: {op.source}"
+
+
+def _counted(lines: Iterable[str]) -> list[str]:
+    return [f"{line} (x{n})" if n > 1 else line for line, n in Counter(lines).items()]
 
 
 def _runs(op: Op) -> str:

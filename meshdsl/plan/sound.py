@@ -93,7 +93,8 @@ def _node(node: Node, layouts: list[Layout], table: set[Signature], solution: So
 def _axis(node: Node, i: int, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
     axis = solution.mesh.names[i]
     placed = tuple(layout.on(axis) for layout in layouts)
-    if _row(node, i, placed, solution) not in table:
+    row = _row(node, i, placed, solution)
+    if row is None or row not in table or not node.takes(row, axis):
         ends = zip(node.ports, placed, strict=True)
         text = ", ".join(f"{'to' if port.defines else 'from'} {p}" for port, p in ends)
         yield f"no signature on {axis} leads {text}"

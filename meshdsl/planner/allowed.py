@@ -1,4 +1,4 @@
-"""In which states a node may be by what is stated for it: pins, and dims that stay split."""
+"""In which states a node may be by what is stated for it: pins, dims that stay split, and rows to be asked for."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ def first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[in
 def allowed_states(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
     """Joint states that agree with what is stated for the node; None if nothing is."""
     split = (name for _, axes in node.split for name in axes)
-    if not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
+    if not node.asked and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
         return None
     masks = [_axis_mask(node, name, mesh) for name in mesh.names]
     found = masks[0]
@@ -32,7 +32,8 @@ def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
     ports = [p for p, axes in node.split if axis in axes]
     split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
-    return np.asarray(stated & split)
+    asked = np.array([node.takes(row, axis) for row in node.rows])
+    return np.asarray(stated & split & asked)
 
 
 def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:

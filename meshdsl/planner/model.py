@@ -141,9 +141,10 @@ class Model:
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
-        key = (id(self.tables[n]), self.nodes[n].trips, self.nodes[n].pin, self.nodes[n].split)
+        node = self.nodes[n]
+        key = (id(self.tables[n]), node.trips, node.pin, node.split, node.asked)
         if key not in self._units:
-            cost, allowed = self.scale.pack(self.tables[n].seconds * self.nodes[n].trips), self.allowed[n]
+            cost, allowed = self.scale.pack(self.tables[n].seconds * node.trips), self.allowed[n]
             self._units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._units[key]
 

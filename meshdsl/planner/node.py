@@ -34,6 +34,7 @@ class Node:
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
       split: ports that axes have to split, along whichever dim.
+      asked: rows that only some axes may take, those where a layout was stated that asks for them.
     """
 
     ports: tuple[Port, ...]
@@ -44,6 +45,11 @@ class Node:
     pin: Layout = FREE
     what: str = ""
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    asked: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
+
+    def takes(self, row: Signature, axis: str) -> bool:
+        """Whether an axis may take a row of the table."""
+        return all(axis in axes for asked, axes in self.asked if asked == row)
 
     def placements(self, row: int) -> tuple[Placement, ...]:
         """Placement of every port in one row."""

@@ -15,6 +15,9 @@ outer value once and defines the inner one: reshard before it and it happens onc
 it happens on every trip. A carry is one node that reads the initial value and the body's
 result, and defines the body's input and the loop's result, all in one layout, which may be
 partial: then it is reduced once, after the loop.
+
+A sum is never moved across a cast that rounds, unless the step states that the cast's result is
+a partial sum: that cast has a row more, which it may take on the axes of the statement.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -36,7 +39,8 @@ from meshdsl.planner.node import Node, Port, Problem, same_layout
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.stacks import Stack, split_stacks
-from meshdsl.rules import rows_of
+from meshdsl.rules import asked_rows_of, rows_of
+from meshdsl.trace.casts import asked_casts
 from meshdsl.trace.clone import made_on_the_spot
 
 _Known = dict[Hashable, tuple[Signature, ...]]  # tables by what they depend on
@@ -108,6 +112,7 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
 
 
 def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
+    asked = asked_casts(graph)
     for op in graph.ops:
         if op.bodies:
             yield from LINKS[op.name](op, graph.trips)
@@ -117,19 +122,22 @@ def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             yield same_layout(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.name != "return":
-            yield _op_node(op, graph.trips, kept, known)
+            yield _op_node(op, graph.trips, kept, known, asked.get(op.id, ()))
 
 
-def _op_node(op: Op, trips: int, kept: set[int], known: _Known) -> Node:
+def _op_node(op: Op, trips: int, kept: set[int], known: _Known, asked: tuple[str, ...]) -> Node:
     real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if isinstance(v, Value)]
     uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
     ports = (*uses, *(Port(v, True) for v in op.outputs))
     rows = _rows(op, tuple(real), known)
+    more = tuple(_only(row, real) for row in asked_rows_of(op)) if asked else ()
+    rows = known.setdefault((rows, more), (*rows, *more)) if more else rows
     work = work_of(op, kept)
     touched = tuple(work.touched[i] for i in real)
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
     work = replace(work, touched=touched, sides=sides)
-    return Node(ports, rows, work, op, trips, what=f"{op.called} at {op.source}")
+    only = tuple((row, asked) for row in more)
+    return Node(ports, rows, work, op, trips, what=f"{op.called} at {op.source}", asked=only)
 
 
 def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]:

@@ -13,10 +13,11 @@ from meshdsl.rules import (
     structural,
     windows,
 )
-from meshdsl.rules.registry import RULES, rows_of, rule
+from meshdsl.rules.registry import RULES, asked_rows_of, rows_of, rule
 
 __all__ = [
     "RULES",
+    "asked_rows_of",
     "contraction",
     "effects",
     "elementwise",

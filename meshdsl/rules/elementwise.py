@@ -11,7 +11,8 @@ tables below group names by property:
 A property has to hold for the parts, not only for their total. The parts of a ``P(max)``
 may be any lower values, down to ``-inf``: ``log`` of such a part is NaN, so ``log`` passes
 minima on (all parts above it are in its domain) but not maxima. Integers wrap, so adding is
-monotone on floats only. And nothing moves a sum across a cast that rounds.
+monotone on floats only. And nothing moves a sum across a cast that rounds, unless the user
+states that the result of the cast is partial.
 """
 
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ def elementwise(op: Op) -> Rule:
         increasing=INCREASING.get(name, ()) + _monotone_here(op, rising=True),
         decreasing=DECREASING.get(name, ()) + _monotone_here(op, rising=False),
         extra=(*LATTICE.get(name, ()), *_on_domain(name), *_on_bools(op)),
+        rounding=_rounding_here(op),
     )
 
 
@@ -98,6 +100,13 @@ def _linear_here(op: Op) -> Groups:
     if op.name == "convert_element_type" and keeps_sums(op.inputs[0].dtype, op.outputs[0].dtype):
         return ((0,),)
     return ()
+
+
+def _rounding_here(op: Op) -> Groups:
+    """Linear but for rounding: a cast of floats to such as do not hold them all."""
+    if op.name != "convert_element_type" or _linear_here(op):
+        return ()
+    return ((0,),) if all(jnp.issubdtype(x.dtype, jnp.inexact) for x in (*op.inputs, *op.outputs)) else ()
 
 
 def is_zero(x: Value | Literal) -> bool:

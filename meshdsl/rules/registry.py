@@ -34,6 +34,12 @@ def rows_of(op: Op) -> tuple[Signature, ...]:
     return tuple(row for row in made(op).rows() if _fits(row, op))
 
 
+def asked_rows_of(op: Op) -> tuple[Signature, ...]:
+    """Rows that ``op`` takes on an axis only if a layout that is stated for its result asks for them there."""
+    made = RULES.get(op.name)
+    return () if made is None else tuple(row for row in made(op).asked() if _fits(row, op))
+
+
 def all_broadcast(op: Op) -> Signature:
     """Every operand and result ``B``: legal for any operation."""
     return Signature((B,) * len(op.inputs), (B,) * len(op.outputs))

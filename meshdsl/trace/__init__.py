@@ -27,6 +27,7 @@ from meshdsl.trace import calls, loops
 from meshdsl.trace.alias import drop_identities, drop_stages
 from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
 from meshdsl.trace.broadcasts import fold_cuts
+from meshdsl.trace.casts import part_casts
 from meshdsl.trace.clone import clone_constants
 from meshdsl.trace.common import merge_common
 from meshdsl.trace.dead import drop_dead
@@ -53,7 +54,7 @@ Pass = Callable[[Graph], Graph]
 
 # Identities first: they hide patterns and equal expressions. Products with masks where XLA sees them, before loops
 # are left. Rolls, pads and shifts next: they leave slices unread.
-# What is the same in every trip shows once the dead are gone. Merging leaves conditions unread. Clones last: merging
+# What is the same in every trip shows once the dead are gone. Merging leaves conditions unread. Copies last: merging
 # would undo them.
 CLEANUPS: tuple[Pass, ...] = (
     drop_identities,
@@ -69,6 +70,7 @@ CLEANUPS: tuple[Pass, ...] = (
     run_once,
     merge_common,
     drop_dead,
+    part_casts,
     clone_constants,
 )
 

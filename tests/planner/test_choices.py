@@ -55,3 +55,34 @@ def test_a_partial_sum_is_reduced_before_it_is_rounded():
     found = sent(lambda x, w: (x @ w).astype(jnp.bfloat16), pins, array(512, 512), array(512, 512))
     assert [(kind, dtype) for kind, _, dtype in found if kind != "all-gather"] == [("reduce-scatter", "float32")]
     assert all(dtype == "bfloat16" for kind, _, dtype in found if kind == "all-gather")
+
+
+def test_it_is_rounded_before_where_that_is_stated():
+    pins = {"x": "data=S(1)", "w": "data=S(0)"}
+    found = sent(lambda x, w: md.constrain((x @ w).astype(jnp.bfloat16), "data=P"), pins, *[array(512, 512)] * 2)
+    assert found == [("all-reduce", (512, 512), "bfloat16")]
+
+
+def test_a_sum_is_sent_before_it_is_widened_and_after_where_that_is_stated():
+    pins = {"x": "data=S(1)", "w": "data=S(0)"}
+    args = [array(512, 512, dtype=jnp.bfloat16)] * 2
+    assert sent(lambda x, w: (x @ w).astype(jnp.float32), pins, *args) == [("all-reduce", (512, 512), "bfloat16")]
+    found = sent(lambda x, w: md.constrain((x @ w).astype(jnp.float32), "data=P"), pins, *args)
+    assert found == [("all-reduce", (512, 512), "float32")]
+
+
+@pytest.mark.parametrize(("stated", "dtype_over_b"), [("a=P", "float32"), ("a=P b=P", "bfloat16")])
+def test_it_is_rounded_before_on_the_stated_axes_alone(stated, dtype_over_b):
+    def step(x, w):
+        return md.constrain((x @ w).astype(jnp.bfloat16), stated).astype(jnp.float32)
+
+    pins = {"x": "a=S(1) b=S(1)", "w": "a=S(0) b=S(0)"}
+    args, whole = [array(64, 512), array(512, 64)], {"**": "a=S(0) b=S(1)"}
+    plan = md.parallelize(step, md.Mesh(a=2, b=2, topology=MESH.topology), pins, whole).plan(*args)
+    dtypes = {c.axes: c.dtype for c in plan.collectives if c.kind == "reduce-scatter"}
+    assert dtypes == {("a",): "bfloat16", ("b",): dtype_over_b}
+
+
+def test_of_the_largest_there_is_no_rounding_to_ask_for():
+    (found,) = sent(lambda x: jnp.max(x, 1).astype(jnp.bfloat16), {"x": "data=S(1)"}, array(512, 512))
+    assert found == ("all-reduce", (512,), "bfloat16")

@@ -7,12 +7,19 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
 
+from meshdsl import simulated
+from meshdsl.layouts.placement import P
+from meshdsl.layouts.rule import Signature
+from meshdsl.rules.registry import asked_rows_of, rows_of
 from tests.prover import prove, sample
 from tests.rules.data import bits, bools, complexes, floats, ints, least, strange, unit
 from tests.rules.listed import wrong
+from tests.samples import Sample, drawn
+from tests.trials import Trial, run_trials
 
 CASES = []
-ROUNDS = "a sum is not moved across a cast that rounds"
+RNG = np.random.default_rng(0)
+ROUNDS = "a sum is not moved across a cast that rounds unasked"
 WRAPS = "the sum of the parts may have wrapped"
 INEXACT = "exact only while the numbers are small"
 RARE = "nobody takes the minimum of these"
@@ -138,6 +145,34 @@ cast(bools(24), "int32")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rule(case):
     assert prove(case) == []
+
+
+def cast_of(value, dtype):
+    return drawn(Sample("convert_element_type", lambda x: lax.convert_element_type(x, dtype), (value,)), RNG)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("ranks", [(2,), (3,), (2, 3)], ids=str)
+def test_a_row_that_is_asked_for_keeps_sums_within_the_rounding_of_their_parts(dtype, ranks):
+    op, draws = cast_of(unit(24), dtype)
+    (row,) = asked_rows_of(op)
+    assert row == Signature((P,), (P,)) and row not in rows_of(op)
+    trial = Trial((row,) * len(ranks), ranks)
+    ((parts,),) = run_trials(op, draws, [trial], RNG).values()
+    found = simulated.join(parts, (P,) * len(ranks)).astype("float64")
+    size = np.abs(parts.astype("float64")).sum(tuple(range(len(ranks))))
+    off = np.abs(found - draws[0])
+    assert (off <= sum(ranks) * jnp.finfo(dtype).eps / 2 * size).all()
+    assert (off > jnp.finfo(dtype).eps * np.abs(draws[0])).any()  # more than rounding the sum would do
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(floats(24, dtype="bfloat16"), "float32"), (ints(24), "int8"), (ints(24), "bfloat16"), (floats(24), "int32")],
+    ids=["widens", "wraps", "from whole numbers", "to whole numbers"],
+)
+def test_casts_that_do_not_round_floats_have_no_row_to_be_asked_for(value, dtype):
+    assert asked_rows_of(cast_of(value, dtype)[0]) == ()
 
 
 @pytest.mark.parametrize("name", ["igamma", "igammac"])
