@@ -20,9 +20,10 @@ from meshdsl.layouts.placement import B, Partial, Placement, Split
 class Layout:
     """Placements by axis name: ``Layout(data=S(0), model=P)``."""
 
-    __slots__ = ("_key", "placements")
+    __slots__ = ("_hash", "_key", "placements")
     placements: tuple[tuple[str, Placement], ...]
     _key: tuple[frozenset[tuple[str, Placement]], frozenset[tuple[str, ...]]]
+    _hash: int
 
     def __init__(self, **placements: Placement) -> None:
         for name, placed in placements.items():
@@ -32,6 +33,7 @@ class Layout:
                 raise NotationError(f"{name}={placed!r} is no placement; write S(dim), B, P, P('max') or P('min')")
         object.__setattr__(self, "placements", tuple(placements.items()))
         object.__setattr__(self, "_key", (frozenset(placements.items()), self._orders()))
+        object.__setattr__(self, "_hash", hash(self._key))
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
@@ -98,7 +100,7 @@ class Layout:
         return isinstance(other, Layout) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return self._hash
 
     def __reduce__(self) -> tuple[Callable[..., "Layout"], tuple[tuple[tuple[str, Placement], ...]]]:
         return _made, (self.placements,)

@@ -55,7 +55,7 @@ def finish(jobs: Sequence[Job]) -> list[float]:
         begin(0.0, stream)
     while running:
         now = running[0][0]
-        touched = set[str]()
+        touched: set[str] = set()
         while running and running[0][0] == now:
             _, i = heappop(running)
             ends[i] = now

@@ -44,7 +44,7 @@ def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node
     present = [port for port in (outer, inner) if port is not None]
     rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
     rows = _stacks(rank, outer is not None, inner is not None)
-    return Node(tuple(present), rows, what=f"slices of {op.name} at {op.source}", trips=trips)
+    return Node(tuple(present), rows, name=f"slices of {op.name} at {op.source}", trips=trips)
 
 
 @cache
@@ -80,7 +80,7 @@ def _predicate(op: Op, trips: int) -> Iterator[Node]:
     """What decides a branch is the same everywhere."""
     value = op.inputs[0]
     if isinstance(value, Value):
-        yield Node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), what="predicate", trips=trips)
+        yield Node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), name="predicate", trips=trips)
 
 
 def _some(node: Node | None) -> Iterator[Node]:

@@ -47,8 +47,8 @@ class Model:
             sum(float(t.seconds[t.first]) * n.trips for t, n in zip(self.tables, self.nodes, strict=True))
         )
         self.distances = {v: self._distances_of(v) for v in problem.defined}
-        self._units: dict[Hashable, Costs] = {}
-        self._finite: dict[int, Assignment] = {}
+        self._known_units: dict[Hashable, Costs] = {}
+        self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
         self._wholes: dict[Distances, Closure] = {}
         self._made = count()
         self._pin()
@@ -72,6 +72,7 @@ class Model:
         self.allowed = [allowed_states(node, self.mesh) for node in self.nodes]
         self.orders = [axis_order(node.pin, self.mesh) for node in self.nodes]
         self._require_states()
+        self._units = [self._unit(n) for n in range(len(self.nodes))]
         self.whole = self._all_broadcast()
         self._begin()
 
@@ -141,12 +142,17 @@ class Model:
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
-        node = self.nodes[n]
-        key = (id(self.tables[n]), node.trips, node.pin, node.split, node.asked)
-        if key not in self._units:
-            cost, allowed = self.scale.pack(self.tables[n].seconds * node.trips), self.allowed[n]
-            self._units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
-        return self._units[key]
+        return self._units[n]
+
+    def _unit(self, n: int) -> Costs:
+        """As ``unit``; equal questions get the same array."""
+        node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
+        stated = (node.pin, node.split, node.asked) if allowed is not None else ()
+        key = (id(table), node.trips, stated)
+        if key not in self._known_units:
+            cost = self.scale.pack(table.seconds * node.trips)
+            self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
+        return self._known_units[key]
 
     def cost(self, n: int) -> Costs:
         """Cost of node ``n`` in every joint state, memory prices included."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from meshdsl.ir import Op, Program, Value
 from meshdsl.layouts.layout import Layout
@@ -14,8 +15,7 @@ from meshdsl.planner.solution import Pins
 NO_WORK, FREE = Work(0.0, (), 4), Layout()
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """One tensor of a node: its value, whether the node defines it, and who reads it (op id, operand)."""
 
     value: Value
@@ -35,6 +35,7 @@ class Node:
       pin: the layout that was stated for it; axes it does not name are free.
       split: ports that axes have to split, along whichever dim.
       asked: rows that only some axes may take, those where a layout was stated that asks for them.
+      name: what it is called where it stands for no operation.
     """
 
     ports: tuple[Port, ...]
@@ -43,9 +44,14 @@ class Node:
     op: Op | None = None
     trips: int = 1
     pin: Layout = FREE
-    what: str = ""
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
     asked: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
+    name: str = ""
+
+    @property
+    def what(self) -> str:
+        """What errors call it."""
+        return self.name if self.op is None else f"{self.op.called} at {self.op.source}"
 
     def takes(self, row: Signature, axis: str) -> bool:
         """Whether an axis may take a row of the table."""
@@ -85,9 +91,9 @@ class Problem:
                     self.used.setdefault(port.value.id, []).append((n, p))
 
 
-def same_layout(ports: tuple[Port, ...], pin: Layout, what: str, partial: bool = False, trips: int = 1) -> Node:
+def same_layout(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
     """A node all of whose ports have one layout."""
-    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, what=what, trips=trips)
+    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, name=name, trips=trips)
 
 
 @cache

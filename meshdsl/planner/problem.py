@@ -29,11 +29,11 @@ import jax
 import numpy as np
 
 from meshdsl.errors import PinError, faults
-from meshdsl.ir import Graph, Op, Program, Value
+from meshdsl.ir import Graph, Literal, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.costs import materialised, work_of
+from meshdsl.planner.costs import Work, materialised, tensors, work_of
 from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
 from meshdsl.planner.reach import drop_unreachable_partials
@@ -43,7 +43,8 @@ from meshdsl.rules import asked_rows_of, rows_of
 from meshdsl.trace.casts import asked_casts
 from meshdsl.trace.clone import made_on_the_spot
 
-_Known = dict[Hashable, tuple[Signature, ...]]  # tables by what they depend on
+_Works = dict[tuple[bool, ...], Work]  # by which operands and results are kept in memory
+_Known = dict[Hashable, tuple[tuple[Signature, ...], _Works]]  # tables by what they depend on
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
@@ -126,33 +127,48 @@ def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
 
 
 def _op_node(op: Op, trips: int, kept: set[int], known: _Known, asked: tuple[str, ...]) -> Node:
-    real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if isinstance(v, Value)]
     uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
-    ports = (*uses, *(Port(v, True) for v in op.outputs))
-    rows = _rows(op, tuple(real), known)
-    more = tuple(_only(row, real) for row in asked_rows_of(op)) if asked else ()
-    rows = known.setdefault((rows, more), (*rows, *more)) if more else rows
-    work = work_of(op, kept)
-    touched = tuple(work.touched[i] for i in real)
-    sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
-    work = replace(work, touched=touched, sides=sides)
-    only = tuple((row, asked) for row in more)
-    return Node(ports, rows, work, op, trips, what=f"{op.called} at {op.source}", asked=only)
+    ports = (*uses, *[Port(v, True) for v in op.outputs])
+    rows, work = _table(op, kept, known)
+    if not asked:
+        return Node(ports, rows, work, op, trips)
+    more = tuple(_only(row, _real(op)) for row in asked_rows_of(op))
+    together = known.setdefault((rows, more), ((*rows, *more), {}))[0]
+    return Node(ports, together, work, op, trips, asked=tuple((row, asked) for row in more))
 
 
-def _rows(op: Op, real: tuple[int, ...], known: _Known) -> tuple[Signature, ...]:
-    """The table of an operation without its literals, derived once for equal operations.
+def _table(op: Op, kept: set[int], known: _Known) -> tuple[tuple[Signature, ...], Work]:
+    """Rows and work of an operation without its literals, derived once for equal operations.
 
-    A literal's value counts: zeros are parts of a sum, and a negative factor turns maxima into minima.
+    A literal's value counts: zeros are parts of a sum, and a negative factor turns maxima into minima. Work depends on
+    what is kept in memory besides.
     """
-    given = ((v, None if isinstance(v, Value) else _bits(v.value)) for v in (*op.inputs, *op.outputs))
-    tensors = tuple((v.shape, v.dtype, isinstance(v, Value), value) for v, value in given)
+    parts = tuple([_described(v) for v in op.inputs]), tuple([_described(v) for v in op.outputs])
     try:
-        key: Hashable = (op.name, tensors, tuple(sorted(op.params.items())))
+        key: Hashable = (op.name, parts, tuple(op.params.items()))
         found = known.get(key)
-    except TypeError:  # parameters that cannot be hashed or compared
+    except TypeError:  # parameters that cannot be hashed
         key, found = op.id, None
-    return found or known.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
+    rows, works = found or known.setdefault(key, (tuple(_only(row, _real(op)) for row in rows_of(op)), {}))
+    here = tuple([isinstance(v, Value) and v.id in kept for v in (*op.inputs, *op.outputs)])
+    return rows, works.get(here) or works.setdefault(here, _work(op, kept))
+
+
+def _described(x: Value | Literal) -> Hashable:
+    """What rows depend on; never the same of a literal and a value."""
+    return (x.shape, x.dtype) if isinstance(x, Value) else (x.shape, x.dtype, _bits(x.value))
+
+
+def _work(op: Op, kept: set[int]) -> Work:
+    """What an operation does, its literals left out."""
+    work, real = work_of(op, kept), _real(op)
+    sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
+    return replace(work, touched=tuple(work.touched[i] for i in real), sides=sides)
+
+
+def _real(op: Op) -> list[int]:
+    """The operands and results that are no literals, by position."""
+    return [i for i, v in enumerate(tensors(op)) if isinstance(v, Value)]
 
 
 def _bits(value: Any) -> Any:

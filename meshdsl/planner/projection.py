@@ -29,7 +29,8 @@ class Projection(Model):
         self._others = tuple(axis for axis in range(whole.width) if axis not in part)
         self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
         self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
-        self._units, self._finite, self._wholes, self._made = {}, {}, {}, count()
+        self._shares: dict[int, Costs] = {}
+        self._finite, self._wholes, self._made = {}, {}, count()
         self._begin()
 
     def seen(self, choice: Choice) -> Choice:
@@ -39,9 +40,9 @@ class Projection(Model):
     def unit(self, n: int) -> Costs:
         """This part's share of what node ``n`` costs at least, by its rows on these axes."""
         whole = self._whole.unit(n)
-        if id(whole) not in self._units:
-            self._units[id(whole)] = np.floor(whole.min(axis=self._others) * self._share)
-        return self._units[id(whole)]
+        if id(whole) not in self._shares:
+            self._shares[id(whole)] = np.floor(whole.min(axis=self._others) * self._share)
+        return self._shares[id(whole)]
 
 
 def projections(model: Model) -> list[Projection]:
