@@ -160,12 +160,14 @@ def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
     for distance, start, stop in pieces(e.before, e.after, extent):
         axes, _ = steps(distance % blocks, sizes)
         if axes:
-            found.append(Part("collective-permute", axes, distance % blocks, start, stop))
+            some = (start, stop) if stop - start < extent else (0, 0)
+            found.append(Part("collective-permute", axes, distance % blocks, *some))
     return tuple(found)
 
 
 def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
-    return (Part("collective-permute", tuple(range(len(sizes)))),)
+    """Two blocks change places, as they do in a cycle."""
+    return (Part("collective-permute", tuple(range(len(sizes))), distance=1 if prod(sizes) == 2 else 0),)
 
 
 def rounds(blocks: int) -> Iterator[tuple[int, ...]]:

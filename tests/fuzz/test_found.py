@@ -271,3 +271,16 @@ def test_an_update_of_everything_leaves_nothing_to_be_sent():
     sharded = md.parallelize(step, md.Mesh(x=2), {"x": "x=S(0)"}, outputs={"*": "x=S(0)"})
     assert not sharded.plan(jnp.arange(8.0), jnp.int32(3)).collectives
     assert sharded.check(jnp.arange(8.0), jnp.int32(3)).ok and sharded.verify(jnp.arange(8.0), jnp.int32(3)).equal
+
+
+@pytest.mark.parametrize("moved", [lambda x: jnp.roll(x, 8), lambda x: jnp.pad(x[:8], (8, 0))], ids=["roll", "pad"])
+def test_two_blocks_change_places_once(moved):
+    """Reversed, or moved on by one block: of two blocks that is the same, and the compiler drops the second."""
+
+    def step(x):
+        return lax.rev(x, (0,)), moved(x)
+
+    mesh = md.Mesh(x=2, topology=SLOW_DEVICES)
+    sharded = md.parallelize(step, mesh, {"x": "x=S(0)"}, outputs={"**": "x=S(0)"})
+    x = jnp.arange(16.0)
+    assert sharded.check(x).ok and sharded.verify(x).equal and len(sharded.plan(x).collectives) == 1

@@ -39,9 +39,11 @@ def test_parts_of_an_exchange():
 
     halo = Exchange("window", 0, 0, before=1, after=2)
     assert parts(halo, 4, 4) == [("collective-permute", (0,), 3, 1), ("collective-permute", (0,), 1, 2)]
-    assert parts(Exchange("window", 0, 0, before=5), 4, 2) == [("collective-permute", (0,), 1, 4)]
-    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == [("collective-permute", (0,), 1, 4)]
-    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 1, 4, 2) == [("collective-permute", (0,), 4, 1)]
+    assert parts(Exchange("window", 0, 0, before=5), 4, 2) == [("collective-permute", (0,), 1, 0)]
+    whole = [("collective-permute", (0,), 1, 0)]
+    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 4, 2) == whole == parts(Exchange("mirror", 0), 4, 2)
+    assert parts(Exchange("mirror", 0), 4, 4) == [("collective-permute", (0,), 0, 0)]
+    assert parts(Exchange("cycle", 0, 0, before=4, after=-4), 1, 4, 2) == [("collective-permute", (0,), 4, 0)]
     assert parts(Exchange("cycle", 0, 0, before=8, after=-8), 4, 2) == []
     assert parts(Exchange("gather", 0, 1, length=3), 4, 4) == [("all-gather", (0,), 0, 3)]
     assert parts(Exchange("gather", 0, 1, length=3), 3, 4) is None
