@@ -26,9 +26,9 @@ are found (`meshdsl/planner/simple.py`).
 
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
 Bytes get a price, which is raised until a plan fits and lowered as far as one still does. The bound knows of the limit
-then: what the fullest operation of the step reads and writes is in memory in any case, each part as large as one
-node's layout says, and no plan that fits costs less than the least of cost and priced bytes, less the price of
-the limit (`meshdsl/planner/dual.py`; a Lagrangian).
+then: what an operation reads and writes, and what was made before it and is needed after it, is in memory in any case,
+each part as large as the layouts of one node or two say, and no plan that fits costs less than the least of cost and
+priced bytes, less the price of the limit (`meshdsl/planner/dual.py`; a Lagrangian).
 """
 GAPS = """
 ![gaps](planner-gaps.svg)

@@ -5,13 +5,14 @@ For every price, and every plan that fits,
     seconds >= seconds + price * (floor - limit) >= least of (seconds + price * floor) - price * limit
 
 since a plan that fits has floor <= memory <= limit (Lagrangian relaxation). The least is bounded as ever, on the
-network whose nodes pay for the bytes that they hold in any case (``floor``). Prices are looked for near the one at
-which the plan was found, with a few messages each; the best of them is taken through rounds.
+network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large. Of
+the operations at which plans were too large the one counts that says most; prices are looked for from the one on at
+which the plan was found.
 """
 
 import numpy as np
 
-from meshdsl.ir import Op
+from meshdsl.ir import Op, walk
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, lifted
 from meshdsl.planner.exact import TIES
@@ -22,7 +23,7 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.search import jointly, raised
 
-_STEPS, _FACTOR = 5, 1.6  # prices that are tried, and how far they are apart
+_STEPS, _FACTOR = 5, 1.4  # prices that are tried, and how far they are apart
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 
 
@@ -33,18 +34,18 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
     """
     model = fitter.model
-    floors = [Floor(model, fitter.pins.donated, op) for op in _outermost(fitter)]
-    floor = max(floors, key=lambda floor: floor.bytes(free), default=None)
-    if floor is None or floor.bytes(free) <= limit or not jointly(model) or model.clock.is_up():
+    floors = [Floor(model, fitter.pins.donated, chain) for chain in _chains(fitter)]
+    full = [_Dual(floor, best, limit) for floor in floors if floor.bytes(free) > limit]
+    if not full or not jointly(model) or model.clock.is_up():
         return 0.0
-    return _Dual(floor, best, limit).best(fitter.price)
+    most = max(full, key=lambda dual: dual.bound(fitter.price, False)) if len(full) > 1 else full[0]
+    return most.best(fitter.price)
 
 
-def _outermost(fitter: Fitter) -> list[Op]:
-    """The operations of the outermost graph at which plans were too large."""
-    ops = {op.id: op for op in fitter.model.problem.program.graph.ops}
-    found = {fitter.around[op][0] for op in fitter.points if op in fitter.around}
-    return [ops[op] for op in sorted(found)]
+def _chains(fitter: Fitter) -> list[list[Op]]:
+    """The operations at which plans were too large, each after those whose bodies it stands in."""
+    ops = {op.id: op for _, op in walk(fitter.model.problem.program.graph)}
+    return [[ops[i] for i in fitter.around[op]] for op in sorted(fitter.points) if op in fitter.around]
 
 
 class _Dual:
@@ -56,35 +57,33 @@ class _Dual:
 
     def best(self, price: float) -> float:
         """The highest bound found, from a price on."""
-        step, clock = _FACTOR, self.model.clock
+        step = _FACTOR
         for _ in range(_STEPS):
-            if clock.is_up():
+            if self.model.clock.is_up():
                 break
-            if self._quick(price * step) > self._quick(price):
+            if self.at(price * step) > self.at(price):
                 price *= step
             elif step > 1 and len(self._known) == 2:
                 step = 1 / step
             else:
                 break
-        return self._quick(price) if clock.is_up() else max(self._quick(price), self._bound(price, True))
+        return max(self._known.values(), default=0.0)
 
-    def _quick(self, price: float) -> float:
+    def at(self, price: float) -> float:
+        """The bound at a price."""
         if price not in self._known:
-            self._known[price] = self._bound(price, False)
+            self._known[price] = self.bound(price, True)
         return self._known[price]
 
-    def _bound(self, price: float, rounds: bool) -> float:
-        """The bound at a price, in exact costs, rounded down."""
+    def bound(self, price: float, rounds: bool) -> float:
+        """As ``at``, in exact costs, rounded down; without rounds, what a few messages say."""
         model = self.model
         model.focus()
-        held = {end: (price, self.floor.shares(end)) for end in self.floor.ends}
-        model.prices = Prices(read=dict.fromkeys(self.floor.copies, price), held=held)
+        model.prices = self.floor.prices(price)
         paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice))))
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES if rounds else 0)
-        least = raised(certificate)
-        if rounds and certificate.work <= _LARGEST:
-            least = max(least, lifted(certificate))
+        least = lifted(certificate) if rounds and certificate.work <= _LARGEST else raised(certificate)
         model.prices = Prices()
-        rounded = (len(self.floor.copies) + 1) * TIES
+        rounded = (self.floor.rounded + 1) * TIES
         return least - rounded - float(model.scale.pack(np.asarray(price * self.limit)))

@@ -1,105 +1,107 @@
-"""What memory holds at least while an operation of the outermost graph runs, as a sum over single operands and results.
+"""What memory holds at least while an operation runs, as a sum over single operands, results and pairs of them.
 
 Predicted memory (``memory``, ``lives``) depends on a whole plan: copies are shared, come early where they are smaller,
-lie over one another. Some of them are there in any case, each as large as one node's state says:
+lie over one another. Some of them are there in any case (``certain``), each as large as the states of one node or two
+say; those of the graphs around an operation count with its own:
 
     inputs that are never given up           in their own layout, at every operation
     what the operation reads                 in the layout in which it reads it; once, if such an input lies so
     what it writes                           in its own layout
+    what was made before and is read later   in its own layout, if it is read in the same; else it may lie in another
 
-Left out is what may lie elsewhere: views, values that are fused away, operands that a result may be written over. So
-the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
+So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from meshdsl.ir import Graph, Op, Value
+from meshdsl.ir import Op, Value
+from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Model
 from meshdsl.planner.pairs import End
-from meshdsl.planner.places import Places, places_of
+from meshdsl.planner.places import places_of
+from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import per_axis
+
+_LATER = 64  # values that are read later are looked at, the largest
 
 
 class Floor:
-    """Nodes' ports that are in memory while operation ``op`` of the outermost graph runs.
+    """Nodes' ports that are in memory while an operation runs.
 
-    ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of.
+    ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of, what ``later``
+    reads where it does not.
 
     Args:
       donated: positions of the inputs that are given up.
+      chain: the operation, after those whose bodies it stands in, the outermost first.
     """
 
-    def __init__(self, model: Model, donated: frozenset[int], op: Op) -> None:
+    def __init__(self, model: Model, donated: frozenset[int], chain: Sequence[Op]) -> None:
         graph, self.model = model.problem.program.graph, model
         fixed = {v.id for i, v in enumerate(graph.inputs) if i not in donated}
-        read = list(_read(model, op, fixed))
-        own = [model.problem.defined[v] for v in sorted(fixed)]
-        self.ends = (*own, *(end for v, end in read if v not in fixed), *_written(model, op))
+        levels = list(_levels(model, chain))
+        defined = model.problem.defined
+        readers = {port.reader: (n, p) for n, node in enumerate(model.nodes) for p, port in enumerate(node.ports)}
+        read = [(v, readers[at]) for level in levels for v, at in level.read.items() if at in readers]
+        written = [defined[v] for level in levels for v in level.written if v in defined]
+        later = [
+            (v, readers[at]) for level in levels for v, at in level.later.items() if v not in fixed and at in readers
+        ]
+        self.ends = (*(defined[v] for v in sorted(fixed)), *(end for v, end in read if v not in fixed), *written)
         self.copies = tuple(end for v, end in read if v in fixed)
+        largest = sorted((end for _, end in later), key=lambda end: (-self._value(end).bytes, end))
+        self.later = tuple(largest[:_LATER])
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
-        ends = (*self.ends, *(end for end in self.copies if self._is_copy(end, choice)))
-        return float(sum(self.shares(end)[tuple(choice.rows[end[0]])] for end in ends))
+        copies = (end for end in self.copies if not self._as_made(end, choice))
+        later = (end for end in self.later if self._as_made(end, choice))
+        return float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
-    def _is_copy(self, end: End, choice: Choice) -> bool:
+    def prices(self, price: float) -> Prices:
+        """What all of it costs at a price per byte."""
+        held = {end: (price, self._shares(end)) for end in self.ends}
+        copies, later = ({end: price * self._part(end) for end in ends} for ends in (self.copies, self.later))
+        return Prices(read=copies, held=held, later=later)
+
+    @property
+    def rounded(self) -> int:
+        """How many of the prices may be rounded up."""
+        return len(self.copies) + len(self.later)
+
+    def _as_made(self, end: End, choice: Choice) -> bool:
+        """Whether a port reads its value in the layout in which that is made."""
         n, p = end
-        m, q = self.model.problem.defined[self.model.nodes[n].ports[p].value.id]
-        return self.model.layout(n, p, choice.rows[n]) != self.model.layout(m, q, choice.rows[m])
+        m, q = self.model.problem.defined[self._value(end).id]
+        return self.model.layout(n, p, choice.rows[n]) == self.model.layout(m, q, choice.rows[m])
 
-    def shares(self, end: End) -> Costs:
+    def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node."""
-        n, p = end
-        value = self.model.nodes[n].ports[p].value
-        size = value.bytes * min(1.0, 2 / value.itemsize) if self._narrow else value.bytes
-        split = self.model.tables[n].codes[p] < len(value.shape)
-        return np.asarray(per_axis(self.model.mesh, split) * size)
+        value = self._value(end)
+        split = self.model.tables[end[0]].codes[end[1]] < len(value.shape)
+        return np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))
+
+    def _part(self, end: End) -> float:
+        """Of its bytes, which may be kept in 16 bits each."""
+        return min(1.0, 2 / self._value(end).itemsize) if self._narrow else 1.0
+
+    def _value(self, end: End) -> Value:
+        return self.model.nodes[end[0]].ports[end[1]].value
 
 
-def _read(model: Model, op: Op, fixed: set[int]) -> Iterator[tuple[int, End]]:
-    """The values that an operation reads and that are in memory, each once, with a port that reads them."""
-    graph = model.problem.program.graph
+def _levels(model: Model, chain: Sequence[Op]) -> Iterator[Certain]:
+    """What the graphs hold, from the outermost in."""
+    graph, counted, lies = model.problem.program.graph, None, None
     places = places_of(graph, model.mesh.topology.backend)
-    views = _views(graph, places)
-    inside = (
-        (places.kept | {v.id for v in graph.inputs}) - set(views) - (_written_over(graph, places, op, views) - fixed)
-    )
-    readers = {port.reader: (n, p) for n, node in enumerate(model.nodes) for p, port in enumerate(node.ports)}
-    seen = set[int]()
-    for i, value in enumerate(op.inputs):
-        if isinstance(value, Value) and value.id in inside - seen and (op.id, i) in readers:
-            seen.add(value.id)
-            yield value.id, readers[op.id, i]
-
-
-def _written(model: Model, op: Op) -> Iterator[End]:
-    """The ports of an operation's results that are in memory."""
-    graph = model.problem.program.graph
-    places = places_of(graph, model.mesh.topology.backend)
-    views = _views(graph, places)
-    known = (v.id for v in op.outputs if v.id in places.kept and v.id not in views)
-    return (model.problem.defined[v] for v in known if v in model.problem.defined)
-
-
-def _views(graph: Graph, places: Places) -> dict[int, int]:
-    """Per value that may be a view, what it views, by their ids."""
-    ops = (graph.ops[at] for at in places.within[id(graph)].views)
-    return {op.outputs[0].id: op.inputs[0].id for op in ops if isinstance(op.inputs[0], Value)}
-
-
-def _written_over(graph: Graph, places: Places, op: Op, views: dict[int, int]) -> set[int]:
-    """Ids of the values that results of an operation may be written over, through views."""
-    reuses = places.within[id(graph)].reuses.get(graph.ops.index(op), ())
-    found = {value for reuse in reuses for _, _, value in reuse.over}
-    left = list(found)
-    while left:
-        seen = views.get(left.pop())
-        if seen is not None and seen not in found:
-            found.add(seen)
-            left.append(seen)
-    return found
+    for op, inner in zip(chain, (*chain[1:], None), strict=True):
+        mine = frozenset(v.id for v in graph.inputs) if counted is None else counted
+        yield certain(graph, op, places, mine, lies)
+        if inner is not None:
+            at = next(i for i, body in enumerate(op.bodies) if inner in body.ops)
+            graph, lies = op.bodies[at], places.bodies[op.id][at]
+            counted = frozenset(graph.inputs[i].id for i in lies.sliced)

@@ -168,13 +168,15 @@ class Joint:
             self._wide.append(value)
 
     def _add_prices(self, value: int) -> None:
-        """What a copy for a reader costs where memory is short."""
+        """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
         source, *readers = self._ends[value]
         for reader in readers:
-            price = self.model.read_price(value, *reader)
-            if price is not None:
-                own, read = self._read(source), self._read(reader)
-                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], 0.0, price[read][None]))
+            copied, waiting = self.model.read_price(value, *reader), self.model.later_price(value, *reader)
+            own, read = self._read(source), self._read(reader)
+            if copied is not None:
+                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], 0.0, copied[read][None]))
+            if waiting is not None:
+                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], waiting[own][:, None], 0.0))
 
     def _new_hub(self, network: Network, value: int, after: int) -> tuple[int, Ids]:
         closure = self.model.closures[value]

@@ -193,6 +193,11 @@ class Model:
         price = self.prices.read.get((n, port), 0.0)
         return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
+    def later_price(self, value: int, n: int, port: int) -> Costs | None:
+        """Price of ``value`` itself while it waits for one reader, by its layout; None where there is none."""
+        price = self.prices.later.get((n, port), 0.0)
+        return self.scale.pack(price * self.closures[value].local_bytes) if price else None
+
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
         codes = self.tables[n].codes[port]

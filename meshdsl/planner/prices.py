@@ -10,9 +10,11 @@ class Prices:
     """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
 
     Args:
+      later: by (node, port), for a value that is read in the layout in which it is made.
       held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
     """
 
     own: dict[int, float] = field(default_factory=dict)
     read: dict[tuple[int, int], float] = field(default_factory=dict)
+    later: dict[tuple[int, int], float] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)

@@ -58,6 +58,14 @@ def model_of(step, args, mesh, donated, **stated):
     return Model(make_problem(program, mesh, pins)), pins
 
 
+def chains(graph, around=()):
+    """All operations, after those whose bodies they stand in."""
+    for op in graph.ops[:-1]:
+        yield (*around, op)
+        for body in op.bodies:
+            yield from chains(body, (*around, op))
+
+
 @pytest.mark.parametrize("made", [mixed_step, gpt_step], ids=lambda made: made.__name__)
 @pytest.mark.parametrize("donated", [False, True])
 @pytest.mark.parametrize("topology", ["cpu", "tpu-v5e"])
@@ -66,7 +74,7 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     model, pins = model_of(*made(), mesh, donated)
     graph, evaluator = model.problem.program.graph, Evaluator(model)
     states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
-    floors = {op.id: Floor(model, pins.donated, op) for op in graph.ops[:-1]}
+    floors = {chain[-1].id: Floor(model, pins.donated, chain) for chain in chains(graph)}
     shares = []
     for _ in range(4):
         choice = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
