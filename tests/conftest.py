@@ -1,5 +1,6 @@
-"""Eight virtual devices for every test, set before the backend starts; golden texts."""
+"""Eight virtual devices for every test, and threads enough, set before the backend starts; golden texts."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 from meshdsl.pytest_plugin import UPDATE
 
 jax.config.update("jax_num_cpu_devices", 8)
+os.environ.setdefault("NPROC", "32")  # or kernels and collectives may wait for each other (docs/fuzz.md)
 
 GOLDEN = Path(__file__).parent / "golden"
 

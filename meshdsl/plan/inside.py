@@ -56,11 +56,12 @@ def _collectives(op: Op, graph: Graph, turn: Turn, solution: Solution) -> Iterat
     axes = tuple(mesh.names[i] for i in turn.axes)
     value, layout = _port(op, e.port, solution)
     block = turn.widened(layout.local_shape(value.shape, mesh.sizes_by_name))
+    extent = block[e.dim] if e.dim is not None else 1
     wider = tuple((t.axes, t.exchange.before, t.exchange.after) for t in turn.earlier)
-    for part in e.parts(block[e.dim] if e.dim is not None else 1, [mesh.axis(name) for name in axes]) or ():
-        if e.dim is not None and part.stop:
-            block[e.dim] = part.stop - part.start
-        given, over = prod(block) * value.itemsize, tuple(axes[i] for i in part.axes)
+    for part in e.parts(extent, [mesh.axis(name) for name in axes]) or ():
+        sent = part.stop - part.start if e.dim is not None and part.stop else extent
+        given = prod(block) // max(1, extent) * sent * value.itemsize
+        over = tuple(axes[i] for i in part.axes)
         cost = price(part.kind, over, mesh)
         found = Inside(op, graph, e, value, part.kind, over, round(cost.sent * given), cost.seconds(given))
         piece = (value.id, layout, axes, part, wider) if part.distance else (op.id, e, part)

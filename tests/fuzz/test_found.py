@@ -284,3 +284,15 @@ def test_two_blocks_change_places_once(moved):
     sharded = md.parallelize(step, mesh, {"x": "x=S(0)"}, outputs={"**": "x=S(0)"})
     x = jnp.arange(16.0)
     assert sharded.check(x).ok and sharded.verify(x).equal and len(sharded.plan(x).collectives) == 1
+
+
+def test_a_window_takes_a_block_and_a_part_of_another():
+    """What is sent of each is counted by itself."""
+
+    def step(x):
+        return lax.reduce_window(x, 0.0, lax.add, (6,), (1,), ((5, 0),))
+
+    sharded = md.parallelize(step, md.Mesh(x=5, topology=SLOW_DEVICES), {"x": "x=S(0)"}, outputs={"**": "x=S(0)"})
+    x = jnp.arange(20.0)
+    assert sharded.check(x).ok and sharded.verify(x).equal
+    assert sorted(c.bytes for c in sharded.plan(x).collectives) == [4, 16]
