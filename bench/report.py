@@ -1,4 +1,4 @@
-"""Interleaved timing, ratios with intervals, and tables.
+"""Interleaved timing, ratios with intervals, tables, and sections of pages.
 
 Programs that are compared take turns, one step each, so that whatever else the machine does
 hits all of them alike. What counts is the median of the ratios of one round.
@@ -49,6 +49,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def percent(gap: float) -> str:
+    """A gap, small as it may be."""
+    return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
+
+
+def kept(page: str, title: str) -> list[str]:
+    """A section of a page, from its first line to the next heading; nothing if it is not there."""
+    first = title.strip().splitlines()[0]
+    lines = page.splitlines()
+    if first not in lines:
+        return []
+    start = lines.index(first)
+    end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("## ")), len(lines))
+    return ["", *"\n".join(lines[start:end]).rstrip().split("\n")]
 
 
 def machine() -> str:

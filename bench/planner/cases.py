@@ -46,14 +46,18 @@ class Planned:
 
     @property
     def gap(self) -> float:
-        """Part of the cost that is not proved to be needed; sums of floats round by a billionth."""
-        gap = 1 - self.bound / self.cost
-        return 0.0 if gap < 1e-8 else gap
+        """Part of the cost that is not proved to be needed."""
+        return rounded(1 - self.bound / self.cost)
 
     @property
     def equations(self) -> int:
         """Operations of the step, those in loops once."""
         return sum(1 for _ in walk(self.model.problem.program.graph))
+
+
+def rounded(gap: float) -> float:
+    """A gap without what sums of floats round by."""
+    return 0.0 if gap < 1e-8 else gap
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.planner.pictures import draw_gaps, draw_times
 from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVERLAP, PEERS, SIZES, STEPS
-from bench.report import table
+from bench.report import kept, percent, table
 from meshdsl.units import bytes_text, seconds_text
 
 DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
@@ -35,21 +35,6 @@ def write(found: Found, versions: str, folder: Path = DOCS) -> None:
     file.write_text("\n".join((*parts, AGAIN, f"2 x86-64 cores, busy with other programs; {versions}\n")))
 
 
-def kept(page: str, title: str) -> list[str]:
-    """A section of a page, from its first line to the next heading; nothing if it is not there."""
-    first = title.strip().splitlines()[0]
-    lines = page.splitlines()
-    if first not in lines:
-        return []
-    start = lines.index(first)
-    end = next((i for i in range(start + 1, len(lines)) if lines[i].startswith("## ")), len(lines))
-    return ["", *"\n".join(lines[start:end]).rstrip().split("\n")]
-
-
-def _percent(gap: float) -> str:
-    return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
-
-
 def _gaps(rows: Rows) -> Iterator[str]:
     header = ("model", "mesh", "equations", "predicted step", "gap", "seconds")
     yield table(header, [(r["name"], r["mesh"], *_facts(r)) for r in rows])
@@ -58,7 +43,7 @@ def _gaps(rows: Rows) -> Iterator[str]:
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[object, ...]:
-    return row["equations"], seconds_text(row["cost"]), _percent(row["gap"]), f"{row['seconds']:.1f}"
+    return row["equations"], seconds_text(row["cost"]), percent(row["gap"]), f"{row['seconds']:.1f}"
 
 
 def _check(rows: Rows) -> Iterator[str]:

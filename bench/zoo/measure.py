@@ -45,10 +45,15 @@ DONATED = (0, 1)  # parameters and optimizer state
 OURS, XLA = "meshdsl", "XLA partitioner"
 
 
+def built(name: str) -> Case:
+    """A case by its name."""
+    make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
+    return make()
+
+
 def measure(name: str, part: str, folder: Path, rounds: int) -> None:
     """Write down one part of what is measured of a case: ``plan`` or ``time``."""
-    make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
-    case, file = make(), folder / f"{name}.json"
+    case, file = built(name), folder / f"{name}.json"
     known = json.loads(file.read_text()) if file.exists() and part == "time" else {}
     for found in _planned(case) if part == "plan" else _timed(case, rounds):
         known |= found
@@ -57,7 +62,7 @@ def measure(name: str, part: str, folder: Path, rounds: int) -> None:
 
 def _planned(case: Case) -> Facts:
     program = case.program()
-    sharded = _sharded(program)
+    sharded = on_mesh(program)
     plan = sharded.plan(*program.args)
     yield {"gap": plan.gap}
     traced = pad_program(trace(program.step, program.args), dict(plan.padded))
@@ -80,7 +85,7 @@ def _planned(case: Case) -> Facts:
 
 def _timed(case: Case, rounds: int) -> Facts:
     program = case.program()
-    sharded = _sharded(program)
+    sharded = on_mesh(program)
     start = time.perf_counter()
     plan = sharded.plan(*program.args)
     yield {"plan seconds": time.perf_counter() - start}
@@ -92,8 +97,9 @@ def _timed(case: Case, rounds: int) -> Facts:
     yield {"step ratio": [faster.median, faster.low, faster.high], "rounds": rounds}
 
 
-def _sharded(program: Program) -> Sharded:
-    return parallelize(program.step, MESH, program.layouts, donate_argnums=DONATED)
+def on_mesh(program: Program, mesh: Mesh = MESH) -> Sharded:
+    """The step of a case, its batch split over ``data``."""
+    return parallelize(program.step, mesh, program.layouts, donate_argnums=DONATED)
 
 
 def _compared(sharded: Sharded, program: Program) -> Facts:

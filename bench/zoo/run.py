@@ -4,7 +4,8 @@ python -m bench.zoo.run [case ...]
 
 The partitioner gets the same step between the plan's own input and output layouts, and once more
 with the batch alone stated. Each case has a process of its own, because the partitioner ends some of
-them. What was measured is kept, and all of it is written to ``docs/zoo.md``.
+them. What was measured is kept, and all of it is written to ``docs/zoo.md``; gaps stay what that page says of them
+(``bench.zoo.gaps``).
 """
 
 import argparse
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import jax
 
+from bench.report import kept
+from bench.zoo.gaps import TITLE, placed
 from bench.zoo.measure import CASES, measure
 from bench.zoo.page import page
 
@@ -37,7 +40,9 @@ def main() -> None:
         for name in asked.cases or CASES:
             _apart(name, part, asked)
     files = [asked.results / f"{name}.json" for name in CASES]
-    asked.page.write_text(page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}, CASES))
+    before = asked.page.read_text() if asked.page.exists() else ""
+    after = page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}, CASES)
+    asked.page.write_text(placed(after, "\n".join(kept(before, TITLE))))
 
 
 def _apart(name: str, part: str, asked: argparse.Namespace) -> None:

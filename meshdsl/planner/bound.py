@@ -6,12 +6,17 @@ and what has become small is eliminated. At last the rest is eliminated as well,
 width allows: if it is narrow, the bound is the optimum.
 """
 
+from types import MappingProxyType
+
 from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.joint import Joint, Left
+from meshdsl.planner.joint import Joint, Left, Missed
 from meshdsl.planner.messages import Messages, bound, cap, fix
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
+_MISSED = 0.05  # part of the gap that a value must miss to be worth more
+_LARGE = 2_000_000  # entries of a network from which on messages stay beside the tables ...
+_SETTLING = 100  # ... for settling takes as long as so many sweeps
 
 
 class Certificate:
@@ -21,11 +26,13 @@ class Certificate:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
       trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
+      missed: plans that networks before this one have let some values pay too little in (see ``Joint.bounds``).
     """
 
-    def __init__(self, joint: Joint, best: Choice, trees: int = 0) -> None:
+    def __init__(self, joint: Joint, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
-        self._network, self._stays = joint.bounds(best, trees), joint.beside if trees else frozenset()
+        self._missed, self._pointed = missed, best.rows
+        self._network, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
         cap(self._network, best.cost + 1.0)
         self.bound: float = bound(self._network)
         self._messages: Messages | None = None
@@ -46,9 +53,19 @@ class Certificate:
         return self.joint.left(self._network)
 
     @property
+    def missed(self) -> Missed:
+        """The values that are worth more in the next network, with the plans that say so."""
+        least = _MISSED * (self.best.cost - self.bound)
+        return self.joint.missed(self._pointed, self.best, self._missed, least)
+
+    @property
     def states(self) -> int:
         """Number of states of the variables that are left."""
         return sum(unary.size for unary in self._network.unary.values())
+
+    def touched(self, passes: int) -> int:
+        """Entries that ``tighten`` touches, counted as passes do."""
+        return (2 * passes + (_SETTLING if self.work <= _LARGE else 0)) * self.work
 
     def lift(self, passes: int) -> None:
         """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
@@ -59,13 +76,20 @@ class Certificate:
     def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small.
 
+        The messages of a large network stay beside its tables, until few enough states are left.
+
         Args:
           evaluator: if there is one, the plan that the messages point to may be the best from now on.
         """
-        messages = Messages(self._network)
+        self._messages = messages = self._messages or Messages(self._network)
         messages.run(passes)
         if evaluator:
             self._consider(messages.states, evaluator)
+        if self.work > _LARGE:
+            self.bound = max(self.bound, self._network.constant + messages.lower)
+            self._messages = messages.trimmed(self.best.cost)
+            return
+        self._messages = None
         messages.settle()
         self.bound = max(self.bound, bound(self._network))
         fix(self._network, self.best.cost)
@@ -89,5 +113,6 @@ class Certificate:
 
     def _consider(self, chosen: dict[int, int], evaluator: Evaluator) -> None:
         """Take the plan that some states of the variables stand for, if it is better."""
-        found = evaluator.exact(evaluator.evaluate(self.joint.rows(chosen)))
+        self._pointed = self.joint.rows(chosen)
+        found = evaluator.exact(evaluator.evaluate(self._pointed))
         self.best = min(self.best, found, key=lambda choice: choice.cost)

@@ -5,15 +5,13 @@ between its two nodes. A value with more readers is moved along a tree (a tensor
 reader is free for the next): its forks become variables, *hubs*, whose states are layouts. With
 two readers there is one fork, and that is exact. With more there are two networks:
 
-Readers may also all take one copy that was made partial, from which no move goes on; a hub has
-states for that as well.
-
 * ``plans``: the readers hang on a chain of hubs in program order, or on one hub where little is at
   stake. That is a tree of moves, so its cost can be paid; trees of other shapes are found later,
   when a plan is evaluated.
 * ``bounds``: where the layouts that readers may ask for are few, the exact trees of ``sets``. Else a
   weighted mean over pairs of readers, each with a hub: no tree for all readers is cheaper than the tree
-  for two of them. Where little is at stake, or the readers are very many, one hub, the first fork, and a
+  for two of them. Plans in which such a mean missed much say which pairs count (``pairs``), and that exact
+  trees are worth larger tables. Where little is at stake, or the readers are very many, one hub, the first fork, and a
   part of every reader's own moves from there, where the parts of any m - 1 of the m readers add up to at
   most one (a fork has at least two branches, and each costs at least any of its ends).
 
@@ -23,22 +21,23 @@ Both begin as one network without those values, reduced as far as it goes.
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Derived, Network
-from meshdsl.planner.pairs import End, parts, tight_pairs
+from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
 from meshdsl.planner.sets import add_sets
+from meshdsl.planner.stars import Stars
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
+_MORE = 1 << 22  # entries of the exact trees of a value that is worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
+Missed = Mapping[int, Sequence[Assignment]]
 Left = Mapping[int, Ids]  # by node, the states that are left in question, by position among those of the model
 
 
@@ -62,6 +61,7 @@ class Joint:
         self._known: dict[Hashable, States] = {}
         self._layouts: dict[Hashable, Ids] = {}
         self._derived = Derived()
+        self._stars = Stars(model, self._derived)
         self.states = [self._states(n) for n in range(len(model.nodes))]
         self._common = Network(self._derived)
         for states in self.states:
@@ -86,28 +86,44 @@ class Joint:
         network.reduce(LARGEST)
         return network
 
-    def bounds(self, best: Choice, trees: int = 0) -> Network:
+    def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Network:
         """The network whose minimum no plan can undercut, tightest around the plan ``best``.
 
         Args:
           trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
+          missed: per value that is worth more, plans in which such a network has let it cost too little.
         """
         network = self._common.copy()
         for value in self._wide:
-            if not self._sets(network, value, trees):
-                self._relaxed(network, value, best)
+            if not self._sets(network, value, _MORE if value in missed else trees):
+                self._relaxed(network, value, best, missed.get(value, ()))
         network.reduce(LARGEST, self.beside if trees else frozenset())
         return network
 
-    def _relaxed(self, network: Network, value: int, best: Choice) -> None:
-        source, *readers = self._ends[value]
-        if len(readers) > _MANY or self._stake(value) < _STAKE * best.cost:
-            shares = parts(self.model, [source, *readers], best.rows)
-            self._star(network, value, dict(zip(readers, shares, strict=True)))
+    def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
+        ends = self._ends[value]
+        if len(ends) - 1 > _MANY or (not missed and self._stake(value) < _STAKE * best.cost):
+            shares = parts(self.model, ends, best.rows)
+            self._star(network, value, dict(zip(ends[1:], shares, strict=True)))
         else:
-            pairs = tight_pairs(self.model, value, [source, *readers], best.rows)
-            for pair in pairs:
-                self._star(network, value, dict.fromkeys(pair, 1.0), 1 / len(pairs))
+            for pair, weight in weighted_pairs(self.model, value, ends, best.rows, missed).items():
+                self._star(network, value, dict.fromkeys(pair, 1.0), weight)
+
+    def missed(self, rows: Assignment, best: Choice, missed: Missed, least: float) -> Missed:
+        """``missed`` and, with the plan ``rows``, the values of which means over pairs miss at least so much in it."""
+        found = dict(missed)
+        for value in self._wide:
+            if self._missing(value, rows, best, missed.get(value, ())) >= least:
+                found[value] = (*missed.get(value, ()), rows)
+        return found
+
+    def _missing(self, value: int, rows: Assignment, best: Choice, missed: Sequence[Assignment]) -> float:
+        ends = self._ends[value]
+        if len(ends) - 1 > _MANY:
+            return 0.0
+        pairs = weighted_pairs(self.model, value, ends, best.rows, missed)
+        mean = sum(weight * tree_cost(self.model, value, [ends[0], *pair], rows) for pair, weight in pairs.items())
+        return (tree_cost(self.model, value, ends, rows) - mean) * self.model.trips(value)
 
     def _sets(self, network: Network, value: int, most: int) -> bool:
         ends = [(n, self._read((n, port))) for n, port in self._ends[value]]
@@ -146,13 +162,6 @@ class Joint:
             self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
         return self._layouts[key]
 
-    def _moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
-        """Cost of moving ``value`` from each of some layouts to each of others, on all trips."""
-        closure, weight = self.model.closures[value], self.model.trips(value) * part
-        how = ("moves", closure.number, weight, inner)
-        made: Costs = self._derived.get(how, (sources, targets), lambda a, b: closure.between(a, b, inner) * weight)
-        return made
-
     def _add(self, value: int) -> None:
         """Add the tables of a value, unless it has many readers."""
         source, *readers = self._ends[value]
@@ -161,7 +170,8 @@ class Joint:
             return
         self._add_prices(value)
         if len(readers) == 1:
-            self._common.add(source[0], readers[0][0], self._moves(value, self._read(source), self._read(readers[0])))
+            moves = self._stars.moves(value, self._read(source), self._read(readers[0]))
+            self._common.add(source[0], readers[0][0], moves)
         elif len(readers) == 2:
             self._star(self._common, value, dict.fromkeys(readers, 1.0))
         else:
@@ -185,57 +195,21 @@ class Joint:
     def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
         """Some readers on one hub; a part of each one's own moves counts."""
         source = self._ends[value][0]
-        hub = self._new_star(network, value, source[0])
-        network.add(source[0], hub, self._to_star(value, self._read(source), weight))
+        hub = self._stars.new(network, value, source[0])
+        network.add(source[0], hub, self._stars.to(value, self._read(source), weight))
         for reader, part in parts.items():
             if part:
-                network.add(hub, reader[0], self._from_star(value, self._read(reader), part * weight))
-
-    def _new_star(self, network: Network, value: int, after: int) -> int:
-        """A hub that is a fork in any layout, or the one copy, made partial, that all readers take."""
-        closure = self.model.closures[value]
-
-        def with_copies(states: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([states, states[closure.partial]])
-
-        return network.new(
-            self._derived.get("star", (closure.nothing,), with_copies),
-            self._derived.get("star", (closure.placed,), with_copies),
-            after,
-        )
-
-    def _to_star(self, value: int, sources: Ids, weight: float) -> Costs:
-        closure, copies = self.model.closures[value], self._copies(value)
-
-        def make(at: Ids, forks: Ids) -> Costs:
-            return np.hstack([closure.between(at, forks, True), closure.between(at, copies)]) * weight
-
-        weight *= self.model.trips(value)
-        made: Costs = self._derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
-        return made
-
-    def _from_star(self, value: int, targets: Ids, weight: float) -> Costs:
-        copies, moves = self._copies(value), self._moves(value, self.model.closures[value].fitting, targets, weight)
-
-        def make(onward: Costs, read: Ids) -> Costs:
-            return np.vstack([onward, np.where(copies[:, None] == read[None], 0.0, np.inf)])
-
-        made: Costs = self._derived.get("from star", (moves, targets), make)
-        return made
-
-    def _copies(self, value: int) -> Ids:
-        closure = self.model.closures[value]
-        return np.asarray(closure.fitting[closure.partial])
+                network.add(hub, reader[0], self._stars.onward(value, self._read(reader), part * weight))
 
     def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
         before, at = source[0], self._read(source)
         for reader in readers[:-1]:
             hub, layouts = self._new_hub(network, value, before)
-            network.add(before, hub, self._moves(value, at, layouts, 1.0, True))
-            network.add(hub, reader[0], self._moves(value, layouts, self._read(reader)))
+            network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
+            network.add(hub, reader[0], self._stars.moves(value, layouts, self._read(reader)))
             before, at = hub, layouts
-        network.add(before, readers[-1][0], self._moves(value, at, self._read(readers[-1])))
+        network.add(before, readers[-1][0], self._stars.moves(value, at, self._read(readers[-1])))
 
     def _stake(self, value: int) -> float:
         """The most that one move of a value can cost."""

@@ -104,6 +104,35 @@ def _least(known: Costs, tables: Costs, at: int, least: Costs) -> None:
 
 
 @compiled
+def spare(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
+    """Add to each state what it costs at least beyond the bound of a pass backwards that has just ended.
+
+    There an edge has a share of its later variable and nothing to spare for any state of the earlier one; what
+    a variable keeps, and what its edges to earlier ones have left for a state, is excess.
+    """
+    start, first, to, back, out, table = flat
+    for v in range(start.size - 1):
+        size = start[v + 1] - start[v]
+        total, own = unary[start[v] : start[v + 1]].copy(), excess[start[v] : start[v + 1]]
+        behind, count = 0, first[v + 1] - first[v]
+        for h in range(first[v], first[v + 1]):
+            behind += to[h] < v
+            _plus(total, sent[out[back[h]] :])
+        share = max(behind, count - behind, 1)
+        least = total.min()
+        for i in range(size):
+            own[i] += (total[i] - least) * (1 - behind / share)
+        for h in range(first[v], first[v + 1]):
+            if to[h] < v:
+                heard, told, width = sent[out[back[h]] :], sent[out[h] :], start[to[h] + 1] - start[to[h]]
+                for i in range(size):
+                    row, left = tables[table[h] + i * width : table[h] + i * width + width], np.inf
+                    for j in range(width):
+                        left = min(left, row[j] - told[j])
+                    own[i] += left + total[i] / share - heard[i]
+
+
+@compiled
 def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
     """Move what the messages say from the edges into the variables' tables.
 

@@ -13,6 +13,7 @@ from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Network
 
 _LEAST = np.minimum.reduce
+_WORTH = 0.9  # of all entries, if no more would be left, states go
 _Ints = NDArray[np.int64]
 
 
@@ -76,6 +77,27 @@ class Messages:
     def states(self) -> dict[int, int]:
         """The best states so far of all variables of the network, those it has lost included."""
         return self.network.named(self.order, self._best)
+
+    def trimmed(self, upper: float) -> "Messages":
+        """The messages without states that no solution of cost ``upper`` or less can have, which the network loses.
+
+        The tables stay as they were made, and shared; where few entries would go, so does everything.
+        """
+        from meshdsl.planner import kernels
+
+        network, start = self.network, self.flat.start
+        excess, slack = np.zeros(self.unary.size), upper - network.constant - self.lower
+        kernels.spare(self.flat, self.unary, self.tables, self.sent, excess)
+        stays = excess <= slack + 1.0
+        keep = {v: np.flatnonzero(stays[start[i] : start[i + 1]]) for i, v in enumerate(self.order)}
+        left = sum(keep[v].size * keep[w].size for v in self.order for w in network.near[v] if v < w)
+        if left > _WORTH * network.entries or not all(states.size for states in keep.values()):
+            return self
+        network.cut(keep)
+        other = Messages(network)
+        kept = [stays[start[i] : start[i + 1]] for i in self.flat.to]
+        other.sent = self.sent[np.concatenate(kept)] if kept else self.sent
+        return other
 
     def settle(self) -> None:
         """Move what the messages say into the tables of the network, whose bound that raises."""

@@ -109,6 +109,21 @@ class Network:
             self.near[v][w] = some("some", (table, keep), _some)
             self.near[w][v] = self.derived.turned(self.near[v][w])
 
+    def cut(self, keep: dict[int, Labels]) -> None:
+        """Leave these states of every variable, given by position in rising order; equal tables stay one."""
+        cut, whole = Derived(), {v: states.size == self.unary[v].size for v, states in keep.items()}
+        same = Derived()
+        alike = {v: same.get(states.tobytes(), (), lambda states=states: states) for v, states in keep.items()}
+        for v, states in alike.items():
+            if not whole[v]:
+                self.unary[v] = self.unary[v][states]
+                labels = self.labels.get(v)
+                self.labels[v] = states if labels is None else labels[states]
+            for w, table in self.near[v].items():
+                if v < w and not (whole[v] and whole[w]):
+                    some = cut.get("some", (table, states, alike[w]), lambda t, a, b: t[np.ix_(a, b)])
+                    self.near[v][w], self.near[w][v] = some, cut.turned(some)
+
     def merge(self, v: int, w: int, image: Labels) -> None:
         """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
         unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get

@@ -1,4 +1,8 @@
-"""Which readers of a value the bound looks at, so that it is tight around a plan (see ``joint``)."""
+"""Which readers of a value the bound looks at, so that it is tight around a plan (see ``joint``).
+
+The mean over all pairs of m readers knows two m-ths of a move that one reader alone needs. Which reader that is,
+plans say in which the mean was too low: pairs with that reader then count, and others do not.
+"""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -9,19 +13,34 @@ from meshdsl.planner.tree import tree
 End = tuple[int, int]  # node and port
 
 
-def tight_pairs(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> list[tuple[End, End]]:
-    """Pairs of readers whose tree costs as much as everyone's in the plan ``rows``; all if none does.
+def weighted_pairs(
+    model: Model, value: int, ends: Sequence[End], rows: Assignment, missed: Sequence[Assignment]
+) -> dict[tuple[End, End], float]:
+    """Pairs of readers whose tree costs as much as everyone's in the plan ``rows``, or all, with parts of one.
 
     Args:
       ends: where the value is made, then its readers.
+      missed: plans in which the pairs cost too little; each gives as much to those that cost most in it.
     """
-    closure, readers = model.closures[value], ends[1:]
+    pairs = _tight(model, value, ends, rows)
+    weights = dict.fromkeys(pairs, 0.0)
+    for plan in missed or [rows]:
+        costs = [tree_cost(model, value, [ends[0], *pair], plan) for pair in pairs]
+        most = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= max(costs)]
+        for pair in most:
+            weights[pair] += 1 / len(most) / max(1, len(missed))
+    return {pair: weight for pair, weight in weights.items() if weight}
+
+
+def _tight(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> list[tuple[End, End]]:
+    pairs, whole = list(combinations(ends[1:], 2)), tree_cost(model, value, ends, rows)
+    return [pair for pair in pairs if tree_cost(model, value, [ends[0], *pair], rows) >= whole] or pairs
+
+
+def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
+    """What the moves of a value to some of its readers cost in a plan, once."""
     own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
-    whole = tree(closure.costs, closure.inner, own, read)[0]
-    pairs = list(combinations(range(len(readers)), 2))
-    costs = (tree(closure.costs, closure.inner, own, [read[i], read[j]])[0] for i, j in pairs)
-    tight = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= whole]
-    return [(readers[i], readers[j]) for i, j in tight or pairs]
+    return tree(model.closures[value].costs, model.closures[value].inner, own, read)[0]
 
 
 def parts(model: Model, ends: Sequence[End], rows: Assignment) -> tuple[float, ...]:

@@ -38,7 +38,8 @@ _GAP = 1e-2  # large enough to sweep
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
-_CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed
+_CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
+_FEW = 2_000  # ... and nodes up to which it is in any case
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
@@ -135,7 +136,7 @@ def _proved(
     model = joint.model
     start = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
-    few = network.entries <= _CLOSED
+    few = network.entries <= _CLOSED or len(model.nodes) <= _FEW
     certificate = Certificate(joint, best, FIRST_TREES if few else 0)
     raised(certificate, evaluator, _MOST if sweep else _QUICK, few)
     if sweep and certificate.gap >= _GAP:

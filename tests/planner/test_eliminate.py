@@ -106,6 +106,40 @@ def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem,
         assert cost(states) == best
 
 
+@given(networks(), st.integers(0, 10))
+@settings(max_examples=150, deadline=None)
+def test_states_that_go_beside_messages_are_in_no_solution_of_that_cost(problem, over):
+    domains, unary, tables = problem
+    best, cost = best_of(domains, unary, tables)
+    network = network_of(unary, tables)
+    passing = messages.Messages(network)
+    passing.run(3)
+    passing = passing.trimmed(best + over)
+    left = [network.labels.get(v, np.arange(size)).tolist() for v, size in enumerate(domains)]
+    for state in product(*map(range, domains)):
+        if cost(state) <= best + over:
+            assert all(s in kept for s, kept in zip(state, left))
+    before = passing.lower
+    passing.run(1)
+    assert max(before, passing.lower) <= best + 1e-9
+    sizes, parts = network.listed()
+    assert eliminate(sizes, parts, [0] * len(sizes), 10**6).cost == best
+
+
+def test_what_messages_have_said_is_kept_when_states_go():
+    """A long chain with a choice that is never good: what is left is as far as it was."""
+    rng = np.random.default_rng(0)
+    unary = [np.array([0.0, 1.0, 1000.0]) for _ in range(30)]
+    network = network_of(unary, {(i, i + 1): rng.random((3, 3)) for i in range(29)})
+    passing = messages.Messages(network)
+    passing.run(5)
+    lower = passing.lower
+    trimmed = passing.trimmed(passing.cost)
+    assert all(table.size < 3 for table in network.unary.values())
+    trimmed.run(1)
+    assert trimmed.lower >= lower - 1e-9
+
+
 def test_a_tree_is_solved_by_reduction_alone():
     rng = np.random.default_rng(0)
     unary = [rng.random(4) for _ in range(5)]

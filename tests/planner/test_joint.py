@@ -77,6 +77,32 @@ def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, read
         assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40), chosen) == cost
 
 
+@pytest.mark.parametrize("more", [0, 1 << 40], ids=["other pairs", "exact trees"])
+@pytest.mark.parametrize("readers", [3, 4, 5])
+def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, more):
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    monkeypatch.setattr(joint_module, "_STAKE", 0.0)
+    monkeypatch.setattr(joint_module, "_MORE", more)
+    model = many_readers(readers)(TWO)
+    joint, evaluator = Joint(model), Evaluator(model)
+    rng = np.random.default_rng(readers)
+    reference, risen = evaluator.evaluate(model.whole), 0
+    for _ in range(10):
+        chosen, other = ({n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)} for _ in range(2))
+        missed = joint.missed(joint.rows(chosen), reference, {}, 1.0)
+        before, after = (minimum(joint.bounds(reference, 0, known), chosen) for known in ({}, missed))
+        cost = evaluator.evaluate(joint.rows(chosen)).cost
+        assert before <= after * (1 + 1e-9) and after <= cost * (1 + 1e-9)
+        assert bool(missed) == (before < cost * (1 - 1e-9))
+        if more:
+            assert after == pytest.approx(cost)
+        assert minimum(joint.bounds(reference, 0, missed), other) <= evaluator.evaluate(joint.rows(other)).cost * (
+            1 + 1e-9
+        )
+        risen += after > before * (1 + 1e-9)
+    assert risen
+
+
 def test_states_that_are_left_are_those_of_the_model():
     model = many_readers(3)(TWO)
     whole = Joint(model)

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from bench.planner import page
+from bench.report import kept
 
 NOTHING = {part: [] for part in page.SECTIONS}
 ROW = {"data": 3, "model": 5, "equations": 7, "cost": 1.0, "gap": 0.0, "seconds": 2.0}
@@ -24,11 +25,11 @@ def test_of_parts_that_were_not_measured_the_page_keeps_what_it_says(folder):
 
 
 def test_a_part_that_was_measured_is_written_anew(folder):
-    before = page.kept((folder / page.PAGE).read_text(), page.AXES)
+    before = kept((folder / page.PAGE).read_text(), page.AXES)
     page.write({**NOTHING, "sizes": [ROW]}, "some versions", folder)
     after = (folder / page.PAGE).read_text()
-    assert page.kept(after, page.AXES) == before and len(before) > 5
-    rows = [line for line in page.kept(after, page.SIZES) if line.startswith("| 3")]
+    assert kept(after, page.AXES) == before and len(before) > 5
+    rows = [line for line in kept(after, page.SIZES) if line.startswith("| 3")]
     assert rows == ["| 3 | 5 | 7 | 1 s | 0 | 2.0 |"]
 
 

@@ -16,6 +16,7 @@ from meshdsl.ir import Literal
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.topology import Link, Topology
+from meshdsl.planner import bound as bound_module
 from meshdsl.planner import search as search_module
 from meshdsl.planner import solve
 from meshdsl.planner.bound import Certificate
@@ -52,8 +53,10 @@ def test_the_gap_is_closed_on_small_steps(name, mesh):
     assert seconds * (1 - 2e-9) < bound <= seconds
 
 
-def test_rounds_prove_a_plan_and_leave_no_better_one():
+@pytest.mark.parametrize("large", [0, 2_000_000], ids=["messages beside tables", "settled"])
+def test_rounds_prove_a_plan_and_leave_no_better_one(monkeypatch, large):
     """From a bad plan, with bounds that do not know trees; a step of several shared values."""
+    monkeypatch.setattr(bound_module, "_LARGE", large)
 
     def step(w, x):
         h = jnp.tanh(x @ w)

@@ -1,0 +1,90 @@
+"""How near to the optimum the plans of the zoo are proved to be, on one, two and three mesh axes.
+
+python -m bench.zoo.gaps [case ...]
+
+Nothing is run. What was measured is kept, and all of it is a section of ``docs/zoo.md``.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bench.planner.cases import MESHES, rounded
+from bench.planner.cases import TOPOLOGY as NODE
+from bench.report import kept, percent, table, versions
+from bench.zoo.measure import CASES, built, on_mesh
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.units import seconds_text
+
+Row = Mapping[str, Any]
+CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/zoo.md")
+TITLE = """
+## Gaps
+
+How much of a step's predicted time is not proved to be needed (`plan.gap`; how plans are proved is in
+`docs/planner.md`), on the topology of the table above and on a DGX H100. The batch is split over `data`, everything
+else left open. Seconds of planning are those of the processor, with tracing.
+"""
+NEXT = "## Fallbacks\n"  # what follows on the page
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; all by default")
+    asked = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for name in asked.cases or CASES:
+        rows = []
+        for row in gaps(name):
+            print(row, flush=True)
+            rows.append(row)
+        (CACHE / f"{name}.json").write_text(json.dumps(rows))
+    files = [CACHE / f"{name}.json" for name in CASES]
+    rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
+    PAGE.write_text(placed(PAGE.read_text(), _section(rows)))
+
+
+def gaps(name: str) -> Iterator[Row]:
+    """A case on every topology and mesh."""
+    program = built(name).program()
+    for topology in (Mesh(data=8).topology.name, NODE):
+        for axes in MESHES:
+            start = time.process_time()
+            plan = on_mesh(program, Mesh.parse(axes, topology)).plan(*program.args)
+            took = time.process_time() - start
+            facts = {"cost": plan.seconds, "gap": rounded(plan.gap), "seconds": took}
+            yield {"name": name, "topology": topology, "mesh": axes, **facts}
+
+
+def placed(page: str, section: str) -> str:
+    """The page with a section of gaps, in the place of the one that it has."""
+    before = "\n".join(kept(page, TITLE)).strip()
+    rest = page.replace(f"{before}\n\n", "") if before else page
+    return rest.replace(NEXT, f"{section.strip()}\n\n{NEXT}")
+
+
+def _section(rows: Sequence[Row]) -> str:
+    header = ("case", "topology", "mesh", "predicted step", "gap", "seconds")
+    proved, largest = sum(row["gap"] == 0 for row in rows), max(row["gap"] for row in rows)
+    said = f"Proved to be the cheapest: {proved} of {len(rows)}; the largest gap is {largest:.4%}."
+    return "\n".join([TITLE, table(header, [_row(row) for row in rows]), "", said, "", _machine()])
+
+
+def _machine() -> str:
+    return f"2 x86-64 cores, busy with other programs; {versions()}"
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    facts = seconds_text(row["cost"]), percent(row["gap"]), f"{row['seconds']:.1f}"
+    return row["name"], row["topology"], row["mesh"], *facts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Stars: a hub of a value, where its tree of moves forks, with the tables of the moves that lead there and on.
+
+A hub is in one of the layouts that are in question, from which moves go on. Readers may also all take one copy that
+was made partial, from which no move goes on: a hub has states for such *copies* as well, after the layouts.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.model import Model
+from meshdsl.planner.network import Derived, Network
+
+
+class Stars:
+    """Tables of moves, on all trips of a value; equal values share them.
+
+    ``part`` and ``weight`` are what the costs are multiplied by.
+    """
+
+    def __init__(self, model: Model, derived: Derived) -> None:
+        self.model, self.derived = model, derived
+
+    def moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
+        """Cost of moving ``value`` from each of some layouts to each of others, to stay there or to go on (inner)."""
+        closure, weight = self.model.closures[value], self.model.trips(value) * part
+        how = ("moves", closure.number, weight, inner)
+        made: Costs = self.derived.get(how, (sources, targets), lambda a, b: closure.between(a, b, inner) * weight)
+        return made
+
+    def new(self, network: Network, value: int, after: int) -> int:
+        """Add a hub to a network, in order after another variable."""
+        closure = self.model.closures[value]
+
+        def with_copies(states: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([states, states[closure.partial]])
+
+        return network.new(
+            self.derived.get("star", (closure.nothing,), with_copies),
+            self.derived.get("star", (closure.placed,), with_copies),
+            after,
+        )
+
+    def to(self, value: int, sources: Ids, weight: float) -> Costs:
+        """Cost of moving to a hub."""
+        closure, copies = self.model.closures[value], self._copies(value)
+
+        def make(at: Ids, forks: Ids) -> Costs:
+            return np.hstack([closure.between(at, forks, True), closure.between(at, copies)]) * weight
+
+        weight *= self.model.trips(value)
+        made: Costs = self.derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
+        return made
+
+    def onward(self, value: int, targets: Ids, weight: float) -> Costs:
+        """Cost of moving from a hub to a reader."""
+        copies, moves = self._copies(value), self.moves(value, self.model.closures[value].fitting, targets, weight)
+
+        def make(onward: Costs, read: Ids) -> Costs:
+            return np.vstack([onward, np.where(copies[:, None] == read[None], 0.0, np.inf)])
+
+        made: Costs = self.derived.get("from star", (moves, targets), make)
+        return made
+
+    def _copies(self, value: int) -> Ids:
+        closure = self.model.closures[value]
+        return np.asarray(closure.fitting[closure.partial])
