@@ -38,8 +38,8 @@ def write(found: Found, versions: str, folder: Path = DOCS) -> None:
 def _gaps(rows: Rows) -> Iterator[str]:
     header = ("model", "mesh", "equations", "predicted step", "gap", "seconds")
     yield table(header, [(r["name"], r["mesh"], *_facts(r)) for r in rows])
-    proved = sum(r["gap"] == 0 for r in rows)
-    yield f"\nProved to be the cheapest: {proved} of {len(rows)}; the largest gap is {max(r['gap'] for r in rows):.4%}."
+    proved, largest = sum(r["gap"] == 0 for r in rows), percent(max(r["gap"] for r in rows))
+    yield f"\nProved to be the cheapest: {proved} of {len(rows)}; the largest gap is {largest}."
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[object, ...]:

@@ -9,13 +9,13 @@ of the processor, after tracing, in a process that has planned something before.
 ## How plans are proved
 
 `plan.lower_bound` is proved for every plan: message passing (TRW-S) raises a bound on the network of all operations.
-For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/closing.py`): states that no better
-plan can have go; where the readers of a value can still ask for few sets of layouts, the cheapest trees of moves to
-all these sets stand in the network, exactly; the plans that messages point to are tried. A value that has paid too
-little in such a plan gets larger tables in the next round, or where these would be too large, the pairs of its
-readers that cost most there. The rounds end when nothing is left between plan and bound, when they help no more, or
-when a fixed amount of work is done: work is counted in table entries, so the same step gets the same plan everywhere. A gap of 0 below means less than a hundred-millionth, for costs are summed in
-floats.
+For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/closing.py`): states that no better plan
+can have go; where the readers of a value can still ask for few sets of layouts, the cheapest trees of moves to all
+these sets stand in the network, exactly; the plans that messages point to are tried. A value that has paid too little
+in such a plan gets larger tables in the next round, or where these would be too large, the pairs of its readers that
+cost most there. The rounds end when nothing is left between plan and bound, when they help no more, or when a fixed
+amount of work is done: work is counted in table entries, so the same step gets the same plan everywhere. A gap of 0
+below means less than a hundred-millionth, for costs are summed in floats.
 
 Where a gap of more than half a percent is left, other plans are looked for: most operations are decided anew, exactly,
 while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer

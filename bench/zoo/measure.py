@@ -64,7 +64,6 @@ def _planned(case: Case) -> Facts:
     program = case.program()
     sharded = on_mesh(program)
     plan = sharded.plan(*program.args)
-    yield {"gap": plan.gap}
     traced = pad_program(trace(program.step, program.args), dict(plan.padded))
     yield {"operations": sum(1 for _ in walk(traced.graph)), "machine": machine()}
     stuck = fallbacks(traced, plan.solution)

@@ -79,7 +79,7 @@ def page(found: Mapping[str, Facts], names: Iterable[str] = ()) -> str:
 
 
 def _main(found: Mapping[str, Facts]) -> str:
-    header = ("case", "operations", "plan s", "gap", "worst error", "verified", "kB", "kB XLA", "ratio")
+    header = ("case", "operations", "plan s", "worst error", "verified", "kB", "kB XLA", "ratio")
     rows = [(*_row(name, facts), _step(facts), _right(facts)) for name, facts in found.items()]
     return table((*header, "step (95%)", "XLA's gradients"), rows)
 
@@ -89,7 +89,6 @@ def _row(name: str, facts: Facts) -> tuple[str, ...]:
         name,
         str(facts["operations"]),
         f"{facts['plan seconds']:.1f}" if "plan seconds" in facts else "",
-        f"{facts['gap']:.1%}",
         f"{facts['worst error']:.0e}" if "worst error" in facts else "**differs**",
         "yes" if "verify" in facts else "**no**",
         _kilobytes(facts, "bytes"),

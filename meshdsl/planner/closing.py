@@ -19,7 +19,7 @@ from meshdsl.planner.neighbourhoods import improved
 PROVED = 1e-9  # gap that is none
 OPEN = 5e-3  # gap that is worth a search for a better plan
 FIRST_TREES, _TREES = 1 << 15, 1 << 18  # entries of the exact trees of one value: at first, and in a round
-_WORK, _LIFTING = 64_000_000_000, 3_000_000_000  # entries that all passes may touch together
+_WORK, _LIFTING = 64_000_000_000, 1_000_000_000  # entries that all passes may touch together
 _NEARLY, _LAST = 1e-4, 48_000_000_000  # a gap for which so much of that is not worth it ...
 _QUICK = 2_000_000  # ... unless the network has fewer entries
 _PASSES = (8, 16, 32, 64)  # at a time; the last again and again

@@ -6,6 +6,7 @@ import pytest
 
 from bench.planner import page
 from bench.report import kept
+from bench.zoo import gaps
 
 NOTHING = {part: [] for part in page.SECTIONS}
 ROW = {"data": 3, "model": 5, "equations": 7, "cost": 1.0, "gap": 0.0, "seconds": 2.0}
@@ -31,6 +32,13 @@ def test_a_part_that_was_measured_is_written_anew(folder):
     assert kept(after, page.AXES) == before and len(before) > 5
     rows = [line for line in kept(after, page.SIZES) if line.startswith("| 3")]
     assert rows == ["| 3 | 5 | 7 | 1 s | 0 | 2.0 |"]
+
+
+def test_gaps_of_the_zoo_take_the_place_of_those_before():
+    before = (page.DOCS / "zoo.md").read_text()
+    after = gaps.placed(before, f"{gaps.TITLE}\nnothing")
+    assert kept(after, gaps.TITLE)[-1] == "nothing"
+    assert gaps.placed(after, "\n".join(kept(before, gaps.TITLE))) == before
 
 
 def test_a_page_that_is_not_there_has_what_was_measured(tmp_path):
