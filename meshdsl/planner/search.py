@@ -40,6 +40,7 @@ _ONCE = 50_000_000  # ... and once, for the certificate
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
 _FEW = 2_000  # ... and nodes up to which it is in any case
+_DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
 _STALLED = 2e-4
@@ -109,7 +110,7 @@ def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, wort
     """The best plan found among those that are in question."""
     joint = Joint(model)
     network = joint.plans()
-    if network.entries <= _CLOSED and worth(best):
+    if network.entries <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, network, evaluator, best, worth, True)[0]
     found = _plans_near(joint, network, groups, evaluator, best)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
