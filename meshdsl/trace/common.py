@@ -3,6 +3,8 @@
 Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
 expressions apart, so it equals nothing, and neither does an operation with effects.
 
+A slice of a slice is a slice of what that one cuts; compilers see that, and an `associative_scan` cuts the same twice.
+
 A choice between equal cases is that case: no compiler reads what would choose. A sort moves
 every operand once, and a loop or conditional reads it once.
 """
@@ -16,6 +18,8 @@ import numpy as np
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.trace.graphs import Atom, Table, carried_of, kept, look_up, operands_of, substitute, with_ops
 
+_Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
+
 
 def merge_common(graph: Graph) -> Graph:
     """The graph, and each body by itself, without the second of two equal operations."""
@@ -25,11 +29,12 @@ def merge_common(graph: Graph) -> Graph:
 def _merged(graph: Graph, table: Table) -> Graph:
     """Likewise, with values that are known to be others."""
     seen: dict[Any, Op] = {}
+    cuts: dict[int, _Cut] = {}
     stated: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
         op, twice = _each_once(_in_bodies(substitute(op, table)))
-        first = seen.setdefault(expression(op), op)
+        first = seen.setdefault(_sliced(op, cuts) if op.name == "slice" else expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op, stated) else first.outputs
         if op.name == "constrain":
             stated[op.outputs[0].id] = look_up(op.inputs[0], stated)
@@ -70,6 +75,18 @@ def _each_once(op: Op) -> tuple[Op, Table]:
 def _has_one_case(op: Op, stated: Table) -> bool:
     """Whether all cases are one value, its layout stated or not."""
     return op.name == "select_n" and len({_operand(look_up(x, stated)) for x in op.inputs[1:]}) == 1
+
+
+def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
+    """What a slice cuts of what is no slice; noted for slices of its result."""
+    root, first, apart = cuts.get(getattr(op.inputs[0], "id", -1), (_operand(op.inputs[0]), (), ()))
+    starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(op.inputs[0].shape)
+    first, apart = first or (0,) * len(starts), apart or (1,) * len(starts)
+    starts = tuple(a + k * i for a, k, i in zip(first, apart, starts, strict=True))
+    strides = tuple(k * step for k, step in zip(apart, strides, strict=True))
+    cuts[op.outputs[0].id] = root, starts, strides
+    shape = op.outputs[0].shape
+    return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape
 
 
 def expression(op: Op) -> Any:

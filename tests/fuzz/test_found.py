@@ -296,3 +296,14 @@ def test_a_window_takes_a_block_and_a_part_of_another():
     x = jnp.arange(20.0)
     assert sharded.check(x).ok and sharded.verify(x).equal
     assert sorted(c.bytes for c in sharded.plan(x).collectives) == [4, 16]
+
+
+def test_a_slice_of_a_slice_is_reduced_once():
+    """An ``associative_scan`` cuts the same in two ways, which the compiler finds."""
+
+    def step(x):
+        return lax.associative_scan(lambda s, t: 0.5 * s * jnp.tanh(t), md.constrain(x, "z=P"), axis=1)
+
+    sharded = md.parallelize(step, md.Mesh(x=2, z=3, topology=SLOW_DEVICES), {"x": "x=S(0) z=S(1)"})
+    x = jnp.arange(96.0).reshape(16, 6) / 96
+    assert sharded.check(x).ok and sharded.verify(x).equal

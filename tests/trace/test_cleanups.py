@@ -156,6 +156,17 @@ def test_carries_that_never_change_become_consts():
     assert (after.params["num_consts"], after.params["num_carry"], len(after.outputs)) == (1, 1, 2)
 
 
+def test_a_slice_of_a_slice_is_a_slice():
+    def step(x):
+        some = jax.lax.slice(x, (2,), (8,), (2,))
+        again = jax.lax.slice(x, (4,), (7,), (2,))
+        return jax.lax.slice(some, (1,), (3,)), again, jax.lax.slice(x, (4,), (6,)), some
+
+    graph = cleaned(step, jnp.arange(9.0), by=merge_common)
+    assert names(graph).count("slice") == 3
+    assert graph.returned[0] is graph.returned[1] is not graph.returned[2]
+
+
 def test_equal_operations_merge():
     graph = cleaned(lambda x: jnp.sin(x) + jnp.cos(x) * jnp.sin(x), X, by=merge_common)
     assert names(graph).count("sin") == 1
