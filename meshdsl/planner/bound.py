@@ -105,9 +105,7 @@ class Certificate:
         domains, tables = self._network.listed()
         found = eliminate(domains, tables, [0] * len(domains), largest, self._network.derived)
         if found.exact and evaluator:
-            labels, states = self._network.labels, zip(self._network.order, found.states.tolist(), strict=True)
-            chosen = {v: int(labels[v][i]) if v in labels else i for v, i in states}
-            self._consider(self._network.decode(chosen), evaluator)
+            self._consider(self._network.named(self._network.order, found.states), evaluator)
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
 

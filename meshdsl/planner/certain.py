@@ -45,10 +45,10 @@ def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies:
     over = _written_over(graph, places, at, views)
     read = {v: place for v, place in _readings(op) if v in inside and v not in over}
     made = counted | {v.id for before in graph.ops[:at] for v in before.outputs}
-    later = {v: place for after in graph.ops[at + 1 :] for v, place in _readings(after) if v in made & inside}
-    here = {v for v, _ in _readings(op)}
+    waiting = (made & inside) - {v for v, _ in _readings(op)}
+    later = {v: place for after in graph.ops[at + 1 :] for v, place in _readings(after) if v in waiting}
     written = tuple(v.id for v in op.outputs if v.id in inside)
-    return Certain(read, written, {v: place for v, place in later.items() if v not in here})
+    return Certain(read, written, later)
 
 
 def _readings(op: Op) -> Iterator[tuple[int, Reading]]:

@@ -179,9 +179,12 @@ class Joint:
 
     def _add_prices(self, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
+        prices = self.model.prices
+        if not prices.read and not prices.later:
+            return
         source, *readers = self._ends[value]
         for reader in readers:
-            copied, waiting = self.model.read_price(value, *reader), self.model.later_price(value, *reader)
+            copied, waiting = (self.model.copy_price(value, p.get(reader, 0.0)) for p in (prices.read, prices.later))
             own, read = self._read(source), self._read(reader)
             if copied is not None:
                 self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], 0.0, copied[read][None]))

@@ -188,14 +188,8 @@ class Model:
                 split = self.tables[n].codes[p] < len(port.value.shape)
                 yield price, per_axis(self.mesh, split) * port.value.bytes
 
-    def read_price(self, value: int, n: int, port: int) -> Costs | None:
-        """Price of a copy of ``value`` for one reader, by the copy's layout; None where memory is not short."""
-        price = self.prices.read.get((n, port), 0.0)
-        return self.scale.pack(price * self.closures[value].local_bytes) if price else None
-
-    def later_price(self, value: int, n: int, port: int) -> Costs | None:
-        """Price of ``value`` itself while it waits for one reader, by its layout; None where there is none."""
-        price = self.prices.later.get((n, port), 0.0)
+    def copy_price(self, value: int, price: float) -> Costs | None:
+        """What a copy of ``value`` costs at a price per byte, by its layout; None where memory is not short."""
         return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
