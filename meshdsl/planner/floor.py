@@ -55,6 +55,7 @@ class Floor:
         self.copies = tuple(end for v, end in read if v in fixed)
         largest = sorted((end for _, end in later), key=lambda end: (-self._value(end).bytes, end))
         self.later = tuple(largest[:_LATER])
+        self._known: dict[tuple[int, int], Costs] = {}
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
 
     def bytes(self, choice: Choice) -> float:
@@ -81,10 +82,13 @@ class Floor:
         return self.model.layout(n, p, choice.rows[n]) == self.model.layout(m, q, choice.rows[m])
 
     def _shares(self, end: End) -> Costs:
-        """Bytes of a port at least, per joint state of its node."""
-        value = self._value(end)
-        split = self.model.tables[end[0]].codes[end[1]] < len(value.shape)
-        return np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))
+        """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
+        table, value = self.model.tables[end[0]], self._value(end)
+        key = (id(table), end[1])
+        if key not in self._known:
+            split = table.codes[end[1]] < len(value.shape)
+            self._known[key] = np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))
+        return self._known[key]
 
     def _part(self, end: End) -> float:
         """Of its bytes, which may be kept in 16 bits each."""

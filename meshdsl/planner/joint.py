@@ -140,7 +140,7 @@ class Joint:
 
     def _states(self, n: int) -> States:
         model = self.model
-        key = (id(model.states[n]), id(model.unit(n)), n if model.prices.own or model.prices.held else -1)
+        key = (id(model.states[n]), id(model.unit(n)), model.pays(n))
         if key not in self._known:
             rows = model.states[n]
             self._known[key] = States(rows, model.cost(n)[tuple(rows.T)])
@@ -184,12 +184,11 @@ class Joint:
             return
         source, *readers = self._ends[value]
         for reader in readers:
-            copied, waiting = (self.model.copy_price(value, p.get(reader, 0.0)) for p in (prices.read, prices.later))
             own, read = self._read(source), self._read(reader)
-            if copied is not None:
-                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], 0.0, copied[read][None]))
-            if waiting is not None:
-                self._common.add(source[0], reader[0], np.where(own[:, None] == read[None], waiting[own][:, None], 0.0))
+            if copied := prices.read.get(reader):
+                self._common.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
+            if waiting := prices.later.get(reader):
+                self._common.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
 
     def _new_hub(self, network: Network, value: int, after: int) -> tuple[int, Ids]:
         closure = self.model.closures[value]

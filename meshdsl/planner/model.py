@@ -161,6 +161,16 @@ class Model:
             cost = cost + self.scale.pack(price * share)
         return cost + self.held_price(n) if self.prices.held else cost
 
+    def pays(self, n: int) -> Hashable:
+        """The memory prices in the cost of node ``n``: nodes whose units are one and that pay alike cost alike."""
+        own, held = self.prices.own, self.prices.held
+        if not own and not held:
+            return None
+        ports = self.nodes[n].ports
+        paid = [p for p, port in enumerate(ports) if port.defines and port.value.id in own] if own else ()
+        there = [(p, *held[n, p]) for p in range(len(ports)) if (n, p) in held] if held else ()
+        return tuple([(p, own[ports[p].value.id]) for p in paid]), tuple([(p, price, id(s)) for p, price, s in there])
+
     def held_price(self, n: int) -> Costs:
         """What node ``n`` pays for the bytes that are there whatever the plan, in every joint state, rounded down."""
         total = np.zeros_like(self.unit(n))
@@ -187,10 +197,6 @@ class Model:
             if price:
                 split = self.tables[n].codes[p] < len(port.value.shape)
                 yield price, per_axis(self.mesh, split) * port.value.bytes
-
-    def copy_price(self, value: int, price: float) -> Costs | None:
-        """What a copy of ``value`` costs at a price per byte, by its layout; None where memory is not short."""
-        return self.scale.pack(price * self.closures[value].local_bytes) if price else None
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""

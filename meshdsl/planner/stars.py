@@ -1,4 +1,4 @@
-"""Stars: a hub of a value, where its tree of moves forks, with the tables of the moves that lead there and on.
+"""Tables of moves and of what copies cost, and stars: hubs of values, where their trees of moves fork.
 
 A hub is in one of the layouts that are in question, from which moves go on. Readers may also all take one copy that
 was made partial, from which no move goes on: a hub has states for such *copies* as well, after the layouts.
@@ -63,6 +63,27 @@ class Stars:
 
         made: Costs = self.derived.get("from star", (moves, targets), make)
         return made
+
+    def copied(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
+        """What a copy costs at a price per byte where it is read in another layout than it is made in."""
+
+        def make(own: Ids, at: Ids) -> Costs:
+            return np.where(own[:, None] == at[None], 0.0, self._paid(value, price)[at][None])
+
+        found: Costs = self.derived.get(("copied", self.model.closures[value].number, price), (made, read), make)
+        return found
+
+    def waiting(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
+        """What a value costs at a price per byte where it is read as it is made, and waits for that."""
+
+        def make(own: Ids, at: Ids) -> Costs:
+            return np.where(own[:, None] == at[None], self._paid(value, price)[own][:, None], 0.0)
+
+        found: Costs = self.derived.get(("waiting", self.model.closures[value].number, price), (made, read), make)
+        return found
+
+    def _paid(self, value: int, price: float) -> Costs:
+        return self.model.scale.pack(price * self.model.closures[value].local_bytes)
 
     def _copies(self, value: int) -> Ids:
         closure = self.model.closures[value]
