@@ -56,8 +56,9 @@ class Evaluator:
 
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""
-        states = list(map(tuple, choice.rows.tolist()))
-        return choice.cost + sum(self.model.memory_price(n, state) for n, state in enumerate(states))
+        model = self.model
+        priced = {model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.read}
+        return choice.cost + sum(model.memory_price(n, tuple(choice.rows[n].tolist())) for n in sorted(priced))
 
     def exact(self, choice: Choice) -> Choice:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""

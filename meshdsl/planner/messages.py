@@ -69,6 +69,12 @@ class Messages:
                 self._best, self.cost = self._at.copy(), cost
 
     @property
+    def gap(self) -> float:
+        """The part of the cost of ``states`` that no others of the network can save more than."""
+        cost = self.cost + self.network.constant
+        return float((self.cost - self.lower) / cost) if cost else 0.0
+
+    @property
     def latest(self) -> _Ints:
         """Where the last pass has pointed, by position in order."""
         return self._at

@@ -13,6 +13,7 @@ A plan that does not fit the memory is only where the search for one that does b
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -34,7 +35,8 @@ _ROUNDS = 3  # sweeps over all axes
 _WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
 _LEAST, _MOST, _QUICK = 64, 192, 24  # passes, and those for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
-_GAP = 1e-2  # large enough to sweep
+_GAP = 1e-2  # large enough to sweep ...
+_EXACT = 1e-6  # ... unless messages have said that nothing is to be found
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
@@ -48,6 +50,7 @@ ROUNDED = 1e-9  # of a bound: sums of floats round
 
 
 Worth = Callable[[Choice], bool]
+Proof = Callable[[], float]  # what no plan costs less than, when it is asked for
 
 
 def search(model: Model) -> tuple[Choice, float]:
@@ -64,14 +67,15 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
-    best, bound = evaluated(model, evaluator, model.whole), None
+    best = evaluated(model, evaluator, model.whole)
+    proof: Proof = cache(lambda: _bound(model, best, _ONCE if known is None else 0))
     if known is not None:
         best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
     if jointly(model):
         model.focus()
         joint = Joint(model)
-        best, bound = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
-        if known is None and bound < (1 - OPEN) * best.cost and worth(best):
+        best, proof = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
+        if known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
             best = _moved(model, _as_fewer(model.wide), evaluator, best, worth)
             model.focus()
     else:
@@ -81,9 +85,10 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
             certificate = Certificate(Joint(model), best, FIRST_TREES)
             raised(certificate, evaluator, settle=True)
             best, bound = closed(certificate, evaluator)
+            proof = _known(bound)
 
     def prove() -> float:
-        least = _bound(model, best, _ONCE if known is None else 0) if bound is None else bound
+        least = proof()
         safe = least - TIES - ROUNDED * abs(least)
         return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
@@ -132,15 +137,18 @@ def _bound(model: Model, best: Choice, once: int) -> float:
 
 def _proved(
     joint: Joint, network: Network, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool
-) -> tuple[Choice, float]:
+) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
-    model = joint.model
-    start = _pointed_to(network, known.cost)
+    model, most = joint.model, _MOST if sweep else _QUICK
+    start, left = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED or len(model.nodes) <= _FEW
+    if not few and left <= _EXACT:
+        best = min(known, best, key=lambda choice: choice.cost)
+        return best, cache(lambda: _lifted(joint, best, most))
     certificate = Certificate(joint, best, FIRST_TREES if few else 0)
-    raised(certificate, evaluator, _MOST if sweep else _QUICK, few)
-    if sweep and certificate.gap >= _GAP:
+    raised(certificate, evaluator, most, few)
+    if sweep and left > _EXACT and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
@@ -148,7 +156,17 @@ def _proved(
             raised(certificate, evaluator, settle=few)
     closing = few and worth(certificate.best)
     best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
-    return (known if known.cost < best.cost else best), bound
+    return (known if known.cost < best.cost else best), _known(bound)
+
+
+def _lifted(joint: Joint, best: Choice, most: int) -> float:
+    """The bound of a joint network that was made a while ago."""
+    joint.model.focus()
+    return raised(Certificate(joint, best), most=most)
+
+
+def _known(bound: float) -> Proof:
+    return lambda: bound
 
 
 def raised(
@@ -180,8 +198,8 @@ def plans(model: Model, evaluator: Evaluator, known: Choice | None = None, sweep
     """
     if jointly(model):
         joint = Joint(model)
-        whole = evaluator.evaluate(model.whole)
-        return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, whole)
+        start = known or evaluator.evaluate(model.whole)
+        return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, start)
     found = [] if known is None else [known]
     for groups in _neighbourhoods(model.wide, known is None):
         best = min(found, key=evaluator.objective) if found else None
@@ -221,8 +239,8 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
 
 
 def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
-    start = _pointed_to(network, evaluator.objective(best))
-    swept = [_swept(network, start, groups, joint.model.width)] if groups else []
+    start, left = _pointed_to(network, evaluator.objective(best))
+    swept = [_swept(network, start, groups, joint.model.width)] if groups and left > _EXACT else []
     return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, *swept)]
 
 
@@ -230,8 +248,8 @@ def _swept(network: Network, start: States, groups: Groups, width: int) -> State
     return Sweeper(network, width, _LARGEST).sweep(start, sweep_order(groups), _ROUNDS)
 
 
-def _pointed_to(network: Network, limit: float) -> States:
-    """The states that messages point to, for all variables."""
+def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
+    """The states that messages point to, for all variables, and the part of their cost that others may save."""
     guide = network.copy()
     cap(guide, limit + 1.0)
     messages = Messages(guide)
@@ -240,9 +258,9 @@ def _pointed_to(network: Network, limit: float) -> States:
         before = messages.cost
         messages.run(_AT_A_TIME)
         idle = 0 if messages.cost < before else idle + 1
-        if idle == _IDLE:
+        if idle == _IDLE or messages.gap <= _EXACT:
             break
-    return messages.states
+    return messages.states, messages.gap
 
 
 def _affordable(entries: int) -> int:
