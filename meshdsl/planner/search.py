@@ -146,7 +146,7 @@ def _proved(
     if not few and left <= _EXACT:
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: _lifted(joint, best, most))
-    certificate = Certificate(joint, best, FIRST_TREES if few else 0)
+    certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
     if sweep and left > _EXACT and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
@@ -162,7 +162,7 @@ def _proved(
 def _lifted(joint: Joint, best: Choice, most: int) -> float:
     """The bound of a joint network that was made a while ago."""
     joint.model.focus()
-    return raised(Certificate(joint, best), most=most)
+    return raised(Certificate(joint, best, FIRST_TREES), most=most)
 
 
 def _known(bound: float) -> Proof:
