@@ -4,10 +4,11 @@ A length is a candidate if it does not divide over the mesh but is long enough t
 is small, and if a matrix product or lookup works on it. The step is planned as it is written,
 then with one candidate after the other padded, longest first; what does not make the plan
 faster is undone. A split that the user stated inside the step cannot be had without padding, so
-that comes first. The plan's notes say what was padded, what was not, and why.
+that comes first. A very large step is not planned again for a length that every mesh axis
+divides by itself. The plan's notes say what was padded, what was not, and why.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, prod
@@ -28,6 +29,7 @@ from meshdsl.trace.graphs import values
 from meshdsl.units import seconds_text
 
 _SHOWN = 2
+_LARGE = 20_000  # operations beyond which a step is not planned again for lengths that each mesh axis divides
 Sizes = Mapping[int, int]
 
 
@@ -82,8 +84,10 @@ def choose_plan(
     candidates, clock = padded_sizes(program, mesh), Clock(seconds)
     stated = {n: m for n, m in candidates.items() if n in set(_stated(program.graph, mesh))}
     best = _attempt(program, stated, mesh, pins_of, memory, clock)
+    even = set() if len(list(walk(program.graph))) <= _LARGE else _even(candidates, mesh) - set(stated)
     notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
-    for n in (n for n in candidates if n not in stated and not clock.is_up()):
+    notes += [_untried_note(program, n) for n in candidates if n in even]
+    for n in (n for n in candidates if n not in stated and n not in even and not clock.is_up()):
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory, clock)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
@@ -163,6 +167,11 @@ def padded_length(n: int, mesh: Mesh) -> int:
     return ceil(n / blocks) * blocks
 
 
+def _even(sizes: Iterable[int], mesh: Mesh) -> set[int]:
+    """Those that every mesh axis divides."""
+    return {n for n in sizes if not any(n % k for k in mesh.sizes)}
+
+
 def _values(graph: Graph) -> Iterator[Value]:
     yield from graph.inputs
     for op in graph.ops:
@@ -181,6 +190,11 @@ def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:
 def _stated_note(made: _Attempt, n: int) -> str:
     said = f"{_named(made, n)} is padded to {made.sizes[n]} inside the step, as a split of it is stated"
     return said + _each_trip(made, n)
+
+
+def _untried_note(program: Program, n: int) -> str:
+    what = _several(_dims(program, n)) or "a dim"
+    return f"{what} ({n}) stays so: every mesh axis divides it, and padding for several together was not tried"
 
 
 def _note(before: _Attempt, after: _Attempt, n: int) -> str:

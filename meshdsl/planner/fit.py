@@ -7,6 +7,7 @@ prices are tried, and of the plan that just does not fit is taken over what leav
 """
 
 from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
 
 from meshdsl.errors import PinError
 from meshdsl.ir import Graph
@@ -41,11 +42,15 @@ class Fitter:
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
-        self.around = dict(_around(model.problem.program.graph, ()))
         self.points: dict[int, Peak] = dict(like.points) if like else {}
         self.price: float = like.price if like else 0.0  # the last one
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
+
+    @cached_property
+    def around(self) -> dict[int, tuple[int, ...]]:
+        """Per op id, the ops it stands in, itself included."""
+        return dict(_around(self.model.problem.program.graph, ()))
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""

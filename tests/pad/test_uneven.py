@@ -185,6 +185,19 @@ def test_lengths():
     assert padded_sizes(program, md.Mesh(data=1)) == {}
 
 
+def test_a_very_large_step_is_not_planned_again_for_lengths_that_each_axis_divides(monkeypatch):
+    """68 divides over 4 devices, and over 2, but not over 8; 103 over none."""
+
+    def notes(vocab):
+        return " ".join(md.parallelize(step_of(integer_labels), "data=4,model=2").plan(*arguments(vocab)).notes)
+
+    untried = "dim 0 of params/embed and 4 more (68) stays so: every mesh axis divides it"
+    assert "(68) does not divide over the mesh and stays so: padded to 72, " in notes(68)
+    monkeypatch.setattr("meshdsl.pad.choose._LARGE", 3)
+    assert untried in notes(68)
+    assert "padded to 104" in notes(103)
+
+
 def test_a_pinned_input_stays_an_error():
     with pytest.raises(PinError, match="left free, it is padded inside the step where that pays"):
         md.parallelize(step_of(integer_labels), "model=8", layouts={"params/embed": "model=S(0)"}).plan(*arguments())
