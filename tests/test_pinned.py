@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, MemoryLimitError
+from meshdsl.planner.allowed import adds_to
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
 from meshdsl.planner.search import search
@@ -60,6 +61,28 @@ def test_pins_are_replaced_and_taken_out():
     assert third.plan(*ARGS).seconds == pytest.approx(first.plan(*ARGS).seconds)
     assert third.options.layouts == first.options.layouts
     assert second.pinned({"w/up": "data=S(1)"}).plan(*ARGS).layout("w/up").on("data") is md.S(1)
+
+
+def test_the_bound_stays_where_pins_are_added():
+    first = sharded()
+    bound = first.plan(*ARGS).lower_bound
+    same = str(first.plan(*ARGS).layout("w/up"))
+    assert first.pinned({"w/up": same}).plan(*ARGS).lower_bound == bound
+    dear = first.pinned({"w/up": "data=S(0) model=S(0)"})
+    plan = dear.plan(*ARGS)
+    assert bound < plan.lower_bound <= plan.seconds
+    assert dear.pinned({"w/up": None}).plan(*ARGS).lower_bound < plan.lower_bound
+
+
+def test_what_adds_to_pins():
+    def pins(*layouts):
+        return Pins(tuple(map(md.Layout.parse, layouts)), (), ())
+
+    free, split = pins("", "data=S(0)"), pins("model=B", "data=S(0) model=S(0)")
+    assert adds_to(split, free, MESH)
+    assert not adds_to(free, split, MESH)
+    assert not adds_to(pins("", "data=S(1)"), free, MESH)
+    assert not adds_to(pins("", "model=S(0) data=S(0)"), free, MESH)
 
 
 def test_without_a_plan_before_it_plans_anew():

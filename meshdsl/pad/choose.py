@@ -46,7 +46,9 @@ class Chosen:
         """The same program under other pins, padded alike, from this plan on; None if it takes a search of its own."""
         program, sizes = self.attempt.program, self.attempt.sizes
         pins = pins_of(program)
-        found = self.attempt.outcome.again(pins) if isinstance(self.attempt.outcome, Found) else None
+        found = (
+            self.attempt.outcome.again(pins, self.plan.lower_bound) if isinstance(self.attempt.outcome, Found) else None
+        )
         if found is None:
             return None
         notes = [
@@ -114,7 +116,9 @@ def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
         notes = [*notes, said]
     program = replace(best.program, notes=notes)
     plan = build_plan(program, found.solution(), best.pins)
-    return Chosen(program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found), overlap)
+    return Chosen(
+        program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found.spent()), overlap
+    )
 
 
 @dataclass(frozen=True)

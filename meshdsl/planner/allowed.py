@@ -7,6 +7,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.planner.node import Node
+from meshdsl.planner.solution import Pins
 from meshdsl.planner.tables import Table, first_state
 
 
@@ -41,3 +42,15 @@ def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
     stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
     at = iter(stated)
     return tuple(next(at) if name in stated else name for name in mesh.names)
+
+
+def adds_to(pins: Pins, others: Pins, mesh: Mesh) -> bool:
+    """Whether whatever ``pins`` allow is allowed by others as well."""
+    mine, theirs = (*pins.inputs, *pins.outputs), (*others.inputs, *others.outputs)
+    alike = (pins.follows, pins.donated) == (others.follows, others.donated)
+    return alike and all(_stays(pin, other, mesh) for pin, other in zip(mine, theirs, strict=True))
+
+
+def _stays(pin: Layout, other: Layout, mesh: Mesh) -> bool:
+    stated = set(other.axes) <= set(pin.axes) and all(pin.on(axis) is placed for axis, placed in other.placements)
+    return stated and axis_order(pin, mesh) == axis_order(other, mesh)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.allowed import adds_to
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.distances import Hidden
 from meshdsl.planner.dual import dual_bound
@@ -18,6 +19,8 @@ from meshdsl.planner.search import ROUNDED, evaluated, find, jointly
 from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
+
+_NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,29 @@ class Found:
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
     @uncollected
-    def again(self, pins: Pins) -> "Found | None":
-        """The best plan found from this one on, under other pins, without rounds; None if it takes another problem."""
+    def again(self, pins: Pins, bound: float) -> "Found | None":
+        """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
+
+        Args:
+          bound: seconds that no plan under the present pins can be below. Nor can one if others are stated besides,
+            and where these cost little, that is as good as a proof of its own.
+        """
         problem = repin(self.model.problem, pins)
         if problem is None:
             return None
         model = self.model.repinned(problem)
         best, prove = find(model, lambda _: False, self.choice.rows)
         fitter = Fitter(model, pins, self.fitter)
-        return Found(model, fitter, self.limit, best, *fitter.fit(best, self.limit), prove)
+        choice, peak = fitter.fit(best, self.limit)
+        least = bound if adds_to(pins, self.fitter.pins, model.mesh) else 0.0
+        near = choice.cost <= (1 + _NEAR) * self.choice.cost
+        return Found(
+            model, fitter, self.limit, best, choice, peak, lambda: least if least and near else max(least, prove())
+        )
+
+    def spent(self) -> "Found":
+        """Without what has proved the bound, which may be large."""
+        return replace(self, prove=lambda: 0.0)
 
 
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
