@@ -65,6 +65,7 @@ def space(mesh: Mesh, rank: int, reductions: tuple[str, ...] = ("sum",)) -> Spac
     return Space(mesh, rank, reductions)
 
 
+@cache
 def complete(layout: Layout, mesh: Mesh) -> Layout:
     """The same layout with every axis of the mesh named, in mesh order where the order is free."""
     splits = {p.dim for _, p in layout.placements if isinstance(p, Split)}

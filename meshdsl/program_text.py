@@ -14,7 +14,9 @@ arrays it holds shape and dtype only: none changes which plans are valid.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from hashlib import sha256
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +25,9 @@ import numpy as np
 from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
 
 _KNOWN: WeakKeyDictionary[Graph, list[str]] = WeakKeyDictionary()
+_PLAIN = (NoneType, bool, int)
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
+_str, _repr = cache(str), cache(repr)  # of dtypes: numpy works theirs out each time
 
 
 def program_text(program: Program, sources: bool = False) -> str:
@@ -61,9 +65,9 @@ def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:
 
 
 def _line(op: Op) -> str:
-    made = " ".join(map(_typed, op.outputs))
-    params = " ".join(f"{name}={param_text(op.params[name])}" for name in sorted(op.params))
-    operation = " ".join([op.name, *(_atom(x) for x in op.inputs)])
+    made = " ".join([_typed(x) for x in op.outputs])
+    params = " ".join([f"{name}={param_text(op.params[name])}" for name in sorted(op.params)])
+    operation = " ".join([op.name, *[_atom(x) for x in op.inputs]])
     return (f"{made} = " if made else "") + operation + (f"  {params}" if params else "")
 
 
@@ -73,21 +77,30 @@ def _named(leaf: Leaf, x: Value | Literal) -> str:
 
 
 def _atom(x: Value | Literal) -> str:
-    return f"%{x.id}" if isinstance(x, Value) else f"{x.dtype}({param_text(x.value)})"
+    return f"%{x.id}" if isinstance(x, Value) else f"{_str(x.dtype)}({param_text(x.value)})"
 
 
 def _typed(x: Value) -> str:
-    return f"%{x.id}: {x.dtype}[{','.join(map(str, x.shape))}]"
+    return f"%{x.id}: {_type(x.dtype, x.shape)}"
+
+
+@cache
+def _type(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{_str(dtype)}[{','.join(map(str, shape))}]"
 
 
 def param_text(x: Any) -> str:
     """A parameter as text: functions by name, arrays by shape and dtype, no addresses."""
-    if isinstance(x, Mapping):
-        return "{" + ", ".join(f"{name}: {param_text(x[name])}" for name in sorted(x, key=str)) + "}"
+    if type(x) in _PLAIN:
+        return repr(x)
     if type(x) in (tuple, list):
-        return "(" + ", ".join(map(param_text, x)) + ("," if len(x) == 1 else "") + ")"
+        return "(" + ", ".join([param_text(each) for each in x]) + ("," if len(x) == 1 else "") + ")"
     if isinstance(x, np.generic):
         return repr(x.item())
+    if isinstance(x, np.dtype):
+        return _repr(x)
+    if isinstance(x, Mapping):
+        return "{" + ", ".join(f"{name}: {param_text(x[name])}" for name in sorted(x, key=str)) + "}"
     if isinstance(x, type) or (callable(x) and hasattr(x, "__qualname__")):
         return str(x.__qualname__)
     if hasattr(x, "shape") and hasattr(x, "dtype"):

@@ -8,15 +8,16 @@ from meshdsl.collector import uncollected
 from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
-from meshdsl.layouts.placement import B
+from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.space import complete
 from meshdsl.plan.inside import Inside, collectives_inside
 from meshdsl.plan.overlap import simulated_seconds
 from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
-from meshdsl.plan.spans import Lines, Work, make_spans
+from meshdsl.plan.spans import Lines, make_spans
 from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.plan.work import Work
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
@@ -126,8 +127,9 @@ def _rounded(program: Program, solution: Solution) -> list[str]:
 
 def _rounding_axes(op: Op, solution: Solution) -> list[str]:
     rows = zip(solution.mesh.sizes_by_name.items(), solution.rows.get(op.id, ()), strict=False)
-    asked = asked_rows_of(op)
-    return [axis for (axis, size), row in rows if size > 1 and row in asked]
+    sums = [(axis, row) for (axis, size), row in rows if size > 1 and P in row.outputs]
+    asked = asked_rows_of(op) if sums else ()
+    return [axis for axis, row in sums if row in asked]
 
 
 def _rounds(op: Op, axes: Iterable[str]) -> str:

@@ -35,19 +35,24 @@ def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
     A piece of a value that two operations fetch alike is listed once: the compiler drops the second,
     and what is exchanged for a result that nobody reads.
     """
+    exchanging = {op for op, rows in solution.rows.items() for row in rows if row.collectives}
+    if not exchanging:
+        return
     seen: set[object] = set()
     read = {x.id for _, op in walk(graph) for x in op.inputs if isinstance(x, Value)}
     for inside, op in walk(graph):
-        unread = [i for i, x in enumerate(op.outputs, len(op.inputs)) if x.id not in read]
-        for turn in (turn for turn in _turns(op, solution) if turn.exchange.port not in unread):
+        for turn in _turns(op, solution, read) if op.id in exchanging else ():
             for piece, found in _collectives(op, inside, turn, solution):
                 if piece not in seen:
                     seen.add(piece)
                     yield found
 
 
-def _turns(op: Op, solution: Solution) -> tuple[Turn, ...]:
-    return in_turn([row.collectives for row in solution.rows.get(op.id, ())]) or ()
+def _turns(op: Op, solution: Solution, read: set[int]) -> Iterator[Turn]:
+    """What an operation exchanges, but for results that nobody reads."""
+    unread = [i for i, x in enumerate(op.outputs, len(op.inputs)) if x.id not in read]
+    turns = in_turn([row.collectives for row in solution.rows[op.id]]) or ()
+    return (turn for turn in turns if turn.exchange.port not in unread)
 
 
 def _collectives(op: Op, graph: Graph, turn: Turn, solution: Solution) -> Iterator[tuple[object, Inside]]:

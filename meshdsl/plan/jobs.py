@@ -9,8 +9,8 @@ on, wherever the plan put them. Where the topology says that collectives beside 
 ``pieces``, what such a product reads or makes comes apart in as many.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from meshdsl.ir import LOOPS, Graph, Literal, Op, Program, Value
 from meshdsl.layouts.layout import Layout
@@ -19,8 +19,8 @@ from meshdsl.layouts.move import Move
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.plan.inside import collectives_inside
 from meshdsl.plan.slices import stacks, turns
-from meshdsl.plan.spans import Work
 from meshdsl.plan.streams import COMPUTE, Job
+from meshdsl.plan.work import Work
 from meshdsl.planner.costs import PRODUCTS, is_heavy
 from meshdsl.planner.solution import Solution
 
@@ -42,7 +42,7 @@ class Part:
 def jobs_of(program: Program, solution: Solution, work: Work) -> list[Job]:
     """The jobs of a whole step."""
     part = _Maker(program, solution, work).part(program.graph)
-    return [replace(job, after=frozenset(i for i in job.after if i >= 0)) for job in part.jobs]
+    return [job._replace(after=frozenset([i for i in job.after if i >= 0])) for job in part.jobs]
 
 
 class _Maker:
@@ -55,6 +55,7 @@ class _Maker:
         for found in collectives_inside(program.graph, solution):
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
         self._stacks = stacks(program.graph)
+        self.apart = self.pieces > 1 or bool(self._stacks)  # whether anything comes apart
         self._parts: dict[int, Part] = {}
 
     def stream(self, axes: Sequence[str]) -> str:
@@ -78,37 +79,35 @@ class _Run:
     def __init__(self, maker: _Maker, graph: Graph) -> None:
         self.maker, self.graph, self.solution = maker, graph, maker.solution
         self.jobs: list[Job] = []
-        self.known: list[Refs] = []  # per job, what is over when it begins
-        self.have: dict[tuple[int, Layout], Slices] = {}
+        self.over: list[Refs] = []  # per job, what is over when it is, itself too
+        self.own: dict[int, Slices] = {}  # by value id, as it lies by itself
+        self.moved: dict[tuple[int, Layout], Slices] = {}
         for k, value in enumerate(graph.inputs):
             count = maker.slices(value)
             refs = range(1, count + 1) if count > 1 else (0,)
-            self.define(value, tuple(frozenset({-1 - k * _SLICES - i}) for i in refs))
+            self.own[value.id] = tuple(frozenset({-1 - k * _SLICES - i}) for i in refs)
 
     def part(self) -> Part:
         """All of it."""
         for op in self.graph.ops[:-1]:
             self.add(op)
-        last = self.graph.ops[-1]
-        results = tuple(self.read(last, i) for i in range(len(last.inputs)))  # may need moves
+        results = tuple(self.given(self.graph.ops[-1]))  # may need moves
         return Part(tuple(self.jobs), results)
 
-    def define(self, value: Value, slices: Slices) -> None:
-        """A value is there as it lies by itself."""
-        self.have[value.id, self.solution.layouts[value.id]] = slices
-
-    def read(self, op: Op, i: int) -> Slices:
-        """What an operand waits for, in the layout it is read in; moves are sent when first needed."""
-        value = op.inputs[i]
-        return NOTHING if isinstance(value, Literal) else self.at(value, self.solution.uses[op.id, i])
+    def given(self, op: Op) -> list[Slices]:
+        """What each operand waits for, in the layout it is read in; moves are sent when first needed."""
+        uses = self.solution.uses
+        return [NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) for i, x in enumerate(op.inputs)]
 
     def at(self, value: Value, layout: Layout) -> Slices:
         """What a value waits for in a layout."""
-        if (value.id, layout) not in self.have:
+        own = self.solution.layouts[value.id]
+        if layout is own or layout == own:
+            return self.own[value.id]
+        if (value.id, layout) not in self.moved:
             move = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
-            own = self.have[value.id, self.solution.layouts[value.id]]
-            self.have[value.id, layout] = own if move is None else self.send(value, move)
-        return self.have[value.id, layout]
+            self.moved[value.id, layout] = self.own[value.id] if move is None else self.send(value, move)
+        return self.moved[value.id, layout]
 
     def send(self, value: Value, move: Move) -> Slices:
         """A move, slice by slice or piece by piece."""
@@ -122,19 +121,20 @@ class _Run:
 
     def add(self, op: Op) -> None:
         """One operation."""
-        given = [self.read(op, i) for i in range(len(op.inputs))]
-        if op.name in LOOPS:
-            made = _LOOPS[op.name](self, op, given)
-        else:
-            count = self.alike(op, given)
-            for stream, seconds in self.maker.inside.get(op.id, ()):
-                given = [self.each(stream, seconds, given, count)]
-            if self.in_pieces(op, given, count):
-                made = [self.each(COMPUTE, self.maker.work.alone(op), given, self.maker.pieces, apart=True)]
-            else:
-                made = [self.each(COMPUTE, self.maker.work.alone(op), given, count)] * len(op.outputs)
+        given = self.given(op)
+        made = _LOOPS[op.name](self, op, given) if op.bodies else [self.compute(op, given)] * len(op.outputs)
         for value, slices in zip(op.outputs, made, strict=True):
-            self.define(value, slices)
+            self.own[value.id] = slices
+
+    def compute(self, op: Op, given: Sequence[Slices]) -> Slices:
+        """The work of an operation, after what it exchanges."""
+        maker, seconds = self.maker, self.maker.work.alone(op)
+        count = self.alike(op, given) if maker.apart else 1
+        for stream, sent in maker.inside.get(op.id, ()):
+            given = [self.each(stream, sent, given, count)]
+        if maker.apart and self.in_pieces(op, given, count):
+            return self.each(COMPUTE, seconds, given, maker.pieces, apart=True)
+        return self.each(COMPUTE, seconds, given, count)
 
     def alike(self, op: Op, given: Sequence[Slices]) -> int:
         """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
@@ -152,33 +152,34 @@ class _Run:
 
     def each(self, stream: str, seconds: float, given: Sequence[Slices], count: int, apart: bool = False) -> Slices:
         """A job for each of so many slices of what is given; ``apart``: somebody may wait for one of them."""
-        waits = [_union(s[i] if len(s) == count else _union(s) for s in given) for i in range(count)]
-        return tuple(self.job(stream, seconds / count, refs, count > 1, apart) for refs in waits)
+        if count == 1:
+            return (self.job(stream, seconds, _union([refs for slices in given for refs in slices]), False, apart),)
+        waits = [_union([s[i] if len(s) == count else _union(s) for s in given]) for i in range(count)]
+        return tuple(self.job(stream, seconds / count, refs, True, apart) for refs in waits)
 
     def job(self, stream: str, seconds: float, after: Refs, follows: bool, apart: bool) -> Refs:
         """One job, or more of the last one, if that waits for as much already and nobody waits for it yet."""
-        last = len(self.jobs) - 1
         if not seconds:
             return after
-        alike = not apart and last >= 0 and stream == self.jobs[last].stream == COMPUTE
-        if alike and after <= self.known[last] | {last}:
-            self.jobs[last] = replace(self.jobs[last], seconds=self.jobs[last].seconds + seconds)
-            return frozenset({last})
+        here, over = len(self.jobs), self.over[-1] if self.over else frozenset()
+        if here and not apart and stream == self.jobs[-1].stream == COMPUTE and after <= over:
+            self.jobs[-1] = self.jobs[-1]._replace(seconds=self.jobs[-1].seconds + seconds)
+            return frozenset({here - 1})
         self.jobs.append(Job(stream, seconds, after, follows))
-        self.known.append(after | self.known[last] if last >= 0 and last in after else after)
-        return frozenset({last + 1})
+        self.over.append(after | over | {here} if here - 1 in after else after | {here})
+        return frozenset({here})
 
     def run(self, part: Part, given: Sequence[Slices], times: int = 1) -> list[Slices]:
         """A part for these inputs, as long as so many of it."""
         first = len(self.jobs)
 
         def here(refs: Refs) -> Refs:
-            return _union(frozenset({i + first}) if i >= 0 else _input(i, given) for i in refs)
+            return _union([frozenset({i + first}) if i >= 0 else _input(i, given) for i in refs])
 
         for job in part.jobs:
             after = here(job.after)
-            self.jobs.append(replace(job, seconds=job.seconds * times, after=after))
-            self.known.append(after)
+            self.over.append(after | {len(self.jobs)})
+            self.jobs.append(job._replace(seconds=job.seconds * times, after=after))
         return [tuple(map(here, slices)) for slices in part.results]
 
 
@@ -189,7 +190,7 @@ def _scan(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
     stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[end - consts :]]
     for trips in _trips(op):
         places = [length - 1 - i for i in trips] if op.params["reverse"] else list(trips)
-        slices = [(_union(s[i] for i in places) if len(s) == length else _union(s),) for s in given[end:]]
+        slices = [(_union([s[i] for i in places]) if len(s) == length else _union(s),) for s in given[end:]]
         made = run.run(part, [*given[:consts], *carry, *slices], len(places))
         carry = made[: end - consts]
         for stack, one in zip(stacked, made[end - consts :], strict=True):
@@ -220,14 +221,14 @@ def _while(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
 def _cond(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
     """Every branch, as the plan counts them."""
     made = [run.run(run.maker.part(body), given[1:]) for body in op.bodies]
-    return [(_union(refs for slices in results for refs in slices),) for results in zip(*made, strict=True)]
+    return [(_union([refs for slices in results for refs in slices]),) for results in zip(*made, strict=True)]
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 
 
-def _union(refs: Iterable[Refs]) -> Refs:
-    return frozenset().union(*refs)
+def _union(refs: Sequence[Refs]) -> Refs:
+    return refs[0] if len(refs) == 1 else frozenset().union(*refs)
 
 
 def _input(ref: int, given: Sequence[Slices]) -> Refs:

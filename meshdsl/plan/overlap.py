@@ -18,9 +18,9 @@ from meshdsl.errors import MemoryLimitError
 from meshdsl.ir import Program
 from meshdsl.plan.jobs import jobs_of
 from meshdsl.plan.reason import Reasons
-from meshdsl.plan.spans import Work
 from meshdsl.plan.streams import finish
 from meshdsl.plan.windows import windows
+from meshdsl.plan.work import Work
 from meshdsl.planner.distances import Hidden
 from meshdsl.planner.solution import Solution
 from meshdsl.planner.solve import Found

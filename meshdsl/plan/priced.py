@@ -8,8 +8,8 @@ from math import prod
 from meshdsl.ir import Op, Program, Value, walk
 from meshdsl.pipeline.costs import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIGHTS, Costs, part_of
 from meshdsl.pipeline.pipelined import Pipelined
-from meshdsl.plan.spans import Work
 from meshdsl.plan.value import Collective
+from meshdsl.plan.work import Work
 from meshdsl.planner.costs import room_of
 from meshdsl.planner.solution import Solution
 

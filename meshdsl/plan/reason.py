@@ -27,7 +27,7 @@ class Reasons:
         self.makers: dict[int, Op] = {}
         self.places = Places(op.source for _, op in walk(program.graph))
         self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
-        self.readers: dict[int, list[tuple[Op, Layout]]] = {}
+        self.readers: dict[int, list[tuple[Op, Layout]]] = {}  # of values that are moved
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
         for graph, op in walk(program.graph):
@@ -70,7 +70,7 @@ class Reasons:
 
     def _enter(self, graph: Graph, op: Op) -> None:
         for i, x in enumerate(op.inputs):
-            if isinstance(x, Value):
+            if isinstance(x, Value) and x.id in self.solution.trees:
                 self.readers.setdefault(x.id, []).append((op, self.solution.uses[op.id, i]))
         for value in op.outputs:
             self.makers[value.id] = op

@@ -17,21 +17,26 @@ Pair = tuple[Value, Value]
 
 def stacks(graph: Graph) -> set[int]:
     """Ids of the values that come apart, those in bodies too."""
-    near: dict[int, set[int]] = defaultdict(set)
-    begin: list[Value] = []
-    for _, op in walk(graph):
-        begin += _by_slice(op)
-        for a, b in _alike(op):
-            if a.shape and b.shape and a.shape[0] == b.shape[0]:
-                near[a.id].add(b.id)
-                near[b.id].add(a.id)
-    found, rest = set[int](), [v.id for v in begin]
+    rest = [v.id for _, op in walk(graph) for v in _by_slice(op)]
+    near = _near(graph) if rest else {}
+    found = set[int]()
     while rest:
         v = rest.pop()
         if v not in found:
             found.add(v)
-            rest += near[v]
+            rest += near.get(v, ())
     return found
+
+
+def _near(graph: Graph) -> dict[int, set[int]]:
+    """Per value id, the values that come apart if it does."""
+    near: dict[int, set[int]] = defaultdict(set)
+    for _, op in walk(graph):
+        for a, b in _alike(op):
+            if a.shape and b.shape and a.shape[0] == b.shape[0]:
+                near[a.id].add(b.id)
+                near[b.id].add(a.id)
+    return near
 
 
 def turns(op: Op) -> bool:

@@ -6,21 +6,19 @@ shows what was planned.
 """
 
 import linecache
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-from meshdsl.ir import Op, Program, Source, Value, walk
-from meshdsl.layouts.price import COLLECTIVES
-from meshdsl.layouts.rule import Signature
+from meshdsl.ir import Op, Program, Source, walk
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Line, Span
-from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.plan.work import Work
 from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.solution import Solution
-from meshdsl.planner.tables import work_seconds
 
 _AROUND = 3  # lines that are shown before and after those with operations
 _WIDEST = 240  # characters of a line
+_Head = tuple[int, str, str, int]  # what the operations of a span agree in: line, name, phase and trips
 
 
 class Lines:
@@ -58,7 +56,7 @@ def make_spans(
     reasons: Reasons,
     lines: Lines,
     waits: Mapping[int, int],
-    work: "Work",
+    work: Work,
 ) -> list[Span]:
     """The spans of a step in program order.
 
@@ -68,67 +66,16 @@ def make_spans(
     """
     s = solution
     memory = Liveness(Placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
-    spans: list[Span] = []
+    heads: list[_Head] = []
+    sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
     for graph, op in walk(program.graph):
-        seconds = work.seconds(op)
-        costs = seconds > 0 or op.id in waits
-        made = int(costs), seconds, memory[op.id], waits.get(op.id, 0)
-        one = Span(lines.of(op), op.called, op.phase, graph.trips, *made)
-        if spans and (not costs or _alike(spans[-1], one)):
-            spans[-1] = _joined(spans[-1], one)
+        seconds, held, waited = work.seconds(op), memory[op.id], waits.get(op.id, 0)
+        costs = seconds > 0 or waited > 0
+        head = (lines.of(op), op.called, op.phase, graph.trips) if costs or not heads else heads[-1]
+        if heads and head == heads[-1] and not waited:
+            operations, before, fullest, number = sums[-1]
+            sums[-1] = operations + costs, before + seconds, max(fullest, held), number
         else:
-            spans.append(one)
-    return spans
-
-
-def _alike(a: Span, b: Span) -> bool:
-    return a[:4] == b[:4] and not b.collectives
-
-
-def _joined(a: Span, b: Span) -> Span:
-    return a._replace(
-        operations=a.operations + b.operations,
-        seconds=a.seconds + b.seconds,
-        memory=max(a.memory, b.memory),
-        collectives=a.collectives + b.collectives,
-    )
-
-
-def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:
-    """Per op id, seconds of the moves within a device that it waits for."""
-    found: dict[int, float] = {}
-    for value, moves in solution.trees.items():
-        for move in moves:
-            if move.kind not in COLLECTIVES:
-                reader = reasons.reader(value, move).id
-                found[reader] = found.get(reader, 0.0) + move.seconds
-    return found
-
-
-class Work:
-    """Seconds of the work of operations, in the rows of a solution."""
-
-    def __init__(self, program: Program, solution: Solution, reasons: Reasons) -> None:
-        self.solution, self.kept = solution, materialised(program.graph)
-        self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
-        self._alone: dict[int, float] = {}
-
-    def seconds(self, op: Op) -> float:
-        """Of one operation on one device and trip, and of the moves within the device that it waits for."""
-        return self.alone(op) + self._moved.get(op.id, 0.0)
-
-    def alone(self, op: Op) -> float:
-        """Of one operation on one device and trip."""
-        if op.id not in self._alone:
-            rows = self.solution.rows.get(op.id)
-            self._alone[op.id] = 0.0 if rows is None else self._in_rows(op, rows)
-        return self._alone[op.id]
-
-    def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
-        shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
-        key = (placed, shapes, work_of(op, self.kept))
-        if key not in self._known:
-            found = work_seconds(*key, self.solution.mesh)
-            self._known[key] = float(found[tuple(range(len(rows)))])
-        return self._known[key]
+            heads.append(head)
+            sums.append((int(costs), seconds, held, waited))
+    return [Span(*head, *summed) for head, summed in zip(heads, sums, strict=True)]

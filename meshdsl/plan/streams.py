@@ -6,14 +6,13 @@ needs stands in its way. (List scheduling: Graham 1966.)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 COMPUTE = ""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Something that takes a stream for some time.
 
     Args:

@@ -15,7 +15,7 @@ gathered one layer ahead, gradients are reduced while the backward pass goes on.
 from collections.abc import Mapping
 
 from meshdsl.ir import LOOPS, Graph, Op, Program, Value
-from meshdsl.plan.spans import Work
+from meshdsl.plan.work import Work
 
 
 def windows(program: Program, work: Work) -> Mapping[int, float]:

@@ -59,6 +59,8 @@ def split_stacks(program: Program, pins: Pins, mesh: Mesh) -> list[Stack]:
 
 
 def _read(graph: Graph, stated: _Stated, mesh: Mesh) -> Iterator[Stack]:
+    if not any(op.name == "scan" for op in graph.ops):
+        return
     known = dict(stated)
     for op in graph.ops:
         found = [known[x.id] for x in op.inputs if isinstance(x, Value) and x.id in known]

@@ -1,0 +1,67 @@
+"""What computing takes in a plan: seconds of the work of every operation, in the rows that it runs in.
+
+Equal operations in equal rows take as long, and a step of a hundred layers has few that differ: each is worked out
+once. What the work of an operation is depends on its name and parameters, on its tensors, and on which of them are
+kept in memory.
+"""
+
+from collections.abc import Hashable
+
+from meshdsl.ir import Op, Program, Value
+from meshdsl.layouts.price import COLLECTIVES
+from meshdsl.layouts.rule import Signature
+from meshdsl.plan.reason import Reasons
+from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.planner.solution import Solution
+from meshdsl.planner.tables import work_seconds
+
+
+class Work:
+    """Seconds of the work of operations, in the rows of a solution."""
+
+    def __init__(self, program: Program, solution: Solution, reasons: Reasons) -> None:
+        self.solution, self.kept = solution, materialised(program.graph)
+        self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
+        self._kinds: dict[Hashable, int] = {}
+        self._alone: dict[int, float] = {}
+
+    def seconds(self, op: Op) -> float:
+        """Of one operation on one device and trip, and of the moves within the device that it waits for."""
+        return self.alone(op) + self._moved.get(op.id, 0.0)
+
+    def alone(self, op: Op) -> float:
+        """Of one operation on one device and trip."""
+        found = self._alone.get(op.id)
+        if found is None:
+            rows = self.solution.rows.get(op.id)
+            found = self._alone[op.id] = 0.0 if rows is None else self._in_rows(op, rows)
+        return found
+
+    def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
+        key = self._kind(op), tuple([id(row) for row in rows])
+        if key not in self._known:
+            placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
+            shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
+            found = work_seconds(placed, shapes, work_of(op, self.kept), self.solution.mesh)
+            self._known[key] = float(found[tuple(range(len(rows)))])
+        return self._known[key]
+
+    def _kind(self, op: Op) -> int:
+        """A number, the same for operations whose work is; one with parameters that cannot be compared is alone."""
+        kept, sides = self.kept, (*op.inputs, *op.outputs)
+        lie = [(x.shape, x.dtype, x.id in kept if isinstance(x, Value) else None) for x in sides]
+        try:
+            return self._kinds.setdefault((op.name, *op.params.items(), *lie), len(self._kinds))
+        except TypeError:
+            return -1 - op.id
+
+
+def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:
+    """Per op id, seconds of the moves within a device that it waits for."""
+    found: dict[int, float] = {}
+    for value, moves in solution.trees.items():
+        for move in moves:
+            if move.kind not in COLLECTIVES:
+                reader = reasons.reader(value, move).id
+                found[reader] = found.get(reader, 0.0) + move.seconds
+    return found
