@@ -25,9 +25,9 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.value import Collective, Plan
-from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.node import Node, Port, Problem
+from meshdsl.planner.placed import placed
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.units import bytes_text
@@ -159,7 +159,7 @@ def _sent(c: Collective) -> tuple[object, ...]:
 
 def _memory(plan: Plan, program: Program, donated: frozenset[int], limit: float) -> Iterator[str]:
     s = plan.solution
-    peak = Liveness(Placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
+    peak = Liveness(placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
     if peak > limit:
         said, allowed = bytes_text(plan.memory), bytes_text(limit)
         yield f"memory: {bytes_text(peak)} per device with what is donated here, {said} in the plan, {allowed} allowed"

@@ -12,8 +12,8 @@ from meshdsl.ir import Op, Program, Source, walk
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Line, Span
 from meshdsl.plan.work import Work
-from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
+from meshdsl.planner.placed import placed
 from meshdsl.planner.solution import Solution
 
 _AROUND = 3  # lines that are shown before and after those with operations
@@ -65,7 +65,7 @@ def make_spans(
       work: what computing takes.
     """
     s = solution
-    memory = Liveness(Placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
+    memory = Liveness(placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
     for graph, op in walk(program.graph):

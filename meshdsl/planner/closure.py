@@ -67,10 +67,15 @@ class Closure:
     def ids(self, order: tuple[str, ...]) -> Ids:
         """Places of layouts by placement codes, axes of one dim in ``order``, major first."""
         if order not in self._ids:
-            places = np.full(len(self.distances.codes) + 1, self.active.size)
-            places[self.active] = self.fitting
-            self._ids[order] = places[self.distances.ids(order)]
+            self._ids[order] = self.places[self.distances.ids(order)]
         return self._ids[order]
+
+    @cached_property
+    def places(self) -> Ids:
+        """Places of layouts by their numbers in ``distances``, and of what is no layout."""
+        places = np.full(len(self.distances.codes) + 1, self.active.size)
+        places[self.active] = self.fitting
+        return places
 
 
 def _with_none(costs: Costs) -> Costs:

@@ -1,22 +1,21 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshdsl.ir import Literal, Op, walk
+from meshdsl.ir import Literal, Op
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.numbering import Reading, grouped, numbered
+from meshdsl.planner.ports import Elsewhere
 from meshdsl.planner.tree import Edges, moves_of, tree
-
-Rows = Sequence[tuple[int, ...]]  # per node, its row on every mesh axis
 
 
 @dataclass(frozen=True)
@@ -33,26 +32,35 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._alike = [
+            (model.unit(int(nodes[0])), nodes)
+            for nodes in grouped(numbered(id(model.unit(n)) for n in range(len(model.nodes))))
+        ]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
-        self._layouts: dict[Hashable, int] = {}
         self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
-        model, states = self.model, list(map(tuple, rows.tolist()))
-        total = sum([float(model.unit(n)[state]) for n, state in enumerate(states)])
+        ports, total = self.model.ports, self._alone(rows)
         edges: dict[int, Edges] = {}
-        for value in model.problem.defined:
-            cost, found = self._tree(value, states)
+        for value, (own, others) in ports.elsewhere(ports.layouts(rows)).items():
+            cost, found = self._tree(value, own, others)
             if found:
-                total += cost * model.trips(value)
+                total += cost * self.model.trips(value)
                 edges[value] = found
         return Choice(rows, total, edges)
 
-    def around(self, n: int, values: Iterable[int], states: Rows) -> float:
-        """What a node and the moves of these values cost, ``states`` being one per node."""
-        moves = (self._tree(value, states)[0] * self.model.trips(value) for value in values)
-        return float(self.model.unit(n)[states[n]]) + sum(moves)
+    def _alone(self, rows: Assignment) -> float:
+        """What the nodes of a state cost, moves aside."""
+        costs = np.empty(len(rows))
+        for unit, nodes in self._alike:
+            costs[nodes] = unit[tuple(rows[nodes].T)]
+        return float(sum(costs.tolist()))
+
+    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Elsewhere) -> float:
+        """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
+        moves = (self._tree(v, *elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
+        return float(self.model.unit(n)[tuple(rows[n])]) + sum(moves)
 
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""
@@ -67,7 +75,7 @@ class Evaluator:
             asked[model.distances[value]].update(edges)
         for distances, moves in asked.items():
             self._price(distances, moves - self._exact[distances].keys())
-        total = sum([float(model.unit(n)[tuple(state)]) for n, state in enumerate(choice.rows.tolist())])
+        total = self._alone(choice.rows)
         for value, edges in choice.edges.items():
             costs = self._exact[model.distances[value]]
             total += sum(costs[edge] for edge in edges) * model.trips(value)
@@ -82,24 +90,15 @@ class Evaluator:
             costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
             self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
 
-    def _tree(self, value: int, states: Rows) -> tuple[float, Edges]:
-        problem, closure = self.model.problem, self.model.closures[value]
-        own = self._layout(closure, *problem.defined[value], states)
-        wanted = {self._layout(closure, n, port, states) for n, port in problem.used.get(value, ())} - {own}
-        if not wanted:
-            return 0.0, ()
-        key = (closure.number, own, tuple(sorted(wanted)))
+    def _tree(self, value: int, own: int, read: set[int]) -> tuple[float, Edges]:
+        """Cost and moves of a value from its own layout to those in which it is read."""
+        closure = self.model.closures[value]
+        key = closure.number, own, tuple(sorted(read))
         if key not in self._known:
-            cost, edges = tree(closure.costs, closure.inner, own, wanted)
+            start, *wanted = closure.places[[own, *key[2]]].tolist()
+            cost, edges = tree(closure.costs, closure.inner, start, wanted)
             self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]
-
-    def _layout(self, closure: Closure, n: int, port: int, states: Rows) -> int:
-        key = (id(self.model.tables[n]), port, closure.number, self.model.orders[n], states[n])
-        found = self._layouts.get(key)
-        if found is None:
-            found = self._layouts[key] = int(self.model.layout_ids(n, port, np.array(states[n])))
-        return found
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
@@ -123,31 +122,20 @@ def _full_row(op: Op, row: Signature) -> Signature:
     return Signature(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
 
 
-def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[tuple[int, int], Layout]]:
+def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[Reading, Layout]]:
     """The layout of every value, and of every operand as it is read."""
-    own: dict[int, Layout] = {}
-    uses: dict[tuple[int, int], Layout] = {}
-    known: dict[Hashable, Layout] = {}
-    for n, state in enumerate(map(tuple, rows.tolist())):
-        table, order = id(model.tables[n]), model.orders[n]
-        for p, port in enumerate(model.nodes[n].ports):
-            key = table, p, order, id(model.distances[port.value.id]), state
-            if key not in known:
-                known[key] = model.layout(n, p, rows[n])
-            if port.defines:
-                own[port.value.id] = known[key]
-            elif port.reader is not None:
-                uses[port.reader] = known[key]
-    return own, uses
+    ports, every = model.ports, list(model.ports.every)
+    found = [every[i] for i in ports.named(ports.layouts(rows)).tolist()]
+    return {v: found[i] for v, i in ports.made.items()}, {reading: found[i] for reading, i in ports.read.items()}
 
 
 def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
     """The moves of every value that has any, in program order."""
-    values = {v.id: v for v in model.problem.program.graph.inputs}
-    for _, op in walk(model.problem.program.graph):
-        values.update((v.id, v) for v in op.outputs)
-        values.update((v.id, v) for body in op.bodies for v in body.inputs)
-    return {
-        v: moves_of(model.distances[v].space, values[v].shape, values[v].itemsize, edges)
-        for v, edges in sorted(choice.edges.items())
-    }
+    return {value: moves_along(model, value, edges) for value, edges in sorted(choice.edges.items())}
+
+
+def moves_along(model: Model, value: int, edges: Edges) -> tuple[Move, ...]:
+    """The moves of a value between numbered layouts."""
+    n, port = model.problem.defined[value]
+    tensor = model.nodes[n].ports[port].value
+    return moves_of(model.distances[value].space, tensor.shape, tensor.itemsize, edges)

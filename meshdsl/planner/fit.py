@@ -12,11 +12,11 @@ from functools import cached_property
 from meshdsl.errors import PinError
 from meshdsl.ir import Graph
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.extract import Choice, Evaluator, layouts_of, trees_of
-from meshdsl.planner.lives import Placed
+from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import apart
 from meshdsl.planner.model import Model
+from meshdsl.planner.placer import Placer
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import evaluated, plans
@@ -41,7 +41,7 @@ class Fitter:
 
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
-        self.evaluator = Evaluator(model)
+        self.evaluator, self.placer = Evaluator(model), Placer(model)
         self.points: dict[int, Peak] = dict(like.points) if like else {}
         self.price: float = like.price if like else 0.0  # the last one
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
@@ -60,10 +60,7 @@ class Fitter:
         return self._peaks[key]
 
     def _peak(self, choice: Choice) -> Peak:
-        own, uses = layouts_of(self.model, choice.rows)
-        trees = trees_of(self.model, choice)
-        placed = Placed(self.model.problem.program.graph, self.model.mesh, own, uses, trees)
-        return Liveness(placed, self.pins.donated).peak()
+        return Liveness(self.placer.placed(choice), self.pins.donated).peak()
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""

@@ -9,11 +9,24 @@ told by ``planner/places.py``, when copies live by ``planner/lives.py``.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from typing import NamedTuple
 
-from meshdsl.ir import Graph, Op
-from meshdsl.planner.lives import Copy, Lives, Placed
-from meshdsl.planner.places import Body
+import numpy as np
+
+from meshdsl.ir import Op, Value
+from meshdsl.layouts.layout import Layout
+from meshdsl.planner.exact import Ids
+from meshdsl.planner.numbering import Stretch
+from meshdsl.planner.placed import NOWHERE, Placed
+
+
+class Copy(NamedTuple):
+    """One layout of one value, or what an operation needs beside its first result while it runs."""
+
+    value: Value
+    layout: Layout
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Peak:
         return tuple(sorted(((c.value.id, c.bytes) for c in self.copies), key=lambda held: (-held[1], held[0])))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Liveness:
     """Memory of a program under given layouts.
 
@@ -42,56 +55,63 @@ class Liveness:
 
     def peak(self) -> Peak:
         """The fullest point of the step."""
-        return self._fullest(self.placed.graph, self._all_copies())
+        total, places = self._fullest(self.placed.timeline.step)
+        op = self.placed.timeline.numbers.ops[places[-1]]
+        return Peak(total, op, tuple(copy for at in places for copy in self._alive(at)))
 
     def points(self) -> dict[int, int]:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
-        found: dict[int, int] = {}
-        self._fill(found, self.placed.graph, self._all_copies(), 0)
-        return found
+        return dict(self._points(self.placed.timeline.step, 0))
 
-    def _fill(self, found: dict[int, int], graph: Graph, copies: list[Copy], outside: int) -> None:
-        for op, held in zip(graph.ops, _held(graph, copies), strict=True):
-            found[op.id] = outside + held
-            for body, lies in zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True):
-                self._fill(found, body, self._inside(body, lies), outside + held)
+    def _points(self, stretch: Stretch, outside: int) -> Iterator[tuple[int, int]]:
+        ops = self.placed.timeline.numbers.ops[stretch.start : stretch.stop]
+        held = (self._held[stretch.start : stretch.stop] + outside).tolist()
+        yield from ((op.id, total) for op, total in zip(ops, held, strict=True) if op)
+        for at, bodies in stretch.loops:
+            for body in bodies:
+                yield from self._points(body, held[at - stretch.start])
 
-    def _all_copies(self) -> list[Copy]:
-        """The copies of the outermost graph, with the arguments that are never given up."""
-        graph = self.placed.graph
-        end = len(graph.ops) - 1
-        fixed = [v for i, v in enumerate(graph.inputs) if i not in self.donated]
-        given = frozenset(graph.inputs[i].id for i in self.donated)
-        lives = Lives(self.placed, graph, given)
-        return [*lives.copies(given), *(self.placed.copy(v, self.placed.own[v.id], -1, end) for v in fixed)]
+    def _fullest(self, stretch: Stretch) -> tuple[int, tuple[int, ...]]:
+        """Bytes at the fullest point of a graph, and its position after those of the loops around it."""
+        inside = {at: max(map(self._fullest, bodies), key=lambda found: found[0]) for at, bodies in stretch.loops}
+        held = self._held[stretch.start : stretch.stop].copy()
+        for at, (more, _) in inside.items():
+            held[at - stretch.start] += more
+        place = int(held.argmax())
+        return int(held[place]), (stretch.start + place, *inside.get(stretch.start + place, (0, ()))[1])
 
-    def _fullest(self, graph: Graph, copies: list[Copy]) -> Peak:
-        best, inside, place = -1, Peak(0, None, ()), 0
-        for at, (op, total) in enumerate(zip(graph.ops, _held(graph, copies), strict=True)):
-            inner = self._fullest_body(op)
-            if total + inner.bytes > best:
-                best, inside, place = total + inner.bytes, inner, at
-        here = (c for c in copies if c.first <= place <= c.last)
-        return Peak(best, inside.op, (*here, *inside.copies))
+    def _alive(self, at: int) -> Iterator[Copy]:
+        """What lives at a position."""
+        placed, (first, last) = self.placed, self._spans
+        values, copies = placed.timeline.numbers.values, placed.copies
+        here = np.flatnonzero((first <= at) & (at <= last))
+        found = (copies.values[here].tolist(), copies.layouts[here].tolist(), copies.bytes[here].tolist())
+        yield from (Copy(values[v], placed.layouts[layout], size) for v, layout, size in zip(*found, strict=True))
+        for room in placed.timeline.rooms:
+            if room.at == at:
+                yield Copy(values[room.value], placed.layouts[placed.own[room.value]], placed.room(room))
 
-    def _fullest_body(self, op: Op) -> Peak:
-        """The fullest point of the bodies of an operation; the operation itself, and nothing, if it has none."""
-        lies = zip(op.bodies, self.placed.places.bodies.get(op.id, ()), strict=True)
-        bodies = (self._fullest(body, self._inside(body, how)) for body, how in lies)
-        return max(bodies, key=lambda p: p.bytes, default=Peak(0, op, ()))
+    @cached_property
+    def _held(self) -> Ids:
+        """Bytes of the copies that live at each position."""
+        (first, last), sizes = self._spans, self.placed.copies.bytes
+        there = first <= last
+        change = np.zeros(len(self.placed.timeline.numbers.ops) + 1, dtype=np.intp)
+        np.add.at(change, first[there], sizes[there])
+        np.subtract.at(change, last[there] + 1, sizes[there])
+        held = change.cumsum()
+        for room in self.placed.timeline.rooms:
+            held[room.at] += self.placed.room(room)
+        return held
 
-    def _inside(self, body: Graph, lies: Body) -> list[Copy]:
-        """The copies of a body, beside those of the graph around it: its inputs and what it returns in their place."""
-        carried = frozenset(body.inputs[i].id for i, _ in lies.carried)
-        lives = Lives(self.placed, body, carried)
-        lives.put_outside(lies)
-        return list(lives.copies(frozenset(body.inputs[i].id for i in lies.sliced)))
+    @cached_property
+    def _spans(self) -> tuple[Ids, Ids]:
+        """From where to where each copy is in memory; one that is nowhere ends before it begins."""
+        from meshdsl.planner.lives import lives  # with its compiler, too much to import for those who plan nothing
 
-
-def _held(graph: Graph, copies: list[Copy]) -> Iterator[int]:
-    """Bytes of the copies that live at each operation."""
-    change = [0] * (len(graph.ops) + 1)
-    for copy in copies:
-        change[max(copy.first, 0)] += copy.bytes
-        change[copy.last + 1] -= copy.bytes
-    return accumulate(change[:-1])
+        timeline, made = self.placed.timeline, self.placed.timeline.numbers.made
+        fixed = timeline.fixed(self.donated)
+        first, last = lives(timeline.line, self.placed.copies, made, fixed)
+        last[: made.size][~timeline.counted] = NOWHERE
+        last[: made.size][fixed & (made < timeline.step.start)] = timeline.step.stop - 1
+        return first, last

@@ -26,6 +26,7 @@ from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import TIES, Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Node, Problem
+from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import Table, make_table, per_axis
 
@@ -79,6 +80,7 @@ class Model:
     def _begin(self) -> None:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
+        self._ports: Ports | None = None
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
@@ -128,7 +130,7 @@ class Model:
                 known = found[self.distances[port.value.id]]
                 key = (id(self.tables[n]), p, self.orders[n], id(self.states[n]))
                 if key not in known:
-                    known[key] = np.unique(self._numbers(n, p, self.states[n].T))
+                    known[key] = np.unique(self.numbers(n, p, self.states[n].T))
         return {d: np.unique(np.concatenate(list(layouts.values()))) for d, layouts in found.items()}
 
     def _require_states(self) -> None:
@@ -207,13 +209,20 @@ class Model:
     def layout(self, n: int, port: int, state: NDArray[np.intp]) -> Layout:
         """The layout of a port in a joint state."""
         space = self.distances[self.nodes[n].ports[port].value.id].space
-        return space.layouts[int(self._numbers(n, port, state))]
+        return space.layouts[int(self.numbers(n, port, state))]
 
-    def _numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+    def numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """As ``layout_ids``, as numbers among all layouts."""
         codes = self.tables[n].codes[port]
         ids = self.distances[self.nodes[n].ports[port].value.id].ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
+
+    @property
+    def ports(self) -> Ports:
+        """The tensors of all nodes, laid out when they are first asked for."""
+        if self._ports is None:
+            self._ports = Ports(self.nodes, self.tables, self.orders, self.distances)
+        return self._ports
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

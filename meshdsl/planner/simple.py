@@ -65,11 +65,11 @@ def _without(
     model: Model, evaluator: Evaluator, best: Choice, ports: Sequence[tuple[Layout, ...]], layout: Layout
 ) -> dict[int, Ids] | None:
     """The states in question if no node may have a layout; None if some node has none that could cost as little."""
-    used, states = set(chain.from_iterable(ports)) - {layout}, list(map(tuple, best.rows.tolist()))
+    used, elsewhere = set(chain.from_iterable(ports)) - {layout}, model.ports.elsewhere(model.ports.layouts(best.rows))
     left: dict[int, Ids] = {}
     for n in (n for n, layouts in enumerate(ports) if layout in layouts):
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
-        keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, states)
+        keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(ports[n])):
             keep &= _among(model, n, p, used)
         if not keep.any():

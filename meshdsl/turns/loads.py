@@ -6,8 +6,8 @@ from meshdsl.ir import Graph, Op, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.costs import materialised, work_of
-from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
+from meshdsl.planner.placed import placed
 from meshdsl.planner.tables import alone_seconds
 
 
@@ -41,6 +41,6 @@ def room(graph: Graph, mesh: Mesh) -> int:
     made = [v for op in ops for v in (*op.outputs, *(v for body in op.bodies for v in body.inputs))]
     own = {v.id: Layout() for v in (*graph.inputs, *made)}
     uses = {(op.id, i): Layout() for op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
-    peak = Liveness(Placed(graph, mesh, own, uses, {})).peak().bytes
+    peak = Liveness(placed(graph, mesh, own, uses, {})).peak().bytes
     given = {v.id: v.bytes for v in (*graph.inputs, *(x for x in graph.returned if isinstance(x, Value)))}
     return max(0, peak - sum(given.values()))

@@ -13,9 +13,9 @@ from meshdsl.planner.dual import dual_bound
 from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
-from meshdsl.planner.lives import Placed
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.model import Model
+from meshdsl.planner.placed import placed
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find
 from meshdsl.trace import trace
@@ -78,8 +78,8 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     shares = []
     for _ in range(4):
         choice = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
-        placed = Placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
-        points = Liveness(placed, pins.donated).points()
+        there = placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
+        points = Liveness(there, pins.donated).points()
         shares += [floors[op].bytes(choice) / points[op] for op in floors if points[op]]
     assert 0.2 < max(shares) <= 1 + 1e-12
 

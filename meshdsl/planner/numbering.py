@@ -1,0 +1,121 @@
+"""A program laid out on one line: positions of operations, numbers of values and readings.
+
+The operations of a graph stand in order, then the bodies in it, one after the other; before the first of every graph is
+a position at which its inputs come in. Values are numbered in the order in which they are made, and *readings*, the
+operands that are values, in the order of positions.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.ir import Graph, Op, Value
+from meshdsl.planner.exact import Ids
+from meshdsl.planner.places import Body, Places
+
+Reading = tuple[int, int]  # op id, operand
+
+
+class Stretch(NamedTuple):
+    """Where a graph lies: from its first operation to one past its last.
+
+    Args:
+      loops: the positions of operations that have bodies, and where these lie.
+    """
+
+    start: int
+    stop: int
+    loops: "tuple[tuple[int, tuple[Stretch, ...]], ...]"
+
+
+class Part(NamedTuple):
+    """A graph, the position of its first operation, and how its values lie in memory of the operation around it."""
+
+    graph: Graph
+    start: int
+    lies: Body
+
+
+def lay_out(graph: Graph, places: Places, lies: Body, parts: list[Part]) -> Stretch:
+    """Add a graph and its bodies to the parts of a line."""
+    start = parts[-1].start + len(parts[-1].graph.ops) + 1 if parts else 1
+    parts.append(Part(graph, start, lies))
+    loops = [(at, op) for at, op in enumerate(graph.ops, start) if op.bodies]
+    inside = tuple((at, _bodies(op, places, parts)) for at, op in loops)
+    return Stretch(start, start + len(graph.ops), inside)
+
+
+def _bodies(op: Op, places: Places, parts: list[Part]) -> tuple[Stretch, ...]:
+    return tuple(lay_out(body, places, how, parts) for body, how in zip(op.bodies, places.bodies[op.id], strict=True))
+
+
+class Numbering:
+    """The numbers of a program.
+
+    Args:
+      ops: per position; None where inputs come in.
+      values: by number. made: where they are made.
+      readings: by number. read: the values that they are of. first: per position, and one past the last, its first one.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.ops = [op for part in parts for op in (None, *part.graph.ops)]
+        self.values = [v for part in parts for v in _values(part.graph)]
+        self.made = array(at for part in parts for at in _made(part))
+        self._number = {v.id: i for i, v in enumerate(self.values)}
+        read = [_reads(op) for op in self.ops]
+        self.readings = [reading for some in read for reading in some]
+        self._at = {reading: i for i, reading in enumerate(self.readings)}
+        self.read = self.of(value for some in read for value in some.values())
+        self.first = np.cumsum([0, *map(len, read)])
+
+    def of(self, values: Iterable[int]) -> Ids:
+        """Numbers of values, given by their ids."""
+        return array(map(self._number.__getitem__, values))
+
+    def flags(self, values: Iterable[int]) -> NDArray[np.bool_]:
+        """Which values are among some, given by their ids."""
+        found = np.zeros(len(self.values), dtype=np.bool_)
+        found[self.of(values)] = True
+        return found
+
+    def at(self, readings: Iterable[Reading]) -> Ids:
+        """Numbers of readings; -1 for literals."""
+        return array(self._at.get(reading, -1) for reading in readings)
+
+
+def array(numbers: Iterable[int]) -> Ids:
+    """Numbers as an array."""
+    return np.fromiter(numbers, dtype=np.intp)
+
+
+def numbered(things: Iterable[Hashable]) -> Ids:
+    """A number for each thing, the same for equal ones."""
+    known: dict[Hashable, int] = {}
+    return array(known.setdefault(thing, len(known)) for thing in things)
+
+
+def grouped(numbers: Ids) -> list[Ids]:
+    """The places of equal numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
+
+
+def _reads(op: Op | None) -> dict[Reading, int]:
+    """The values that an operation reads, by their ids."""
+    return {(op.id, i): x.id for i, x in enumerate(op.inputs) if isinstance(x, Value)} if op else {}
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from graph.inputs
+    for op in graph.ops:
+        yield from op.outputs
+
+
+def _made(part: Part) -> Iterator[int]:
+    """The positions at which values of a graph are made."""
+    yield from (part.start - 1 for _ in part.graph.inputs)
+    for at, op in enumerate(part.graph.ops, part.start):
+        yield from (at for _ in op.outputs)

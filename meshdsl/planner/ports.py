@@ -1,0 +1,119 @@
+"""The ports of all nodes in one sequence, and their layouts under a state of every node, all at once.
+
+A node's row on a mesh axis has a placement code for each of its ports; the codes on all axes are looked up in a table
+of the layouts of the port's value. Where the codes of a port lie, and which table is its own, is the same for all
+states: it is laid out here once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, islice
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.space import Space
+from meshdsl.planner.distances import Distances
+from meshdsl.planner.exact import Ids
+from meshdsl.planner.node import Node
+from meshdsl.planner.numbering import Reading, array, grouped, numbered
+from meshdsl.planner.tables import Table
+
+Order = tuple[str, ...]  # of mesh axes
+Elsewhere = dict[int, tuple[int, set[int]]]  # by value id: its own layout, and the others in which it is read
+
+
+class Alike(NamedTuple):
+    """Ports whose layouts are looked up in one table, by placement codes, and the space of these layouts."""
+
+    ports: Ids
+    table: Ids
+    space: Space
+
+
+class Ports:
+    """The ports of nodes, node after node.
+
+    Args:
+      nodes: with the ``tables`` of their rows and the ``orders`` of axes that split one dim.
+      distances: per value id, its layouts.
+
+    ``values`` are the ids of their values; ``made`` is the port that makes a value, ``read`` the one of a reading.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        tables: Sequence[Table],
+        orders: Sequence[Order],
+        distances: Mapping[int, Distances],
+    ) -> None:
+        ports = [port for node in nodes for port in node.ports]
+        self.values = array(port.value.id for port in ports)
+        self.made = {port.value.id: i for i, port in enumerate(ports) if port.defines}
+        self.read: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
+        self._nodes = np.repeat(np.arange(len(nodes)), array(len(node.ports) for node in nodes))
+        self._codes, self._first = _coded(tables)
+        makers = array(map(self.made.__getitem__, self.values.tolist()))
+        uses = np.flatnonzero(makers != np.arange(makers.size))
+        self._uses = uses[np.argsort(makers[uses], kind="stable")]
+        self._makers = makers[self._uses]
+        self._alike = list(self._looked_up(makers, orders, distances))
+
+    def layouts(self, rows: Ids) -> Ids:
+        """Per port, the number of its layout in the space of its value.
+
+        Args:
+          rows: per node and mesh axis.
+        """
+        codes = self._codes[self._first + rows[self._nodes].T]
+        found = np.empty(self._nodes.size, dtype=np.intp)
+        for ports, table, _ in self._alike:
+            found[ports] = table[tuple(codes[:, ports])]
+        return found
+
+    def elsewhere(self, layouts: Ids) -> Elsewhere:
+        """The values that are read in other layouts than their own, in program order."""
+        differ = np.flatnonzero(layouts[self._uses] != layouts[self._makers])
+        makers, found = self._makers[differ], Elsewhere()
+        ends = self.values[makers].tolist(), layouts[makers].tolist(), layouts[self._uses[differ]].tolist()
+        for value, own, other in zip(*ends, strict=True):
+            found.setdefault(value, (own, set()))[1].add(other)
+        return found
+
+    def named(self, layouts: Ids) -> Ids:
+        """The layouts of ports, by their numbers in ``every`` one."""
+        found = np.empty_like(layouts)
+        for ports, _, space in self._alike:
+            found[ports] = self._names[space][layouts[ports]]
+        return found
+
+    @cached_property
+    def every(self) -> dict[Layout, int]:
+        """The layouts of all spaces, numbered."""
+        spaces = dict.fromkeys(space for _, _, space in self._alike)
+        return {layout: i for i, layout in enumerate(dict.fromkeys(chain(*(space.layouts for space in spaces))))}
+
+    @cached_property
+    def _names(self) -> dict[Space, Ids]:
+        """Per space, the numbers of its layouts in every one."""
+        spaces = dict.fromkeys(space for _, _, space in self._alike)
+        return {space: array(map(self.every.__getitem__, space.layouts)) for space in spaces}
+
+    def _looked_up(self, makers: Ids, orders: Sequence[Order], distances: Mapping[int, Distances]) -> Iterator[Alike]:
+        """Which ports are looked up in which tables."""
+        spaces, ways = np.empty(makers.size, dtype=np.intp), numbered(orders)
+        spaces[list(self.made.values())] = numbered(id(distances[value]) for value in self.made)
+        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[self._nodes]):
+            layouts = distances[int(self.values[ports[0]])]
+            yield Alike(ports, layouts.ids(orders[self._nodes[ports[0]]]), layouts.space)
+
+
+def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:
+    """The placement codes of all tables, and where those of each port begin."""
+    distinct = {id(table): table for table in tables}
+    lists = [codes for table in distinct.values() for codes in table.codes]
+    begins = accumulate((codes.size for codes in lists), initial=0)
+    first = {key: list(islice(begins, len(table.codes))) for key, table in distinct.items()}
+    return np.concatenate(lists or [array(())]), array(chain.from_iterable(first[id(table)] for table in tables))

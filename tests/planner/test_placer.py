@@ -1,0 +1,73 @@
+"""Layouts of all tensors at once are those of each; the memory of a plan is the same by numbers and by names."""
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.pins import make_pins
+from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
+from meshdsl.planner.memory import Liveness
+from meshdsl.planner.model import Model
+from meshdsl.planner.placed import placed
+from meshdsl.planner.placer import Placer
+from meshdsl.planner.problem import make_problem
+from meshdsl.trace import trace
+from tests.planner.test_dual import mixed_step
+from tests.planner.test_memory import ONE, STACK, branches, stacked, stored
+
+STEPS = {
+    "mixed": mixed_step(),
+    "branches": (branches, (ONE,)),
+    "stacked": (stacked, (STACK,)),
+    "stored": (stored, (ONE,)),
+}
+
+
+def model_of(name, mesh, **pinned):
+    step, args = STEPS[name]
+    program = trace(step, args)
+    return Model(make_problem(program, mesh, make_pins(program, mesh, **pinned)))
+
+
+def drawn(model, seed):
+    """A random state that the pins allow."""
+    rng = np.random.default_rng(seed)
+    return np.array([rng.choice(np.argwhere(np.isfinite(model.unit(n)))) for n in range(len(model.nodes))])
+
+
+@pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2), md.Mesh(x=2, y=2, z=2)], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_the_layouts_of_all_ports_are_those_of_each(name, mesh):
+    model = model_of(name, mesh)
+    rows = drawn(model, 1)
+    own, uses = layouts_of(model, rows)
+    for n, node in enumerate(model.nodes):
+        for p, port in enumerate(node.ports):
+            if port.defines or port.reader:
+                found = own[port.value.id] if port.defines else uses[port.reader]
+                assert found == model.layout(n, p, rows[n])
+    assert set(own) == set(model.problem.defined)
+
+
+def test_axes_of_one_dim_are_in_the_order_of_the_pin():
+    model = model_of("stacked", md.Mesh(x=2, y=2), layouts={"*": "y=S(1) x=S(1)"})
+    own, _ = layouts_of(model, model.whole)
+    assert str(own[model.problem.program.graph.inputs[0].id]) == "y=S(1) x=S(1)"
+
+
+@pytest.mark.parametrize("topology", ["cpu", "tpu-v5e"])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_plan_and_its_layouts_by_name_take_the_same_memory(name, topology):
+    mesh = md.Mesh(x=2, y=2, topology=topology)
+    model = model_of(name, mesh)
+    placer, evaluator, graph = Placer(model), Evaluator(model), model.problem.program.graph
+    peaks = set()
+    for seed in range(5):
+        choice = evaluator.evaluate(drawn(model, seed))
+        there = placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
+        one, other = Liveness(placer.placed(choice)), Liveness(there)
+        peak, same = one.peak(), other.peak()
+        assert (peak.bytes, peak.op, set(peak.copies)) == (same.bytes, same.op, set(same.copies))
+        assert sum(copy.bytes for copy in peak.copies) == peak.bytes and one.points() == other.points()
+        peaks.add(peak.bytes)
+    assert len(peaks) > 1
