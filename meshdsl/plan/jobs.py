@@ -42,7 +42,7 @@ class Part:
 def jobs_of(program: Program, solution: Solution, work: Work) -> list[Job]:
     """The jobs of a whole step."""
     part = _Maker(program, solution, work).part(program.graph)
-    return [job._replace(after=frozenset([i for i in job.after if i >= 0])) for job in part.jobs]
+    return [Job(stream, s, frozenset([i for i in after if i >= 0]), due) for stream, s, after, due in part.jobs]
 
 
 class _Maker:
@@ -163,7 +163,8 @@ class _Run:
             return after
         here, over = len(self.jobs), self.over[-1] if self.over else frozenset()
         if here and not apart and stream == self.jobs[-1].stream == COMPUTE and after <= over:
-            self.jobs[-1] = self.jobs[-1]._replace(seconds=self.jobs[-1].seconds + seconds)
+            job = self.jobs[-1]
+            self.jobs[-1] = Job(COMPUTE, job.seconds + seconds, job.after, job.follows)
             return frozenset({here - 1})
         self.jobs.append(Job(stream, seconds, after, follows))
         self.over.append(after | over | {here} if here - 1 in after else after | {here})
@@ -179,7 +180,7 @@ class _Run:
         for job in part.jobs:
             after = here(job.after)
             self.over.append(after | {len(self.jobs)})
-            self.jobs.append(job._replace(seconds=job.seconds * times, after=after))
+            self.jobs.append(Job(job.stream, job.seconds * times, after, job.follows))
         return [tuple(map(here, slices)) for slices in part.results]
 
 

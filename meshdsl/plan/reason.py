@@ -23,15 +23,17 @@ class Reasons:
 
     def __init__(self, program: Program, solution: Solution) -> None:
         self.program, self.solution = program, solution
-        self.order = {op.id: i for i, (_, op) in enumerate(walk(program.graph))}
+        self.order: dict[int, int] = {}
         self.makers: dict[int, Op] = {}
         self.places = Places(op.source for _, op in walk(program.graph))
         self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
         self.readers: dict[int, list[tuple[Op, Layout]]] = {}  # of values that are moved
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
-        for graph, op in walk(program.graph):
+        for i, (graph, op) in enumerate(walk(program.graph)):
+            self.order[op.id] = i
             self._enter(graph, op)
+            self._enter_bodies(op)
 
     def values(self) -> Iterator[tuple[Value, Graph]]:
         """Every value with its graph, in program order."""
@@ -69,12 +71,15 @@ class Reasons:
         return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
 
     def _enter(self, graph: Graph, op: Op) -> None:
+        trees, uses = self.solution.trees, self.solution.uses
         for i, x in enumerate(op.inputs):
-            if isinstance(x, Value) and x.id in self.solution.trees:
-                self.readers.setdefault(x.id, []).append((op, self.solution.uses[op.id, i]))
+            if isinstance(x, Value) and x.id in trees:
+                self.readers.setdefault(x.id, []).append((op, uses[op.id, i]))
         for value in op.outputs:
             self.makers[value.id] = op
             self.homes[value.id] = (value, graph)
+
+    def _enter_bodies(self, op: Op) -> None:
         for body, origins in zip(op.bodies, _origins(op), strict=True):
             for value, (origin, suffix) in zip(body.inputs, origins, strict=True):
                 self.homes[value.id] = (value, body)
