@@ -38,7 +38,8 @@ _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothi
 _GAP = 1e-2  # large enough to sweep ...
 _EXACT = 1e-6  # ... unless messages have said that nothing is to be found
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
-_ONCE = 50_000_000  # ... and once, for the certificate
+_ONCE = 50_000_000  # ... and once, for the certificate and rounds
+_SHAPES, _LIFTED = 10_000_000, 400_000_000  # the same, and entries of the network, if only the bound is wanted
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
 _FEW = 2_000  # ... and nodes up to which it is in any case
@@ -68,7 +69,7 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
     """
     evaluator = Evaluator(model)
     best = evaluated(model, evaluator, model.whole)
-    proof: Proof = cache(lambda: _bound(model, best, _ONCE if known is None else 0))
+    proof: Proof = cache(lambda: _bound(model, best, known is not None))
     if known is not None:
         best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
     if jointly(model):
@@ -127,11 +128,13 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
     return np.where(np.array(fine)[:, None], rows, model.whole)
 
 
-def _bound(model: Model, best: Choice, once: int) -> float:
-    """What no plan undercuts on many mesh axes, seen in parts if there are more pairs of layouts than ``once``."""
+def _bound(model: Model, best: Choice, quick: bool) -> float:
+    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network too large."""
     model.focus()
-    if _layouts(model) <= once:
-        return raised(Certificate(Joint(model), best))
+    if not quick and sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES:
+        certificate = Certificate(Joint(model), best, FIRST_TREES)
+        if certificate.work <= _LIFTED:
+            return raised(certificate, settle=True)
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
