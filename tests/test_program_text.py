@@ -48,6 +48,7 @@ def test_parameters():
     assert param_text({"b": np.ones((2, 3), np.int8), "a": (1,)}) == "{a: (1,), b: int8[2,3]}"
     assert param_text(np.float32(0.5)) == "0.5"
     assert param_text([np.float32, test_sources]) == "(float32, test_sources)"
+    assert param_text((np.dtype("float32"), None, True, 1, 1.0, -0.0)) == "(dtype('float32'), None, True, 1, 1.0, -0.0)"
     assert "0x" not in param_text(object()) and "0x" not in param_text(lambda: 0)
 
 

@@ -48,10 +48,10 @@ class Work:
 
     def _kind(self, op: Op) -> int:
         """A number, the same for operations whose work is; one with parameters that cannot be compared is alone."""
-        kept, sides = self.kept, (*op.inputs, *op.outputs)
-        lie = [(x.shape, x.dtype, x.id in kept if isinstance(x, Value) else None) for x in sides]
+        kept = self.kept
+        lie = [(x.shape, x.dtype, x.id in kept if isinstance(x, Value) else None) for x in tensors(op)]
         try:
-            return self._kinds.setdefault((op.name, *op.params.items(), *lie), len(self._kinds))
+            return self._kinds.setdefault((op.name, len(op.inputs), *op.params.items(), *lie), len(self._kinds))
         except TypeError:
             return -1 - op.id
 
