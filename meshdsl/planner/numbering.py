@@ -6,6 +6,7 @@ operands that are values, in the order of positions.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -62,14 +63,14 @@ class Numbering:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.ops = [op for part in parts for op in (None, *part.graph.ops)]
-        self.values = [v for part in parts for v in _values(part.graph)]
-        self.made = array(at for part in parts for at in _made(part))
+        made = [pair for part in parts for pair in _made(part)]
+        self.values, self.made = [v for v, _ in made], array(at for _, at in made)
         self._number = {v.id: i for i, v in enumerate(self.values)}
-        read = [_reads(op) for op in self.ops]
-        self.readings = [reading for some in read for reading in some]
-        self._at = {reading: i for i, reading in enumerate(self.readings)}
-        self.read = self.of(value for some in read for value in some.values())
+        read = [_reads(op) if op else () for op in self.ops]
         self.first = np.cumsum([0, *map(len, read)])
+        self.readings = [(op, i) for op, i, _ in chain.from_iterable(read)]
+        self.read = self.of(value for _, _, value in chain.from_iterable(read))
+        self._at = {reading: i for i, reading in enumerate(self.readings)}
 
     def of(self, values: Iterable[int]) -> Ids:
         """Numbers of values, given by their ids."""
@@ -83,7 +84,7 @@ class Numbering:
 
     def at(self, readings: Iterable[Reading]) -> Ids:
         """Numbers of readings; -1 for literals."""
-        return array(self._at.get(reading, -1) for reading in readings)
+        return array(map(self._at.get, readings, repeat(-1)))
 
 
 def array(numbers: Iterable[int]) -> Ids:
@@ -103,19 +104,12 @@ def grouped(numbers: Ids) -> list[Ids]:
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
 
 
-def _reads(op: Op | None) -> dict[Reading, int]:
-    """The values that an operation reads, by their ids."""
-    return {(op.id, i): x.id for i, x in enumerate(op.inputs) if isinstance(x, Value)} if op else {}
+def _made(part: Part) -> Iterator[tuple[Value, int]]:
+    """The values of a graph, and the positions at which they are made."""
+    yield from [(v, part.start - 1) for v in part.graph.inputs]
+    yield from [(v, at) for at, op in enumerate(part.graph.ops, part.start) for v in op.outputs]
 
 
-def _values(graph: Graph) -> Iterator[Value]:
-    yield from graph.inputs
-    for op in graph.ops:
-        yield from op.outputs
-
-
-def _made(part: Part) -> Iterator[int]:
-    """The positions at which values of a graph are made."""
-    yield from (part.start - 1 for _ in part.graph.inputs)
-    for at, op in enumerate(part.graph.ops, part.start):
-        yield from (at for _ in op.outputs)
+def _reads(op: Op) -> list[tuple[int, int, int]]:
+    """The values that an operation reads: its id, the operand and the value's id."""
+    return [(op.id, i, x.id) for i, x in enumerate(op.inputs) if isinstance(x, Value)]

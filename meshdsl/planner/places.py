@@ -21,6 +21,7 @@ from meshdsl.rules.registry import RULES
 from meshdsl.trace.graphs import carried_of, carried_operands
 
 _SAME = VIEWS | {"constrain", "optimization_barrier"}
+_UPDATES = ("dynamic_update_slice", "scatter")
 Reading = tuple[int, int, int]  # op id, operand, value id
 
 
@@ -90,23 +91,27 @@ class Places:
     def _runs(self, graph: Graph) -> tuple[int, ...]:
         runs = list(range(len(graph.ops)))
         read: dict[int, int] = {}
-        for at, op in reversed(list(enumerate(graph.ops))):
-            if op.outputs and not any(v.id in self.kept for v in op.outputs):
-                runs[at] = max((read.get(v.id, at) for v in op.outputs), default=at)
+        for at in reversed(range(len(runs))):
+            op = graph.ops[at]
+            if op.outputs and self.kept.isdisjoint([v.id for v in op.outputs]):
+                runs[at] = max([read.get(v.id, at) for v in op.outputs])
             for v in op.inputs:
-                if isinstance(v, Value):
-                    read[v.id] = max(read.get(v.id, 0), runs[at])
+                if isinstance(v, Value) and read.get(v.id, -1) < runs[at]:
+                    read[v.id] = runs[at]
         return tuple(runs)
 
     def _reuses(self, graph: Graph) -> dict[int, tuple[Reuse, ...]]:
         found: dict[int, tuple[Reuse, ...]] = {}
-        fused: dict[int, tuple[Reading, ...]] = {}
+        fused: dict[int, list[Reading]] = {}
         for at, op in enumerate(graph.ops):
-            if RULES.get(op.name) is elementwise and op.outputs[0].id not in self.kept:
-                fused[op.outputs[0].id] = tuple(_through(op, fused))
-            else:
-                made = tuple(reuse for reuse in _written_over(op, fused) if reuse.over)
+            if op.bodies or op.name.startswith(_UPDATES):
+                made = tuple(reuse for reuse in _written_over(op) if reuse.over)
                 found.update({at: made} if made else {})
+            elif RULES.get(op.name) is elementwise and (over := _through(op, fused)):
+                if op.outputs[0].id in self.kept:
+                    found[at] = (Reuse(op.outputs[0].id, tuple(over)),)
+                else:
+                    fused[op.outputs[0].id] = over
         return found
 
 
@@ -129,19 +134,19 @@ def _is_view(op: Op) -> bool:
     return op.name in _SAME
 
 
-def _through(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reading]:
+def _through(op: Op, fused: dict[int, list[Reading]]) -> list[Reading]:
     """Operands of an elementwise operation that are as large as its result, and those of fused ones that made them."""
+    shape, found = op.outputs[0].shape, list[Reading]()
     for i, x in enumerate(op.inputs):
-        if isinstance(x, Value) and x.shape == op.outputs[0].shape:
-            yield op.id, i, x.id
-            yield from fused.get(x.id, ())
+        if isinstance(x, Value) and x.shape == shape:
+            found.append((op.id, i, x.id))
+            found += fused.get(x.id, ())
+    return found
 
 
-def _written_over(op: Op, fused: dict[int, tuple[Reading, ...]]) -> Iterator[Reuse]:
-    """What the results of an operation may be written over."""
-    if RULES.get(op.name) is elementwise:
-        yield Reuse(op.outputs[0].id, tuple(_through(op, fused)))
-    elif op.name == "dynamic_update_slice" or op.name.startswith("scatter"):
+def _written_over(op: Op) -> Iterator[Reuse]:
+    """What the results of an update or a loop may be written over."""
+    if op.name.startswith(_UPDATES):
         x = op.inputs[0]
         yield Reuse(op.outputs[0].id, ((op.id, 0, x.id),) if isinstance(x, Value) else ())
     elif op.name in ("scan", "while"):

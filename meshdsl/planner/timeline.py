@@ -124,7 +124,7 @@ def _rooms(numbers: Numbering) -> Iterator[Room]:
 def _line(numbers: Numbering, parts: Sequence[Part], places: Places) -> Line:
     return Line(
         numbers.first,
-        array(at for part in parts for at in _runs(part, places)),
+        np.concatenate([part.start + np.array((-1, *places.within[id(part.graph)].runs)) for part in parts]),
         np.array([op is None for op in numbers.ops]),
         numbers.flags(v.id for part in parts for v in part.graph.inputs),
         numbers.flags(places.kept),
@@ -133,12 +133,6 @@ def _line(numbers: Numbering, parts: Sequence[Part], places: Places) -> Line:
         *_carried(numbers, parts),
         numbers.at((part.graph.ops[-1].id, i) for part in parts for i in part.lies.given),
     )
-
-
-def _runs(part: Part, places: Places) -> Iterator[int]:
-    yield part.start - 1
-    for at in places.within[id(part.graph)].runs:
-        yield part.start + at
 
 
 def _views(numbers: Numbering, parts: Sequence[Part], places: Places) -> tuple[Ids, Ids]:
