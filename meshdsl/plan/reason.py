@@ -33,7 +33,8 @@ class Reasons:
         for i, (graph, op) in enumerate(walk(program.graph)):
             self.order[op.id] = i
             self._enter(graph, op)
-            self._enter_bodies(op)
+            if op.bodies:
+                self._enter_bodies(op)
 
     def values(self) -> Iterator[tuple[Value, Graph]]:
         """Every value with its graph, in program order."""
