@@ -66,7 +66,8 @@ class Side:
 
 def is_heavy(op: Op) -> bool:
     """Whether the operation ends a chain of fused ones."""
-    return op.name in HEAVY or op.name.startswith(("reduce_", "scatter")) or op.name not in RULES
+    name = op.name
+    return name in HEAVY or name not in RULES or name.startswith(("reduce_", "scatter"))
 
 
 def materialised(graph: Graph, again: bool = False) -> set[int]:
@@ -83,16 +84,21 @@ def materialised(graph: Graph, again: bool = False) -> set[int]:
 
 def _materialised_here(graph: Graph, again: bool) -> set[int]:
     found = {v.id for v in graph.inputs}
-    readers: dict[int, int] = {}
+    first: dict[int, Op] = {}  # who reads a value
+    several: set[int] = set()
     for op in graph.ops:
+        heavy = op.bodies or is_heavy(op)
         fuses = op.name.startswith("reduce_") or (again and op.name in PRODUCTS)
-        if op.name == "return" or op.bodies or (is_heavy(op) and not fuses):
-            found |= {v.id for v in op.inputs if isinstance(v, Value)}
-        if op.bodies or is_heavy(op):
-            found |= {v.id for v in op.outputs}
-        for v in {v.id for v in op.inputs if isinstance(v, Value)}:
-            readers[v] = readers.get(v, 0) + 1
-    return found if again else found | {v for v, n in readers.items() if n > 1}
+        whole = op.name == "return" or op.bodies or (heavy and not fuses)
+        for v in op.inputs:
+            if isinstance(v, Value):
+                if whole:
+                    found.add(v.id)
+                if first.setdefault(v.id, op) is not op:
+                    several.add(v.id)
+        if heavy:
+            found.update(v.id for v in op.outputs)
+    return found if again else found | several
 
 
 def work_of(op: Op, kept: set[int]) -> Work:

@@ -6,7 +6,7 @@ from functools import cache
 from meshdsl.ir import Op, Value
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.node import FREE, Node, Port, same_layout
+from meshdsl.planner.node import FREE, Node, Port, linking, same_layout
 
 
 def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what: str, trips: int) -> Node | None:
@@ -44,7 +44,7 @@ def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node
     present = [port for port in (outer, inner) if port is not None]
     rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
     rows = _stacks(rank, outer is not None, inner is not None)
-    return Node(tuple(present), rows, name=f"slices of {op.name} at {op.source}", trips=trips)
+    return linking(tuple(present), rows, f"slices of {op.name} at {op.source}", trips)
 
 
 @cache
@@ -80,7 +80,7 @@ def _predicate(op: Op, trips: int) -> Iterator[Node]:
     """What decides a branch is the same everywhere."""
     value = op.inputs[0]
     if isinstance(value, Value):
-        yield Node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), name="predicate", trips=trips)
+        yield linking((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), "predicate", trips)
 
 
 def _some(node: Node | None) -> Iterator[Node]:

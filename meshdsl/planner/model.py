@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 
 from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.placement import REDUCTIONS
+from meshdsl.planner.alike import Alike
 from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import TIES, Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
-from meshdsl.planner.node import Node, Problem
+from meshdsl.planner.node import Kind, Problem
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
+from meshdsl.planner.reshards import Known, Reshards
 from meshdsl.planner.tables import Table, make_table, per_axis
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
@@ -38,16 +39,15 @@ class Model:
     """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins."""
 
     def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
-        self.problem, self.mesh, self.clock = problem, problem.mesh, clock or Clock()
-        self.nodes = problem.nodes
-        self.axes = problem.mesh.names
+        self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
+        self._take(problem)
         self._tables: dict[Hashable, Table] = {}
-        self._distances: dict[Hashable, Distances] = {}
-        self.tables = [self._table(node) for node in self.nodes]
-        self.scale = Scale.of(
-            sum(float(t.seconds[t.first]) * n.trips for t, n in zip(self.tables, self.nodes, strict=True))
-        )
-        self.distances = {v: self._distances_of(v) for v in problem.defined}
+        self._distances: Known = {}
+        self.tables = self._alike.each(lambda n: self._table(self.nodes[n].kind))
+        seconds = self._alike.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
+        self.scale = Scale.of(sum(seconds))
+        self._reshards = Reshards(problem, self.tables, self.scale)
+        self.distances = self._reshards.by_value(self._distances)
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
         self._wholes: dict[Distances, Closure] = {}
@@ -57,7 +57,8 @@ class Model:
     def repinned(self, problem: Problem) -> "Model":
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
-        other.problem, other.nodes, other.clock = problem, problem.nodes, Clock()
+        other.clock = Clock()
+        other._take(problem)
         other._pin()
         return other
 
@@ -65,16 +66,20 @@ class Model:
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)
         other._wholes, other._distances = {}, dict(self._distances)
-        other.distances = {v: other._distances_of(v, hidden.get(v)) for v in self.problem.defined}
+        other.distances = self._reshards.by_value(other._distances, hidden)
         other._begin()
         return other
 
+    def _take(self, problem: Problem) -> None:
+        self.problem, self.nodes, self._alike = problem, problem.nodes, Alike(problem.nodes)
+
     def _pin(self) -> None:
-        self.allowed = [allowed_states(node, self.mesh) for node in self.nodes]
-        self.orders = [axis_order(node.pin, self.mesh) for node in self.nodes]
+        each = self._alike.each
+        self.allowed = each(lambda n: allowed_states(self.nodes[n], self.mesh))
+        self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         self._require_states()
-        self._units = [self._unit(n) for n in range(len(self.nodes))]
-        self.whole = self._all_broadcast()
+        self._units = each(self._unit)
+        self.whole: Assignment = np.array(each(lambda n: first_allowed(self.tables[n], self.allowed[n])), dtype=np.intp)
         self._begin()
 
     def _begin(self) -> None:
@@ -135,12 +140,16 @@ class Model:
 
     def _require_states(self) -> None:
         """Every node has a joint state that its pin allows, or the pins are at fault."""
-        found = zip(self.nodes, self.tables, self.allowed, strict=True)
-        bad = [n for n, t, a in found if a is not None and not (a & np.isfinite(t.seconds)).any()]
+        pinned = zip(self.nodes, self._alike.each(self._has_states), strict=True)
+        bad = [node for node, fine in pinned if not fine]
         rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
         if rows:
             remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
             raise PinError(faults("pins that no signature can meet:", rows, remedy))
+
+    def _has_states(self, n: int) -> bool:
+        allowed = self.allowed[n]
+        return allowed is None or bool((allowed & np.isfinite(self.tables[n].seconds)).any())
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
@@ -228,30 +237,11 @@ class Model:
         """How often the moves of a value run."""
         return self.problem.trips[value]
 
-    def _table(self, node: Node) -> Table:
-        shapes = tuple((p.value.shape, p.value.itemsize) for p in node.ports)
-        key = (id(node.rows), shapes, node.work)
+    def _table(self, kind: Kind) -> Table:
+        key = (id(kind.rows), kind.shapes, kind.work)
         if key not in self._tables:
-            self._tables[key] = make_table(node.rows, shapes, node.work, self.mesh)
+            self._tables[key] = make_table(kind.rows, kind.shapes, kind.work, self.mesh)
         return self._tables[key]
-
-    def _distances_of(self, value: int, hidden: Hidden | None = None) -> Distances:
-        n, p = self.problem.defined[value]
-        tensor, kinds = self.nodes[n].ports[p].value, self._kinds(value)
-        sent, apart = value not in self.problem.unsent, self.problem.apart.get(value, ())
-        key = (tensor.shape, tensor.itemsize, kinds, self.scale, sent, apart, hidden)
-        if key not in self._distances:
-            self._distances[key] = Distances(self.mesh, *key)
-        return self._distances[key]
-
-    def _kinds(self, value: int) -> tuple[str, ...]:
-        ports = [self.problem.defined[value], *self.problem.used.get(value, ())]
-        kinds = {kind for n, p in ports for kind in self.tables[n].kinds[p]}
-        return tuple(kind for kind in REDUCTIONS if kind in kinds)
-
-    def _all_broadcast(self) -> Assignment:
-        """A state that every node is allowed to be in, all-``B`` wherever no pin says otherwise."""
-        return np.array([first_allowed(t, a) for t, a in zip(self.tables, self.allowed, strict=True)], dtype=np.intp)
 
     @cached_property
     def wide(self) -> Axes:

@@ -1,5 +1,6 @@
 """What a planning problem is made of: nodes, their tensors, and who makes and reads every value."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
 from meshdsl.planner.solution import Pins
 
+Rows = tuple[Signature, ...]
+Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
 NO_WORK, FREE = Work(0.0, (), 4), Layout()
 
 
@@ -23,13 +26,30 @@ class Port(NamedTuple):
     reader: tuple[int, int] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What nodes that stand for equal operations have in common: one object, so that what follows from it is known.
+
+    Args:
+      rows: the table on one axis; a row lists one placement per port.
+    """
+
+    rows: Rows
+    shapes: Shapes
+    work: Work = NO_WORK
+
+
+def shapes_of(values: Iterable[Value]) -> Shapes:
+    """Shapes and itemsizes of these tensors."""
+    return tuple((v.shape, v.itemsize) for v in values)
+
+
 @dataclass(eq=False)
 class Node:
     """A variable of the problem.
 
     Args:
-      ports: its tensors; a row lists one placement per port.
-      rows: its table on one axis.
+      ports: its tensors.
       op: the operation it stands for, if any.
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
@@ -39,14 +59,18 @@ class Node:
     """
 
     ports: tuple[Port, ...]
-    rows: tuple[Signature, ...]
-    work: Work = NO_WORK
+    kind: Kind
     op: Op | None = None
     trips: int = 1
     pin: Layout = FREE
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
     asked: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
     name: str = ""
+
+    @property
+    def rows(self) -> Rows:
+        """Its table on one axis."""
+        return self.kind.rows
 
     @property
     def what(self) -> str:
@@ -93,10 +117,21 @@ class Problem:
 
 def same_layout(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
     """A node all of whose ports have one layout."""
-    return Node(ports, _alike(len(ports), len(ports[0].value.shape), partial), pin=pin, name=name, trips=trips)
+    kind = _alike(shapes_of(port.value for port in ports), partial)
+    return Node(ports, kind, trips=trips, pin=pin, name=name)
+
+
+def linking(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
+    """A node for no operation, with a table of its own."""
+    return Node(ports, Kind(rows, shapes_of(port.value for port in ports)), trips=trips, name=name)
 
 
 @cache
-def _alike(ports: int, rank: int, partial: bool) -> tuple[Signature, ...]:
+def _alike(shapes: Shapes, partial: bool) -> Kind:
+    return Kind(_alike_rows(len(shapes), len(shapes[0][0]), partial), shapes)
+
+
+@cache
+def _alike_rows(ports: int, rank: int, partial: bool) -> Rows:
     kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
     return tuple(Signature((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))

@@ -20,31 +20,23 @@ A sum is never moved across a cast that rounds, unless the step states that the 
 a partial sum: that cast has a row more, which it may take on the axes of the statement.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any
-
-import jax
-import numpy as np
 
 from meshdsl.errors import PinError, faults
-from meshdsl.ir import Graph, Literal, Op, Program, Value
+from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.layouts.rule import Signature
-from meshdsl.planner.costs import Work, materialised, tensors, work_of
+from meshdsl.planner.costs import materialised
+from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.stacks import Stack, split_stacks
-from meshdsl.rules import asked_rows_of, rows_of
 from meshdsl.trace.casts import asked_casts
 from meshdsl.trace.clone import made_on_the_spot
-
-_Works = dict[tuple[bool, ...], Work]  # by which operands and results are kept in memory
-_Known = dict[Hashable, tuple[tuple[Signature, ...], _Works]]  # tables by what they depend on
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
@@ -92,9 +84,8 @@ def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
 
 
 def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
-    kept = materialised(program.graph)
     yield from _boundary(program, pins)
-    yield from _graph_nodes(program.graph, kept, {})
+    yield from _graph_nodes(program.graph, Kinds(materialised(program.graph)))
 
 
 def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
@@ -112,76 +103,26 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
             yield same_layout((port,), pins.outputs[j], f"output {program.outputs[j].path}")
 
 
-def _graph_nodes(graph: Graph, kept: set[int], known: _Known) -> Iterator[Node]:
+def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
     asked = asked_casts(graph)
     for op in graph.ops:
         if op.bodies:
             yield from LINKS[op.name](op, graph.trips)
             for body in op.bodies:
-                yield from _graph_nodes(body, kept, known)
+                yield from _graph_nodes(body, kinds)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             yield same_layout(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+        elif op.id in asked:
+            kind, rows = kinds.asking(op)
+            yield Node(_ports(op), kind, op, graph.trips, asked=tuple((row, asked[op.id]) for row in rows))
         elif op.name != "return":
-            yield _op_node(op, graph.trips, kept, known, asked.get(op.id, ()))
+            yield Node(_ports(op), kinds.of(op), op, graph.trips)
 
 
-def _op_node(op: Op, trips: int, kept: set[int], known: _Known, asked: tuple[str, ...]) -> Node:
+def _ports(op: Op) -> tuple[Port, ...]:
     uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
-    ports = (*uses, *[Port(v, True) for v in op.outputs])
-    rows, work = _table(op, kept, known)
-    if not asked:
-        return Node(ports, rows, work, op, trips)
-    more = tuple(_only(row, _real(op)) for row in asked_rows_of(op))
-    together = known.setdefault((rows, more), ((*rows, *more), {}))[0]
-    return Node(ports, together, work, op, trips, asked=tuple((row, asked) for row in more))
-
-
-def _table(op: Op, kept: set[int], known: _Known) -> tuple[tuple[Signature, ...], Work]:
-    """Rows and work of an operation without its literals, derived once for equal operations.
-
-    A literal's value counts: zeros are parts of a sum, and a negative factor turns maxima into minima. Work depends on
-    what is kept in memory besides.
-    """
-    parts = tuple([_described(v) for v in op.inputs]), tuple([_described(v) for v in op.outputs])
-    try:
-        key: Hashable = (op.name, parts, tuple(op.params.items()))
-        found = known.get(key)
-    except TypeError:  # parameters that cannot be hashed
-        key, found = op.id, None
-    rows, works = found or known.setdefault(key, (tuple(_only(row, _real(op)) for row in rows_of(op)), {}))
-    here = tuple([isinstance(v, Value) and v.id in kept for v in (*op.inputs, *op.outputs)])
-    return rows, works.get(here) or works.setdefault(here, _work(op, kept))
-
-
-def _described(x: Value | Literal) -> Hashable:
-    """What rows depend on; never the same of a literal and a value."""
-    return (x.shape, x.dtype) if isinstance(x, Value) else (x.shape, x.dtype, _bits(x.value))
-
-
-def _work(op: Op, kept: set[int]) -> Work:
-    """What an operation does, its literals left out."""
-    work, real = work_of(op, kept), _real(op)
-    sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
-    return replace(work, touched=tuple(work.touched[i] for i in real), sides=sides)
-
-
-def _real(op: Op) -> list[int]:
-    """The operands and results that are no literals, by position."""
-    return [i for i, v in enumerate(tensors(op)) if isinstance(v, Value)]
-
-
-def _bits(value: Any) -> Any:
-    """A literal's value as one that can be compared, which an array cannot."""
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return np.asarray(value).tobytes() if hasattr(value, "dtype") else value
-
-
-def _only(row: Signature, real: Sequence[int]) -> Signature:
-    placed = (*row.inputs, *row.outputs)
-    inside = tuple(replace(e, port=real.index(e.port)) for e in row.collectives)
-    return Signature((), tuple(placed[i] for i in real), row.size, inside)
+    return (*uses, *[Port(v, True) for v in op.outputs])
 
 
 def _count_trips(graph: Graph, trips: dict[int, int]) -> None:

@@ -1,61 +1,79 @@
-"""Where a value can be partial at all."""
+"""Where a value can be partial at all.
 
-from collections.abc import Iterator, Sequence
+The nodes are gone through in their order, and again where a loop hands back what was not known yet, until nothing
+more can be partial. What a node makes of what it reads is worked out once for all of a kind.
+"""
 
-from meshdsl.layouts.placement import Partial, Placement
+from collections.abc import Hashable, Iterator, Sequence
+
+from meshdsl.layouts.placement import REDUCTIONS, Partial
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.node import Problem
+from meshdsl.planner.node import Kind, Node, Problem, Rows
 
-_Ends = Sequence[tuple[int, Placement]]  # ports, or values, that are partial in a row, and how
-_Row = tuple[int, int, _Ends, _Ends]  # a node, its row, and its partial operands and results
+_Ways = int  # in which a tensor may be partial, a bit each
+_Given = tuple[tuple[int, _Ways], ...]  # by port
+_DEFINED = -1  # of a port that reads nothing
+_BITS = {reduction: 1 << i for i, reduction in enumerate(REDUCTIONS)}
 
 
 def drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
-    lost: dict[int, list[int]] = {}
-    for n, i, _, _ in _unreached(list(_partial_rows(problem))):
-        lost.setdefault(n, []).append(i)
-    shared: dict[tuple[int, tuple[int, ...]], tuple[Signature, ...]] = {}
-    for n, rows in lost.items():
-        node = problem.nodes[n]
-        key = id(node.rows), tuple(rows)
-        if key not in shared:
-            shared[key] = tuple(row for i, row in enumerate(node.rows) if i not in rows)
-        node.rows = shared[key]
+    nodes, used, passing = problem.nodes, problem.used, _Passing()
+    possible: dict[int, _Ways] = {}  # by value id
+    left = [node.kind for node in nodes]
+    due = bytearray(b"\1") * len(nodes)
+    n = due.find(1)
+    while n >= 0:
+        due[n], ports = 0, nodes[n].ports
+        read = [_DEFINED if defines else possible.get(value.id, 0) for value, defines, _ in ports]
+        left[n], given = passing.of(nodes[n], read)
+        for p, ways in given:
+            value = ports[p].value.id
+            if possible.get(value) != ways:
+                possible[value] = ways
+                for reader, _ in used.get(value, ()):
+                    due[reader] = 1
+        later = due.find(1, n + 1)
+        n = later if later >= 0 else due.find(1)
+    for node, kind in zip(nodes, left, strict=True):
+        node.kind = kind
 
 
-def _unreached(rows: list[_Row]) -> list[_Row]:
-    """The rows none of whose partial operands any other row makes partial in that way."""
-    possible: set[tuple[int, Placement]] = set()
-    left = len(rows) + 1
-    while len(rows) < left:
-        left, waiting = len(rows), []
-        for row in rows:
-            _, _, needs, gives = row
-            if not needs or any(end in possible for end in needs):
-                possible.update(gives)
+class _Passing:
+    """What nodes are left with, and what they make partial, by the ways in which what they read can be partial."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Kind, _Given]] = {}
+        self._rows: dict[tuple[int, tuple[int, ...]], Rows] = {}
+        self._kinds: dict[tuple[Kind, tuple[int, ...]], Kind] = {}
+
+    def of(self, node: Node, read: Sequence[_Ways]) -> tuple[Kind, _Given]:
+        """Of one node; a stated layout is taken at its word, and needs nothing."""
+        stated = bool(node.pin.placements and node.pin.partial())
+        key = (node.kind, stated, *read)
+        return self._known.get(key) or self._known.setdefault(key, self._worked_out(node.kind, stated, read))
+
+    def _worked_out(self, kind: Kind, stated: bool, read: Sequence[_Ways]) -> tuple[Kind, _Given]:
+        given: dict[int, _Ways] = {}
+        lost = []
+        for i, row in enumerate(kind.rows):
+            ends = list(_partial(row))
+            needs = [read[p] & way for p, way in ends if read[p] != _DEFINED]
+            if stated or not needs or any(needs):
+                given.update({p: given.get(p, 0) | way for p, way in ends if read[p] == _DEFINED})
             else:
-                waiting.append(row)
-        rows = waiting
-    return rows
+                lost.append(i)
+        return self._without(kind, tuple(lost)), tuple(given.items())
+
+    def _without(self, kind: Kind, lost: tuple[int, ...]) -> Kind:
+        """The kind without some rows; equal questions get the same object, and kinds that share rows still do."""
+        if not lost:
+            return kind
+        left = tuple(row for i, row in enumerate(kind.rows) if i not in lost)
+        rows = self._rows.setdefault((id(kind.rows), lost), left)
+        return self._kinds.setdefault((kind, lost), Kind(rows, kind.shapes, kind.work))
 
 
-def _partial_rows(problem: Problem) -> Iterator[_Row]:
-    """Rows with partial placements; stated layouts are taken at their word, and need nothing."""
-    mentions: dict[int, list[tuple[int, _Ends]]] = {}
-    for n, node in enumerate(problem.nodes):
-        if id(node.rows) not in mentions:
-            mentions[id(node.rows)] = list(_mentions(node.rows))
-        stated = any(isinstance(placed, Partial) for _, placed in node.pin.placements)
-        for i, ports in mentions[id(node.rows)]:
-            ends = [(node.ports[p].defines, (node.ports[p].value.id, at)) for p, at in ports]
-            needs = [] if stated else [end for defines, end in ends if not defines]
-            yield n, i, needs, [end for defines, end in ends if defines]
-
-
-def _mentions(rows: tuple[Signature, ...]) -> Iterator[tuple[int, _Ends]]:
-    """The ports that are partial in a row, and how, by row."""
-    for i, row in enumerate(rows):
-        ports = [(p, at) for p, at in enumerate(row.outputs) if isinstance(at, Partial)]
-        if ports:
-            yield i, ports
+def _partial(row: Signature) -> Iterator[tuple[int, _Ways]]:
+    """The ports that are partial in a row, and how."""
+    return ((p, _BITS[at.reduction]) for p, at in enumerate(row.outputs) if isinstance(at, Partial))

@@ -31,6 +31,11 @@ class Table:
     kinds: tuple[frozenset[str], ...]
     first: tuple[int, ...]
 
+    @property
+    def whole(self) -> float:
+        """Seconds in the first state: of doing everything everywhere."""
+        return float(self.seconds[self.first])
+
 
 def make_table(
     rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh

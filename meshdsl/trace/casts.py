@@ -27,8 +27,11 @@ def part_casts(graph: Graph) -> Graph:
 
 def asked_casts(graph: Graph) -> dict[int, tuple[str, ...]]:
     """By the id of a cast of this graph, the axes on which its result, which nobody else reads, is stated a sum."""
+    stated = [op for op in graph.ops if op.name == "constrain" and _sums(op)]
+    if not stated:
+        return {}
     makers, readers = makers_of(graph), _readers(graph)
-    found = ((_cast(op, makers), op) for op in graph.ops)
+    found = ((_cast(op, makers), op) for op in stated)
     return {cast.id: _sums(op) for cast, op in found if cast is not None and readers[cast.outputs[0].id] == 1}
 
 

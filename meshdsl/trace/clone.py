@@ -34,8 +34,8 @@ def made_on_the_spot(graph: Graph) -> set[int]:
     """Ids of the values, in this graph and its bodies, that cheap operations make of nothing."""
     found: set[int] = set()
     for _, op in walk(graph):
-        if op.name in CHEAP and not op.effects and all(x.id in found for x in values(op.inputs)):
-            found.update(v.id for v in op.outputs)
+        if op.name in CHEAP and not op.effects and found.issuperset([x.id for x in values(op.inputs)]):
+            found.update([v.id for v in op.outputs])
     return found
 
 

@@ -1,0 +1,27 @@
+"""Nodes that are alike: of equal kind, run as often, under equal statements.
+
+What is true of one is true of all of them, so it is worked out for the first and known for the others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from meshdsl.planner.node import Node
+
+T = TypeVar("T")
+
+
+class Alike:
+    """Per node, the first that it is like."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        found: dict[object, int] = {}
+        # placements, not pins: those are equal whatever the order in which axes are stated
+        asked = [(node.kind, node.trips, node.pin.placements, node.split, node.asked) for node in nodes]
+        self._first = [found.setdefault(question, n) for n, question in enumerate(asked)]
+        self._once = tuple(found.values())
+
+    def each(self, make: Callable[[int], T]) -> list[T]:
+        """What ``make`` says of every node, having been asked about one of those that are alike."""
+        known = {n: make(n) for n in self._once}
+        return [known[n] for n in self._first]
