@@ -93,6 +93,22 @@ class Op:
     bodies: tuple["Graph", ...] = ()
     effects: bool = False
 
+    def between(self, inputs: tuple["Value | Literal", ...], outputs: tuple[Value, ...]) -> "Op":
+        """The same operation with other operands and results; what ``replace`` makes, sooner."""
+        return Op(
+            self.id,
+            self.name,
+            self.primitive,
+            self.params,
+            inputs,
+            outputs,
+            self.source,
+            self.phase,
+            self.scope,
+            self.bodies,
+            self.effects,
+        )
+
     @property
     def called(self) -> str:
         """What its reader knows it by: a function with a rule by its own name."""
@@ -181,21 +197,21 @@ def check_graph(graph: Graph) -> None:
     if not graph.ops or [i for i, op in enumerate(graph.ops) if op.name == "return"] != [len(graph.ops) - 1]:
         raise TraceError("a graph ends with its only 'return'")
     for op in graph.ops:
-        unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
-        if unknown:
+        if not known.issuperset([v.id for v in op.inputs if isinstance(v, Value)]):
+            unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
             raise TraceError(f"{op.name} reads values {unknown}, which are not defined before it in its graph")
-        again = [v.id for v in op.outputs if v.id in known]
-        if again:
+        made = [v.id for v in op.outputs]
+        if not known.isdisjoint(made):
+            again = [v for v in made if v in known]
             raise TraceError(f"{op.name} defines values {again} a second time")
-        known |= {v.id for v in op.outputs}
-        _check_bodies(op)
+        known.update(made)
+        if op.bodies or op.name in LOOPS:
+            _check_bodies(op)
 
 
 def _check_bodies(op: Op) -> None:
     if (op.name in LOOPS) != bool(op.bodies):
         raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
-    if not op.bodies:
-        return
     for (inputs, returned), body in zip(_interfaces(op), op.bodies, strict=True):
         got = (_types(body.inputs), _types(body.returned))
         for what, has, wants in zip(("takes", "returns"), got, (inputs, returned), strict=True):

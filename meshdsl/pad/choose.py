@@ -158,7 +158,7 @@ def _attempt(
 def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
     """The candidates, longest first: lengths that could be padded, and to what."""
     graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
-    lengths = {n for graph in graphs for v in _values(graph) for n in v.shape}
+    lengths = {n for shape in {v.shape for graph in graphs for v in _values(graph)} for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
     found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
     return {n: uneven[n] for n in sorted(found, reverse=True)}

@@ -10,6 +10,7 @@ padded in front of the loop in which it is read, and a carry stays padded throug
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -62,20 +63,18 @@ class _Net:
         self.readers: dict[_Place, set[int]] = {}
         self.bytes: dict[int, int] = {}
         self.count = 2
+        self._is_concerned = cache(lambda shape: any(n in sizes for n in shape))
         self._enter_graph(graph, {})
 
     def _enter_graph(self, graph: Graph, given: Mapping[Port, int]) -> None:
         """A graph whose inputs and results, in this order, belong to nodes around it."""
-        for v in (*graph.inputs, *(v for op in graph.ops for v in op.outputs)):
-            self.bytes[v.id] = max(1, v.bytes * graph.trips)
         for i, x in enumerate((*graph.inputs, *graph.returned)):
-            self._connect(x, i >= len(graph.inputs), lambda d, i=i: given.get((i, d), PLAIN))  # type: ignore[misc]
+            self._connect(x, i >= len(graph.inputs), graph.trips, lambda d, i=i: given.get((i, d), PLAIN))  # type: ignore[misc]
         for op in graph.ops[:-1]:
-            self._enter(op)
+            if op.bodies or any(map(self._is_concerned, [x.shape for x in (*op.inputs, *op.outputs)])):
+                self._enter(op, graph.trips)
 
-    def _enter(self, op: Op) -> None:
-        if not op.bodies and not any(n in self.sizes for x in (*op.inputs, *op.outputs) for n in x.shape):
-            return
+    def _enter(self, op: Op, trips: int) -> None:
         covered: dict[Port, int] = {}
         inside: list[dict[Port, int]] = [{} for _ in op.bodies]
         for strand in strands(op):
@@ -87,14 +86,15 @@ class _Net:
                 for at, port in strand.inside:
                     inside[at][port] = node
         for i, x in enumerate((*op.inputs, *op.outputs)):
-            self._connect(x, i < len(op.inputs), lambda d, i=i: covered.get((i, d), PLAIN))  # type: ignore[misc]
+            self._connect(x, i < len(op.inputs), trips, lambda d, i=i: covered.get((i, d), PLAIN))  # type: ignore[misc]
         for body, given in zip(op.bodies, inside, strict=True):
             self._enter_graph(body, given)
 
-    def _connect(self, x: Atom, reads: bool, node_at: Callable[[int], int]) -> None:
+    def _connect(self, x: Atom, reads: bool, trips: int, node_at: Callable[[int], int]) -> None:
         """Every dim in question of a value with the node that reads or makes it."""
-        if not isinstance(x, Value):
+        if not isinstance(x, Value) or not self._is_concerned(x.shape):
             return
+        self.bytes[x.id] = max(1, x.bytes * trips)
         for d in (d for d, n in enumerate(x.shape) if n in self.sizes):
             if reads:
                 self.readers.setdefault((x.id, d), set()).add(node_at(d))

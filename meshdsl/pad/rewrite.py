@@ -29,6 +29,7 @@ from meshdsl.trace.source import Place
 
 Form = frozenset[int]
 Chosen = Mapping[Op, Sequence[Strand]]
+_PLAIN: Form = frozenset()
 _NOTHING: Mapping[Port, bool] = MappingProxyType({})
 _FILLED, _CLIPPED = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
@@ -63,11 +64,26 @@ class _Padder:
         inputs = tuple(map(self._define, self.source.inputs, forms))
         self.zeros |= {(inputs[i].id, d) for (i, d), zero in taken.items() if zero}
         for op in self.source.ops:
-            self._rewrite(op, self.chosen.get(op, ()))
+            self._rewrite(op)
         return replace(self.source, inputs=inputs, ops=tuple(self.frame.ops))
 
-    def _rewrite(self, op: Op, strands: Sequence[Strand]) -> None:
-        start = len(self.frame.ops)
+    def _rewrite(self, op: Op) -> None:
+        """The operation again, and before it what makes its operands of what there is."""
+        start, strands = len(self.frame.ops), self.chosen.get(op, ())
+        new = self._padded(op, strands) if strands or op.bodies else self._copied(op)
+        for made in self.frame.ops[start:]:
+            where = self._asks(op, made)
+            made.source, made.scope, made.phase = where.source, where.scope, where.phase
+        self.frame.ops.append(new)
+        for v in new.outputs:
+            self.makers[v.id] = op
+
+    def _copied(self, op: Op) -> Op:
+        """An operation that has no padded dim."""
+        inputs = tuple([self._read(x, _PLAIN) for x in op.inputs])
+        return op.between(inputs, tuple([self._define(v, _PLAIN) for v in op.outputs]))
+
+    def _padded(self, op: Op, strands: Sequence[Strand]) -> Op:
         inputs = [self._read(x, _form(strands, i)) for i, x in enumerate(op.inputs)]
         zero = zero_dims(op, strands, lambda port: self._is_zero(inputs[port[0]], port[1]))
         for strand in strands:
@@ -75,13 +91,9 @@ class _Padder:
         forms = [_form(strands, len(op.inputs) + i) for i in range(len(op.outputs))]
         outputs = tuple(map(self._define, op.outputs, forms))
         self.zeros |= {(outputs[i - len(op.inputs)].id, d) for i, d in zero}
-        for new in self.frame.ops[start:]:
-            where = self._asks(op, new)
-            new.source, new.scope, new.phase = where.source, where.scope, where.phase
         params = padded_params(op, inputs, outputs) if strands else op.params
         bodies = tuple(self._body(i, body, strands, inputs) for i, body in enumerate(op.bodies))
-        self.frame.ops.append(replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies))
-        self.makers.update((v.id, op) for v in outputs)
+        return replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies)
 
     def _asks(self, op: Op, new: Op) -> Op:
         """The operation for which ``new`` is made; what is cut where the graph ends belongs to the one that made it."""
@@ -98,7 +110,7 @@ class _Padder:
         return _Padder(body, self.chosen, self.sizes, Frame(self.frame.ids, body=False)).graph(taken)
 
     def _define(self, value: Value, form: Form) -> Value:
-        shape = tuple(self.sizes[n] if d in form else n for d, n in enumerate(value.shape))
+        shape = tuple(self.sizes[n] if d in form else n for d, n in enumerate(value.shape)) if form else value.shape
         made = Value(next(self.frame.ids), shape, value.dtype)
         self.forms[value.id] = {form: made}
         return made
@@ -108,6 +120,8 @@ class _Padder:
         if isinstance(x, Literal):
             return x
         forms = self.forms[x.id]
+        if form in forms:
+            return forms[form]
         made, value = next(iter(forms.items()))
         if made - form:
             value = forms.get(made & form) or forms.setdefault(made & form, self._slice(value, x.shape, made - form))

@@ -44,7 +44,7 @@ class Kinds:
                 for x in (*op.inputs, *op.outputs)
             ]
         )
-        key: Hashable = (op.name, parts, len(op.inputs), tuple(op.params.items()))
+        key = (op.name, parts, len(op.inputs), tuple(op.params.items()))
         try:
             found = self._known.get(key)
         except TypeError:  # parameters that cannot be hashed

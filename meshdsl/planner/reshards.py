@@ -35,27 +35,17 @@ class Reshards:
         found: dict[int, Distances] = {}
         asked: Known = {}
         for value, (n, p) in problem.defined.items():
-            partial, sent = self._partial.get(value, _NONE), value not in problem.unsent
-            more = partial, sent, problem.apart.get(value, ()), hidden.get(value)
-            key = (problem.nodes[n].kind, p, *more)
-            found[value] = asked.get(key) or asked.setdefault(
-                key, self._of(known, *problem.nodes[n].kind.shapes[p], *more)
-            )
+            kind, partial = problem.nodes[n].kind, self._partial.get(value, _NONE)
+            sent, apart, less = value not in problem.unsent, problem.apart.get(value, ()), hidden.get(value)
+            key = (kind, p, partial, sent, apart, less)
+            if key not in asked:
+                ways = tuple(reduction for reduction in REDUCTIONS if reduction in partial)
+                full = (*kind.shapes[p], ways, self._scale, sent, apart, less)
+                if full not in known:
+                    known[full] = Distances(problem.mesh, *full)
+                asked[key] = known[full]
+            found[value] = asked[key]
         return found
-
-    def _of(
-        self,
-        known: Known,
-        shape: tuple[int, ...],
-        itemsize: int,
-        partial: frozenset[str],
-        sent: bool,
-        apart: tuple[str, ...],
-        hidden: Hidden | None,
-    ) -> Distances:
-        kinds = tuple(kind for kind in REDUCTIONS if kind in partial)
-        key = (shape, itemsize, kinds, self._scale, sent, apart, hidden)
-        return known.get(key) or known.setdefault(key, Distances(self._problem.mesh, *key))
 
 
 def _partial(problem: Problem, tables: Iterable[Table]) -> dict[int, frozenset[str]]:
