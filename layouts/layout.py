@@ -69,6 +69,9 @@ class Layout:
         return self._mapped({i: name for i, name in enumerate(dims) if name})
 
     def _mapped(self, dims: Mapping[Any, int | str]) -> "Layout":
+        if not any(isinstance(p, Split) and p.dim in dims for _, p in self.placements):
+            return self
+
         def moved(p: Placement) -> Placement:
             return Split(dims.get(p.dim, p.dim)) if isinstance(p, Split) else p
 

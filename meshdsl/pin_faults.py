@@ -19,16 +19,17 @@ def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collecti
     Args:
       uneven: axes over which the first dim need not divide.
     """
-    what, pin = f"{name} {leaf.type}".lstrip(), pin.numbered(leaf.dims)
-    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(what, leaf, axis, p)]
-    for dim, size in enumerate(leaf.shape):
+    pin = pin.numbered(leaf.dims)
+    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(leaf, axis, p)]
+    for dim, size in enumerate(leaf.shape if pin.placements else ()):
         axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
         blocks = prod(mesh.axis(axis) for axis in axes)
         if size % blocks and not (dim == 0 and set(axes) <= set(uneven)):
             named = leaf.dims[dim] if leaf.dims else dim
             over = _sized(axes, mesh)
-            rows.append(f"{what}: dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
-    return rows
+            rows.append(f"dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
+    what = f"{name} {leaf.type}".lstrip() if rows else ""
+    return [f"{what}: {row}" for row in rows]
 
 
 def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collection[str]:
@@ -49,14 +50,14 @@ def without_uneven(leaf: Leaf, pin: Layout, mesh: Mesh, pipeline: Pipelined | No
     return Layout(**{n: p for n, p in pin.placements if n != axis}) if free else pin
 
 
-def _dim_fault(what: str, leaf: Leaf, axis: str, placed: Split) -> list[str]:
+def _dim_fault(leaf: Leaf, axis: str, placed: Split) -> list[str]:
     rank = len(leaf.shape)
     numbers = f"its dims are 0 to {rank - 1}" if rank else "it is a scalar and cannot be split"
     if isinstance(placed.dim, str):
         if leaf.dims:
-            return [f"{what}: {axis}={placed}: it has no dim {placed.dim!r}{nearest(placed.dim, leaf.dims)}"]
-        return [f"{what}: {axis}={placed} names a dim, but the array has no named dims; {numbers}"]
-    return [] if 0 <= placed.dim < rank else [f"{what}: {axis}={placed} is out of range; {numbers}"]
+            return [f"{axis}={placed}: it has no dim {placed.dim!r}{nearest(placed.dim, leaf.dims)}"]
+        return [f"{axis}={placed} names a dim, but the array has no named dims; {numbers}"]
+    return [] if 0 <= placed.dim < rank else [f"{axis}={placed} is out of range; {numbers}"]
 
 
 def _near(size: int, blocks: int) -> str:

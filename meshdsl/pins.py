@@ -15,6 +15,7 @@ arguments and the loss is free. A result that ``outputs`` names follows nothing.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from meshdsl.contradictions import contradictions, entries, merge
@@ -32,7 +33,7 @@ from meshdsl.rule_pins import RulePins
 from meshdsl.rules.registry import carries
 
 Table = Mapping[str, Layout | str]
-_SHOWN = 3
+_SHOWN, _FREE = 3, Layout()
 
 
 def make_pins(
@@ -121,6 +122,8 @@ class _Side:
     def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
         named = entries(rule, leaf.dims)
         named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if matches(g, leaf.path)]
+        if not named:
+            return _FREE
         if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
             for said, texts in contradictions(named, lambda pin: self._leaf_faults(leaf.path, leaf, pin)):
                 self._contradictory.setdefault(said, []).extend(texts)
@@ -182,11 +185,11 @@ class _Subtree:
     members: tuple[int, ...]
     depth: int
 
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Keys below the subtree's root, shapes and dtypes: equal keys, same structure."""
-        return tuple(
-            (self._path(i)[self.depth :], self.leaves[i].shape, str(self.leaves[i].dtype)) for i in self.members
-        )
+        leaves = [(i, self.leaves[i]) for i in self.members]
+        return tuple([(self._path(i)[self.depth :], leaf.shape, _text(leaf.dtype)) for i, leaf in leaves])
 
     def children(self) -> "list[_Subtree]":
         """The subtrees one component below."""
@@ -208,13 +211,18 @@ def follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]
     pending = [_Subtree(outputs, tuple(range(len(outputs))), 0)]
     while pending:
         subtree = pending.pop(0)
-        argument = next((a for a in free if a.key() == subtree.key()), None)
+        argument = next((a for a in free if a.key == subtree.key), None)
         if argument is None:
             pending = [*subtree.children(), *pending]
         else:
             free.remove(argument)
             found |= zip(subtree.members, argument.members, strict=True)
     return [found.get(i) for i in range(len(outputs))]
+
+
+@cache
+def _text(dtype: Any) -> str:
+    return str(dtype)
 
 
 def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:

@@ -34,6 +34,7 @@ class RulePins:
         self.program, self.mesh, self.rules = program, mesh, rules
         self.kinds = kinds(program, follows)
         self._misfits: list[str] = []
+        self._tables = {kind: self._table(kind) for kind in (PARAMS, STATE, ACTIVATIONS)}
         self.inputs = [self._pin(leaf, kind) for leaf, kind in zip(program.inputs, self.kinds, strict=True)]
         free = [source is None for source in follows]
         self.outputs = [
@@ -44,13 +45,16 @@ class RulePins:
 
     def _pin(self, leaf: Leaf, kind: str, noun: str = "") -> Layout:
         """The pin of one array, or none if that has a fault."""
-        table = {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
-        what = f"rules: {noun}{leaf.path}"
+        table, what = self._tables[kind], f"rules: {noun}{leaf.path}"
         wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
         pin = Layout() if wrong else layout_of(leaf.dims, table)
         wrong += leaf_faults(what, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.program.pipeline))
         self._misfits += wrong
         return Layout() if wrong else pin
+
+    def _table(self, kind: str) -> dict[str, tuple[str, ...]]:
+        """The rules for one kind of arrays over axes that there are."""
+        return {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
 
     def _unknown_axes(self) -> Iterator[str]:
         for table in self.rules.tables.values():
