@@ -83,6 +83,8 @@ def _real(op: Op) -> list[int]:
 
 def _bits(value: Any) -> Any:
     """A literal's value as one that can be compared, which an array cannot."""
+    if isinstance(value, np.generic):
+        return value.tobytes()
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     return np.asarray(value).tobytes() if hasattr(value, "dtype") else value

@@ -44,7 +44,7 @@ def shapes_of(values: Iterable[Value]) -> Shapes:
     return tuple((v.shape, v.itemsize) for v in values)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Node:
     """A variable of the problem.
 
@@ -108,11 +108,13 @@ class Problem:
     def index(self) -> None:
         """Fill the tables by value id."""
         for n, node in enumerate(self.nodes):
-            for p, port in enumerate(node.ports):
-                if port.defines:
-                    self.defined[port.value.id] = (n, p)
+            for p, (value, defines, _) in enumerate(node.ports):
+                if defines:
+                    self.defined[value.id] = (n, p)
+                elif value.id in self.used:
+                    self.used[value.id].append((n, p))
                 else:
-                    self.used.setdefault(port.value.id, []).append((n, p))
+                    self.used[value.id] = [(n, p)]
 
 
 def same_layout(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.layouts.placement import P
-from meshdsl.trace.graphs import fresh_ids, makers_of, new_value, values, with_ops
+from meshdsl.trace.graphs import fresh_ids, makers_of, new_value, value_ids, with_ops
 
 CAST = "convert_element_type"
 
@@ -62,4 +62,4 @@ def _sums(stated: Op) -> tuple[str, ...]:
 
 def _readers(graph: Graph) -> Counter[int]:
     """How often every value is read."""
-    return Counter(x.id for op in graph.ops for x in values(op.inputs))
+    return Counter([x for op in graph.ops for x in value_ids(op.inputs)])

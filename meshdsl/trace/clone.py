@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
-from meshdsl.trace.graphs import Atom, Table, fresh_ids, kept, new_value, substitute, values, with_ops
+from meshdsl.trace.graphs import Atom, Table, fresh_ids, in_bodies, kept, new_value, substitute, value_ids, with_ops
 
 LONGEST = 6
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "select_n", "clamp", "is_finite")
@@ -34,8 +34,8 @@ def made_on_the_spot(graph: Graph) -> set[int]:
     """Ids of the values, in this graph and its bodies, that cheap operations make of nothing."""
     found: set[int] = set()
     for _, op in walk(graph):
-        if op.name in CHEAP and not op.effects and found.issuperset([x.id for x in values(op.inputs)]):
-            found.update([v.id for v in op.outputs])
+        if op.name in CHEAP and not op.effects and found.issuperset(value_ids(op.inputs)):
+            found.update(value_ids(op.outputs))
     return found
 
 
@@ -48,10 +48,12 @@ class _Cheap:
 
     def add(self, op: Op) -> bool:
         """Take the operation in if it is a cheap constant."""
-        operands = list(values(op.inputs))
-        if op.name not in CHEAP or op.effects or not all(x.id in self.made for x in operands):
+        if op.name not in CHEAP or op.effects:
             return False
-        length = 1 + max((self.made[x.id][1] for x in operands), default=0)
+        operands = value_ids(op.inputs)
+        if not self.made.keys() >= set(operands):
+            return False
+        length = 1 + max((self.made[x][1] for x in operands), default=0)
         self.made.update({v.id: (op, length) for v in op.outputs if length <= LONGEST})
         return length <= LONGEST
 
@@ -79,8 +81,8 @@ def _cloned(graph: Graph, cheap: _Cheap) -> Graph:
         table: Table = {}
         for x in op.inputs:
             ops += cheap.copies(x, table)
-        bodies = tuple(_cloned(body, _Cheap(cheap.ids)) for body in op.bodies)
-        ops.append(replace(substitute(op, table), bodies=bodies))
+        op = substitute(op, table)
+        ops.append(in_bodies(lambda body: _cloned(body, _Cheap(cheap.ids)), op))
     return with_ops(graph, ops)
 
 

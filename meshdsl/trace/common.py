@@ -18,6 +18,7 @@ import numpy as np
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.trace.graphs import Atom, Table, carried_of, kept, look_up, operands_of, substitute, with_ops
 
+_SIMPLE = frozenset({int, bool, str, type(None)})
 _Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
 
 
@@ -33,15 +34,19 @@ def _merged(graph: Graph, table: Table) -> Graph:
     stated: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op, twice = _each_once(_in_bodies(substitute(op, table)))
+        op = substitute(op, table)
+        op = _in_bodies(op) if op.bodies else op
+        op, twice = _each_once(op) if op.name == "sort" else (op, {})
         first = seen.setdefault(_sliced(op, cuts) if op.name == "slice" else expression(op), op)
         known = op.inputs[1:2] if _has_one_case(op, stated) else first.outputs
         if op.name == "constrain":
             stated[op.outputs[0].id] = look_up(op.inputs[0], stated)
         if known is op.outputs:
             ops.append(op)
-        table.update({v.id: w for v, w in zip(op.outputs, known, strict=True) if v is not w})
-        table.update({id: look_up(x, table) for id, x in twice.items()})
+        else:
+            table.update({v.id: w for v, w in zip(op.outputs, known, strict=True)})
+        for value, x in twice.items():
+            table[value] = look_up(x, table)
     return with_ops(graph, ops)
 
 
@@ -49,7 +54,7 @@ def _in_bodies(op: Op) -> Op:
     """Each body merged; of inputs that are given the same, it reads the first."""
     bodies = zip(op.bodies, operands_of(op), carried_of(op), strict=False)
     merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
-    return replace(op, bodies=merged) if merged else op
+    return replace(op, bodies=merged)
 
 
 def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: range) -> Table:
@@ -61,9 +66,9 @@ def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: ran
 
 
 def _each_once(op: Op) -> tuple[Op, Table]:
-    """A sort without the second of two equal operands, and whose results are the first one's; others unchanged."""
+    """A sort without the second of two equal operands, and whose results are the first one's."""
     places: dict[Any, int] = {}
-    at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)] if op.name == "sort" else []
+    at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)]
     if len(places) == len(at):
         return op, {}
     stay = [i == first for i, first in enumerate(at)]
@@ -93,11 +98,11 @@ def expression(op: Op) -> Any:
     """What an operation computes; equal for equal operations."""
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
-    return op.primitive, _frozen(op.params), tuple(_operand(x) for x in op.inputs)
+    return op.primitive, _frozen(op.params), tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
 
 
 def _operand(x: Atom) -> Any:
-    return x.id if isinstance(x, Value) else (str(x.dtype), _scalar(x.value))
+    return x.id if isinstance(x, Value) else (x.dtype, _scalar(x.value))
 
 
 def _scalar(value: Any) -> Any:
@@ -107,6 +112,8 @@ def _scalar(value: Any) -> Any:
 
 def _frozen(x: Any) -> Any:
     """A parameter as a hashable value; what cannot be compared equals only itself."""
+    if type(x) in _SIMPLE:
+        return type(x), x
     if isinstance(x, dict):
         return tuple((name, _frozen(x[name])) for name in sorted(x))
     if isinstance(x, tuple | list):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshdsl.ir import Graph, Op
-from meshdsl.trace.graphs import kept, returning, values, with_ops
+from meshdsl.trace.graphs import kept, returning, value_ids, with_ops
 
 Wanted = Sequence[bool]
 
@@ -22,7 +22,7 @@ def drop_dead(graph: Graph) -> Graph:
         wanted = [v.id in live for v in op.outputs]
         if op.name == "return" or op.effects or any(wanted):
             op = _SHRUNK[op.name](op, wanted) if op.name in _SHRUNK else op
-            live |= {v.id for v in values(op.inputs)}
+            live.update(value_ids(op.inputs))
             ops.append(op)
     return with_ops(graph, reversed(ops))
 
@@ -88,4 +88,4 @@ def _shrink(body: Graph, start: int, carries: Wanted, rest: Wanted) -> tuple[Gra
 
 
 def _read(graph: Graph) -> set[int]:
-    return {v.id for op in graph.ops for v in values(op.inputs)}
+    return {value for op in graph.ops for value in value_ids(op.inputs)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
-from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.ir import Graph, Literal, Op, Value
 
 T = TypeVar("T")
 Atom = Value | Literal
@@ -18,8 +18,9 @@ Table = dict[int, Atom]
 
 def substitute(op: Op, table: Table) -> Op:
     """The operation with its operands replaced where the table says so."""
-    inputs = tuple(look_up(x, table) for x in op.inputs)
-    return op if inputs == op.inputs else replace(op, inputs=inputs)
+    if table.keys().isdisjoint(value_ids(op.inputs)):
+        return op
+    return op.between(tuple([look_up(x, table) for x in op.inputs]), op.outputs)
 
 
 def look_up(x: Atom, table: Table) -> Atom:
@@ -30,6 +31,11 @@ def look_up(x: Atom, table: Table) -> Atom:
 def values(atoms: Iterable[Atom]) -> Iterator[Value]:
     """The atoms that are values."""
     return (x for x in atoms if isinstance(x, Value))
+
+
+def value_ids(atoms: Iterable[Atom]) -> list[int]:
+    """The ids of the atoms that are values."""
+    return [x.id for x in atoms if isinstance(x, Value)]
 
 
 def makers_of(graph: Graph) -> dict[int, Op]:
@@ -106,8 +112,16 @@ def new_value(like: Value, ids: Iterator[int]) -> Value:
 
 def fresh_ids(graph: Graph) -> Iterator[int]:
     """Numbers that no value of the graph has."""
-    defined = [v.id for _, op in walk(graph) for g in (op.outputs, *(b.inputs for b in op.bodies)) for v in g]
-    return count(max((*defined, *(v.id for v in graph.inputs)), default=-1) + 1)
+    return count(1 + max([v.id for v in _defined(graph)], default=-1))
+
+
+def _defined(graph: Graph) -> Iterator[Value]:
+    """The values of a graph and its bodies."""
+    yield from graph.inputs
+    for op in graph.ops:
+        yield from op.outputs
+        for body in op.bodies:
+            yield from _defined(body)
 
 
 def number(graph: Graph) -> None:

@@ -13,10 +13,10 @@ Backward is what autodiff transposed: its name stack says ``transpose(``. From t
 A "return" has the latest phase among what it returns.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 
 from meshdsl.ir import Graph, Op, Value, walk
-from meshdsl.trace.graphs import Atom, carried_of, makers_of, operands_of, values
+from meshdsl.trace.graphs import Atom, carried_of, makers_of, operands_of, value_ids, values
 
 FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
 Readers = dict[int, list[Op]]
@@ -27,7 +27,7 @@ def mark_phases(graph: Graph) -> None:
     _mark(graph, set(), in_loop=False)
 
 
-def _mark(graph: Graph, updated: Collection[int], in_loop: bool = True) -> None:
+def _mark(graph: Graph, updated: Set[int], in_loop: bool = True) -> None:
     """Mark a graph; its inputs ``updated`` depend on backward results."""
     after = _after(graph, updated)
     readers = _readers(graph)
@@ -39,10 +39,11 @@ def _mark(graph: Graph, updated: Collection[int], in_loop: bool = True) -> None:
     _mark_constants(graph, readers)
     _mark_return(graph)
     for op in graph.ops:
-        _mark_bodies(op, after)
+        if op.bodies:
+            _mark_bodies(op, after)
 
 
-def _mark_bodies(op: Op, after: Collection[int]) -> None:
+def _mark_bodies(op: Op, after: Set[int]) -> None:
     for body, operands in zip(op.bodies, operands_of(op), strict=True):
         if _is_mixed(op):
             _mark(body, _taken(body, operands, after))
@@ -51,10 +52,10 @@ def _mark_bodies(op: Op, after: Collection[int]) -> None:
                 inner.phase = op.phase
 
 
-def _first_guess(op: Op, after: Collection[int]) -> str:
+def _first_guess(op: Op, after: Set[int]) -> str:
     if _is_transposed(op) or _is_mixed(op):
         return BACKWARD
-    return OPTIMIZER if any(v.id in after for v in values(op.inputs)) else FORWARD
+    return OPTIMIZER if _reads(op, after) else FORWARD
 
 
 def _mark_accumulators(graph: Graph, readers: Readers) -> None:
@@ -64,7 +65,7 @@ def _mark_accumulators(graph: Graph, readers: Readers) -> None:
     for x in values(graph.returned):
         op = made.get(x.id)
         adds = op is not None and op.phase == OPTIMIZER and op.name in ("add", "add_any")
-        if op and adds and any(v.id in carries for v in values(op.inputs)):
+        if op and adds and _reads(op, carries):
             op.phase = BACKWARD
     for op in reversed(graph.ops):
         if op.phase == OPTIMIZER and _phases_of_readers(op, readers) == {BACKWARD}:
@@ -80,11 +81,11 @@ def _mark_by_readers(graph: Graph, readers: Readers) -> None:
 def _mark_constants(graph: Graph, readers: Readers) -> None:
     constant: set[int] = set()
     for op in graph.ops:
-        if all(v.id in constant for v in values(op.inputs)):
-            constant |= {v.id for v in op.outputs}
+        if constant.issuperset(value_ids(op.inputs)):
+            constant.update(value_ids(op.outputs))
     for op in reversed(graph.ops):
-        first = next(_real_readers(op, readers), None)
-        if first and op.outputs[0].id in constant:
+        if op.outputs and op.outputs[0].id in constant:
+            first = next(_real_readers(op, readers), op)
             op.phase = first.phase
 
 
@@ -97,9 +98,13 @@ def _mark_return(graph: Graph) -> None:
 def _readers(graph: Graph) -> Readers:
     found: Readers = {}
     for op in graph.ops:
-        for v in values(op.inputs):
-            found.setdefault(v.id, []).append(op)
+        for value in value_ids(op.inputs):
+            found.setdefault(value, []).append(op)
     return found
+
+
+def _reads(op: Op, among: Set[int]) -> bool:
+    return not among.isdisjoint(value_ids(op.inputs))
 
 
 def _real_readers(op: Op, readers: Readers) -> Iterator[Op]:
@@ -116,21 +121,23 @@ def _is_transposed(op: Op) -> bool:
 
 def _is_mixed(op: Op) -> bool:
     """A loop around backward operations that is not itself backward."""
-    return not _is_transposed(op) and any(_is_transposed(inner) for body in op.bodies for _, inner in walk(body))
+    if not op.bodies or _is_transposed(op):
+        return False
+    return any(_is_transposed(inner) for body in op.bodies for _, inner in walk(body))
 
 
-def _after(graph: Graph, updated: Collection[int]) -> set[int]:
+def _after(graph: Graph, updated: Set[int]) -> set[int]:
     """The values that depend on ``updated`` or on a backward operation."""
     found = set(updated)
     for op in graph.ops:
-        if _is_transposed(op) or (not _is_mixed(op) and any(v.id in found for v in values(op.inputs))):
-            found |= {v.id for v in op.outputs}
+        if _is_transposed(op) or (not _is_mixed(op) and _reads(op, found)):
+            found.update(value_ids(op.outputs))
         elif op.bodies:
             found |= _results_after(op, found)
     return found
 
 
-def _results_after(op: Op, found: Collection[int]) -> set[int]:
+def _results_after(op: Op, found: Set[int]) -> set[int]:
     """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
     results: set[int] = set()
     for body, operands, carried in zip(op.bodies, operands_of(op), carried_of(op), strict=True):
@@ -150,7 +157,7 @@ def _returned_after(op: Op, body: Graph, carried: range, updated: set[int]) -> s
         updated = updated | again
 
 
-def _taken(body: Graph, operands: tuple[Atom, ...], found: Collection[int]) -> set[int]:
+def _taken(body: Graph, operands: tuple[Atom, ...], found: Set[int]) -> set[int]:
     """The inputs of a body whose operands are among ``found``."""
     pairs = zip(body.inputs, operands, strict=True)
     return {v.id for v, x in pairs if isinstance(x, Value) and x.id in found}

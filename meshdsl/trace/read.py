@@ -15,7 +15,7 @@ handed in by the loop as one more const: a body sees nothing but its inputs.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -61,8 +61,7 @@ class Frame:
         return self.captured[id(array)][1]
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """An equation with the frame that its operations go to, its place in the program, its operands."""
 
     frame: Frame
@@ -72,7 +71,7 @@ class Site:
 
     def emit(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], **more: Any) -> tuple[Value, ...]:
         """Append an operation; its results, one new value per variable or value in ``outputs``."""
-        made = tuple(self.frame.value(getattr(v, "aval", v)) for v in outputs)
+        made = tuple([self.frame.value(getattr(v, "aval", v)) for v in outputs])
         op = Op(0, name, inputs=tuple(inputs), outputs=made, source=self.place.source, scope=self.place.scope, **more)
         self.frame.ops.append(op)
         return made

@@ -7,6 +7,7 @@ lengthened (see ``shifts``).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
-from meshdsl.trace.graphs import makers_of, values
+from meshdsl.trace.graphs import makers_of, value_ids, values
 
+_CUTS = ("split", "slice", "pad")
 Place = tuple[Value, int]  # a value and its dim
 _LIKE_OTHERS = frozenset(
     "broadcast_in_dim transpose squeeze reshape dot_general reduce_sum reduce_max reduce_min reduce_prod".split()
@@ -72,12 +74,22 @@ class Flow:
     """Who makes and who reads each value of one graph."""
 
     def __init__(self, graph: Graph) -> None:
-        self.makers = makers_of(graph)
-        self.cuts = {cut.result.id: cut for op in graph.ops for cut in cuts_of(op)}
-        self.readers: dict[int, list[Op]] = {}
-        for op in graph.ops:
-            for v in dict.fromkeys(values(op.inputs)):
-                self.readers.setdefault(v.id, []).append(op)
+        self._graph = graph
+        self.cuts = {cut.result.id: cut for op in graph.ops if op.name in _CUTS for cut in cuts_of(op)}
+
+    @cached_property
+    def makers(self) -> dict[int, Op]:
+        """By value id, the operation that makes it."""
+        return makers_of(self._graph)
+
+    @cached_property
+    def readers(self) -> dict[int, list[Op]]:
+        """By value id, the operations that read it, each once."""
+        found: dict[int, list[Op]] = {}
+        for op in self._graph.ops:
+            for value in dict.fromkeys(value_ids(op.inputs)):
+                found.setdefault(value, []).append(op)
+        return found
 
     def region(self, cut: Cut) -> tuple[dict[int, int], bool]:
         """The dims by value id that have to be lengthened with this slice, and whether all of them can be."""

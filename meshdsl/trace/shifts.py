@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir import Graph, Op, Value
-from meshdsl.trace.graphs import Atom, fresh_ids, in_bodies, values, with_ops
+from meshdsl.trace.graphs import Atom, fresh_ids, in_bodies, value_ids, values, with_ops
 from meshdsl.trace.read import Frame, inline
 from meshdsl.trace.regions import Cut, Flow
 from meshdsl.trace.source import Place
@@ -41,6 +41,8 @@ def _shifted(graph: Graph, ids: Iterator[int]) -> Graph:
             region, whole = flow.region(cut)
             short.update(region if whole and not region.keys() & short.keys() else {})
             seen |= region.keys()
+    if not flow.cuts:
+        return graph
     return _Lengthened(graph, short, flow, ids).graph()
 
 
@@ -55,6 +57,9 @@ class _Lengthened:
     def graph(self) -> Graph:
         """The rewritten graph."""
         for op in self.source.ops:
+            if op.name != "pad" and self.short.keys().isdisjoint(value_ids((*op.inputs, *op.outputs))):
+                self.frame.ops.append(op)
+                continue
             start = len(self.frame.ops)
             self._rewrite(op)
             for new in self.frame.ops[start:]:

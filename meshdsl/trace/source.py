@@ -1,11 +1,10 @@
 """Where an operation comes from: the user's line, and the name stack."""
 
 import sysconfig
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,13 +16,11 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
 _LOWERING = (_OWN / "lowering", _OWN.parent / "lowering")  # installed, or in a checkout
 _SERVING = (_OWN, _OWN / "custom", _OWN / "dsl", *_LOWERING)  # what users call inside a step
-
-
+_KNOWN = 1 << 12  # places
 _NOWHERE = Source()
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where an operation stands: the name stack around it and the user's line."""
 
     scope: str = ""
@@ -35,29 +32,35 @@ class Place:
         A function that jax has traced before and kept has lost its callers. If no line of the
         user's is left in it, its equations have the line of the call.
         """
-        own = str(info.name_stack)
-        scope = f"{self.scope}/{own}" if self.scope and own else self.scope or own
-        return Place(scope, source_of(info, self.source))
+        return _placed(self, info.name_stack, info.traceback)
 
 
-def source_of(info: Any, call: Source = _NOWHERE) -> Source:
-    """The innermost line of the user's for an equation's ``source_info``, else the line of the ``call``.
+@lru_cache(_KNOWN)
+def _placed(around: Place, name_stack: Any, traceback: Any) -> Place:
+    """As ``Place.at``; equal layers, called from one line, ask the same again and again."""
+    own = str(name_stack)
+    scope = f"{around.scope}/{own}" if around.scope and own else around.scope or own
+    return Place(scope, _source_of(traceback, around.source))
+
+
+def _source_of(traceback: Any, call: Source) -> Source:
+    """The innermost line of the user's in the ``traceback`` of an equation, else the line of the ``call``.
 
     Frames of jax, of the standard library and of this package's own functions never count;
     frames of installed packages count if there is nothing else. Frames outside ``trace`` are not
     looked at: who asked for the trace is not who wrote the operation.
     """
-    if info.traceback is None:
+    if traceback is None:
         return call
     library = call if call.file else None
-    for code, position in zip(*info.traceback.raw_frames(), strict=True):
+    for code, position in zip(*traceback.raw_frames(), strict=True):
         kind = _kind(code.co_filename)
         if kind == "trace":
             break
         if kind == "user":
-            return _source(info.traceback, code, position)
+            return _source(traceback, code, position)
         if kind == "library" and library is None:
-            library = _source(info.traceback, code, position)
+            library = _source(traceback, code, position)
     return library or _NOWHERE
 
 
