@@ -95,8 +95,10 @@ class Model:
           groups: mesh axes that take a row together; the others stay as they are.
           around: a plan, which stays in question itself.
         """
-        held = [None] * len(self.nodes) if around is None else list(map(tuple, around.tolist()))
-        self.states = [self._left(n, groups, state) for n, state in enumerate(held)]
+        if groups is None or around is None:
+            self.states = self._alike.each(self._every)
+        else:
+            self.states = [self._left(n, groups, tuple(state)) for n, state in enumerate(around.tolist())]
         closures = self._whole_closures() if groups is None else self._closures_near(groups)
         self.closures = {v: closures[d] for v, d in self.distances.items()}
 
@@ -114,14 +116,16 @@ class Model:
             for d, layouts in self._read_layouts().items()
         }
 
-    def _left(self, n: int, groups: Groups | None, around: State | None) -> Assignment:
-        """The states of node ``n`` near a state; equal questions get the same array."""
+    def _every(self, n: int) -> Assignment:
+        """The states that node ``n`` can be in; equal questions get the same array."""
         unit = self.unit(n)
         if id(unit) not in self._finite:
             self._finite[id(unit)] = np.argwhere(np.isfinite(unit))
-        every = self._finite[id(unit)]
-        if groups is None or around is None:
-            return every
+        return self._finite[id(unit)]
+
+    def _left(self, n: int, groups: Groups, around: State) -> Assignment:
+        """Those of them near a state."""
+        every = self._every(n)
         key = (id(every), groups, around)
         if key not in self._states:
             self._states[key] = every[near(every, groups, np.array(around))]

@@ -28,8 +28,8 @@ def _simplest(op: Op) -> tuple[Op, ...]:
 
 
 def _is_idle(op: Op) -> bool:
-    reads = any(values(op.inputs)) and not op.effects and not op.bodies
-    return reads and bool(op.outputs) and all(map(_is_empty, op.outputs))
+    empty = bool(op.outputs) and all(map(_is_empty, op.outputs))
+    return empty and any(values(op.inputs)) and not op.effects and not op.bodies
 
 
 def _is_empty(value: Value) -> bool:

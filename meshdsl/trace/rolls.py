@@ -67,7 +67,8 @@ def _rolled(graph: Graph, ids: Iterator[int]) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(lambda body: _rolled(body, ids), substitute(op, table))
-        makers.update((v.id, op) for v in op.outputs)
+        for v in op.outputs:
+            makers[v.id] = op
         found = _whole(_put_together(op, makers, parts), op)
         if found:
             made, result = written(partial(_assembled, pieces=found), (found[0].source,), ids, op)

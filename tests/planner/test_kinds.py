@@ -1,0 +1,101 @@
+"""Equal operations are of one kind, and what follows from it is one object."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts.placement import Partial
+from meshdsl.planner.alike import Alike
+from meshdsl.planner.kinds import Kinds
+from meshdsl.planner.model import Model
+from meshdsl.planner.node import Problem
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.reach import drop_unreachable_partials
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import STEPS, shape
+
+MESH = Mesh(x=4, y=2)
+
+
+def layers(w, x):
+    for scale in (0.5, 0.5, -0.5):
+        x = jnp.tanh(x @ w) * scale
+    return x
+
+
+def nested(w, x):
+    def outer(c, _):
+        return jax.lax.fori_loop(0, 3, lambda _, c: jnp.maximum(c + jnp.sum(c @ w, axis=0), x), c), None
+
+    return jax.lax.scan(outer, x, None, length=2)[0]
+
+
+def problem(step, *args, inputs=None):
+    program = trace(step, args)
+    pins = inputs or (Layout(),) * len(program.inputs)
+    return make_problem(program, MESH, Pins(pins, (Layout(),) * len(program.outputs), (None,) * len(program.outputs)))
+
+
+def named(found, name):
+    return [node for node in found.nodes if node.op and node.op.name == name]
+
+
+def test_equal_operations_are_of_one_kind_and_literals_count():
+    found = problem(layers, shape(16, 16), shape(8, 16))
+    products, scales = named(found, "dot_general"), named(found, "mul")
+    assert len(products) == len(scales) == 3
+    assert scales[0].kind is scales[1].kind is not scales[2].kind  # a negative factor turns maxima into minima
+    model = Model(found)
+    at = {node: n for n, node in enumerate(found.nodes)}
+    assert model.tables[at[products[1]]] is model.tables[at[products[2]]]
+    assert model.unit(at[products[1]]) is model.unit(at[products[2]])
+
+
+def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
+    program = trace(lambda x: jnp.exp(x), (shape(8, 16),))
+    op = program.graph.ops[0]
+    kept, fused = Kinds({v.id for v in (*op.inputs, *op.outputs)}).of(op), Kinds(set()).of(op)
+    assert kept.rows == fused.rows and kept.shapes == fused.shapes == (((8, 16), 4), ((8, 16), 4))
+    assert kept.work.touched == (1, 1) and fused.work.touched == (0, 0)
+    kinds = Kinds({op.inputs[0].id})
+    assert kinds.of(op) is kinds.of(op)
+
+
+def test_nodes_are_alike_only_where_axes_are_stated_in_one_order():
+    one, other = Layout.parse("x=S(0) y=S(0)"), Layout.parse("y=S(0) x=S(0)")
+    found = problem(lambda a, b, c: a + b + c, *[shape(16, 16)] * 3, inputs=(one, other, one))
+    alike = Alike(found.nodes)
+    assert alike.each(lambda n: n)[:3] == [0, 1, 0]
+    assert Model(found).orders[:3] == [("x", "y"), ("y", "x"), ("x", "y")]
+
+
+def reached(found: Problem):
+    """The rows that can be taken, the plain way: again and again through all, until nothing is new."""
+    possible, before = set(), None
+    while before != possible:
+        before, taken = set(possible), []
+        for node in found.nodes:
+            stated = any(isinstance(p, Partial) for _, p in node.pin.placements)
+            taken.append([])
+            for row in node.rows:
+                ends = [(port, at) for port, at in zip(node.ports, row.outputs) if isinstance(at, Partial)]
+                needs = [(port.value.id, at) for port, at in ends if not port.defines]
+                if stated or not needs or possible & set(needs):
+                    taken[-1].append(row)
+                    possible |= {(port.value.id, at) for port, at in ends if port.defines}
+    return [tuple(rows) for rows in taken]
+
+
+@pytest.mark.parametrize("name", [*STEPS, "nested", "layers"])
+def test_partial_rows_left_are_those_that_a_plain_search_reaches(name, monkeypatch):
+    steps = {"nested": (nested, (shape(8, 8), shape(4, 8))), "layers": (layers, (shape(16, 16), shape(8, 16)))}
+    step, args, *_ = {**STEPS, **steps}[name]
+    with monkeypatch.context() as patched:
+        patched.setattr("meshdsl.planner.problem.drop_unreachable_partials", lambda problem: None)
+        found = problem(step, *args)
+    wanted, before = reached(found), [node.rows for node in found.nodes]
+    drop_unreachable_partials(found)
+    assert [node.rows for node in found.nodes] == wanted
+    assert before != wanted
