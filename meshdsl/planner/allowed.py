@@ -1,8 +1,11 @@
 """In which states a node may be by what is stated for it: pins, dims that stay split, and rows to be asked for."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
@@ -14,6 +17,20 @@ from meshdsl.planner.tables import Table, first_state
 def first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
     """A state that the node is allowed to be in, all-``B`` if it is."""
     return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
+
+
+def has_states(table: Table, allowed: "NDArray[np.bool_] | None") -> bool:
+    """Whether there is a state that the node is allowed to be in, and whose dims divide."""
+    return allowed is None or bool((allowed & np.isfinite(table.seconds)).any())
+
+
+def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
+    """Every node has a joint state that its pin allows, or the pins are at fault."""
+    bad = [node for node, has in zip(nodes, fine, strict=True) if not has]
+    rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
+    if rows:
+        remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
+        raise PinError(faults("pins that no signature can meet:", rows, remedy))
 
 
 def allowed_states(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":

@@ -16,10 +16,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.errors import PinError, faults
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.alike import Alike
-from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed
+from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed, has_states, require_states
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
@@ -30,6 +28,7 @@ from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
 from meshdsl.planner.tables import Table, make_table, per_axis
+from meshdsl.planner.twins import Twins
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
@@ -43,8 +42,8 @@ class Model:
         self._take(problem)
         self._tables: dict[Hashable, Table] = {}
         self._distances: Known = {}
-        self.tables = self._alike.each(lambda n: self._table(self.nodes[n].kind))
-        seconds = self._alike.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
+        self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
+        seconds = self._twins.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
         self.scale = Scale.of(sum(seconds))
         self._reshards = Reshards(problem, self.tables, self.scale)
         self.distances = self._reshards.by_value(self._distances)
@@ -71,13 +70,13 @@ class Model:
         return other
 
     def _take(self, problem: Problem) -> None:
-        self.problem, self.nodes, self._alike = problem, problem.nodes, Alike(problem.nodes)
+        self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes)
 
     def _pin(self) -> None:
-        each = self._alike.each
+        each = self._twins.each
         self.allowed = each(lambda n: allowed_states(self.nodes[n], self.mesh))
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
-        self._require_states()
+        require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
         self._units = each(self._unit)
         self.whole: Assignment = np.array(each(lambda n: first_allowed(self.tables[n], self.allowed[n])), dtype=np.intp)
         self._begin()
@@ -96,7 +95,7 @@ class Model:
           around: a plan, which stays in question itself.
         """
         if groups is None or around is None:
-            self.states = self._alike.each(self._every)
+            self.states = self._twins.each(self._every)
         else:
             self.states = [self._left(n, groups, tuple(state)) for n, state in enumerate(around.tolist())]
         closures = self._whole_closures() if groups is None else self._closures_near(groups)
@@ -141,19 +140,6 @@ class Model:
                 if key not in known:
                     known[key] = np.unique(self.numbers(n, p, self.states[n].T))
         return {d: np.unique(np.concatenate(list(layouts.values()))) for d, layouts in found.items()}
-
-    def _require_states(self) -> None:
-        """Every node has a joint state that its pin allows, or the pins are at fault."""
-        pinned = zip(self.nodes, self._alike.each(self._has_states), strict=True)
-        bad = [node for node, fine in pinned if not fine]
-        rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
-        if rows:
-            remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
-            raise PinError(faults("pins that no signature can meet:", rows, remedy))
-
-    def _has_states(self, n: int) -> bool:
-        allowed = self.allowed[n]
-        return allowed is None or bool((allowed & np.isfinite(self.tables[n].seconds)).any())
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""

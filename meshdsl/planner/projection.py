@@ -30,7 +30,7 @@ class Projection(Model):
         self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
         self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
         self._shares: dict[int, Costs] = {}
-        self._finite, self._wholes, self._made, self._alike = {}, {}, count(), whole._alike
+        self._finite, self._wholes, self._made, self._twins = {}, {}, count(), whole._twins
         self._begin()
 
     def seen(self, choice: Choice) -> Choice:

@@ -6,13 +6,13 @@ import pytest
 
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
-from meshdsl.planner.alike import Alike
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.model import Model
 from meshdsl.planner.node import Problem
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.twins import Twins
 from meshdsl.trace import trace
 from tests.planner.graphs import STEPS, shape
 
@@ -63,11 +63,11 @@ def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
     assert kinds.of(op) is kinds.of(op)
 
 
-def test_nodes_are_alike_only_where_axes_are_stated_in_one_order():
+def test_nodes_are_twins_only_where_axes_are_stated_in_one_order():
     one, other = Layout.parse("x=S(0) y=S(0)"), Layout.parse("y=S(0) x=S(0)")
     found = problem(lambda a, b, c: a + b + c, *[shape(16, 16)] * 3, inputs=(one, other, one))
-    alike = Alike(found.nodes)
-    assert alike.each(lambda n: n)[:3] == [0, 1, 0]
+    twins = Twins(found.nodes)
+    assert twins.each(lambda n: n)[:3] == [0, 1, 0]
     assert Model(found).orders[:3] == [("x", "y"), ("y", "x"), ("x", "y")]
 
 

@@ -1,4 +1,4 @@
-"""Nodes that are alike: of equal kind, run as often, under equal statements.
+"""Nodes that are twins: of equal kind, run as often, under equal statements.
 
 What is true of one is true of all of them, so it is worked out for the first and known for the others.
 """
@@ -11,8 +11,8 @@ from meshdsl.planner.node import Node
 T = TypeVar("T")
 
 
-class Alike:
-    """Per node, the first that it is like."""
+class Twins:
+    """Per node, the first whose twin it is."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         found: dict[object, int] = {}
@@ -22,6 +22,6 @@ class Alike:
         self._once = tuple(found.values())
 
     def each(self, make: Callable[[int], T]) -> list[T]:
-        """What ``make`` says of every node, having been asked about one of those that are alike."""
+        """What ``make`` says of every node, having been asked about one of each that are twins."""
         known = {n: make(n) for n in self._once}
         return [known[n] for n in self._first]
