@@ -78,18 +78,18 @@ class Fitter:
             self.low, price = price, price * _RAISE
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
 
-    def cheaper(self, best: Choice, short: float, limit: float) -> tuple[Choice, Peak]:
+    def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that fits, between the price at which one did and the last at which none did.
 
         Args:
-          best: that was found to fit. short: the cost of the cheapest plan of all, which does not.
+          best: that was found to fit. free: the cheapest plan of all, which does not.
         """
         low, high, over = self.low, self.price, list[Choice]()
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
-            if best.cost <= short * (1 + _NEAR) or self.model.clock.is_up():
+            if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
-            choice = self._priced(best, self.points.values(), price, limit, sweep=False)
+            choice = self._priced([best, free, *over], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
@@ -144,13 +144,15 @@ class Fitter:
     def _next(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
         """The next plan, its peak's point priced as well."""
         self.points[peak.op.id if peak.op else -1] = peak
-        choice = self._priced(choice, self.points.values(), price, limit)
+        choice = self._priced([choice], self.points.values(), price, limit)
         return choice, self.peak(choice)
 
-    def _priced(self, last: Choice, points: Iterable[Peak], price: float, limit: float, sweep: bool = True) -> Choice:
-        """The cheapest plan that fits, or the smallest; the plan found last is where to begin."""
+    def _priced(
+        self, known: list[Choice], points: Iterable[Peak], price: float, limit: float, sweep: bool = True
+    ) -> Choice:
+        """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
         self.model.prices = self._prices(points, price)
-        found = plans(self.model, self.evaluator, last, sweep)
+        found = plans(self.model, self.evaluator, known, sweep)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 

@@ -12,7 +12,7 @@ plan is not proved to be near the optimum, fewer axes are tried as well, so more
 A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import combinations
 
@@ -192,19 +192,19 @@ def raised(
     return certificate.bound
 
 
-def plans(model: Model, evaluator: Evaluator, known: Choice | None = None, sweep: bool = True) -> list[Choice]:
+def plans(model: Model, evaluator: Evaluator, known: Sequence[Choice] = (), sweep: bool = True) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
     Args:
-      known: a plan to begin from; without it, the one that does everything everywhere.
+      known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
       sweep: whether one axis at a time is decided exactly, after messages have.
     """
+    found = sorted(known, key=evaluator.objective)[:1]
     if jointly(model):
         joint = Joint(model)
-        start = known or evaluator.evaluate(model.whole)
+        start = found[0] if found else evaluator.evaluate(model.whole)
         return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, start)
-    found = [] if known is None else [known]
-    for groups in _neighbourhoods(model.wide, known is None):
+    for groups in _neighbourhoods(model.wide, not known):
         best = min(found, key=evaluator.objective) if found else None
         model.focus(groups, model.whole if best is None else best.rows)
         joint = Joint(model)

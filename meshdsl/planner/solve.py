@@ -58,7 +58,7 @@ class Found:
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
         choice, short = self.choice, self.choice is not self.free
         if short:
-            choice, _ = self.fitter.cheaper(choice, self.free.cost, self.limit)
+            choice, _ = self.fitter.cheaper(choice, self.free, self.limit)
         if jointly(self.model):
             choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
         return replace(self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice)
