@@ -27,7 +27,7 @@ _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FEWEST, _TRIED = 12, 50_000  # plans that are mixed of two at least, and operations of all of them together
 _FIRST = 100.0  # how much less than the first price is nearly nothing
-_FEW, _HALVINGS, _PRICED = 2, 4, 20_000  # of the price: at least, at most, and operations of all of them together ...
+_FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 
