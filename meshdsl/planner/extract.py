@@ -14,6 +14,7 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import Reading, grouped, numbered
+from meshdsl.planner.paying import paid_in
 from meshdsl.planner.ports import Elsewhere
 from meshdsl.planner.tree import Edges, moves_of, tree
 
@@ -64,9 +65,7 @@ class Evaluator:
 
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""
-        model = self.model
-        priced = {model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.read}
-        return choice.cost + sum(model.memory_price(n, tuple(choice.rows[n].tolist())) for n in sorted(priced))
+        return choice.cost + paid_in(self.model, choice.rows)
 
     def exact(self, choice: Choice) -> Choice:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""

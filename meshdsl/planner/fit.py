@@ -13,19 +13,20 @@ from meshdsl.errors import PinError
 from meshdsl.ir import Graph
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import apart
 from meshdsl.planner.model import Model
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import evaluated, plans
+from meshdsl.planner.search import evaluated, jointly, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
 
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
-_FEWEST, _TRIED = 12, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_FEWEST, _TRIED = 40, 50_000  # plans that are mixed of two at least, and operations of all of them together
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
@@ -46,6 +47,7 @@ class Fitter:
         self.price: float = like.price if like else 0.0  # the last one
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
+        self._joint: Joint | None = None
 
     @cached_property
     def around(self) -> dict[int, tuple[int, ...]]:
@@ -117,6 +119,10 @@ class Fitter:
                 left = [some[: len(some) // 2], some[len(some) // 2 :], *left]
         return best
 
+    def let_go(self) -> None:
+        """Of the networks: nothing more is looked for."""
+        self._joint = None
+
     def _larger(self, price: float, limit: float) -> Iterator[tuple[Mesh, int]]:
         """Larger meshes, as long as the pins hold there, and the least bytes found on each; until that fits."""
         program = self.model.problem.program
@@ -151,8 +157,11 @@ class Fitter:
         self, known: list[Choice], points: Iterable[Peak], price: float, limit: float, sweep: bool = True
     ) -> Choice:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
+        if self._joint is None and jointly(self.model):
+            self.model.focus()
+            self._joint = Joint(self.model)
         self.model.prices = self._prices(points, price)
-        found = plans(self.model, self.evaluator, known, sweep)
+        found = plans(self.model, self.evaluator, known, sweep, self._joint)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 

@@ -19,6 +19,7 @@ Both begin as one network without those values, reduced as far as it goes.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -29,6 +30,7 @@ from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Derived, Network
 from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
+from meshdsl.planner.paying import paid, payers, terms
 from meshdsl.planner.sets import add_sets
 from meshdsl.planner.stars import Stars
 
@@ -52,6 +54,8 @@ class States:
 class Joint:
     """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
+    Prices are added last: networks at other prices (``priced``) have most of the work behind them.
+
     Args:
       left: nodes of which only some states are in question.
     """
@@ -62,16 +66,50 @@ class Joint:
         self._layouts: dict[Hashable, Ids] = {}
         self._derived = Derived()
         self._stars = Stars(model, self._derived)
-        self.states = [self._states(n) for n in range(len(model.nodes))]
-        self._common = Network(self._derived)
-        for states in self.states:
-            self._common.new(states.cost, states.rows)
+        self.states = self._free = [self._states(n) for n in range(len(model.nodes))]
+        self._unpaid = Network(self._derived)
+        for states in self._free:
+            self._unpaid.new(states.cost, states.rows)
         self._ends = {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
         self._wide: list[int] = []
         for value in self.problem.defined:
             self._add(value)
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
-        self._common.reduce(LARGEST, self.beside)
+        self._common = self._paid()
+
+    def priced(self) -> "Joint":
+        """The same at what the model's memory prices are now; the states in question must be what they were."""
+        other = copy(self)
+        other._derived = self._derived.copy()
+        other._stars = Stars(self.model, other._derived)
+        other._common = other._paid()
+        return other
+
+    def _paid(self) -> Network:
+        """The network of all values but those of many readers, prices included, reduced."""
+        network, prices, plus = self._unpaid.copy(self._derived), self.model.prices, self._derived.plus
+        self.states = list(self._free)
+        for n in payers(self.model):
+            states, price = self._free[n], self._price(n)
+            network.unary[n] = plus(network.unary[n], price)
+            self.states[n] = States(states.rows, plus(states.cost, price))
+        for value in dict.fromkeys(self._value(end) for end in (*prices.read, *prices.later)):
+            self._add_prices(network, value)
+        network.reduce(LARGEST, self.beside)
+        return network
+
+    def _value(self, end: End) -> int:
+        return self.model.nodes[end[0]].ports[end[1]].value.id
+
+    def _price(self, n: int) -> Costs:
+        """What node n pays for memory in its states; nodes that pay alike get the same array."""
+        rows, model = self._free[n].rows, self.model
+
+        def make(unit: Costs, rows: Assignment) -> Costs:
+            return np.asarray(paid(model, n)[tuple(rows.T)])
+
+        found: Costs = self._derived.get(("paid", terms(model, n)), (model.unit(n), rows), make)
+        return found
 
     def plans(self) -> Network:
         """The network whose costs can be paid."""
@@ -140,10 +178,10 @@ class Joint:
 
     def _states(self, n: int) -> States:
         model = self.model
-        key = (id(model.states[n]), id(model.unit(n)), model.pays(n))
+        key = (id(model.states[n]), id(model.unit(n)))
         if key not in self._known:
             rows = model.states[n]
-            self._known[key] = States(rows, model.cost(n)[tuple(rows.T)])
+            self._known[key] = States(rows, model.unit(n)[tuple(rows.T)])
         return self._some(self._known[key], self._left[n]) if n in self._left else self._known[key]
 
     def _some(self, states: States, at: Ids) -> States:
@@ -156,10 +194,10 @@ class Joint:
     def _read(self, end: End) -> Ids:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
-        closure = self.model.closures[self.model.nodes[n].ports[port].value.id]
-        key = (id(self.states[n]), port, closure.number, self.model.orders[n])
+        closure = self.model.closures[self._value(end)]
+        key = (id(self._free[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
-            self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
+            self._layouts[key] = self.model.layout_ids(n, port, self._free[n].rows.T)
         return self._layouts[key]
 
     def _add(self, value: int) -> None:
@@ -168,27 +206,25 @@ class Joint:
         hubs = self.model.closures[value].fitting
         if len(hubs) == 1 or not readers:
             return
-        self._add_prices(value)
         if len(readers) == 1:
             moves = self._stars.moves(value, self._read(source), self._read(readers[0]))
-            self._common.add(source[0], readers[0][0], moves)
+            self._unpaid.add(source[0], readers[0][0], moves)
         elif len(readers) == 2:
-            self._star(self._common, value, dict.fromkeys(readers, 1.0))
+            self._star(self._unpaid, value, dict.fromkeys(readers, 1.0))
         else:
             self._wide.append(value)
 
-    def _add_prices(self, value: int) -> None:
+    def _add_prices(self, network: Network, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
-        prices = self.model.prices
-        if not prices.read and not prices.later:
+        prices, (source, *readers) = self.model.prices, self._ends[value]
+        if len(self.model.closures[value].fitting) == 1:
             return
-        source, *readers = self._ends[value]
         for reader in readers:
             own, read = self._read(source), self._read(reader)
             if copied := prices.read.get(reader):
-                self._common.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
+                network.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
             if waiting := prices.later.get(reader):
-                self._common.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
+                network.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
 
     def _new_hub(self, network: Network, value: int, after: int) -> tuple[int, Ids]:
         closure = self.model.closures[value]

@@ -7,11 +7,10 @@ With three mesh axes or more the joint states are too many to look at together. 
 those near a plan in question: the search then moves from neighbourhood to neighbourhood.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import cached_property
 from itertools import count
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,13 @@ from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed, h
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
-from meshdsl.planner.exact import TIES, Costs, Ids, Scale
+from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Kind, Problem
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
-from meshdsl.planner.tables import Table, make_table, per_axis
+from meshdsl.planner.tables import Table, make_table
 from meshdsl.planner.twins import Twins
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
@@ -154,50 +153,6 @@ class Model:
             cost = self.scale.pack(table.seconds * node.trips)
             self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._known_units[key]
-
-    def cost(self, n: int) -> Costs:
-        """Cost of node ``n`` in every joint state, memory prices included."""
-        cost = self.unit(n)
-        for price, share in self._priced_ports(n):
-            cost = cost + self.scale.pack(price * share)
-        return cost + self.held_price(n) if self.prices.held else cost
-
-    def pays(self, n: int) -> Hashable:
-        """The memory prices in the cost of node ``n``: nodes whose units are one and that pay alike cost alike."""
-        own, held = self.prices.own, self.prices.held
-        if not own and not held:
-            return None
-        ports = self.nodes[n].ports
-        paid = [p for p, port in enumerate(ports) if port.defines and port.value.id in own] if own else ()
-        there = [(p, *held[n, p]) for p in range(len(ports)) if (n, p) in held] if held else ()
-        return tuple([(p, own[ports[p].value.id]) for p in paid]), tuple([(p, price, id(s)) for p, price, s in there])
-
-    def held_price(self, n: int) -> Costs:
-        """What node ``n`` pays for the bytes that are there whatever the plan, in every joint state, rounded down."""
-        total = np.zeros_like(self.unit(n))
-        for p in range(len(self.nodes[n].ports)):
-            if (n, p) in self.prices.held:
-                price, share = self.prices.held[n, p]
-                total += np.floor(price * share / self.scale.unit) * TIES
-        return total
-
-    def memory_price(self, n: int, state: State) -> float:
-        """What memory is short of, priced, in one state of node ``n`` with the copies it reads."""
-        total = sum(float(self.scale.pack(price * share[state])) for price, share in self._priced_ports(n))
-        for p, port in enumerate(self.nodes[n].ports):
-            price = self.prices.read.get((n, p), 0.0)
-            if price:
-                held = self.layout(n, p, np.array(state)).local_shape(port.value.shape, self.mesh.sizes_by_name)
-                total += float(self.scale.pack(np.asarray(price * prod(held) * port.value.itemsize)))
-        return total
-
-    def _priced_ports(self, n: int) -> Iterator[tuple[float, Costs]]:
-        """Price per byte, and bytes per joint state, of what node ``n`` defines and memory is short of."""
-        for p, port in enumerate(self.nodes[n].ports):
-            price = self.prices.own.get(port.value.id, 0.0) if port.defines else 0.0
-            if price:
-                split = self.tables[n].codes[p] < len(port.value.shape)
-                yield price, per_axis(self.mesh, split) * port.value.bytes
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""

@@ -35,6 +35,12 @@ class Derived:
             found = self._known[key] = (make(*sources), sources)
         return found[0]
 
+    def copy(self) -> "Derived":
+        """What is made from now on is kept apart."""
+        other = Derived()
+        other._known = dict(self._known)
+        return other
+
     def plus(self, a: Costs, b: Costs) -> Costs:
         """The sum of two arrays."""
         return np.asarray(self.get("plus", (a, b), np.add))
@@ -74,9 +80,9 @@ class Network:
         self.constant = 0.0
         self.trail: list[_Gone] = []
 
-    def copy(self) -> "Network":
-        """A network of its own with the same tables."""
-        other = Network(self.derived)
+    def copy(self, derived: Derived | None = None) -> "Network":
+        """A network of its own with the same tables, and perhaps what is derived from them, too."""
+        other = Network(derived or self.derived)
         other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
         other.near = {v: dict(tables) for v, tables in self.near.items()}
         other.constant, other.marks, other.place = self.constant, list(self.marks), list(self.place)

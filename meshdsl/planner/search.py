@@ -192,16 +192,19 @@ def raised(
     return certificate.bound
 
 
-def plans(model: Model, evaluator: Evaluator, known: Sequence[Choice] = (), sweep: bool = True) -> list[Choice]:
+def plans(
+    model: Model, evaluator: Evaluator, known: Sequence[Choice] = (), sweep: bool = True, joint: Joint | None = None
+) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
     Args:
+      joint: the networks at other prices, if all mesh axes can be looked at jointly.
       known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
       sweep: whether one axis at a time is decided exactly, after messages have.
     """
     found = sorted(known, key=evaluator.objective)[:1]
     if jointly(model):
-        joint = Joint(model)
+        joint = Joint(model) if joint is None else joint.priced()
         start = found[0] if found else evaluator.evaluate(model.whole)
         return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, start)
     for groups in _neighbourhoods(model.wide, not known):

@@ -111,7 +111,8 @@ class Found:
         )
 
     def spent(self) -> "Found":
-        """Without what has proved the bound, which may be large."""
+        """Without what has found it and proved the bound, which may be large."""
+        self.fitter.let_go()
         return replace(self, prove=lambda: 0.0)
 
 

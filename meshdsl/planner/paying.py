@@ -1,0 +1,60 @@
+"""What nodes pay for memory where it is short: over their joint states, and in a plan, with the copies they read."""
+
+from collections.abc import Hashable, Iterator
+from math import prod
+
+import numpy as np
+
+from meshdsl.planner.exact import TIES, Costs
+from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.tables import per_axis
+
+
+def payers(model: Model) -> list[int]:
+    """The nodes whose states cost more at the model's present prices, copies aside."""
+    return sorted({model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.held})
+
+
+def terms(model: Model, n: int) -> Hashable:
+    """What the price of a node consists of: nodes with one table and equal terms pay alike."""
+    own, held, ports = model.prices.own, model.prices.held, model.nodes[n].ports
+    made = tuple([(p, own[port.value.id]) for p, port in enumerate(ports) if port.defines and port.value.id in own])
+    there = [(p, *held[n, p]) for p in range(len(ports)) if (n, p) in held]
+    return made, tuple([(p, price, id(share)) for p, price, share in there])
+
+
+def paid(model: Model, n: int) -> Costs:
+    """What a node pays in every joint state; for bytes that are there whatever the plan, rounded down."""
+    total = np.zeros_like(model.unit(n))
+    for price, share in _made(model, n):
+        total += model.scale.pack(price * share)
+    for p in range(len(model.nodes[n].ports)):
+        if (n, p) in model.prices.held:
+            price, share = model.prices.held[n, p]
+            total += np.floor(price * share / model.scale.unit) * TIES
+    return total
+
+
+def paid_in(model: Model, rows: Assignment) -> float:
+    """What a plan pays for the values that it makes and the copies that it reads."""
+    nodes = {model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.read}
+    return sum(_paid_by(model, n, rows) for n in sorted(nodes))
+
+
+def _paid_by(model: Model, n: int, rows: Assignment) -> float:
+    total = sum(float(model.scale.pack(price * share[tuple(rows[n])])) for price, share in _made(model, n))
+    for p, port in enumerate(model.nodes[n].ports):
+        price = model.prices.read.get((n, p), 0.0)
+        if price:
+            held = model.layout(n, p, rows[n]).local_shape(port.value.shape, model.mesh.sizes_by_name)
+            total += float(model.scale.pack(np.asarray(price * prod(held) * port.value.itemsize)))
+    return total
+
+
+def _made(model: Model, n: int) -> Iterator[tuple[float, Costs]]:
+    """Price per byte, and bytes per joint state, of what a node defines."""
+    for p, port in enumerate(model.nodes[n].ports):
+        price = model.prices.own.get(port.value.id, 0.0) if port.defines else 0.0
+        if price:
+            split = model.tables[n].codes[p] < len(port.value.shape)
+            yield price, per_axis(model.mesh, split) * port.value.bytes
