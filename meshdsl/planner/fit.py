@@ -27,6 +27,7 @@ from meshdsl.planner.solution import Pins
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FEWEST, _TRIED = 40, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_SMALLEST = 8  # nodes of a half of a group
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
@@ -115,8 +116,8 @@ class Fitter:
             choice = evaluated(self.model, self.evaluator, rows)
             if choice.cost < best.cost and self.peak(choice).bytes <= limit:
                 best = choice
-            elif len(some) > 1:
-                left = [some[: len(some) // 2], some[len(some) // 2 :], *left]
+            else:
+                left += _halves(some)
         return best
 
     def let_go(self) -> None:
@@ -178,6 +179,15 @@ class Fitter:
                     if value in alive or (reader is not None and reader[0] in inside):
                         read[n, q] = price
         return Prices(own, read)
+
+
+def _halves(some: list[list[int]]) -> list[list[list[int]]]:
+    """Of groups of nodes, or of one that is large enough."""
+    if len(some) > 1:
+        return [some[: len(some) // 2], some[len(some) // 2 :]]
+    ((*nodes,),) = some
+    half = len(nodes) // 2
+    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []
 
 
 def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":

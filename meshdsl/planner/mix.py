@@ -9,21 +9,27 @@ from meshdsl.planner.model import Model
 
 
 def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
-    """Groups of nodes that two plans treat differently, joined by the values between them, in program order."""
-    differ = np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist()
-    group = {n: n for n in differ}
+    """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
-    def first(n: int) -> int:
-        while group[n] != n:
-            group[n] = n = group[group[n]]
-        return n
-
-    for value, (made, _) in model.problem.defined.items():
-        ends = [n for n in (made, *(reader for reader, _ in model.problem.used.get(value, ()))) if n in group]
-        for n in ends[1:]:
-            a, b = sorted((first(ends[0]), first(n)))
-            group[b] = a
-    found = defaultdict[int, list[int]](list)
-    for n in differ:
-        found[first(n)].append(n)
-    return list(found.values())
+    The nodes of a group come as they are met from its first in program order on, so that its first half is near: of
+    equal layers in a row, each with its part of the backward pass, the first ones.
+    """
+    ports = model.ports
+    moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
+    readers, values = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for n, value in zip(ports.nodes[moved].tolist(), ports.values[moved].tolist(), strict=True):
+        readers[value].append(n)
+        values[n].append(value)
+    left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
+    found = []
+    while left:
+        first = next(iter(left))
+        group = [first]
+        del left[first]
+        for n in group:  # which grows
+            near = [m for value in values[n] for m in readers.pop(value, ()) if m in left]
+            for m in dict.fromkeys(near):
+                del left[m]
+                group.append(m)
+        found.append(group)
+    return found

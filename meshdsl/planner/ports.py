@@ -39,7 +39,8 @@ class Ports:
       nodes: with the ``tables`` of their rows and the ``orders`` of axes that split one dim.
       distances: per value id, its layouts.
 
-    ``values`` are the ids of their values; ``made`` is the port that makes a value, ``read`` the one of a reading.
+    ``nodes`` and ``values`` are theirs, the latter by id; ``made`` is the port that makes a value, ``read`` the one of
+    a reading.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Ports:
         self.values = array(port.value.id for port in ports)
         self.made = {port.value.id: i for i, port in enumerate(ports) if port.defines}
         self.read: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
-        self._nodes = np.repeat(np.arange(len(nodes)), array(len(node.ports) for node in nodes))
+        self.nodes = np.repeat(np.arange(len(nodes)), array(len(node.ports) for node in nodes))
         self._codes, self._first = _coded(tables)
         makers = array(map(self.made.__getitem__, self.values.tolist()))
         uses = np.flatnonzero(makers != np.arange(makers.size))
@@ -67,8 +68,8 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        codes = self._codes[self._first + rows[self._nodes].T]
-        found = np.empty(self._nodes.size, dtype=np.intp)
+        codes = self._codes[self._first + rows[self.nodes].T]
+        found = np.empty(self.nodes.size, dtype=np.intp)
         for ports, table, _ in self._alike:
             found[ports] = table[tuple(codes[:, ports])]
         return found
@@ -105,9 +106,9 @@ class Ports:
         """Which ports are looked up in which tables."""
         spaces, ways = np.empty(makers.size, dtype=np.intp), numbered(orders)
         spaces[list(self.made.values())] = numbered(id(distances[value]) for value in self.made)
-        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[self._nodes]):
+        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[self.nodes]):
             layouts = distances[int(self.values[ports[0]])]
-            yield Alike(ports, layouts.ids(orders[self._nodes[ports[0]]]), layouts.space)
+            yield Alike(ports, layouts.ids(orders[self.nodes[ports[0]]]), layouts.space)
 
 
 def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:

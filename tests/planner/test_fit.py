@@ -5,6 +5,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.models import gpt
 from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.fit import _halves
 from meshdsl.planner.mix import apart
 from tests.planner.graphs import TWO, problem_of
 
@@ -36,3 +37,31 @@ def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
         rows[n] = np.argwhere(np.isfinite(model.unit(n)))[-1]
     groups = apart(model, whole, evaluator.evaluate(rows))
     assert groups == [[n] for n in (first, last) if (rows[n] != model.whole[n]).any()]
+
+
+def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
+    """Against every pair of nodes; the nodes of a part come each after a neighbour."""
+    model, rng = problem_of("two layers", TWO), np.random.default_rng(0)
+    evaluator, draw = Evaluator(model), [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    one, other = (evaluator.evaluate(np.array([rng.choice(states) for states in draw])) for _ in range(2))
+    changed = [
+        {
+            port.value.id
+            for p, port in enumerate(node.ports)
+            if model.layout(n, p, one.rows[n]) != model.layout(n, p, other.rows[n])
+        }
+        for n, node in enumerate(model.nodes)
+    ]
+    groups = apart(model, one, other)
+    assert sorted(sum(groups, [])) == np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist()
+    assert any(len(group) > 2 for group in groups)
+    for i, group in enumerate(groups):
+        assert all(any(changed[n] & changed[m] for m in group[:k]) for k, n in enumerate(group) if k)
+        others = [m for g in groups[:i] for m in g]
+        assert not any(changed[n] & changed[m] for n in group for m in others)
+
+
+def test_a_large_part_is_halved():
+    assert _halves([[1], [2], [3]]) == [[[1]], [[2], [3]]]
+    assert _halves([[1, 2, 3]]) == []
+    assert _halves([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]
