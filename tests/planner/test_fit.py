@@ -53,7 +53,7 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
         for n, node in enumerate(model.nodes)
     ]
     groups = apart(model, one, other)
-    assert sorted(sum(groups, [])) == np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist()
+    assert sorted(n for group in groups for n in group) == np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist()
     assert any(len(group) > 2 for group in groups)
     for i, group in enumerate(groups):
         assert all(any(changed[n] & changed[m] for m in group[:k]) for k, n in enumerate(group) if k)
