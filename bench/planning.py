@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench import unrolled
 from bench.apart import rows_apart
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
@@ -31,6 +32,8 @@ CASES: dict[str, tuple[Callable[[], Program], Mesh]] = {
         lambda: models.build("gpt3-175b", "fsdp+tensor", batch=1536),
         Mesh(data=128, model=8, topology="dgx-h100"),
     ),
+    "GPT-3 175B, unrolled": (unrolled.gpt3, Mesh(data=128, model=8, topology="dgx-h100")),
+    "Llama 3 405B, unrolled": (unrolled.llama3, Mesh(data=128, model=8, topology="dgx-h100")),
 }
 HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 
