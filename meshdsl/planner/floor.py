@@ -26,7 +26,7 @@ from meshdsl.planner.places import places_of
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import per_axis
 
-_LATER = 64  # values that are read later are looked at, the largest
+_LATER = 10_000  # values that are read later are looked at, the largest
 
 
 class Floor:

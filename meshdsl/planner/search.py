@@ -37,6 +37,7 @@ _LEAST, _MOST, _QUICK = 64, 192, 24  # passes, and those for a plan that begins 
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
 _GAP = 1e-2  # large enough to sweep ...
 _EXACT = 1e-6  # ... unless messages have said that nothing is to be found
+_FAR = 3e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate and rounds
 _SHAPES, _LIFTED = 10_000_000, 400_000_000  # the same, and entries of the network, if only the bound is wanted
@@ -151,7 +152,7 @@ def _proved(
         return best, cache(lambda: _lifted(joint, best, most))
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
-    if sweep and left > _EXACT and certificate.gap >= _GAP:
+    if sweep and left > _sweepable(model) and certificate.gap >= _GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
@@ -246,8 +247,13 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
 
 def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
     start, left = _pointed_to(network, evaluator.objective(best))
-    swept = [_swept(network, start, groups, joint.model.width)] if groups and left > _EXACT else []
+    swept = [_swept(network, start, groups, joint.model.width)] if groups and left > _sweepable(joint.model) else []
     return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, *swept)]
+
+
+def _sweepable(model: Model) -> float:
+    """What messages must leave open for a sweep to be worth its time."""
+    return _EXACT if len(model.nodes) <= _DEEPEST else _FAR
 
 
 def _swept(network: Network, start: States, groups: Groups, width: int) -> States:
