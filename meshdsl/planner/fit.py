@@ -182,10 +182,10 @@ class Fitter:
 
 
 def _halves(some: list[list[int]]) -> list[list[list[int]]]:
-    """Of groups of nodes, or of one that is large enough."""
+    """Of groups of nodes, or of one that is large enough; none of plans that differ in moves alone."""
     if len(some) > 1:
         return [some[: len(some) // 2], some[len(some) // 2 :]]
-    ((*nodes,),) = some
+    nodes = some[0] if some else []
     half = len(nodes) // 2
     return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []
 

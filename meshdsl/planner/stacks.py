@@ -62,7 +62,7 @@ def _read(graph: Graph, stated: _Stated, mesh: Mesh) -> Iterator[Stack]:
     if not any(op.name == "scan" for op in graph.ops):
         return
     known = dict(stated)
-    for op in graph.ops if any(op.name == "scan" for op in graph.ops) else ():
+    for op in graph.ops:
         found = [known[x.id] for x in op.inputs if isinstance(x, Value) and x.id in known]
         known.update({v.id: found[0] for v in op.outputs if found and _passes(op, v)})
         if op.name == "scan":
