@@ -9,6 +9,11 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt
+from meshdsl.planner import search
+from meshdsl.planner.bound import Certificate
+from meshdsl.planner.clock import Clock
+from meshdsl.planner.joint import Joint
+from tests.planner.graphs import problem_of
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
 
@@ -32,6 +37,21 @@ def test_when_time_is_up_the_best_plan_so_far_is_given_with_its_gap():
 def test_on_many_axes_too_there_is_a_plan_that_is_of_use():
     plan, whole = planned("data=2,a=2,b=2", time_limit=1e-6), planned("data=2")
     assert re.fullmatch(SAID, plan.notes[-1]) and 0 < plan.lower_bound < plan.seconds < whole.seconds
+
+
+def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up(monkeypatch):
+    """All axes together take several times as long, for little before messages have been passed."""
+    monkeypatch.setattr(search, "_JOINTLY", 0)
+    bounds = []
+    for clock in (Clock(), Clock(1e-9)):
+        model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+        model.clock = clock
+        best, prove = search.find(model, lambda _: True)
+        bounds.append(prove())
+        assert clock.has_stopped == (clock.seconds is not None)
+    seen = sum(Certificate(Joint(part), part.seen(best)).bound for part in search.projections(model))
+    assert bounds[1] == pytest.approx(model.scale.seconds(seen))
+    assert 0 < bounds[1] < bounds[0]
 
 
 def test_a_limit_that_is_not_reached_changes_nothing():

@@ -82,7 +82,7 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
             model.focus()
     else:
         best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth)
-        if _layouts(model) <= _ONCE and worth(best):
+        if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
             raised(certificate, evaluator, settle=True)
@@ -130,9 +130,10 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
 
 
 def _bound(model: Model, best: Choice, quick: bool) -> float:
-    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network too large."""
+    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
     model.focus()
-    if not quick and sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES:
+    small = sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
+    if small and not quick and not model.clock.is_up():
         certificate = Certificate(Joint(model), best, FIRST_TREES)
         if certificate.work <= _LIFTED:
             return raised(certificate, settle=True)
