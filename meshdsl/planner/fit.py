@@ -158,9 +158,9 @@ class Fitter:
         self, known: list[Choice], points: Iterable[Peak], price: float, limit: float, sweep: bool = True
     ) -> Choice:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
-        if self._joint is None and jointly(self.model):
+        if jointly(self.model):
             self.model.focus()
-            self._joint = Joint(self.model)
+            self._joint = self._joint or Joint(self.model)
         self.model.prices = self._prices(points, price)
         found = plans(self.model, self.evaluator, known, sweep, self._joint)
         self.model.prices = Prices()

@@ -47,7 +47,7 @@ _FEW = 2_000  # ... and nodes up to which it is in any case
 _DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_STALLED = 2e-4
+_TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
 ROUNDED = 1e-9  # of a bound: sums of floats round
 
 
@@ -183,7 +183,7 @@ def raised(
       settle: drop states on the way, for rounds follow; else only where that is cheap.
     """
     left, passes = min(most, _affordable(certificate.work)), _AT_A_TIME
-    while left > 0 and certificate.gap >= _GAP and not certificate.model.clock.is_up():
+    while left > 0 and certificate.gap >= _TIGHT and not certificate.model.clock.is_up():
         before = certificate.gap
         (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
         left, passes = left - passes, 2 * passes
