@@ -69,7 +69,10 @@ EQUATIONS = """
 ## Time against equations
 
 GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
-plan is worth, and the certificate ends below one percent: messages pass over tables that equal layers share.
+plan is worth, and the certificate ends below one percent: messages pass over tables that equal layers share. What
+operations of one kind have in common (signatures, work, costs, reshards) is found once; memory of a plan is a few
+passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every layer written out are in
+`bench/unrolled.py`, their figures in the README.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -77,7 +80,8 @@ AXES = """
 ## Time against axes
 
 Axes of two devices each. From four axes on (three, for some models), joint states are too many to be looked at
-together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes.
+together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes where the joint
+network has more than 400 million entries.
 """
 AGAIN = """
 ## Another pin
@@ -85,11 +89,10 @@ AGAIN = """
 `sharded.pinned(...)` plans again under other pins. What it keeps: the traced (and padded) program, the nodes of the
 problem but for those whose pins change, all tables of costs and moves, the text of the program, and, where memory is
 short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
-sweeps and rounds; on more than two axes the bound is that of parts of the axes. The search itself is the same, so the
-bound is proved as ever. Steps in microbatches are planned anew. Figures are in the README (`python -m
-bench.planning`); small steps take less than a second. An unrolled step of thousands of operations takes longer, for
-every stage reads all of it in Python: the networks are built again, memory is taken through the step, and the plan is
-written, with its timeline.
+sweeps and rounds. Where pins are only added, and cost 1% at most, the bound of the plan before holds and is taken over;
+else one is proved, on more than two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in
+the README (`python -m bench.planning`); small steps take less than a second. An unrolled step of tens of thousands of
+operations takes longer, for the networks of all operations are built again.
 """
 OVERLAP = """
 ## With overlap
