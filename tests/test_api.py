@@ -14,27 +14,7 @@ import meshdsl as md
 from meshdsl.errors import CheckError, DeviceError, LayoutError, MeshDSLError, PinError, PlanFileError, TraceError
 from meshdsl.layouts import Layout, Mesh, S
 from meshdsl.options import memory_bytes
-
-MESH = Mesh(data=4, model=2)
-LAYOUTS = {"batch": "data=S(0)", "params/w1": "model=S(1)"}
-
-
-def step(params, batch):
-    def loss(p):
-        return jnp.mean((jnp.tanh(batch @ p["w1"]) @ p["w2"]) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
-
-
-def arguments(rows=16):
-    rng = np.random.default_rng(0)
-    params = {"w1": rng.normal(size=(8, 16)), "w2": rng.normal(size=(16, 8))}
-    return jax.tree.map(np.float32, params), np.float32(rng.normal(size=(rows, 8)))
-
-
-def shapes(tree):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+from tests.two_matrices import LAYOUTS, MESH, arguments, close, shapes, step
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +27,6 @@ def warnings(caplog):
     """The lines that meshdsl has logged."""
     caplog.set_level(logging.INFO, logger="meshdsl")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "meshdsl"]
-
-
-def close(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), a, b)
 
 
 def test_it_computes_what_the_step_computes(sharded):
@@ -230,59 +206,6 @@ def test_what_jax_looks_for_is_found(sharded):
         with pytest.raises(FloatingPointError, match="step gives NaNs or infinities in 0/w1, 0/w2, 1"):
             sharded(params, np.nan * batch)
     assert np.isnan(sharded(params, np.nan * batch)[1])
-
-
-def test_without_jit(sharded):
-    args = arguments()
-    with jax.disable_jit():
-        close(sharded(*args), step(*args))
-
-
-def test_inside_jit_it_is_inlined(sharded):
-    params, batch = arguments()
-    twice = jax.jit(lambda p, b: sharded(sharded(p, b)[0], b)[1])
-    close(twice(params, batch), step(step(params, batch)[0], batch)[1])
-
-
-def test_inside_jit_it_may_read_what_is_around_it():
-    x = np.arange(8.0, dtype=np.float32)
-
-    @jax.jit
-    def outer(scale):
-        return md.parallelize(lambda x: x * scale, MESH)(x) + md.parallelize(lambda y: y * scale, MESH)(scale)
-
-    np.testing.assert_allclose(outer(jnp.float32(3)), 3 * x + 9)
-
-
-def test_an_array_of_a_trace_that_has_ended_is_refused():
-    kept = []
-    x = np.ones(8, np.float32)
-    md.parallelize(lambda x: kept.append(x * 2) or x, MESH).plan(x)
-    with pytest.raises(TraceError) as caught:
-        md.parallelize(lambda x: x + kept[0], MESH)(x)
-    assert str(caught.value) == (
-        "step reads a traced array of another function, which has ended\nreturn it from there, and pass it in"
-    )
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
-def test_gradients_are_refused(sharded, wrap):
-    params, batch = arguments()
-    with pytest.raises(TraceError) as caught:
-        jax.grad(wrap(lambda p: sharded(p, batch)[1]))(params)
-    assert str(caught.value) == (
-        "step is already planned and cannot be differentiated (jax.grad, jax.jvp, jax.vjp)\n"
-        "take the gradient inside the step, and parallelize that"
-    )
-
-
-def test_vmap_is_refused(sharded):
-    params, batch = arguments()
-    with pytest.raises(TraceError) as caught:
-        jax.vmap(lambda b: sharded(params, b)[1])(np.stack([batch, batch]))
-    assert str(caught.value) == (
-        "step is already planned and cannot be batched (jax.vmap)\nbatch inside the step, and parallelize that"
-    )
 
 
 def test_outputs_can_be_pinned():

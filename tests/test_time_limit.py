@@ -13,6 +13,7 @@ from meshdsl.planner import search
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.projection import projections
 from tests.planner.graphs import problem_of
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -49,7 +50,7 @@ def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up(monkeypatch):
         best, prove = search.find(model, lambda _: True)
         bounds.append(prove())
         assert clock.has_stopped == (clock.seconds is not None)
-    seen = sum(Certificate(Joint(part), part.seen(best)).bound for part in search.projections(model))
+    seen = sum(Certificate(Joint(part), part.seen(best)).bound for part in projections(model))
     assert bounds[1] == pytest.approx(model.scale.seconds(seen))
     assert 0 < bounds[1] < bounds[0]
 

@@ -21,7 +21,8 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
-from meshdsl.planner.search import jointly, raised
+from meshdsl.planner.raising import raised
+from meshdsl.planner.search import jointly
 
 _STEPS, _FACTOR = 5, 1.4  # prices that are tried, and how far they are apart
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds

@@ -15,7 +15,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
-from meshdsl.planner.mix import apart
+from meshdsl.planner.mix import apart, halves
 from meshdsl.planner.model import Model
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.prices import Prices
@@ -27,7 +27,6 @@ from meshdsl.planner.solution import Pins
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FEWEST, _TRIED = 40, 50_000  # plans that are mixed of two at least, and operations of all of them together
-_SMALLEST = 8  # nodes of a half of a group
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
@@ -117,7 +116,7 @@ class Fitter:
             if choice.cost < best.cost and self.peak(choice).bytes <= limit:
                 best = choice
             else:
-                left += _halves(some)
+                left += halves(some)
         return best
 
     def let_go(self) -> None:
@@ -179,15 +178,6 @@ class Fitter:
                     if value in alive or (reader is not None and reader[0] in inside):
                         read[n, q] = price
         return Prices(own, read)
-
-
-def _halves(some: list[list[int]]) -> list[list[list[int]]]:
-    """Of groups of nodes, or of one that is large enough; none of plans that differ in moves alone."""
-    if len(some) > 1:
-        return [some[: len(some) // 2], some[len(some) // 2 :]]
-    nodes = some[0] if some else []
-    half = len(nodes) // 2
-    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []
 
 
 def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":

@@ -7,6 +7,8 @@ import numpy as np
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Model
 
+_SMALLEST = 8  # nodes of a half of a group
+
 
 def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
@@ -33,3 +35,12 @@ def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
                 group.append(m)
         found.append(group)
     return found
+
+
+def halves(some: list[list[int]]) -> list[list[list[int]]]:
+    """Of groups of nodes, or of one that is large enough; none of plans that differ in moves alone."""
+    if len(some) > 1:
+        return [some[: len(some) // 2], some[len(some) // 2 :]]
+    nodes = some[0] if some else []
+    half = len(nodes) // 2
+    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []

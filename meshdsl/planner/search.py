@@ -27,27 +27,20 @@ from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
-from meshdsl.planner.projection import projections
+from meshdsl.planner.raising import GAP, MOST, affordable, bound_on_many_axes, lifted_later, raised
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
-_WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
-_LEAST, _MOST, _QUICK = 64, 192, 24  # passes, and those for a plan that begins from another
+_QUICK = 24  # passes for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
-_GAP = 1e-2  # large enough to sweep ...
-_EXACT = 1e-6  # ... unless messages have said that nothing is to be found
+_EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 _FAR = 3e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate and rounds
-_SHAPES, _LIFTED = 10_000_000, 400_000_000  # the same, and entries of the network, if only the bound is wanted
-_SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
 _FEW = 2_000  # ... and nodes up to which it is in any case
 _DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
-_SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
-_NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
 ROUNDED = 1e-9  # of a bound: sums of floats round
 
 
@@ -70,7 +63,7 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
     """
     evaluator = Evaluator(model)
     best = evaluated(model, evaluator, model.whole)
-    proof: Proof = cache(lambda: _bound(model, best, known is not None))
+    proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
         best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
     if jointly(model):
@@ -129,31 +122,20 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
     return np.where(np.array(fine)[:, None], rows, model.whole)
 
 
-def _bound(model: Model, best: Choice, quick: bool) -> float:
-    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
-    model.focus()
-    small = sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
-    if small and not quick and not model.clock.is_up():
-        certificate = Certificate(Joint(model), best, FIRST_TREES)
-        if certificate.work <= _LIFTED:
-            return raised(certificate, settle=True)
-    return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
-
-
 def _proved(
     joint: Joint, network: Network, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool
 ) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
-    model, most = joint.model, _MOST if sweep else _QUICK
+    model, most = joint.model, MOST if sweep else _QUICK
     start, left = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and left <= _EXACT:
         best = min(known, best, key=lambda choice: choice.cost)
-        return best, cache(lambda: _lifted(joint, best, most))
+        return best, cache(lambda: lifted_later(joint, best, most))
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
-    if sweep and left > _sweepable(model) and certificate.gap >= _GAP:
+    if sweep and left > _sweepable(model) and certificate.gap >= GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
         if better.cost < certificate.best.cost:
@@ -164,34 +146,8 @@ def _proved(
     return (known if known.cost < best.cost else best), _known(bound)
 
 
-def _lifted(joint: Joint, best: Choice, most: int) -> float:
-    """The bound of a joint network that was made a while ago."""
-    joint.model.focus()
-    return raised(Certificate(joint, best, FIRST_TREES), most=most)
-
-
 def _known(bound: float) -> Proof:
     return lambda: bound
-
-
-def raised(
-    certificate: Certificate, evaluator: Evaluator | None = None, most: int = _MOST, settle: bool = False
-) -> float:
-    """The bound after as many passes of messages as are affordable and help.
-
-    Args:
-      settle: drop states on the way, for rounds follow; else only where that is cheap.
-    """
-    left, passes = min(most, _affordable(certificate.work)), _AT_A_TIME
-    while left > 0 and certificate.gap >= _TIGHT and not certificate.model.clock.is_up():
-        before = certificate.gap
-        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
-        left, passes = left - passes, 2 * passes
-        if before - certificate.gap < _STALLED:
-            break
-    if certificate.gap >= _GAP and certificate.work < _MIDDLE and not certificate.model.clock.is_up():
-        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
-    return certificate.bound
 
 
 def plans(
@@ -267,15 +223,10 @@ def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     cap(guide, limit + 1.0)
     messages = Messages(guide)
     idle = 0
-    for _ in range(_affordable(guide.entries) // _AT_A_TIME):
+    for _ in range(affordable(guide.entries) // _AT_A_TIME):
         before = messages.cost
         messages.run(_AT_A_TIME)
         idle = 0 if messages.cost < before else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break
     return messages.states, messages.gap
-
-
-def _affordable(entries: int) -> int:
-    """Passes of messages that a stage may take."""
-    return max(_LEAST, min(_MOST, _WORK // max(1, entries)))

@@ -5,8 +5,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.models import gpt
 from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.fit import _halves
-from meshdsl.planner.mix import apart
+from meshdsl.planner.mix import apart, halves
 from tests.planner.graphs import TWO, problem_of
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -62,6 +61,6 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
 
 
 def test_a_large_part_is_halved():
-    assert _halves([[1], [2], [3]]) == [[[1]], [[2], [3]]]
-    assert _halves([]) == _halves([[1, 2, 3]]) == []
-    assert _halves([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]
+    assert halves([[1], [2], [3]]) == [[[1]], [[2], [3]]]
+    assert halves([]) == halves([[1, 2, 3]]) == []
+    assert halves([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]

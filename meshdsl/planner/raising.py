@@ -1,0 +1,62 @@
+"""How far the bound of a network is raised: by as many passes of messages as are affordable and help."""
+
+from meshdsl.planner.bound import Certificate
+from meshdsl.planner.closing import FIRST_TREES
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.joint import Joint
+from meshdsl.planner.model import Model
+from meshdsl.planner.projection import projections
+
+GAP = 1e-2  # large enough for more than messages
+_WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
+_FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
+_SHAPES, _LIFTED = (
+    10_000_000,
+    400_000_000,
+)  # pairs of layouts over all shapes, and entries, up to which many axes are seen jointly
+_SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
+_SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
+_NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
+_TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
+
+
+def raised(
+    certificate: Certificate, evaluator: Evaluator | None = None, most: int = MOST, settle: bool = False
+) -> float:
+    """The bound after as many passes of messages as are affordable and help.
+
+    Args:
+      settle: drop states on the way, for rounds follow; else only where that is cheap.
+    """
+    left, passes = min(most, affordable(certificate.work)), _FIRST
+    while left > 0 and certificate.gap >= _TIGHT and not certificate.model.clock.is_up():
+        before = certificate.gap
+        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
+        left, passes = left - passes, 2 * passes
+        if before - certificate.gap < _STALLED:
+            break
+    if certificate.gap >= GAP and certificate.work < _MIDDLE and not certificate.model.clock.is_up():
+        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
+    return certificate.bound
+
+
+def affordable(entries: int) -> int:
+    """Passes of messages that a stage may take."""
+    return max(_LEAST, min(MOST, _WORK // max(1, entries)))
+
+
+def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
+    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
+    model.focus()
+    small = sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
+    if small and not quick and not model.clock.is_up():
+        certificate = Certificate(Joint(model), best, FIRST_TREES)
+        if certificate.work <= _LIFTED:
+            return raised(certificate, settle=True)
+    return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+
+
+def lifted_later(joint: Joint, best: Choice, most: int) -> float:
+    """The bound of a joint network that was made a while ago."""
+    joint.model.focus()
+    return raised(Certificate(joint, best, FIRST_TREES), most=most)
