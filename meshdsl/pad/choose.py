@@ -8,7 +8,7 @@ that comes first. A very large step is not planned again for a length that every
 divides by itself. The plan's notes say what was padded, what was not, and why.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, prod
@@ -86,7 +86,8 @@ def choose_plan(
     candidates, clock = padded_sizes(program, mesh), Clock(seconds)
     stated = {n: m for n, m in candidates.items() if n in set(_stated(program.graph, mesh))}
     best = _attempt(program, stated, mesh, pins_of, memory, clock)
-    even = set() if len(list(walk(program.graph))) <= _LARGE else _even(candidates, mesh) - set(stated)
+    large = len(list(walk(program.graph))) > _LARGE
+    even = {n for n in candidates if large and n not in stated and not any(n % k for k in mesh.sizes)}
     notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
     notes += [_untried_note(program, n) for n in candidates if n in even]
     for n in (n for n in candidates if n not in stated and n not in even and not clock.is_up()):
@@ -169,11 +170,6 @@ def padded_length(n: int, mesh: Mesh) -> int:
     products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
     blocks = max((k for k in products if n >= LONG * k), default=1)
     return ceil(n / blocks) * blocks
-
-
-def _even(sizes: Iterable[int], mesh: Mesh) -> set[int]:
-    """Those that every mesh axis divides."""
-    return {n for n in sizes if not any(n % k for k in mesh.sizes)}
 
 
 def _values(graph: Graph) -> Iterator[Value]:

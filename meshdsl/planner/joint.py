@@ -226,10 +226,6 @@ class Joint:
             if waiting := prices.later.get(reader):
                 network.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
 
-    def _new_hub(self, network: Network, value: int, after: int) -> tuple[int, Ids]:
-        closure = self.model.closures[value]
-        return network.new(closure.nothing, closure.placed, after), closure.fitting
-
     def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
         """Some readers on one hub; a part of each one's own moves counts."""
         source = self._ends[value][0]
@@ -241,9 +237,10 @@ class Joint:
 
     def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
-        before, at = source[0], self._read(source)
+        before, at, closure = source[0], self._read(source), self.model.closures[value]
+        layouts = closure.fitting
         for reader in readers[:-1]:
-            hub, layouts = self._new_hub(network, value, before)
+            hub = network.new(closure.nothing, closure.placed, before)
             network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
             network.add(hub, reader[0], self._stars.moves(value, layouts, self._read(reader)))
             before, at = hub, layouts
