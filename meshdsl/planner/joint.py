@@ -15,26 +15,31 @@ two readers there is one fork, and that is exact. With more there are two networ
   part of every reader's own moves from there, where the parts of any m - 1 of the m readers add up to at
   most one (a fork has at least two branches, and each costs at least any of its ends).
 
-Both begin as one network without those values, reduced as far as it goes.
+Both begin without those values, as one network per block of equal layers (``blocks``), reduced as far as it goes; at
+last the blocks are put together, as often as they occur.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
+from meshdsl.planner.blocks import Block, blocks_of
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Derived, Network
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import paid, payers, terms
 from meshdsl.planner.sets import add_sets
 from meshdsl.planner.stars import Stars
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
+_FORK = 3  # ends of a value with two readers, for which one hub is exact
 _MANY = 6  # readers beyond which pairs are too many
 _MORE = 1 << 22  # entries of the exact trees of a value that is worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
@@ -51,6 +56,14 @@ class States:
     cost: Costs
 
 
+class _Part(NamedTuple):
+    """A block, its network, reduced, and its values of many readers, which are not in there."""
+
+    block: Block
+    network: Network
+    wide: list[int]
+
+
 class Joint:
     """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
@@ -64,46 +77,51 @@ class Joint:
         self.model, self.problem, self._left = model, model.problem, left
         self._known: dict[Hashable, States] = {}
         self._layouts: dict[Hashable, Ids] = {}
-        self._derived = Derived()
-        self._stars = Stars(model, self._derived)
-        self.states = self._free = [self._states(n) for n in range(len(model.nodes))]
-        self._unpaid = Network(self._derived)
-        for states in self._free:
-            self._unpaid.new(states.cost, states.rows)
+        self.states = [self._states(n) for n in range(len(model.nodes))]
         self._ends = {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
-        self._wide: list[int] = []
-        for value in self.problem.defined:
-            self._add(value)
+        self._wide = [value for value in self.problem.defined if self._is_wide(value)]
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
-        self._common = self._paid()
+        self._begin(Derived())
 
     def priced(self) -> "Joint":
         """The same at what the model's memory prices are now; the states in question must be what they were."""
         other = copy(self)
-        other._derived = self._derived.copy()
-        other._stars = Stars(self.model, other._derived)
-        other._common = other._paid()
+        other._begin(self._derived)
         return other
 
-    def _paid(self) -> Network:
-        """The network of all values but those of many readers, prices included, reduced."""
-        network, prices, plus = self._unpaid.copy(self._derived), self.model.prices, self._derived.plus
-        self.states = list(self._free)
-        for n in payers(self.model):
-            states, price = self._free[n], self._price(n)
-            network.unary[n] = plus(network.unary[n], price)
-            self.states[n] = States(states.rows, plus(states.cost, price))
-        for value in dict.fromkeys(self._value(end) for end in (*prices.read, *prices.later)):
+    def _begin(self, derived: Derived) -> None:
+        """Draw the networks of all values but those of many readers, prices included, reduced."""
+        self._derived = derived.copy()
+        self._stars = Stars(self.model, self._derived)
+        paying = frozenset(payers(self.model))
+        self._parts = [self._part(block, paying) for block in blocks_of(self.model, not self._left)]
+
+    def _part(self, block: Block, paying: frozenset[int]) -> _Part:
+        model, derived = self.model, self._derived
+        network = Network(derived, len(self.states))
+        for n in block.nodes:
+            cost, rows = self.states[n].cost, self.states[n].rows
+            network.put(n, derived.plus(cost, self._price(n)) if n in paying else cost, rows)
+        for n in block.outside:
+            nothing = derived.get("nothing", (self.states[n].cost,), np.zeros_like)
+            network.put(n, nothing, self.states[n].rows)
+        values = [port.value.id for n in block.nodes for port in model.nodes[n].ports if port.defines]
+        for value in values:
+            self._add(network, value)
             self._add_prices(network, value)
-        network.reduce(LARGEST, self.beside)
-        return network
+        network.reduce(LARGEST, block.touched | self.beside)
+        return _Part(block, network, list(filter(self._is_wide, values)))
+
+    def _is_wide(self, value: int) -> bool:
+        """Whether a value has more readers than one hub serves exactly."""
+        return len(self._ends[value]) > _FORK and len(self.model.closures[value].fitting) > 1
 
     def _value(self, end: End) -> int:
         return self.model.nodes[end[0]].ports[end[1]].value.id
 
     def _price(self, n: int) -> Costs:
         """What node n pays for memory in its states; nodes that pay alike get the same array."""
-        rows, model = self._free[n].rows, self.model
+        rows, model = self.states[n].rows, self.model
 
         def make(unit: Costs, rows: Assignment) -> Costs:
             return np.asarray(paid(model, n)[tuple(rows.T)])
@@ -111,18 +129,21 @@ class Joint:
         found: Costs = self._derived.get(("paid", terms(model, n)), (model.unit(n), rows), make)
         return found
 
+    def _cheapest(self, states: States) -> float:
+        return float(self._derived.get("least", (states.cost,), np.min))
+
     def plans(self) -> Network:
         """The network whose costs can be paid."""
-        network = self._common.copy()
-        least = sum([float(states.cost.min()) for states in self.states])
-        for value in self._wide:
+        least = sum(map(self._cheapest, self.states))
+
+        def add(network: Network, value: int) -> None:
             source, *readers = self._ends[value]
             if self._stake(value) < _STAKE * least:
                 self._star(network, value, dict.fromkeys(readers, 1.0))
             else:
                 self._chain(network, value, source, readers)
-        network.reduce(LARGEST)
-        return network
+
+        return self._whole(add, frozenset())
 
     def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Network:
         """The network whose minimum no plan can undercut, tightest around the plan ``best``.
@@ -131,12 +152,29 @@ class Joint:
           trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
           missed: per value that is worth more, plans in which such a network has let it cost too little.
         """
-        network = self._common.copy()
-        for value in self._wide:
+
+        def add(network: Network, value: int) -> None:
             if not self._sets(network, value, _MORE if value in missed else trees):
                 self._relaxed(network, value, best, missed.get(value, ()))
-        network.reduce(LARGEST, self.beside if trees else frozenset())
-        return network
+
+        return self._whole(add, self.beside if trees else frozenset())
+
+    def _whole(self, add: Callable[[Network, int], None], keep: frozenset[int]) -> Network:
+        """All parts, with the values of many readers, as one network."""
+        networks = []
+        for block, common, wide in self._parts:
+            network = common.copy()
+            for value in wide:
+                add(network, value)
+            network.reduce(LARGEST, block.touched | keep)
+            networks.append(network)
+        if len(networks) == 1:
+            return networks[0]
+        whole = Network(self._derived, len(self.states))
+        for (block, *_), network in zip(self._parts, networks, strict=True):
+            whole.stamp(network, [*block.nodes, *block.outside], block.copies)
+        whole.reduce(LARGEST, keep)
+        return whole
 
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
         ends = self._ends[value]
@@ -174,7 +212,10 @@ class Joint:
 
     def rows(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable stands for."""
-        return np.array([states.rows[chosen[n]] for n, states in enumerate(self.states)], dtype=np.intp)
+        at, rows = array(map(chosen.__getitem__, range(len(self.states)))), self.model.whole.copy()
+        for nodes in grouped(numbered(map(id, self.states))):
+            rows[nodes] = self.states[nodes[0]].rows[at[nodes]]
+        return rows
 
     def _states(self, n: int) -> States:
         model = self.model
@@ -195,24 +236,21 @@ class Joint:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
         closure = self.model.closures[self._value(end)]
-        key = (id(self._free[n]), port, closure.number, self.model.orders[n])
+        key = (id(self.states[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
-            self._layouts[key] = self.model.layout_ids(n, port, self._free[n].rows.T)
+            self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
         return self._layouts[key]
 
-    def _add(self, value: int) -> None:
+    def _add(self, network: Network, value: int) -> None:
         """Add the tables of a value, unless it has many readers."""
         source, *readers = self._ends[value]
-        hubs = self.model.closures[value].fitting
-        if len(hubs) == 1 or not readers:
+        if len(self.model.closures[value].fitting) == 1 or not readers:
             return
         if len(readers) == 1:
             moves = self._stars.moves(value, self._read(source), self._read(readers[0]))
-            self._unpaid.add(source[0], readers[0][0], moves)
-        elif len(readers) == 2:
-            self._star(self._unpaid, value, dict.fromkeys(readers, 1.0))
-        else:
-            self._wide.append(value)
+            network.add(source[0], readers[0][0], moves)
+        elif not self._is_wide(value):
+            self._star(network, value, dict.fromkeys(readers, 1.0))
 
     def _add_prices(self, network: Network, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""

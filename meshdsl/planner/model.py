@@ -21,13 +21,16 @@ from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Costs, Ids, Scale
+from meshdsl.planner.layers import layers_of
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Kind, Problem
+from meshdsl.planner.numbering import numbered
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
 from meshdsl.planner.tables import Table, make_table
 from meshdsl.planner.twins import Twins
+from meshdsl.planner.wiring import Wiring
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
@@ -39,6 +42,7 @@ class Model:
     def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
         self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
         self._take(problem)
+        self.wiring = Wiring(problem.nodes)
         self._tables: dict[Hashable, Table] = {}
         self._distances: Known = {}
         self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
@@ -175,8 +179,19 @@ class Model:
     def ports(self) -> Ports:
         """The tensors of all nodes, laid out when they are first asked for."""
         if self._ports is None:
-            self._ports = Ports(self.nodes, self.tables, self.orders, self.distances)
+            self._ports = Ports(self.nodes, self.wiring, self.tables, self.orders, self.distances)
         return self._ports
+
+    @cached_property
+    def layers(self) -> Ids:
+        """The nodes of equal layers, whatever the pins (see ``layers_of``)."""
+        kinds, wiring = numbered((node.kind, node.trips) for node in self.nodes), self.wiring
+        return layers_of(kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+
+    @property
+    def twins(self) -> Ids:
+        """Per node, the first that has equal tables and pins."""
+        return self._twins.first
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

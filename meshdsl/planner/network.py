@@ -62,39 +62,116 @@ class _Gone:
     ends: tuple[tuple[int, Labels | None, Costs], ...]
 
 
+@dataclass(frozen=True)
+class _Stamped:
+    """What was eliminated of a network before it was added, so many times.
+
+    Args:
+      numbers: [copies, names], what its variables ``names`` are called.
+    """
+
+    trail: "list[_Gone | _Stamped]"
+    names: list[int]
+    numbers: Labels
+
+    def decode(self, chosen: dict[int, int]) -> None:
+        """Add the best states of all copies, given those of the variables that were left; their names are kept."""
+        column = {v: i for i, v in enumerate(self.names)}
+        states: dict[int, Labels] = {}
+
+        def of(v: int) -> Labels:
+            if v not in states:
+                states[v] = np.array([chosen[w] for w in self.numbers[:, column[v]].tolist()])
+            return states[v]
+
+        for gone in reversed(self.trail):
+            assert isinstance(gone, _Gone), "what is added has nothing added to it"
+            cost = np.broadcast_to(gone.unary[:, None], (gone.unary.size, len(self.numbers)))
+            for w, _, table in gone.ends:
+                cost = cost + table[:, of(w)]
+            states[gone.variable] = cost.argmin(axis=0)
+            if gone.variable in column:
+                numbers = self.numbers[:, column[gone.variable]]
+                chosen.update(zip(numbers.tolist(), states[gone.variable].tolist(), strict=True))
+
+
 class Network:
     """Variables with a table each, and a table per pair of neighbours.
 
     ``near[v][w]`` is the table of v and w with v's states along the first dim. ``labels`` names
     the states of variables that have lost some. ``marks`` is what the maker of a variable says
     about its states, a row each; ``place`` orders the variables: neighbours should be near.
+
+    Args:
+      known: numbers below this one are those of variables that ``put`` adds.
     """
 
-    def __init__(self, derived: Derived | None = None) -> None:
-        self.derived = derived or Derived()
+    def __init__(self, derived: Derived | None = None, known: int = 0) -> None:
+        self.derived, self._next = derived or Derived(), known
         self.unary: dict[int, Costs] = {}
         self.near: dict[int, dict[int, Costs]] = {}
         self.labels: dict[int, Labels] = {}
-        self.marks: list[Labels | None] = []
-        self.place: list[float] = []
+        self.marks: dict[int, Labels | None] = {}
+        self.place: dict[int, float] = {}
         self.constant = 0.0
-        self.trail: list[_Gone] = []
+        self.trail: list[_Gone | _Stamped] = []
 
-    def copy(self, derived: Derived | None = None) -> "Network":
-        """A network of its own with the same tables, and perhaps what is derived from them, too."""
-        other = Network(derived or self.derived)
+    def copy(self) -> "Network":
+        """A network of its own with the same tables."""
+        other = Network(self.derived)
         other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
         other.near = {v: dict(tables) for v, tables in self.near.items()}
-        other.constant, other.marks, other.place = self.constant, list(self.marks), list(self.place)
+        other.constant, other.marks, other.place = self.constant, dict(self.marks), dict(self.place)
+        other._next = self._next
         return other
+
+    def put(self, v: int, unary: Costs, marks: Labels | None = None) -> None:
+        """Add a variable of a known number, which is its place in order."""
+        self.unary[v], self.near[v], self.marks[v], self.place[v] = unary, {}, marks, float(v)
 
     def new(self, unary: Costs, marks: Labels | None = None, after: int | None = None) -> int:
         """Add a variable, in order right after another one."""
-        v = len(self.marks)
-        self.place.append(float(v) if after is None else self.place[after] + 2.0**-10)
-        self.unary[v], self.near[v] = unary, {}
-        self.marks.append(marks)
+        v, self._next = self._next, self._next + 1
+        self.put(v, unary, marks)
+        if after is not None:
+            self.place[v] = self.place[after] + 2.0**-10
         return v
+
+    def stamp(self, part: "Network", names: Sequence[int], copies: Labels) -> None:
+        """Add a network of its own, so many times.
+
+        Args:
+          names: variables of ``part`` that have names here; those that are here already get its tables besides.
+          copies: [copies, names]: the names in each copy.
+        """
+        known = set(names)
+        fresh = [v for v in part.unary if v not in known]
+        new = self._next + np.arange(len(copies) * len(fresh)).reshape(len(copies), -1)
+        self._next += new.size
+        every, numbers = [*names, *fresh], np.hstack([copies, new])
+        near = part.near.items()
+        tables = [(v, w, table, part.near[w][v]) for v, tables in near for w, table in tables.items() if v < w]
+        for copy in numbers.tolist():
+            to = dict(zip(every, copy, strict=True))
+            for v, unary in part.unary.items():
+                before = int(part.place[v])
+                self._join(to[v], unary, part.marks[v], to.get(before, before) + part.place[v] - before)
+            for v, w, table, turned in tables:
+                a, b = to[v], to[w]
+                if b in self.near[a]:
+                    self.add(a, b, table)
+                else:
+                    self.near[a][b], self.near[b][a] = table, turned
+        self.constant += part.constant * len(copies)
+        self.trail.append(_Stamped(part.trail, every, numbers))
+
+    def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
+        """Add a variable, or to the table of one that is here."""
+        if v not in self.unary:
+            self.put(v, unary, marks)
+            self.place[v] = place
+        elif unary.any():
+            self.unary[v] = self.derived.plus(self.unary[v], unary)
 
     def add(self, a: int, b: int, table: Costs) -> None:
         """Add a table over two variables, a's states along the first dim; a and b may be the same."""
@@ -203,6 +280,9 @@ class Network:
     def decode(self, chosen: dict[int, int]) -> dict[int, int]:
         """The best states of all eliminated variables, given those of the others by label."""
         for gone in reversed(self.trail):
+            if isinstance(gone, _Stamped):
+                gone.decode(chosen)
+                continue
             cost = gone.unary
             for w, labels, table in gone.ends:
                 at = chosen[w]

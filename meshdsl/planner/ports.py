@@ -19,6 +19,7 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.node import Node
 from meshdsl.planner.numbering import Reading, array, grouped, numbered
 from meshdsl.planner.tables import Table
+from meshdsl.planner.wiring import Wiring
 
 Order = tuple[str, ...]  # of mesh axes
 Elsewhere = dict[int, tuple[int, set[int]]]  # by value id: its own layout, and the others in which it is read
@@ -36,31 +37,26 @@ class Ports:
     """The ports of nodes, node after node.
 
     Args:
-      nodes: with the ``tables`` of their rows and the ``orders`` of axes that split one dim.
+      nodes: with their ``wiring``, the ``tables`` of their rows and the ``orders`` of axes that split one dim.
       distances: per value id, its layouts.
 
-    ``nodes`` and ``values`` are theirs, the latter by id; ``made`` is the port that makes a value, ``read`` the one of
-    a reading.
+    ``made`` is the port that makes a value, ``read`` the one of a reading.
     """
 
     def __init__(
         self,
         nodes: Sequence[Node],
+        wiring: Wiring,
         tables: Sequence[Table],
         orders: Sequence[Order],
         distances: Mapping[int, Distances],
     ) -> None:
+        self.nodes, self.values, self.made = wiring.nodes, wiring.values, wiring.made
         ports = [port for node in nodes for port in node.ports]
-        self.values = array(port.value.id for port in ports)
-        self.made = {port.value.id: i for i, port in enumerate(ports) if port.defines}
         self.read: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
-        self.nodes = np.repeat(np.arange(len(nodes)), array(len(node.ports) for node in nodes))
-        self._codes, self._first = _coded(tables)
-        makers = array(map(self.made.__getitem__, self.values.tolist()))
-        uses = np.flatnonzero(makers != np.arange(makers.size))
-        self._uses = uses[np.argsort(makers[uses], kind="stable")]
-        self._makers = makers[self._uses]
-        self._alike = list(self._looked_up(makers, orders, distances))
+        self._codes, self._begins = _coded(tables)
+        self._uses, self._makers = wiring.read, wiring.makers
+        self._alike = list(self._looked_up(wiring.every, orders, distances))
 
     def layouts(self, rows: Ids) -> Ids:
         """Per port, the number of its layout in the space of its value.
@@ -68,7 +64,7 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        codes = self._codes[self._first + rows[self.nodes].T]
+        codes = self._codes[self._begins + rows[self.nodes].T]
         found = np.empty(self.nodes.size, dtype=np.intp)
         for ports, table, _ in self._alike:
             found[ports] = table[tuple(codes[:, ports])]

@@ -22,7 +22,7 @@ class Projection(Model):
 
     def __init__(self, whole: Model, part: Axes, parts: Groups) -> None:
         self.problem, self.mesh, self.nodes, self.scale = whole.problem, whole.mesh, whole.nodes, whole.scale
-        self.clock = whole.clock
+        self.clock, self.wiring = whole.clock, whole.wiring
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
         self.orders = [self.axes] * len(self.nodes)
         self._whole, self._part, self._share = whole, part, 1 / len(parts)

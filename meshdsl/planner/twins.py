@@ -6,22 +6,25 @@ What is true of one is true of all of them, so it is worked out for the first an
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.node import Node
 
 T = TypeVar("T")
 
 
 class Twins:
-    """Per node, the first whose twin it is."""
+    """``first``: per node, the first whose twin it is."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         found: dict[object, int] = {}
         # placements, not pins: those are equal whatever the order in which axes are stated
         asked = [(node.kind, node.trips, node.pin.placements, node.split, node.asked) for node in nodes]
-        self._first = [found.setdefault(question, n) for n, question in enumerate(asked)]
+        self.first: Ids = np.array([found.setdefault(question, n) for n, question in enumerate(asked)], dtype=np.intp)
         self._once = tuple(found.values())
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
         known = {n: make(n) for n in self._once}
-        return [known[n] for n in self._first]
+        return [known[n] for n in self.first.tolist()]

@@ -68,3 +68,15 @@ def exhaustive(model, largest=400_000):
 
 
 ONE, TWO = Mesh(x=4), Mesh(x=2, y=2)
+
+
+def minimum(network, fixed):
+    """The least cost of a network with some variables' states given."""
+    for v, state in fixed.items():
+        network.unary[v] = network.unary[v][[state]]
+        for w, table in network.near[v].items():
+            network.near[v][w] = table[[state]]
+            network.near[w][v] = network.near[v][w].T
+    network.reduce(10**9)
+    assert not network.unary
+    return network.constant

@@ -12,7 +12,7 @@ from meshdsl.planner.problem import make_problem
 from meshdsl.planner.projection import projections
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, TWO, shape
+from tests.planner.graphs import ONE, TWO, minimum, shape
 
 
 def many_readers(readers):
@@ -31,18 +31,6 @@ def many_readers(readers):
 def _any_state(rng, rows):
     """A state, often the last one: then the readers ask for partial copies."""
     return len(rows) - 1 if rng.random() < 0.5 else int(rng.integers(len(rows)))
-
-
-def minimum(network, fixed):
-    """The least cost of a network with some variables' states given."""
-    for v, state in fixed.items():
-        network.unary[v] = network.unary[v][[state]]
-        for w, table in network.near[v].items():
-            network.near[v][w] = table[[state]]
-            network.near[w][v] = network.near[v][w].T
-    network.reduce(10**9)
-    assert not network.unary
-    return network.constant
 
 
 @pytest.mark.parametrize("mesh", [ONE, TWO], ids=str)

@@ -1,0 +1,27 @@
+"""The ports of all nodes in one sequence, node after node, and which of them make what others read."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshdsl.planner.node import Node
+from meshdsl.planner.numbering import array
+
+
+class Wiring:
+    """Per port, its node in ``nodes`` and its value, by id, in ``values``; ``first`` is the first one of each node.
+
+    ``made`` is the port that makes a value, by its id, and ``every`` that of each port's value. ``read`` are the ports
+    that read one, value after value, and ``makers`` those that make what these read.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        ports = [port for node in nodes for port in node.ports]
+        sizes = array(len(node.ports) for node in nodes)
+        self.nodes, self.first = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
+        self.values = array(port.value.id for port in ports)
+        self.made = {port.value.id: i for i, port in enumerate(ports) if port.defines}
+        self.every = array(map(self.made.__getitem__, self.values.tolist()))
+        uses = np.flatnonzero(self.every != np.arange(self.every.size))
+        self.read = uses[np.argsort(self.every[uses], kind="stable")]
+        self.makers = self.every[self.read]

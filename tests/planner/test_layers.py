@@ -1,0 +1,128 @@
+"""Equal layers are found, and a network that is made of blocks of them is the one that is made of all nodes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshdsl.layouts import Layout
+from meshdsl.planner import blocks as blocks_module
+from meshdsl.planner import joint as joint_module
+from meshdsl.planner.blocks import blocks_of
+from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.joint import Joint
+from meshdsl.planner.layers import layers_of
+from meshdsl.planner.model import Model
+from meshdsl.planner.prices import Prices
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import ONE, TWO, minimum, shape
+
+LAYERS = 7
+
+
+def deep(weights, x):
+    """Residual layers whose gradients are scaled by the norm of all of them."""
+
+    def loss(weights):
+        h = x
+        for w in weights:
+            h = h + jnp.tanh(h @ w) @ w.T
+        return (h**2).sum()
+
+    gradients = jax.grad(loss)(weights)
+    norm = sum((g**2).sum() for g in gradients) ** 0.5
+    return [w - g / norm for w, g in zip(weights, gradients, strict=True)]
+
+
+def model_of(mesh, pinned=""):
+    program = trace(deep, ([shape(8, 16)] * LAYERS, shape(32, 8)))
+    inputs = [Layout.parse(pinned if i == 2 else "") for i in range(LAYERS)] + [Layout.parse("x=S(0)")]
+    return Model(make_problem(program, mesh, Pins(tuple(inputs), (Layout(),) * LAYERS, tuple(range(LAYERS)))))
+
+
+def priced(model):
+    """Prices for what is as large as a weight, in all layers, and for one value of one layer."""
+    values = {v: model.nodes[n].ports[p].value for v, (n, p) in model.problem.defined.items()}
+    some = dict.fromkeys([v for v, value in values.items() if value.shape == (8, 16)], 1e-9)
+    some[max(v for v in values if v not in some)] = 2e-9
+    reads = {end: price for v, price in some.items() for end in model.problem.used.get(v, ())}
+    return Prices(own=some, read=reads, later=reads)
+
+
+def optimum(joint, network):
+    """The least cost of a network, and the plan that has it."""
+    domains, tables = network.listed()
+    found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
+    assert found.exact
+    return found.cost + network.constant, joint.rows(network.named(network.order, found.states))
+
+
+def test_runs_forwards_and_backwards_are_matched():
+    forwards, backwards, chain = [1, 2, 3] * 6, [4, 5] * 6, [6] * 12
+    kinds = np.array([0, *forwards, 9, *backwards, 8, *chain])
+    reads = [(1 + 3 * i, 20 + 2 * (5 - i)) for i in range(6)]  # what a layer makes goes to its backward pass ...
+    reads += [(20 + 2 * (5 - i) + 1, 33 + 2 * i + j) for i in range(6) for j in range(2)]  # ... and on to the chain
+    layers = layers_of(kinds, *np.array(reads).T)
+    expected = [{1 + 3 * i + j for j in range(3)} | {30 - 2 * i, 31 - 2 * i, 33 + 2 * i, 34 + 2 * i} for i in range(6)]
+    assert [set(row) for row in layers.tolist()] in (expected, expected[::-1])
+    assert all(len(set(kinds[column])) == 1 for column in layers.T)
+
+
+def test_what_never_repeats_has_no_layers():
+    kinds = np.random.default_rng(0).permutation(200)
+    assert layers_of(kinds, np.arange(199), np.arange(1, 200)).size == 0
+
+
+@pytest.mark.parametrize("prices", [False, True])
+def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch, prices):
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    model = model_of(TWO)
+    if prices:
+        model.prices = priced(model)
+    blocks = blocks_of(model, True)
+    covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
+    assert sorted(covered) == list(range(len(model.nodes)))
+    assert max(len(block.copies) for block in blocks) >= LAYERS - 4
+    used = model.problem.used
+    readers = [[used.get(p.value.id, []) for p in node.ports if p.defines] for node in model.nodes]
+    for block in blocks:
+        names = [*block.nodes, *block.outside]
+        for copy in block.copies.tolist():
+            to = dict(zip(names, copy, strict=True))
+            for n in block.nodes:
+                assert [[(to[m], p) for m, p in ends] for ends in readers[n]] == readers[to[n]]
+                assert model.unit(n) is model.unit(to[n])
+
+
+@pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
+@pytest.mark.parametrize("prices", [False, True])
+def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned, prices):
+    model = model_of(ONE, pinned)
+    evaluator, whole = Evaluator(model), Joint(model)
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    assert len(blocks_of(model, True)) > 1
+    blocks = Joint(model)
+    if prices:
+        model.prices = priced(model)
+        whole, blocks = whole.priced(), blocks.priced()
+    best = evaluator.evaluate(model.whole)
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+        (cost, _), (same, rows) = (optimum(joint, make(joint)) for joint in (whole, blocks))
+        assert cost == same
+    paid, rows = optimum(blocks, blocks.plans())
+    assert prices or evaluator.evaluate(rows).cost <= paid
+
+
+def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch):
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model, rng = model_of(TWO), np.random.default_rng(0)
+    whole = Joint(model)
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    blocks, best = Joint(model), Evaluator(model).evaluate(model.whole)
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+        for _ in range(5):
+            chosen = {n: int(rng.integers(len(states.cost))) for n, states in enumerate(whole.states)}
+            assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
