@@ -49,6 +49,14 @@ class Fitter:
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
 
+    @property
+    def joint(self) -> Joint | None:
+        """The networks of all states, if they can be looked at together, made when they are first asked for."""
+        if jointly(self.model):
+            self.model.focus()
+            self._joint = self._joint or Joint(self.model)
+        return self._joint
+
     @cached_property
     def around(self) -> dict[int, tuple[int, ...]]:
         """Per op id, the ops it stands in, itself included."""
@@ -157,11 +165,9 @@ class Fitter:
         self, known: list[Choice], points: Iterable[Peak], price: float, limit: float, sweep: bool = True
     ) -> Choice:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
-        if jointly(self.model):
-            self.model.focus()
-            self._joint = self._joint or Joint(self.model)
+        joint = self.joint
         self.model.prices = self._prices(points, price)
-        found = plans(self.model, self.evaluator, known, sweep, self._joint)
+        found = plans(self.model, self.evaluator, known, sweep, joint)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
 

@@ -54,11 +54,14 @@ def search(model: Model) -> tuple[Choice, float]:
     return best, prove()
 
 
-def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[Choice, Callable[[], float]]:
+def find(
+    model: Model, worth: Worth, joint: Joint | None = None, known: Assignment | None = None
+) -> tuple[Choice, Callable[[], float]]:
     """The best plan found, memory aside, and what proves seconds that no plan can undercut, when they are asked for.
 
     Args:
       worth: whether a plan is worth rounds.
+      joint: the networks of all states, if they can be looked at together and were made before.
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
@@ -68,7 +71,7 @@ def find(model: Model, worth: Worth, known: Assignment | None = None) -> tuple[C
         best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
     if jointly(model):
         model.focus()
-        joint = Joint(model)
+        joint = joint or Joint(model)
         best, proof = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
         if known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
             best = _moved(model, _as_fewer(model.wide), evaluator, best, worth)

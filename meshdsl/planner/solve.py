@@ -84,8 +84,8 @@ class Found:
         Raises MemoryLimitError if none was found that fits.
         """
         model, pins = self.model.hiding(hidden), self.fitter.pins
-        best, _ = find(model, lambda _: False)
-        rows = Fitter(model, pins, self.fitter).fit(best, self.limit)[0].rows
+        fitter = Fitter(model, pins, self.fitter)
+        rows = fitter.fit(find(model, lambda _: False, fitter.joint)[0], self.limit)[0].rows
         choice = evaluated(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
@@ -101,8 +101,8 @@ class Found:
         if problem is None:
             return None
         model = self.model.repinned(problem)
-        best, prove = find(model, lambda _: False, self.choice.rows)
         fitter = Fitter(model, pins, self.fitter)
+        best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows)
         choice, peak = fitter.fit(best, self.limit)
         least = bound if adds_to(pins, self.fitter.pins, model.mesh) else 0.0
         near = choice.cost <= (1 + _NEAR) * self.choice.cost
@@ -135,7 +135,7 @@ def search_plan(
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins), clock)
     fitter = Fitter(model, pins)
-    best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
+    best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit, fitter.joint)
     return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
