@@ -88,6 +88,7 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
+        self._every_state, self.closures = False, dict[int, Closure]()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
@@ -97,6 +98,9 @@ class Model:
           groups: mesh axes that take a row together; the others stay as they are.
           around: a plan, which stays in question itself.
         """
+        if groups is None and self._every_state and self.closures:
+            return
+        self._every_state = groups is None
         if groups is None or around is None:
             self.states = self._twins.each(self._every)
         else:

@@ -1,12 +1,12 @@
 """What nodes pay for memory where it is short: over their joint states, and in a plan, with the copies they read."""
 
 from collections.abc import Hashable, Iterator
-from math import prod
 
 import numpy as np
 
 from meshdsl.planner.exact import TIES, Costs
 from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.tables import per_axis
 
 
@@ -37,17 +37,15 @@ def paid(model: Model, n: int) -> Costs:
 
 def paid_in(model: Model, rows: Assignment) -> float:
     """What a plan pays for the values that it makes and the copies that it reads."""
-    nodes = {model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.read}
-    return sum(_paid_by(model, n, rows) for n in sorted(nodes))
-
-
-def _paid_by(model: Model, n: int, rows: Assignment) -> float:
-    total = sum(float(model.scale.pack(price * share[tuple(rows[n])])) for price, share in _made(model, n))
-    for p, port in enumerate(model.nodes[n].ports):
-        price = model.prices.read.get((n, p), 0.0)
-        if price:
-            held = model.layout(n, p, rows[n]).local_shape(port.value.shape, model.mesh.sizes_by_name)
-            total += float(model.scale.pack(np.asarray(price * prod(held) * port.value.itemsize)))
+    prices, wiring = model.prices, model.wiring
+    paying = {wiring.made[v]: price for v, price in prices.own.items()}
+    paying |= {int(wiring.first[n]) + p: price for (n, p), price in prices.read.items()}
+    ports, price = array(paying), np.array(list(paying.values()))
+    values, layouts, total = wiring.values[ports].tolist(), model.ports.layouts(rows)[ports], 0.0
+    for alike in grouped(numbered(id(model.distances[v]) for v in values)):
+        layout = model.distances[values[alike[0]]]
+        held = layout.bytes * layout.shares[layouts[alike]]
+        total += float(model.scale.pack(price[alike] * held).sum())
     return total
 
 
