@@ -18,6 +18,7 @@ from meshdsl.planner.numbering import array, numbered
 from meshdsl.planner.paying import payers, terms
 
 MANY = 8_000  # nodes from which on equal layers are looked for
+FEW = 3  # equal layers in a row that the shorter step has at either end
 
 
 class Block(NamedTuple):
@@ -26,54 +27,82 @@ class Block(NamedTuple):
     Args:
       nodes: of the first copy. outside: nodes of other blocks, or of other copies, that read what these make.
       touched: those that make or read a value that goes from one layer to another, or to what is in no layer.
+      layers: of the copies; -1 if this is what is in no equal layers.
       copies: [copies, nodes and outside].
     """
 
     nodes: list[int]
     outside: list[int]
     touched: frozenset[int]
+    layers: Ids
     copies: Ids
 
 
-def blocks_of(model: Model, apart: bool) -> list[Block]:
+class Blocks:
     """The blocks of a model at its present prices; one alone if equal layers are not looked for, or there are none.
+
+    Where more than a few equal layers follow each other, a *shorter* step leaves out those in the middle.
 
     Args:
       apart: whether they are looked for.
+
+    ``layer`` and ``column`` say where a node is in ``layers``, -1 and itself for one that is not. ``before`` and
+    ``after``: the last layer up to each, and the first one after it, of the shorter step.
     """
-    blocks = _Blocks(model, model.layers if apart and len(model.nodes) >= MANY else NO_LAYERS)
-    return list(blocks.all())
 
-
-class _Blocks:
-    def __init__(self, model: Model, layers: Ids) -> None:
-        self.model, self.layers, self.count = model, layers, len(model.nodes)
+    def __init__(self, model: Model, apart: bool) -> None:
+        self.model, self.count = model, len(model.nodes)
+        self.layers = layers = model.layers if apart and self.count >= MANY else NO_LAYERS
         self.layer, self.column = np.full(self.count, -1), np.arange(self.count)
         self.layer[layers] = np.arange(len(layers))[:, None]
         self.column[layers] = np.arange(layers.shape[1])
-        self.wiring = wiring = model.wiring
-        self.maker, self.reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
-        self.touched = self._touched()
+        self._wiring = wiring = model.wiring
+        self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
+        self._touched = self._leaving()
+        groups = self._groups()
+        self._stays = _few(groups, len(layers))
+        stays, numbers = self._stays, np.arange(len(layers))
+        self.before = np.maximum.accumulate(np.where(stays, numbers, 0))
+        self.after = np.append(
+            np.minimum.accumulate(np.where(stays, numbers, len(layers))[::-1])[::-1][1:], len(layers)
+        )
+        self.all = list(self._blocks(groups))
 
-    def all(self) -> Iterator[Block]:
+    def _blocks(self, groups: list[list[int]]) -> Iterator[Block]:
         """The block of what is in no equal layers, then theirs."""
-        groups, alone = self._groups(), np.ones(self.count, dtype=np.bool_)
+        alone = np.ones(self.count, dtype=np.bool_)
         for group in groups:
             alone[self.layers[group]] = False
-        yield self._block(np.flatnonzero(alone), alone, np.zeros(1, dtype=np.intp))
+        yield self._block(np.flatnonzero(alone), alone, np.array([-1]))
         for group in groups:
             yield self._block(self.layers[group[0]], self.layer == group[0], np.array(group))
 
     def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> Block:
-        reads = inside[self.maker] & ~inside[self.reader]
-        outside = np.unique(self.reader[reads])
-        copies = np.tile(np.concatenate([nodes, outside]), (group.size, 1))
-        if group.size > 1:
-            ahead = self.layer[copies[0]] >= 0
-            there = self.layer[copies[0, ahead]] - group[0] + group[:, None]
-            copies[:, ahead] = self.layers[there, self.column[copies[0, ahead]]]
-        touched = frozenset(copies[0, self.touched[copies[0]]].tolist())
-        return Block(nodes.tolist(), outside.tolist(), touched, copies)
+        outside = np.unique(self._reader[inside[self._maker] & ~inside[self._reader]])
+        names = np.concatenate([nodes, outside])
+        touched = frozenset(names[self._touched[names]].tolist())
+        return Block(nodes.tolist(), outside.tolist(), touched, group, self._copies(names, group))
+
+    def _copies(self, names: Ids, group: Ids) -> Ids:
+        """What nodes of the first layer of a group are in all of them."""
+        copies = np.tile(names, (group.size, 1))
+        if group[0] >= 0:
+            ahead = self.layer[names] >= 0
+            there = self.layer[names[ahead]] - group[0] + group[:, None]
+            copies[:, ahead] = self.layers[there, self.column[names[ahead]]]
+        return copies
+
+    def shorter(self, block: Block) -> tuple[Ids, Ids]:
+        """The layers that the shorter step leaves of a block, and their copies, next to each other."""
+        if block.layers[0] < 0:
+            return block.layers, block.copies
+        stays = self._stays[block.layers]
+        layers, copies = block.layers[stays, None], block.copies[stays]
+        there = self.layer[copies]
+        gone = (there >= 0) & ~self._stays[there]
+        near = np.where(there > layers, self.after[there], self.before[there])
+        copies[gone] = self.layers[near[gone], self.column[copies[gone]]]
+        return layers[:, 0], copies
 
     def _groups(self) -> list[list[int]]:
         """Equal layers, where there are several."""
@@ -86,12 +115,12 @@ class _Blocks:
             groups.setdefault(nodes[row].tobytes() + here.tobytes(), []).append(layer)
         return [group for group in groups.values() if len(group) > 1]
 
-    def _touched(self) -> NDArray[np.bool_]:
+    def _leaving(self) -> NDArray[np.bool_]:
         """Whether nodes make or read a value that leaves its layer."""
-        found, leaves = np.zeros(self.count, dtype=np.bool_), np.zeros(self.wiring.nodes.size, dtype=np.bool_)
-        leaves[self.wiring.makers[self.layer[self.maker] != self.layer[self.reader]]] = True
-        far = leaves[self.wiring.makers]
-        found[self.maker[far]] = found[self.reader[far]] = True
+        found, leaves = np.zeros(self.count, dtype=np.bool_), np.zeros(self._wiring.nodes.size, dtype=np.bool_)
+        leaves[self._wiring.makers[self.layer[self._maker] != self.layer[self._reader]]] = True
+        far = leaves[self._wiring.makers]
+        found[self._maker[far]] = found[self._reader[far]] = True
         return found
 
     def _of_nodes(self) -> Ids:
@@ -99,20 +128,20 @@ class _Blocks:
         pays = np.zeros(self.count, dtype=np.intp)
         if paying := payers(self.model):
             pays[paying] = 1 + numbered(terms(self.model, n) for n in paying)
-        return np.stack([self.model.twins, numbered(map(id, self.model.states)), pays, self.touched], axis=1)
+        return np.stack([self.model.twins, numbered(map(id, self.model.states)), pays, self._touched], axis=1)
 
     def _of_links(self) -> Ids:
         """Per reading of a value, the layer it is made in, and what it must have in common with those of others."""
-        model, wiring, first = self.model, self.wiring, self.wiring.first
+        model, wiring, first = self.model, self._wiring, self._wiring.first
         values = wiring.values[wiring.makers].tolist()
-        there = np.where(self.layer[self.reader] >= 0, self.layer[self.reader] - self.layer[self.maker], self.count)
+        there = np.where(self.layer[self._reader] >= 0, self.layer[self._reader] - self.layer[self._maker], self.count)
         columns = [
-            self.layer[self.maker],
-            self.column[self.maker],
-            wiring.makers - first[self.maker],
+            self.layer[self._maker],
+            self.column[self._maker],
+            wiring.makers - first[self._maker],
             there,
-            self.column[self.reader],
-            wiring.read - first[self.reader],
+            self.column[self._reader],
+            wiring.read - first[self._reader],
             array(model.closures[v].number for v in values),
             array(model.trips(v) for v in values),
             self._priced(model.prices.read),
@@ -123,8 +152,17 @@ class _Blocks:
 
     def _priced(self, prices: Mapping[tuple[int, int], float]) -> Ids:
         """Prices of readings, as whole numbers."""
-        found = np.zeros(self.wiring.nodes.size)
+        found = np.zeros(self._wiring.nodes.size)
         if prices:
             nodes, ports = np.array(list(prices), dtype=np.intp).T
-            found[self.wiring.first[nodes] + ports] = list(prices.values())
-        return found[self.wiring.read].view(np.int64)
+            found[self._wiring.first[nodes] + ports] = list(prices.values())
+        return found[self._wiring.read].view(np.int64)
+
+
+def _few(groups: list[list[int]], count: int) -> NDArray[np.bool_]:
+    """Which layers the shorter step has: of those of one group that follow each other, the first and the last few."""
+    stays = np.ones(count, dtype=np.bool_)
+    for group in map(np.array, groups):
+        for run in np.split(group, np.flatnonzero(np.diff(group) != 1) + 1):
+            stays[run[FEW:-FEW]] = False
+    return stays

@@ -12,6 +12,7 @@ from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint, Left, Missed
 from meshdsl.planner.messages import Messages, bound, cap, fix
+from meshdsl.planner.shorter import begun
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
 _MISSED = 0.05  # part of the gap that a value must miss to be worth more
@@ -33,9 +34,14 @@ class Certificate:
         self.joint, self.model, self.best = joint, joint.model, best
         self._missed, self._pointed = missed, best.rows
         self._network, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
-        cap(self._network, best.cost + 1.0)
-        self.bound: float = bound(self._network)
         self._messages: Messages | None = None
+        self.bound: float = 0.0
+        if self._network.shorter:
+            self._messages = begun(self._network, best.cost + 1.0)
+            self.lift(1)
+        else:
+            cap(self._network, best.cost + 1.0)
+            self.bound = bound(self._network)
 
     @property
     def gap(self) -> float:

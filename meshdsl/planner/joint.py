@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.planner.blocks import Block, blocks_of
+from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
@@ -36,6 +36,7 @@ from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import paid, payers, terms
 from meshdsl.planner.sets import add_sets
+from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.stars import Stars
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
@@ -94,7 +95,8 @@ class Joint:
         self._derived = derived.copy()
         self._stars = Stars(self.model, self._derived)
         paying = frozenset(payers(self.model))
-        self._parts = [self._part(block, paying) for block in blocks_of(self.model, not self._left)]
+        self._blocks = Blocks(self.model, not self._left)
+        self._parts = [self._part(block, paying) for block in self._blocks.all]
 
     def _part(self, block: Block, paying: frozenset[int]) -> _Part:
         model, derived = self.model, self._derived
@@ -171,9 +173,12 @@ class Joint:
         if len(networks) == 1:
             return networks[0]
         whole = Network(self._derived, len(self.states))
+        shorter = Shorter(self._blocks, Network(self._derived, len(self.states)))
         for (block, *_), network in zip(self._parts, networks, strict=True):
-            whole.stamp(network, [*block.nodes, *block.outside], block.copies)
+            shorter.add(block, network, whole.stamp(network, [*block.nodes, *block.outside], block.copies))
         whole.reduce(LARGEST, keep)
+        shorter.network.reduce(LARGEST, keep)
+        whole.shorter = shorter
         return whole
 
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:

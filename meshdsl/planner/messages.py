@@ -69,6 +69,12 @@ class Messages:
                 self._best, self.cost = self._at.copy(), cost
 
     @property
+    def ends(self) -> tuple[_Ints, _Ints]:
+        """The two variables of every half edge."""
+        order = np.array(self.order, dtype=np.int64)
+        return np.repeat(order, np.diff(self.flat.first)), order[self.flat.to]
+
+    @property
     def gap(self) -> float:
         """The part of the cost of ``states`` that no others of the network can save more than."""
         cost = self.cost + self.network.constant

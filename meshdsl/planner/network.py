@@ -8,12 +8,15 @@ is answered once (``Derived``).
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs
+
+if TYPE_CHECKING:
+    from meshdsl.planner.shorter import Shorter
 
 Labels = NDArray[np.intp]
 
@@ -100,7 +103,8 @@ class Network:
 
     ``near[v][w]`` is the table of v and w with v's states along the first dim. ``labels`` names
     the states of variables that have lost some. ``marks`` is what the maker of a variable says
-    about its states, a row each; ``place`` orders the variables: neighbours should be near.
+    about its states, a row each; ``place`` orders the variables: neighbours should be near. ``shorter`` is the same
+    with fewer equal layers, if there is such.
 
     Args:
       known: numbers below this one are those of variables that ``put`` adds.
@@ -115,6 +119,7 @@ class Network:
         self.place: dict[int, float] = {}
         self.constant = 0.0
         self.trail: list[_Gone | _Stamped] = []
+        self.shorter: Shorter | None = None
 
     def copy(self) -> "Network":
         """A network of its own with the same tables."""
@@ -122,7 +127,7 @@ class Network:
         other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
         other.near = {v: dict(tables) for v, tables in self.near.items()}
         other.constant, other.marks, other.place = self.constant, dict(self.marks), dict(self.place)
-        other._next = self._next
+        other._next, other.shorter = self._next, self.shorter
         return other
 
     def put(self, v: int, unary: Costs, marks: Labels | None = None) -> None:
@@ -137,8 +142,8 @@ class Network:
             self.place[v] = self.place[after] + 2.0**-10
         return v
 
-    def stamp(self, part: "Network", names: Sequence[int], copies: Labels) -> None:
-        """Add a network of its own, so many times.
+    def stamp(self, part: "Network", names: Sequence[int], copies: Labels) -> Labels:
+        """Add a network of its own, so many times; what its other variables are called then, [copies, variables].
 
         Args:
           names: variables of ``part`` that have names here; those that are here already get its tables besides.
@@ -164,6 +169,7 @@ class Network:
                     self.near[a][b], self.near[b][a] = table, turned
         self.constant += part.constant * len(copies)
         self.trail.append(_Stamped(part.trail, every, numbers))
+        return new
 
     def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
         """Add a variable, or to the table of one that is here."""

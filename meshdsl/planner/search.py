@@ -14,7 +14,7 @@ A plan that does not fit the memory is only where the search for one that does b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations, repeat
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
 from meshdsl.planner.raising import GAP, MOST, affordable, bound_on_many_axes, lifted_later, raised
+from meshdsl.planner.shorter import begun
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
 _LARGEST = 20_000  # entries of the largest table of a sweep
@@ -223,12 +223,11 @@ def _swept(network: Network, start: States, groups: Groups, width: int) -> State
 def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     """The states that messages point to, for all variables, and the part of their cost that others may save."""
     guide = network.copy()
-    cap(guide, limit + 1.0)
-    messages = Messages(guide)
-    idle = 0
+    messages = begun(guide, limit + 1.0)
+    idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
     for _ in range(affordable(guide.entries) // _AT_A_TIME):
         before = messages.cost
-        messages.run(_AT_A_TIME)
+        messages.run(next(passes))
         idle = 0 if messages.cost < before else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break

@@ -8,14 +8,16 @@ import pytest
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
 from meshdsl.planner import joint as joint_module
-from meshdsl.planner.blocks import blocks_of
+from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.layers import layers_of
+from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Model
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.shorter import begun
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, minimum, shape
@@ -82,7 +84,7 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
     model = model_of(TWO)
     if prices:
         model.prices = priced(model)
-    blocks = blocks_of(model, True)
+    blocks = Blocks(model, True).all
     covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
     assert sorted(covered) == list(range(len(model.nodes)))
     assert max(len(block.copies) for block in blocks) >= LAYERS - 4
@@ -103,7 +105,7 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
     model = model_of(ONE, pinned)
     evaluator, whole = Evaluator(model), Joint(model)
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    assert len(blocks_of(model, True)) > 1
+    assert len(Blocks(model, True).all) > 1
     blocks = Joint(model)
     if prices:
         model.prices = priced(model)
@@ -126,3 +128,34 @@ def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkey
         for _ in range(5):
             chosen = {n: int(rng.integers(len(states.cost))) for n, states in enumerate(whole.states)}
             assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
+
+
+@pytest.mark.parametrize("prices", [False, True])
+def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(monkeypatch, prices):
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    monkeypatch.setattr(blocks_module, "FEW", 1)
+    model = model_of(ONE)
+    if prices:
+        model.prices = priced(model)
+    evaluator, joint = Evaluator(model), Joint(model)
+    best = evaluator.evaluate(model.whole)
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+        network = make(joint)
+        few, (cost, _) = network.shorter.network, optimum(joint, network.copy())
+        assert len(few.unary) < len(network.unary)
+        limit = evaluator.objective(best) + 1.0
+        begun_there, alone = begun(network.copy(), limit), Messages(capped(network, limit))
+        v, w = begun_there.ends
+        alike = [(int(a), int(b)) for a, b in zip(*network.shorter.like(v, w), strict=True)]
+        same = [few.near.get(a, {}).get(b) is network.near[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
+        assert np.mean(same) > 0.9
+        for messages in (begun_there, alone):
+            messages.run(1)
+            assert messages.lower + network.constant <= cost * (1 + 1e-12)
+        assert begun_there.lower >= alone.lower and begun_there.cost <= alone.cost
+
+
+def capped(network, limit):
+    network = network.copy()
+    cap(network, limit)
+    return network

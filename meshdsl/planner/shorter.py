@@ -1,0 +1,112 @@
+"""A shorter step: the network of one with fewer equal layers, whose messages are those of the whole one, or nearly.
+
+What messages say settles within a few layers; those in between hear the same from either side. So the whole network
+begins with the messages of the shorter one: its half edges get those of the half edges that they are like. They need
+not be right, for any messages prove a bound; but a pass or two over the whole network finds little to change.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.planner.blocks import Block, Blocks
+from meshdsl.planner.exact import Ids
+from meshdsl.planner.messages import Messages, cap
+from meshdsl.planner.network import Network
+
+_AT_A_TIME, _MOST = 8, 96  # passes over the shorter network
+_SETTLED = 1e-6  # part of its cost by which plan or bound must change for more of them
+_NONE = -1
+
+
+class Shorter:
+    """A network with fewer equal layers, and which of its variables those of the whole one are like.
+
+    Nodes go by their numbers. All other variables are of a copy of a block: the whole network has numbered them in the
+    order in which blocks were added.
+    """
+
+    def __init__(self, blocks: Blocks, network: Network) -> None:
+        self.blocks, self.network = blocks, network
+        self._layer, self._column = [blocks.layer], [blocks.column]
+        self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
+
+    def add(self, block: Block, part: Network, numbers: Ids) -> None:
+        """Add the copies of a block that are left.
+
+        Args:
+          part: its network. numbers: [copies, variables], what the whole network calls those that are no nodes.
+        """
+        layers, copies = self.blocks.shorter(block)
+        columns = numbers.shape[1]
+        here = np.full((len(self.blocks.layers) + 1, columns), _NONE)
+        here[layers] = self.network.stamp(part, [*block.nodes, *block.outside], copies)
+        first = sum(other.shape[1] for other in self._here)
+        self._here.append(here)
+        self._layer.append(np.repeat(block.layers, columns))
+        self._column.append(np.tile(first + np.arange(columns), len(numbers)))
+
+    def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
+        """The ends of the half edges that those of the whole network are like; -1 where there is none."""
+        before, after = np.append(self.blocks.before, _NONE), np.append(self.blocks.after, _NONE)
+        layer, column = np.concatenate(self._layer), np.concatenate(self._column)
+        mine, its = layer[sources], layer[targets]
+        first = np.where((mine < 0) | (its < 0), np.maximum(mine, its), np.minimum(mine, its))
+        near = before[first]
+
+        def of(variables: Ids, layers: Ids) -> Ids:
+            return self._named(variables, np.where(layers == first, near, after[near]), layers < 0, column[variables])
+
+        return of(sources, mine), of(targets, its)
+
+    def _named(self, variables: Ids, layers: Ids, outside: NDArray[np.bool_], columns: Ids) -> Ids:
+        """What variables are called in these layers; those in no layer are ``outside``."""
+        nodes, known = variables < self.blocks.count, outside | (layers < len(self.blocks.layers))
+        found = np.where(nodes & outside, variables, _NONE)
+        inside, rest = nodes & known & ~outside, ~nodes & known
+        found[inside] = self.blocks.layers[layers[inside], columns[inside]]
+        found[rest] = np.hstack(self._here)[np.where(outside, _NONE, layers)[rest], columns[rest]]
+        return found
+
+
+def begun(network: Network, limit: float) -> Messages:
+    """Messages of a network with no entry above ``limit``, begun with those of the shorter one if there is one."""
+    cap(network, limit)
+    messages = Messages(network)
+    if network.shorter:
+        few = network.shorter.network.copy()
+        cap(few, limit)
+        known = Messages(few)
+        _settle(known)
+        _take(messages, known, network.shorter)
+    return messages
+
+
+def _settle(messages: Messages) -> None:
+    """Pass messages until neither the plan that they point to nor the bound changes."""
+    for _ in range(_MOST // _AT_A_TIME):
+        before = messages.cost, messages.lower
+        messages.run(_AT_A_TIME)
+        least = _SETTLED * abs(messages.cost)
+        if messages.gap <= _SETTLED or (before[0] - messages.cost <= least and messages.lower - before[1] <= least):
+            break
+
+
+def _take(messages: Messages, known: Messages, shorter: Shorter) -> None:
+    """Take over the messages of half edges that are like those of the shorter network."""
+    sources, targets = messages.ends
+    ends, others = _joined(*known.ends), _joined(*shorter.like(sources, targets))
+    order = np.argsort(ends)
+    place = np.searchsorted(ends[order], others)
+    half = order[np.minimum(place, ends.size - 1)]
+    sizes = np.diff(messages.flat.out, append=messages.sent.size)
+    alike = (ends[half] == others) & (sizes == np.diff(known.flat.out, append=known.sent.size)[half])
+    sizes = sizes[alike]
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    messages.sent[np.repeat(messages.flat.out[alike], sizes) + within] = known.sent[
+        np.repeat(known.flat.out[half[alike]], sizes) + within
+    ]
+
+
+def _joined(sources: Ids, targets: Ids) -> Ids:
+    """One number per half edge."""
+    return np.asarray((sources << 32) + targets)
