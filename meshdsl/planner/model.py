@@ -7,6 +7,7 @@ With three mesh axes or more the joint states are too many to look at together. 
 those near a plan in question: the search then moves from neighbourhood to neighbourhood.
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import cached_property
@@ -102,10 +103,12 @@ class Model:
             return
         self._every_state = groups is None
         if groups is None or around is None:
-            self.states = self._twins.each(self._every)
+            self.states, closures = self._twins.each(self._every), self._whole_closures()
         else:
-            self.states = [self._left(n, groups, tuple(state)) for n, state in enumerate(around.tolist())]
-        closures = self._whole_closures() if groups is None else self._closures_near(groups)
+            one, alike = self._twins.in_states(around)
+            near = [self._left(n, groups, tuple(around[n].tolist())) for n in one.tolist()]
+            self.states = [near[i] for i in alike.tolist()]
+            closures = self._closures_near(groups, alike)
         self.closures = {v: closures[d] for v, d in self.distances.items()}
 
     def _whole_closures(self) -> dict[Distances, Closure]:
@@ -116,10 +119,10 @@ class Model:
                 known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
         return known
 
-    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
+    def _closures_near(self, groups: Groups, alike: Ids) -> dict[Distances, Closure]:
         return {
             d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
-            for d, layouts in self._read_layouts().items()
+            for d, layouts in self._read_layouts(alike).items()
         }
 
     def _every(self, n: int) -> Assignment:
@@ -137,16 +140,21 @@ class Model:
             self._states[key] = every[near(every, groups, np.array(around))]
         return self._states[key]
 
-    def _read_layouts(self) -> dict[Distances, Ids]:
-        """The layouts that the states in question make or read."""
-        found: dict[Distances, dict[Hashable, Ids]] = {d: {} for d in self._distances.values()}
-        for n, node in enumerate(self.nodes):
-            for p, port in enumerate(node.ports):
-                known = found[self.distances[port.value.id]]
-                key = (id(self.tables[n]), p, self.orders[n], id(self.states[n]))
-                if key not in known:
-                    known[key] = np.unique(self.numbers(n, p, self.states[n].T))
-        return {d: np.unique(np.concatenate(list(layouts.values()))) for d, layouts in found.items()}
+    def _read_layouts(self, alike: Ids) -> dict[Distances, Ids]:
+        """The layouts that the states in question make or read.
+
+        Args:
+          alike: per node, a number; twins with the same states have the same.
+        """
+        wiring, found = self.wiring, defaultdict[Distances, list[Ids]](list)
+        spaces = numbered(id(self.distances[v]) for v in wiring.values.tolist())
+        places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
+        asked = (alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
+        for port in np.unique(asked, return_index=True)[1].tolist():
+            n = int(wiring.nodes[port])
+            layouts = self.numbers(n, int(places[port]), self.states[n].T)
+            found[self.distances[int(wiring.values[port])]].append(layouts)
+        return {d: np.unique(np.concatenate(layouts)) for d, layouts in found.items()}
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""

@@ -28,3 +28,15 @@ class Twins:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
         known = {n: make(n) for n in self._once}
         return [known[n] for n in self.first.tolist()]
+
+    def in_states(self, rows: Ids) -> tuple[Ids, Ids]:
+        """Nodes of which each is one of all twins in a state, and per node, the place of its own among them.
+
+        Args:
+          rows: per node and mesh axis, its state.
+        """
+        asked = self.first
+        for column in rows.T:
+            asked = asked * (rows.max() + 1) + column
+        _, one, alike = np.unique(asked, return_index=True, return_inverse=True)
+        return one, alike
