@@ -34,14 +34,9 @@ class Certificate:
         self.joint, self.model, self.best = joint, joint.model, best
         self._missed, self._pointed = missed, best.rows
         self._network, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
+        cap(self._network, best.cost + 1.0)
+        self.bound: float = 0.0 if self.shortened else bound(self._network)
         self._messages: Messages | None = None
-        self.bound: float = 0.0
-        if self._network.shorter:
-            self._messages = begun(self._network, best.cost + 1.0)
-            self.lift(1)
-        else:
-            cap(self._network, best.cost + 1.0)
-            self.bound = bound(self._network)
 
     @property
     def gap(self) -> float:
@@ -52,6 +47,11 @@ class Certificate:
     def work(self) -> int:
         """Entries of all tables: what one pass of messages costs."""
         return self._network.entries
+
+    @property
+    def shortened(self) -> int:
+        """The same for the network of a shorter step, if there is one (see ``Shorter``)."""
+        return self._network.shorter.network.entries if self._network.shorter else 0
 
     @property
     def left(self) -> Left:
@@ -75,7 +75,7 @@ class Certificate:
 
     def lift(self, passes: int) -> None:
         """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
-        self._messages = self._messages or Messages(self._network)
+        self._messages = self._messages or begun(self._network, self.best.cost + 1.0)
         self._messages.run(passes)
         self.bound = max(self.bound, self._network.constant + self._messages.lower)
 
@@ -87,7 +87,7 @@ class Certificate:
         Args:
           evaluator: if there is one, the plan that the messages point to may be the best from now on.
         """
-        self._messages = messages = self._messages or Messages(self._network)
+        self._messages = messages = self._messages or begun(self._network, self.best.cost + 1.0)
         messages.run(passes)
         if evaluator:
             self._consider(messages.states, evaluator)

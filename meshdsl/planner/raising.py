@@ -29,6 +29,9 @@ def raised(
       settle: drop states on the way, for rounds follow; else only where that is cheap.
     """
     left, passes = min(most, affordable(certificate.work)), _FIRST
+    if certificate.shortened:
+        certificate.lift(1)
+        left = left if certificate.work <= _LIFTED else 0
     while left > 0 and certificate.gap >= _TIGHT and not certificate.model.clock.is_up():
         before = certificate.gap
         (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
@@ -51,7 +54,7 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
     small = sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
     if small and not quick and not model.clock.is_up():
         certificate = Certificate(Joint(model), best, FIRST_TREES)
-        if certificate.work <= _LIFTED:
+        if (certificate.shortened or certificate.work) <= _LIFTED:
             return raised(certificate, settle=True)
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 

@@ -23,6 +23,7 @@ from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.messages import cap
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
@@ -223,6 +224,7 @@ def _swept(network: Network, start: States, groups: Groups, width: int) -> State
 def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     """The states that messages point to, for all variables, and the part of their cost that others may save."""
     guide = network.copy()
+    cap(guide, limit + 1.0)
     messages = begun(guide, limit + 1.0)
     idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
     for _ in range(affordable(guide.entries) // _AT_A_TIME):

@@ -13,7 +13,8 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.network import Network
 
-_AT_A_TIME, _MOST = 8, 96  # passes over the shorter network
+_AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
+_WORK = 2_000_000_000  # ... and entries that they may touch together
 _SETTLED = 1e-6  # part of its cost by which plan or bound must change for more of them
 _NONE = -1
 
@@ -70,7 +71,6 @@ class Shorter:
 
 def begun(network: Network, limit: float) -> Messages:
     """Messages of a network with no entry above ``limit``, begun with those of the shorter one if there is one."""
-    cap(network, limit)
     messages = Messages(network)
     if network.shorter:
         few = network.shorter.network.copy()
@@ -83,7 +83,8 @@ def begun(network: Network, limit: float) -> Messages:
 
 def _settle(messages: Messages) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes."""
-    for _ in range(_MOST // _AT_A_TIME):
+    most = max(_LEAST, min(_MOST, _WORK // max(1, messages.network.entries)))
+    for _ in range(most // _AT_A_TIME):
         before = messages.cost, messages.lower
         messages.run(_AT_A_TIME)
         least = _SETTLED * abs(messages.cost)

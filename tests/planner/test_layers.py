@@ -144,7 +144,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
         few, (cost, _) = network.shorter.network, optimum(joint, network.copy())
         assert len(few.unary) < len(network.unary)
         limit = evaluator.objective(best) + 1.0
-        begun_there, alone = begun(network.copy(), limit), Messages(capped(network, limit))
+        begun_there, alone = begun(capped(network, limit), limit), Messages(capped(network, limit))
         v, w = begun_there.ends
         alike = [(int(a), int(b)) for a, b in zip(*network.shorter.like(v, w), strict=True)]
         same = [few.near.get(a, {}).get(b) is network.near[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
