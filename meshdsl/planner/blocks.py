@@ -124,11 +124,11 @@ class Blocks:
         return found
 
     def _of_nodes(self) -> Ids:
-        """What a node must have in common with those of its column: tables, states, what it pays, who knows of it."""
+        """What a node must have in common with those of its column: states and costs, what it pays, who knows of it."""
         pays = np.zeros(self.count, dtype=np.intp)
         if paying := payers(self.model):
             pays[paying] = 1 + numbered(terms(self.model, n) for n in paying)
-        return np.stack([self.model.twins, numbered(map(id, self.model.states)), pays, self._touched], axis=1)
+        return np.stack([self.model.alike, pays, self._touched], axis=1)
 
     def _of_links(self) -> Ids:
         """Per reading of a value, the layer it is made in, and what it must have in common with those of others."""

@@ -38,6 +38,7 @@ from meshdsl.planner.paying import paid, payers, terms
 from meshdsl.planner.sets import add_sets
 from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.stars import Stars
+from meshdsl.planner.twins import each_of
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _FORK = 3  # ends of a value with two readers, for which one hub is exact
@@ -78,7 +79,9 @@ class Joint:
         self.model, self.problem, self._left = model, model.problem, left
         self._known: dict[Hashable, States] = {}
         self._layouts: dict[Hashable, Ids] = {}
-        self.states = [self._states(n) for n in range(len(model.nodes))]
+        self.states = each_of(model.alike, self._states)
+        for n in left:
+            self.states[n] = self._some(self.states[n], left[n])
         self._ends = {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
         self._wide = [value for value in self.problem.defined if self._is_wide(value)]
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
@@ -228,7 +231,7 @@ class Joint:
         if key not in self._known:
             rows = model.states[n]
             self._known[key] = States(rows, model.unit(n)[tuple(rows.T)])
-        return self._some(self._known[key], self._left[n]) if n in self._left else self._known[key]
+        return self._known[key]
 
     def _some(self, states: States, at: Ids) -> States:
         """Some of a node's states; equal choices get the same arrays."""

@@ -159,7 +159,7 @@ def cap(network: Network, limit: float) -> None:
         return known[id(table)]
 
     for v, near in network.near.items():
-        network.unary[v] = np.minimum(network.unary[v], limit)
+        network.unary[v] = capped(network.unary[v])
         network.near[v] = {w: capped(table) for w, table in near.items()}
 
 

@@ -30,7 +30,7 @@ from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
 from meshdsl.planner.tables import Table, make_table
-from meshdsl.planner.twins import Twins
+from meshdsl.planner.twins import Twins, each_of
 from meshdsl.planner.wiring import Wiring
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
@@ -89,11 +89,14 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
+        self._spaces: Ids | None = None  # per port, a number for its layouts and what moving between them costs
         self._every_state, self.closures = False, dict[int, Closure]()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
         """Leave some states and layouts in question: all, or those near a plan.
+
+        ``alike`` says per node which is the first with equal tables, pins and states in question.
 
         Args:
           groups: mesh axes that take a row together; the others stay as they are.
@@ -103,12 +106,12 @@ class Model:
             return
         self._every_state = groups is None
         if groups is None or around is None:
-            self.states, closures = self._twins.each(self._every), self._whole_closures()
+            self.states, self.alike = self._twins.each(self._every), self._twins.first
+            closures = self._whole_closures()
         else:
-            one, alike = self._twins.in_states(around)
-            near = [self._left(n, groups, tuple(around[n].tolist())) for n in one.tolist()]
-            self.states = [near[i] for i in alike.tolist()]
-            closures = self._closures_near(groups, alike)
+            self.alike = self._twins.in_states(around)
+            self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
+            closures = self._closures_near(groups)
         self.closures = {v: closures[d] for v, d in self.distances.items()}
 
     def _whole_closures(self) -> dict[Distances, Closure]:
@@ -119,10 +122,10 @@ class Model:
                 known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
         return known
 
-    def _closures_near(self, groups: Groups, alike: Ids) -> dict[Distances, Closure]:
+    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
         return {
             d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
-            for d, layouts in self._read_layouts(alike).items()
+            for d, layouts in self._read_layouts().items()
         }
 
     def _every(self, n: int) -> Assignment:
@@ -140,16 +143,13 @@ class Model:
             self._states[key] = every[near(every, groups, np.array(around))]
         return self._states[key]
 
-    def _read_layouts(self, alike: Ids) -> dict[Distances, Ids]:
-        """The layouts that the states in question make or read.
-
-        Args:
-          alike: per node, a number; twins with the same states have the same.
-        """
+    def _read_layouts(self) -> dict[Distances, Ids]:
+        """The layouts that the states in question make or read."""
         wiring, found = self.wiring, defaultdict[Distances, list[Ids]](list)
-        spaces = numbered(id(self.distances[v]) for v in wiring.values.tolist())
+        if self._spaces is None:
+            self._spaces = numbered(id(self.distances[v]) for v in wiring.values.tolist())
         places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
-        asked = (alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
+        asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (self._spaces.max() + 1) + self._spaces
         for port in np.unique(asked, return_index=True)[1].tolist():
             n = int(wiring.nodes[port])
             layouts = self.numbers(n, int(places[port]), self.states[n].T)
@@ -199,11 +199,6 @@ class Model:
         """The nodes of equal layers, whatever the pins (see ``layers_of``)."""
         kinds, wiring = numbered((node.kind, node.trips) for node in self.nodes), self.wiring
         return layers_of(kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
-
-    @property
-    def twins(self) -> Ids:
-        """Per node, the first that has equal tables and pins."""
-        return self._twins.first
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

@@ -22,15 +22,13 @@ class Twins:
         # placements, not pins: those are equal whatever the order in which axes are stated
         asked = [(node.kind, node.trips, node.pin.placements, node.split, node.asked) for node in nodes]
         self.first: Ids = np.array([found.setdefault(question, n) for n, question in enumerate(asked)], dtype=np.intp)
-        self._once = tuple(found.values())
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
-        known = {n: make(n) for n in self._once}
-        return [known[n] for n in self.first.tolist()]
+        return each_of(self.first, make)
 
-    def in_states(self, rows: Ids) -> tuple[Ids, Ids]:
-        """Nodes of which each is one of all twins in a state, and per node, the place of its own among them.
+    def in_states(self, rows: Ids) -> Ids:
+        """Per node, the first that is its twin and in the same state.
 
         Args:
           rows: per node and mesh axis, its state.
@@ -38,5 +36,11 @@ class Twins:
         asked = self.first
         for column in rows.T:
             asked = asked * (rows.max() + 1) + column
-        _, one, alike = np.unique(asked, return_index=True, return_inverse=True)
-        return one, alike
+        _, once, places = np.unique(asked, return_index=True, return_inverse=True)
+        return np.asarray(once[places])
+
+
+def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:
+    """What ``make`` says of every node, having been asked about the first of each that are alike."""
+    known = {n: make(n) for n in np.unique(firsts).tolist()}
+    return [known[n] for n in firsts.tolist()]
