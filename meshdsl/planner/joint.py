@@ -134,12 +134,10 @@ class Joint:
         found: Costs = self._derived.get(("paid", terms(model, n)), (model.unit(n), rows), make)
         return found
 
-    def _cheapest(self, states: States) -> float:
-        return float(self._derived.get("least", (states.cost,), np.min))
-
     def plans(self) -> Network:
         """The network whose costs can be paid."""
-        least = sum(map(self._cheapest, self.states))
+        cheapest = {id(states): float(states.cost.min()) for states in dict.fromkeys(self.states)}
+        least = sum([cheapest[id(states)] for states in self.states])
 
         def add(network: Network, value: int) -> None:
             source, *readers = self._ends[value]
