@@ -38,6 +38,8 @@ def quote(key: str) -> str:
 @cache
 def split_path(path: str) -> Parts:
     """The components of a path or glob, quotes kept as :func:`quote` writes them."""
+    if "'" not in path and '"' not in path:
+        return tuple(path.split("/"))
     parts: list[str] = [""]
     at = 0
     while at < len(path):

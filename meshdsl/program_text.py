@@ -67,7 +67,7 @@ def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:
 def _line(op: Op) -> str:
     made = " ".join([_typed(x) for x in op.outputs])
     params = " ".join([f"{name}={param_text(op.params[name])}" for name in sorted(op.params)])
-    operation = " ".join([op.name, *[_atom(x) for x in op.inputs]])
+    operation = " ".join([op.name, *[f"%{x.id}" if isinstance(x, Value) else _atom(x) for x in op.inputs]])
     return (f"{made} = " if made else "") + operation + (f"  {params}" if params else "")
 
 
@@ -94,7 +94,8 @@ def param_text(x: Any) -> str:
     if type(x) in _PLAIN:
         return repr(x)
     if type(x) in (tuple, list):
-        return "(" + ", ".join([param_text(each) for each in x]) + ("," if len(x) == 1 else "") + ")"
+        parts = [str(each) if type(each) is int else param_text(each) for each in x]
+        return "(" + ", ".join(parts) + ("," if len(x) == 1 else "") + ")"
     if isinstance(x, np.generic):
         return repr(x.item())
     if isinstance(x, np.dtype):

@@ -7,6 +7,7 @@ argument is taken for the parameters.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 from meshdsl.errors import nearest, shortened
 from meshdsl.globs import split_path
@@ -18,7 +19,7 @@ from meshdsl.pin_faults import leaf_faults, uneven_axes
 from meshdsl.trace.phases import OPTIMIZER
 
 PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
-_SHOWN = 4
+_SHOWN, _FREE = 4, Layout()
 _NOUNS = {"table": "array", PARAMS: "parameter", STATE: "array of the optimizer state", ACTIVATIONS: "activation"}
 
 
@@ -32,25 +33,31 @@ class RulePins:
 
     def __init__(self, program: Program, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
         self.program, self.mesh, self.rules = program, mesh, rules
-        self.kinds = kinds(program, follows)
+        self._follows = follows
         self._misfits: list[str] = []
         self._tables = {kind: self._table(kind) for kind in (PARAMS, STATE, ACTIVATIONS)}
-        self.inputs = [self._pin(leaf, kind) for leaf, kind in zip(program.inputs, self.kinds, strict=True)]
-        free = [source is None for source in follows]
-        self.outputs = [
-            self._pin(leaf, ACTIVATIONS, "result ") if mine else Layout()
-            for leaf, mine in zip(program.outputs, free, strict=True)
-        ]
+        self.inputs, self.outputs = [_FREE] * len(program.inputs), [_FREE] * len(program.outputs)
+        if any(self._tables.values()):
+            self.inputs = [self._pin(leaf, kind) for leaf, kind in zip(program.inputs, self.kinds, strict=True)]
+            self.outputs = [
+                self._pin(leaf, ACTIVATIONS, "result ") if source is None else _FREE
+                for leaf, source in zip(program.outputs, follows, strict=True)
+            ]
         self.faults = [*self._unknown_axes(), *self._unknown_dims(), *shortened(self._misfits, _SHOWN)]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Per input, what it is."""
+        return kinds(self.program, self._follows)
 
     def _pin(self, leaf: Leaf, kind: str, noun: str = "") -> Layout:
         """The pin of one array, or none if that has a fault."""
         table, what = self._tables[kind], f"rules: {noun}{leaf.path}"
         wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
-        pin = Layout() if wrong else layout_of(leaf.dims, table)
+        pin = _FREE if wrong else layout_of(leaf.dims, table)
         wrong += leaf_faults(what, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.program.pipeline))
         self._misfits += wrong
-        return Layout() if wrong else pin
+        return _FREE if wrong else pin
 
     def _table(self, kind: str) -> dict[str, tuple[str, ...]]:
         """The rules for one kind of arrays over axes that there are."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, prod
 
+from meshdsl.collector import uncollected
 from meshdsl.errors import MemoryLimitError
-from meshdsl.ir import Graph, Op, Program, Value, walk
+from meshdsl.ir import Graph, Op, Program, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pad.cut import padded_strands
 from meshdsl.pad.rewrite import pad_program
@@ -42,6 +43,7 @@ class Chosen:
     attempt: "_Attempt"
     overlap: bool = False
 
+    @uncollected
     def again(self, pins_of: Callable[[Program], Pins]) -> "Chosen | None":
         """The same program under other pins, padded alike, from this plan on; None if it takes a search of its own."""
         program, sizes = self.attempt.program, self.attempt.sizes
@@ -65,6 +67,7 @@ def plan_program(
     return chosen.program, chosen.plan
 
 
+@uncollected
 def choose_plan(
     program: Program,
     mesh: Mesh,
@@ -116,7 +119,7 @@ def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
         found, said = overlapped(found)
         notes = [*notes, said]
     program = replace(best.program, notes=notes)
-    plan = build_plan(program, found.solution(), best.pins)
+    plan = build_plan(program, found.solution(), best.pins, found.model.problem.kinds)
     return Chosen(
         program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found.spent()), overlap
     )
@@ -159,7 +162,8 @@ def _attempt(
 def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
     """The candidates, longest first: lengths that could be padded, and to what."""
     graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
-    lengths = {n for shape in {v.shape for graph in graphs for v in _values(graph)} for n in shape}
+    made = (some for graph in graphs for some in (graph.inputs, *[op.outputs for op in graph.ops]))
+    lengths = {n for shape in {v.shape for some in made for v in some} for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
     found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
     return {n: uneven[n] for n in sorted(found, reverse=True)}
@@ -170,12 +174,6 @@ def padded_length(n: int, mesh: Mesh) -> int:
     products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
     blocks = max((k for k in products if n >= LONG * k), default=1)
     return ceil(n / blocks) * blocks
-
-
-def _values(graph: Graph) -> Iterator[Value]:
-    yield from graph.inputs
-    for op in graph.ops:
-        yield from op.outputs
 
 
 def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
-from meshdsl.collector import uncollected
-from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value, walk
+from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P
@@ -18,34 +18,39 @@ from meshdsl.plan.reason import Reasons
 from meshdsl.plan.spans import Lines, make_spans
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.plan.work import Work
+from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
 from meshdsl.trace.casts import CAST
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
+_text = cache(str)  # of dtypes: numpy works theirs out each time
 
 
-@uncollected
-def build_plan(program: Program, solution: Solution, pins: Pins) -> Plan:
-    """The plan of ``program`` that ``solution`` chose under ``pins``."""
+def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | None = None) -> Plan:
+    """The plan of ``program`` that ``solution`` chose under ``pins``.
+
+    Args:
+      kinds: of the program's operations, if they are known already.
+    """
     reasons = Reasons(program, solution)
     waits = _waits(program, solution, reasons)
-    lines, work = Lines(program, reasons), Work(program, solution, reasons)
+    lines, work = Lines(reasons), Work(program, solution, reasons, kinds)
     number = Counter(op.id for op, _ in waits)
     return Plan(
         name=program.name,
         fingerprint=fingerprint(program),
-        operations=dict(sorted(Counter(op.name for _, op in walk(program.graph)).items())),
+        operations=dict(sorted(Counter([op.name for _, op in reasons.ops]).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
-        notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
+        notes=(*_opaque(reasons), *_rounded(reasons, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
-        spans=tuple(make_spans(program, solution, pins.donated, reasons, lines, number, work)),
+        spans=tuple(make_spans(solution, pins.donated, reasons, lines, number, work)),
         simulated_seconds=simulated_seconds(program, solution, work),
     )
 
@@ -69,8 +74,8 @@ def _outputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array
 
 
 def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
-    pinned = tuple(axis for axis in layout.axes if axis in pin.axes)
-    return Array(leaf.path, tuple(leaf.shape), str(leaf.dtype), layout, pinned, follows, leaf.dims)
+    pinned = tuple(axis for axis in layout.axes if axis in pin.axes) if pin.placements else ()
+    return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
 def _waits(program: Program, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
@@ -109,19 +114,19 @@ def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason:
         reason=reason,
         value=reasons.name(value),
         shape=tuple(value.shape),
-        dtype=str(value.dtype),
+        dtype=_text(value.dtype),
     )
 
 
-def _opaque(program: Program) -> list[str]:
+def _opaque(reasons: Reasons) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    return _counted(_runs(op) for _, op in walk(program.graph) if op.name not in known and not _is_constant(op))
+    return _counted(_runs(op) for _, op in reasons.ops if op.name not in known and not _is_constant(op))
 
 
-def _rounded(program: Program, solution: Solution) -> list[str]:
+def _rounded(reasons: Reasons, solution: Solution) -> list[str]:
     """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
-    casts = (op for _, op in walk(program.graph) if op.name == CAST)
+    casts = (op for _, op in reasons.ops if op.name == CAST)
     return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
 
 

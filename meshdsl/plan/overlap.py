@@ -54,8 +54,8 @@ def simulated_seconds(program: Program, solution: Solution, work: Work) -> float
 
 def _hidden(found: Found, price: float) -> tuple[Found | None, float]:
     """The best plan where a hidden second costs so much, and how long it takes; None if none fits the memory."""
-    program, solution = found.model.problem.program, found.draft()
-    spare = windows(program, Work(program, solution, Reasons(program, solution)))
+    solution = found.draft()
+    spare = windows(found.model.problem.program, _work(found, solution))
     rounded = {v: 2.0 ** floor(log2(window)) for v, window in spare.items() if window > 0}  # so that tables are shared
     try:
         trial = found.hiding({v: Hidden(window, price) for v, window in rounded.items()})
@@ -65,8 +65,13 @@ def _hidden(found: Found, price: float) -> tuple[Found | None, float]:
 
 
 def _simulated(found: Found) -> float:
-    program, solution = found.model.problem.program, found.draft()
-    return simulated_seconds(program, solution, Work(program, solution, Reasons(program, solution)))
+    solution = found.draft()
+    return simulated_seconds(found.model.problem.program, solution, _work(found, solution))
+
+
+def _work(found: Found, solution: Solution) -> Work:
+    problem = found.model.problem
+    return Work(problem.program, solution, Reasons(problem.program, solution), problem.kinds)
 
 
 def _note(before: float, after: float, other: bool) -> str:

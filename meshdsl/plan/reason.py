@@ -19,22 +19,25 @@ from meshdsl.planner.solution import Solution
 
 
 class Reasons:
-    """Producers, readers and names of every value of a program, under one solution."""
+    """Operations and their graphs, producers, readers and names of every value of a program, under one solution."""
 
     def __init__(self, program: Program, solution: Solution) -> None:
         self.program, self.solution = program, solution
-        self.order: dict[int, int] = {}
-        self.makers: dict[int, Op] = {}
-        self.places = Places(op.source for _, op in walk(program.graph))
+        self.ops = list(walk(program.graph))
+        self.order = {op.id: i for i, (_, op) in enumerate(self.ops)}
+        self.makers = {v.id: op for _, op in self.ops for v in op.outputs}
+        self.sources = list(dict.fromkeys([op.source for _, op in self.ops]))
+        self.places = Places(self.sources)
         self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
         self.readers: dict[int, list[tuple[Op, Layout]]] = {}  # of values that are moved
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
-        for i, (graph, op) in enumerate(walk(program.graph)):
-            self.order[op.id] = i
-            self._enter(graph, op)
+        for graph, op in self.ops:
+            for value in op.outputs:
+                self.homes[value.id] = (value, graph)
             if op.bodies:
                 self._enter_bodies(op)
+            self._enter_reader(op)
 
     def values(self) -> Iterator[tuple[Value, Graph]]:
         """Every value with its graph, in program order."""
@@ -71,14 +74,10 @@ class Reasons:
         at = maker if maker is not None and made_for else reader
         return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
 
-    def _enter(self, graph: Graph, op: Op) -> None:
-        trees, uses = self.solution.trees, self.solution.uses
+    def _enter_reader(self, op: Op) -> None:
         for i, x in enumerate(op.inputs):
-            if isinstance(x, Value) and x.id in trees:
-                self.readers.setdefault(x.id, []).append((op, uses[op.id, i]))
-        for value in op.outputs:
-            self.makers[value.id] = op
-            self.homes[value.id] = (value, graph)
+            if isinstance(x, Value) and x.id in self.solution.trees:
+                self.readers.setdefault(x.id, []).append((op, self.solution.uses[op.id, i]))
 
     def _enter_bodies(self, op: Op) -> None:
         for body, origins in zip(op.bodies, _origins(op), strict=True):

@@ -8,7 +8,7 @@ shows what was planned.
 import linecache
 from collections.abc import Iterator, Mapping
 
-from meshdsl.ir import Op, Program, Source, walk
+from meshdsl.ir import Op, Source
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.value import Line, Span
 from meshdsl.plan.work import Work
@@ -24,9 +24,11 @@ _Head = tuple[int, str, str, int]  # what the operations of a span agree in: lin
 class Lines:
     """The lines of a program's source, numbered in the order of files and lines."""
 
-    def __init__(self, program: Program, reasons: Reasons) -> None:
-        found = {op.source: None for _, op in walk(program.graph)}
-        own = {(s.file, s.line): s for s in sorted(found, key=lambda s: (s.file, s.line, s.function), reverse=True)}
+    def __init__(self, reasons: Reasons) -> None:
+        own = {
+            (s.file, s.line): s
+            for s in sorted(reasons.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)
+        }
         around = {(file, n) for file, line in own for n in _around(file, line)}
         keys = sorted({*own, *around}, key=lambda key: (reasons.places.of(Source(*key)).rpartition(":")[0], key[1]))
         self.number = {key: i for i, key in enumerate(keys)}
@@ -50,13 +52,7 @@ def _text(file: str, line: int) -> str:
 
 
 def make_spans(
-    program: Program,
-    solution: Solution,
-    donated: frozenset[int],
-    reasons: Reasons,
-    lines: Lines,
-    waits: Mapping[int, int],
-    work: Work,
+    solution: Solution, donated: frozenset[int], reasons: Reasons, lines: Lines, waits: Mapping[int, int], work: Work
 ) -> list[Span]:
     """The spans of a step in program order.
 
@@ -64,14 +60,14 @@ def make_spans(
       waits: per op id, how many collectives it waits for.
       work: what computing takes.
     """
-    s = solution
-    memory = Liveness(placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
+    s, graph = solution, reasons.program.graph
+    memory = Liveness(placed(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
-    for graph, op in walk(program.graph):
+    for inside, op in reasons.ops:
         seconds, held, waited = work.seconds(op), memory[op.id], waits.get(op.id, 0)
         costs = seconds > 0 or waited > 0
-        head = (lines.of(op), op.called, op.phase, graph.trips) if costs or not heads else heads[-1]
+        head = (lines.of(op), op.called, op.phase, inside.trips) if costs or not heads else heads[-1]
         if heads and head == heads[-1] and not waited:
             operations, before, fullest, number = sums[-1]
             sums[-1] = operations + costs, before + seconds, max(fullest, held), number

@@ -1,8 +1,7 @@
 """What computing takes in a plan: seconds of the work of every operation, in the rows that it runs in.
 
-Equal operations in equal rows take as long, and a step of a hundred layers has few that differ: each is worked out
-once. What the work of an operation is depends on its name and parameters, on its tensors, and on which of them are
-kept in memory.
+Operations of one kind (``Kinds``) in equal rows take as long, and a step of a hundred layers has few that differ: each
+is worked out once.
 """
 
 from collections.abc import Hashable
@@ -12,17 +11,21 @@ from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.reason import Reasons
 from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Solution
 from meshdsl.planner.tables import work_seconds
 
 
 class Work:
-    """Seconds of the work of operations, in the rows of a solution."""
+    """Seconds of the work of operations, in the rows of a solution.
 
-    def __init__(self, program: Program, solution: Solution, reasons: Reasons) -> None:
-        self.solution, self.kept = solution, materialised(program.graph)
+    Args:
+      kinds: of the operations, if they are known already.
+    """
+
+    def __init__(self, program: Program, solution: Solution, reasons: Reasons, kinds: Kinds | None = None) -> None:
+        self.solution, self._kinds = solution, kinds or Kinds(materialised(program.graph))
         self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
-        self._kinds: dict[Hashable, int] = {}
         self._alone: dict[int, float] = {}
 
     def seconds(self, op: Op) -> float:
@@ -38,22 +41,13 @@ class Work:
         return found
 
     def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        key = self._kind(op), tuple([id(row) for row in rows])
+        key = (self._kinds.number(op), *map(id, rows))
         if key not in self._known:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
-            found = work_seconds(placed, shapes, work_of(op, self.kept), self.solution.mesh)
+            found = work_seconds(placed, shapes, work_of(op, self._kinds.kept), self.solution.mesh)
             self._known[key] = float(found[tuple(range(len(rows)))])
         return self._known[key]
-
-    def _kind(self, op: Op) -> int:
-        """A number, the same for operations whose work is; one with parameters that cannot be compared is alone."""
-        kept = self.kept
-        lie = [(x.shape, x.dtype, x.id in kept if isinstance(x, Value) else None) for x in tensors(op)]
-        try:
-            return self._kinds.setdefault((op.name, len(op.inputs), *op.params.items(), *lie), len(self._kinds))
-        except TypeError:
-            return -1 - op.id
 
 
 def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:

@@ -69,7 +69,7 @@ def _views(graph: Graph, places: Places) -> dict[int, int]:
 def _written_over(graph: Graph, places: Places, at: int, views: dict[int, int]) -> set[int]:
     """Ids of the values that results of an operation may be written over, through views."""
     reuses = places.within[id(graph)].reuses.get(at, ())
-    return _viewed({value for reuse in reuses for _, _, value in reuse.over}, views)
+    return _viewed({value for reuse in reuses for _, value in reuse.over}, views)
 
 
 def _elsewhere(graph: Graph, places: Places, views: dict[int, int], lies: Body) -> set[int]:
@@ -78,7 +78,7 @@ def _elsewhere(graph: Graph, places: Places, views: dict[int, int], lies: Body) 
     reuses = places.within[id(graph)].reuses
     for at, op in enumerate(graph.ops):
         found |= {v.id for v in op.outputs if views.get(v.id) in found}
-        found |= {reuse.value for reuse in reuses.get(at, ()) if any(value in found for _, _, value in reuse.over)}
+        found |= {reuse.value for reuse in reuses.get(at, ()) if any(value in found for _, value in reuse.over)}
     return found | _viewed({v.id for v in graph.returned if isinstance(v, Value)}, views)
 
 

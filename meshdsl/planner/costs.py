@@ -86,18 +86,19 @@ def _materialised_here(graph: Graph, again: bool) -> set[int]:
     found = {v.id for v in graph.inputs}
     first: dict[int, Op] = {}  # who reads a value
     several: set[int] = set()
+    named = {op.name: op for op in graph.ops}
+    heavy = {name for name, op in named.items() if op.bodies or is_heavy(op)}
+    fusing = {name for name in heavy if name.startswith("reduce_") or (again and name in PRODUCTS)}
+    whole = heavy - fusing
     for op in graph.ops:
-        heavy = op.bodies or is_heavy(op)
-        fuses = op.name.startswith("reduce_") or (again and op.name in PRODUCTS)
-        whole = op.name == "return" or op.bodies or (heavy and not fuses)
         for v in op.inputs:
             if isinstance(v, Value):
-                if whole:
+                if op.name in whole:
                     found.add(v.id)
                 if first.setdefault(v.id, op) is not op:
                     several.add(v.id)
-        if heavy:
-            found.update(v.id for v in op.outputs)
+        if op.name in heavy:
+            found.update([v.id for v in op.outputs])
     return found if again else found | several
 
 

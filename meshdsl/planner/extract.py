@@ -33,10 +33,7 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._alike = [
-            (model.unit(int(nodes[0])), nodes)
-            for nodes in grouped(numbered(id(model.unit(n)) for n in range(len(model.nodes))))
-        ]
+        self._alike = [(model.unit(int(nodes[0])), nodes) for nodes in grouped(numbered(map(id, model.units)))]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
         self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
 
@@ -105,7 +102,7 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...
     found, known = {}, dict[Hashable, tuple[Signature, ...]]()
     for node, state in zip(model.nodes, map(tuple, rows.tolist()), strict=True):
         if node.op is not None:
-            key = id(node.rows), state
+            key = id(node.kind.rows), state
             if key not in known:
                 known[key] = tuple(_full_row(node.op, node.rows[r]) for r in state)
             found[node.op.id] = known[key]

@@ -30,26 +30,24 @@ class Kinds:
     """
 
     def __init__(self, kept: set[int]) -> None:
-        self._kept = kept
-        self._known: dict[Hashable, Kind] = {}
+        self.kept = kept
+        self._of: dict[int, int] = {}  # by op id
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[int, Kind] = {}
         self._rows: dict[Hashable, Rows] = {}
         self._more: dict[tuple[Kind, Rows], Kind] = {}
 
+    def number(self, op: Op) -> int:
+        """A number, the same for operations of one kind; one with parameters that cannot be compared is alone."""
+        found = self._of.get(op.id)
+        if found is None:
+            found = self._of[op.id] = self._numbered(op)
+        return found
+
     def of(self, op: Op) -> Kind:
         """The kind of one operation."""
-        kept = self._kept
-        parts = tuple(
-            [
-                (x.shape, x.dtype, x.id in kept) if isinstance(x, Value) else (x.shape, x.dtype, None, _bits(x.value))
-                for x in (*op.inputs, *op.outputs)
-            ]
-        )
-        key = (op.name, parts, len(op.inputs), tuple(op.params.items()))
-        try:
-            found = self._known.get(key)
-        except TypeError:  # parameters that cannot be hashed
-            return self._made(op, op.id)
-        return found or self._known.setdefault(key, self._made(op, (op.name, _kept_aside(parts), *key[2:])))
+        number = self.number(op)
+        return self._known.get(number) or self._known.setdefault(number, self._made(op))
 
     def asking(self, op: Op) -> tuple[Kind, Rows]:
         """The kind of an operation with the rows that a layout may ask for, and those rows."""
@@ -57,16 +55,31 @@ class Kinds:
         more = tuple(_only(row, real) for row in asked_rows_of(op))
         return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))), more
 
-    def _made(self, op: Op, key: Hashable) -> Kind:
-        """A new kind, its rows being those of others for which the key is the same."""
-        real = _real(op)
+    def _numbered(self, op: Op) -> int:
+        try:
+            return self._numbers.setdefault(_question(op, _parts(op, self.kept)), len(self._numbers))
+        except TypeError:
+            return -1 - op.id
+
+    def _made(self, op: Op) -> Kind:
+        """A new kind, its rows being those of others that differ only in what is kept."""
+        real, parts = _real(op), [part[:2] + part[3:] for part in _parts(op, self.kept)]
+        key = op.id if self.number(op) < 0 else _question(op, parts)
         rows = self._rows.get(key) or self._rows.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
-        return Kind(rows, shapes_of((*values(op.inputs), *op.outputs)), _work(op, self._kept))
+        return Kind(rows, shapes_of((*values(op.inputs), *op.outputs)), _work(op, self.kept))
 
 
-def _kept_aside(parts: Sequence[_Part]) -> tuple[_Part, ...]:
-    """What rows depend on; never the same of a literal and a value."""
-    return tuple(part[:2] + part[3:] for part in parts)
+def _parts(op: Op, kept: set[int]) -> list[_Part]:
+    """What there is to say of the operands and results; never the same of a literal and a value."""
+    return [
+        (x.shape, x.dtype, x.id in kept) if isinstance(x, Value) else (x.shape, x.dtype, None, _bits(x.value))
+        for x in (*op.inputs, *op.outputs)
+    ]
+
+
+def _question(op: Op, parts: Sequence[_Part]) -> Hashable:
+    """What a kind depends on."""
+    return op.name, tuple(parts), len(op.inputs), tuple(op.params.items())
 
 
 def _work(op: Op, kept: set[int]) -> Work:

@@ -81,7 +81,7 @@ class Model:
         self.allowed = each(lambda n: allowed_states(self.nodes[n], self.mesh))
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
-        self._units = each(self._unit)
+        self.units = each(self._unit)
         self.whole: Assignment = np.array(each(lambda n: first_allowed(self.tables[n], self.allowed[n])), dtype=np.intp)
         self._begin()
 
@@ -158,7 +158,7 @@ class Model:
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
-        return self._units[n]
+        return self.units[n]
 
     def _unit(self, n: int) -> Costs:
         """As ``unit``; equal questions get the same array."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.ir import Op, Program, Value
 from meshdsl.layouts.layout import Layout
@@ -12,6 +12,9 @@ from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
 from meshdsl.planner.solution import Pins
+
+if TYPE_CHECKING:
+    from meshdsl.planner.kinds import Kinds
 
 Rows = tuple[Signature, ...]
 Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
@@ -91,6 +94,7 @@ class Problem:
     """Nodes, and per value id the (node, port) that defines it and those that use it.
 
     Args:
+      kinds: of the program's operations.
       unsent: ids of values that are never sent: constants, which every device makes for itself.
       apart: per value id, axes that split it always, along whichever dim.
     """
@@ -99,6 +103,7 @@ class Problem:
     mesh: Mesh
     pins: Pins
     nodes: list[Node]
+    kinds: "Kinds"
     defined: dict[int, tuple[int, int]] = field(default_factory=dict)
     used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     trips: dict[int, int] = field(default_factory=dict)

@@ -5,7 +5,7 @@ a position at which its inputs come in. Values are numbered in the order in whic
 operands that are values, in the order of positions.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain, repeat
 from typing import NamedTuple
 
@@ -63,13 +63,19 @@ class Numbering:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.ops = [op for part in parts for op in (None, *part.graph.ops)]
-        made = [pair for part in parts for pair in _made(part)]
-        self.values, self.made = [v for v, _ in made], array(at for _, at in made)
+        made = [values for part in parts for values in (part.graph.inputs, *[op.outputs for op in part.graph.ops])]
+        self.values, self.made = list(chain.from_iterable(made)), np.repeat(np.arange(len(made)), array(map(len, made)))
         self._number = {v.id: i for i, v in enumerate(self.values)}
-        read = [_reads(op) if op else () for op in self.ops]
-        self.first = np.cumsum([0, *map(len, read)])
-        self.readings = [(op, i) for op, i, _ in chain.from_iterable(read)]
-        self.read = self.of(value for _, _, value in chain.from_iterable(read))
+        read = [
+            (at, (op.id, i), x.id)
+            for at, op in enumerate(self.ops)
+            if op
+            for i, x in enumerate(op.inputs)
+            if isinstance(x, Value)
+        ]
+        places, self.readings, values = list(zip(*read, strict=True)) or [()] * 3
+        self.first = np.searchsorted(array(places), np.arange(len(self.ops) + 1))
+        self.read = self.of(values)
         self._at = {reading: i for i, reading in enumerate(self.readings)}
 
     def of(self, values: Iterable[int]) -> Ids:
@@ -102,14 +108,3 @@ def grouped(numbers: Ids) -> list[Ids]:
     """The places of equal numbers."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
-
-
-def _made(part: Part) -> Iterator[tuple[Value, int]]:
-    """The values of a graph, and the positions at which they are made."""
-    yield from [(v, part.start - 1) for v in part.graph.inputs]
-    yield from [(v, at) for at, op in enumerate(part.graph.ops, part.start) for v in op.outputs]
-
-
-def _reads(op: Op) -> list[tuple[int, int, int]]:
-    """The values that an operation reads: its id, the operand and the value's id."""
-    return [(op.id, i, x.id) for i, x in enumerate(op.inputs) if isinstance(x, Value)]

@@ -123,7 +123,10 @@ def placed(
     moves = [(i, move) for i, v in enumerate(values) for move in trees.get(v.id, ())]
 
     def numbers(of: Iterable[Layout]) -> Ids:
-        return array(layouts.setdefault(layout, len(layouts)) for layout in of)
+        found = list(of)
+        once = {id(layout): layout for layout in found}  # most are one of few objects
+        number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in once.items()}
+        return array(map(number.__getitem__, map(id, found)))
 
     made, read = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, readings))
     ends = numbers(move.before for _, move in moves), numbers(move.after for _, move in moves)

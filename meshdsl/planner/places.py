@@ -22,7 +22,7 @@ from meshdsl.trace.graphs import carried_of, carried_operands
 
 _SAME = VIEWS | {"constrain", "optimization_barrier"}
 _UPDATES = ("dynamic_update_slice", "scatter")
-Reading = tuple[int, int, int]  # op id, operand, value id
+Reading = tuple[tuple[int, int], int]  # op id and operand, value id
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,15 @@ class Places:
 
     def _runs(self, graph: Graph) -> tuple[int, ...]:
         runs = list(range(len(graph.ops)))
-        read: dict[int, int] = {}
+        read: dict[int, int] = {}  # by value id, where it is last read
         for at in reversed(range(len(runs))):
-            op = graph.ops[at]
-            if op.outputs and self.kept.isdisjoint([v.id for v in op.outputs]):
-                runs[at] = max([read.get(v.id, at) for v in op.outputs])
+            op, last = graph.ops[at], at
+            made = [v.id for v in op.outputs]
+            if made and self.kept.isdisjoint(made):
+                last = runs[at] = max([read.get(v, at) for v in made])
             for v in op.inputs:
-                if isinstance(v, Value) and read.get(v.id, -1) < runs[at]:
-                    read[v.id] = runs[at]
+                if isinstance(v, Value) and read.get(v.id, -1) < last:
+                    read[v.id] = last
         return tuple(runs)
 
     def _reuses(self, graph: Graph) -> dict[int, tuple[Reuse, ...]]:
@@ -139,8 +140,9 @@ def _through(op: Op, fused: dict[int, list[Reading]]) -> list[Reading]:
     shape, found = op.outputs[0].shape, list[Reading]()
     for i, x in enumerate(op.inputs):
         if isinstance(x, Value) and x.shape == shape:
-            found.append((op.id, i, x.id))
-            found += fused.get(x.id, ())
+            found.append(((op.id, i), x.id))
+            if x.id in fused:
+                found += fused[x.id]
     return found
 
 
@@ -148,7 +150,7 @@ def _written_over(op: Op) -> Iterator[Reuse]:
     """What the results of an update or a loop may be written over."""
     if op.name.startswith(_UPDATES):
         x = op.inputs[0]
-        yield Reuse(op.outputs[0].id, ((op.id, 0, x.id),) if isinstance(x, Value) else ())
+        yield Reuse(op.outputs[0].id, (((op.id, 0), x.id),) if isinstance(x, Value) else ())
     elif op.name in ("scan", "while"):
         carried = carried_operands(op)
         for i, operand in enumerate(carried):
@@ -159,7 +161,7 @@ def _only_carried(op: Op, carried: range, operand: int) -> tuple[Reading, ...]:
     """What a carry starts from, unless the loop reads it in every trip too."""
     x = op.inputs[operand]
     others = op.inputs[: carried.start] + op.inputs[carried.stop :]
-    return ((op.id, operand, x.id),) if isinstance(x, Value) and not any(x is y for y in others) else ()
+    return (((op.id, operand), x.id),) if isinstance(x, Value) and not any(x is y for y in others) else ()
 
 
 def _body(op: Op, body: Graph) -> Body:

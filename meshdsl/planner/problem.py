@@ -41,7 +41,9 @@ from meshdsl.trace.clone import made_on_the_spot
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
-    problem = Problem(program, mesh, pins, list(_nodes(program, pins)), unsent=made_on_the_spot(program.graph))
+    kinds = Kinds(materialised(program.graph))
+    nodes = [*_boundary(program, pins), *_graph_nodes(program.graph, kinds)]
+    problem = Problem(program, mesh, pins, nodes, kinds, unsent=made_on_the_spot(program.graph))
     problem.index()
     for stack in split_stacks(program, pins, mesh):
         _keep_split(problem, stack)
@@ -83,11 +85,6 @@ def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
     return stated and any(shape[int(dim)] % size == 0 for dim in dims)
 
 
-def _nodes(program: Program, pins: Pins) -> Iterator[Node]:
-    yield from _boundary(program, pins)
-    yield from _graph_nodes(program.graph, Kinds(materialised(program.graph)))
-
-
 def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
     """One node per input, which also reads the output that replaces it; one per other output."""
     last = program.graph.ops[-1]
@@ -126,11 +123,9 @@ def _ports(op: Op) -> tuple[Port, ...]:
 
 
 def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
-    for value in graph.inputs:
-        trips[value.id] = graph.trips
+    made = [*graph.inputs, *[v for op in graph.ops for v in op.outputs]]
+    trips.update(dict.fromkeys([v.id for v in made], graph.trips))
     for op in graph.ops:
-        for value in op.outputs:
-            trips[value.id] = graph.trips
         for body in op.bodies:
             _count_trips(body, trips)
 

@@ -52,8 +52,7 @@ def _partial(problem: Problem, tables: Iterable[Table]) -> dict[int, frozenset[s
     """By value id, the reductions in which some node makes or reads it, if there are any."""
     found: dict[int, frozenset[str]] = {}
     for node, table in zip(problem.nodes, tables, strict=True):
-        for port, kinds in zip(node.ports, table.kinds, strict=True):
-            if kinds:
-                value = port.value.id
-                found[value] = found.get(value, _NONE) | kinds
+        for p, kinds in table.partial:
+            value = node.ports[p].value.id
+            found[value] = found.get(value, _NONE) | kinds
     return found

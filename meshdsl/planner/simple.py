@@ -7,9 +7,7 @@ fits, it is the plan from then on. Most layouts need no such trial: some node wi
 than all moves around it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,55 +25,50 @@ _TRIALS, _TRIED = 8, 8_000  # at most, and nodes of all trials together
 def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[Choice], bool]) -> Choice:
     """A plan that costs no more than ``best`` and has as few distinct layouts as are found."""
     model.focus()
-    ports, trials = list(_ports(model, best)), min(_TRIALS, _TRIED // len(model.nodes))
-    for layout in rarest(ports):
-        left = _without(model, evaluator, best, ports, layout) if trials and not model.clock.is_up() else None
+    laid, trials = _laid(model, best), min(_TRIALS, _TRIED // len(model.nodes))
+    for layout in _rarest(model, laid):
+        left = _without(model, evaluator, best, laid, layout) if trials and not model.clock.is_up() else None
         if left is not None:
             trials -= 1
             found = _decided(Joint(model, left), evaluator)
-            others = list(_ports(model, found))
-            if found.cost <= best.cost and len(rarest(others)) < len(rarest(ports)) and fits(found):
-                best, ports = found, others
+            others = _laid(model, found)
+            fewer = np.unique(others).size < np.unique(laid).size
+            if found.cost <= best.cost and fewer and fits(found):
+                best, laid = found, others
     return best
 
 
 def distinct(model: Model, choice: Choice) -> int:
     """How many layouts values are made and read in."""
-    return len(rarest(_ports(model, choice)))
+    return int(np.unique(_laid(model, choice)).size)
 
 
-def rarest(ports: Iterable[tuple[Layout, ...]]) -> list[Layout]:
-    """The layouts of nodes' ports, those that occur least often first."""
-    counts = Counter(chain.from_iterable(ports))
-    return sorted(counts, key=lambda layout: (counts[layout], str(layout)))
+def _laid(model: Model, choice: Choice) -> Ids:
+    """The layouts of all ports, by their numbers in every one."""
+    return model.ports.named(model.ports.layouts(choice.rows))
 
 
-def _ports(model: Model, choice: Choice) -> Iterable[tuple[Layout, ...]]:
-    """Per node, the layouts of its ports."""
-    known = dict[Hashable, tuple[Layout, ...]]()
-    for n, (node, row) in enumerate(zip(model.nodes, choice.rows, strict=True)):
-        spaces = tuple(id(model.distances[port.value.id]) for port in node.ports)
-        key = id(model.tables[n]), model.orders[n], spaces, row.tobytes()
-        if key not in known:
-            known[key] = tuple(model.layout(n, p, row) for p in range(len(node.ports)))
-        yield known[key]
+def _rarest(model: Model, laid: Ids) -> list[int]:
+    """The layouts of ports, those that occur least often first."""
+    every, (found, counts) = list(model.ports.every), np.unique(laid, return_counts=True)
+    ranked = sorted(zip(counts.tolist(), found.tolist(), strict=True), key=lambda pair: (pair[0], str(every[pair[1]])))
+    return [layout for _, layout in ranked]
 
 
-def _without(
-    model: Model, evaluator: Evaluator, best: Choice, ports: Sequence[tuple[Layout, ...]], layout: Layout
-) -> dict[int, Ids] | None:
+def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout: int) -> dict[int, Ids] | None:
     """The states in question if no node may have a layout; None if some node has none that could cost as little."""
-    used, elsewhere = set(chain.from_iterable(ports)) - {layout}, model.ports.elsewhere(model.ports.layouts(best.rows))
+    ports, every = model.ports, list(model.ports.every)
+    used, elsewhere = {every[i] for i in set(laid.tolist()) - {layout}}, ports.elsewhere(ports.layouts(best.rows))
     left: dict[int, Ids] = {}
-    for n in (n for n, layouts in enumerate(ports) if layout in layouts):
+    for n in np.unique(ports.nodes[laid == layout]).tolist():
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
         keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
-        for p in range(len(ports[n])):
+        for p in range(len(model.nodes[n].ports)):
             keep &= _among(model, n, p, used)
         if not keep.any():
             return None
         left[n] = np.flatnonzero(keep)
-    held = (n for n in range(len(ports)) if n not in left)
+    held = (n for n in range(len(model.nodes)) if n not in left)
     return left | {n: np.flatnonzero((model.states[n] == best.rows[n]).all(axis=1)) for n in held}
 
 

@@ -46,14 +46,12 @@ class Found:
         """What the plan takes."""
         return self.model.scale.seconds(self.choice.cost)
 
-    @uncollected
     def solution(self) -> Solution:
         """The plan with its bound."""
         bound = max(self.prove(), self._prove_short())
         self.model.closures.clear()  # large on many axes, and not needed any more
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
 
-    @uncollected
     def settled(self) -> "Found":
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
         choice, short = self.choice, self.choice is not self.free
@@ -77,7 +75,6 @@ class Found:
         """The plan, with no bound yet."""
         return written(self.model, self.fitter.pins, self.choice, self.peak, 0.0)
 
-    @uncollected
     def hiding(self, hidden: Mapping[int, Hidden]) -> "Found":
         """The best plan found where moves of some values cost less; cost and bound are those without that.
 
@@ -89,7 +86,6 @@ class Found:
         choice = evaluated(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
-    @uncollected
     def again(self, pins: Pins, bound: float) -> "Found | None":
         """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
 
@@ -116,6 +112,7 @@ class Found:
         return replace(self, prove=lambda: 0.0)
 
 
+@uncollected
 def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
     """The plan of a program: a signature for every operation and the moves between them.
 
@@ -127,7 +124,6 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
     return search_plan(program, mesh, pins, memory).settled().solution()
 
 
-@uncollected
 def search_plan(
     program: Program, mesh: Mesh, pins: Pins, memory: float | None = None, clock: Clock | None = None
 ) -> Found:

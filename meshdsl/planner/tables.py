@@ -1,6 +1,7 @@
 """The table of a node as arrays: what each joint state costs, and which divide its dims."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,11 @@ class Table:
     def whole(self) -> float:
         """Seconds in the first state: of doing everything everywhere."""
         return float(self.seconds[self.first])
+
+    @cached_property
+    def partial(self) -> tuple[tuple[int, frozenset[str]], ...]:
+        """The ports that may be partial, and the reductions."""
+        return tuple((p, found) for p, found in enumerate(self.kinds) if found)
 
 
 def make_table(

@@ -147,7 +147,7 @@ def _as_long(one: Value, other: Value) -> bool:
 
 def _reuses(numbers: Numbering, parts: Sequence[Part], places: Places) -> tuple[Ids, Ids, Ids, Ids]:
     found = [place for part in parts for place in _written_over(part, places)]
-    over = [(op, operand) for _, reuse in found for op, operand, _ in reuse.over]
+    over = [reading for _, reuse in found for reading, _ in reuse.over]
     options = np.cumsum([0, *(len(reuse.over) for _, reuse in found)])
     return array(at for at, _ in found), numbers.of(reuse.value for _, reuse in found), options, numbers.at(over)
 
