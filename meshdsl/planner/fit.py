@@ -26,6 +26,7 @@ from meshdsl.planner.solution import Pins
 
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
+_MIXED = 3  # plans that do not fit of which parts are taken over
 _FEWEST, _TRIED = 40, 50_000  # plans that are mixed of two at least, and operations of all of them together
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
@@ -48,6 +49,7 @@ class Fitter:
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
+        self._over: list[Choice] = []  # plans that did not fit, the latest first
 
     @property
     def joint(self) -> Joint | None:
@@ -85,6 +87,7 @@ class Fitter:
             least = min(least, peak, key=lambda p: p.bytes)
             if peak.bytes <= limit:
                 return choice, peak
+            self._over = [choice, *self._over]
             self.low, price = price, price * _RAISE
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
 
@@ -94,21 +97,22 @@ class Fitter:
         Args:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
-        low, high, over = self.low, self.price, list[Choice]()
+        low, high = self.low, self.price
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
-            choice = self._priced([best, free, *over], self.points.values(), price, limit, sweep=False)
+            choice = self._priced([best, free, *self._over], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
             else:
-                low, over = price, [choice, *over]
+                low, self._over = price, [choice, *self._over]
                 self.points[peak.op.id if peak.op else -1] = peak
         self.price = high
-        for choice in over:
-            best = self._mixed(best, choice, limit)
+        for choice in self._over[:_MIXED] or [free]:
+            if free.cost * (1 + _NEAR) < best.cost > choice.cost:
+                best = self._mixed(best, choice, limit)
         return best, self.peak(best)
 
     def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
