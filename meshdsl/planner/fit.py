@@ -111,7 +111,7 @@ class Fitter:
                 self.points[peak.op.id if peak.op else -1] = peak
         self.price = high
         for choice in self._over[:_MIXED] or [free]:
-            if free.cost * (1 + _NEAR) < best.cost > choice.cost:
+            if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
                 best = self._mixed(best, choice, limit)
         return best, self.peak(best)
 

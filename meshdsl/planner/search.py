@@ -35,6 +35,7 @@ _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _QUICK = 24  # passes for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
+_LITTLE = 1e-4  # part of the cost that is nothing better if messages began with those of a shorter step
 _EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 _FAR = 5e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
@@ -230,7 +231,8 @@ def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     for _ in range(affordable(guide.entries) // _AT_A_TIME):
         before = messages.cost
         messages.run(next(passes))
-        idle = 0 if messages.cost < before else idle + 1
+        helped = before - messages.cost > (_LITTLE * messages.cost if guide.shorter else 0)
+        idle = 0 if helped else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break
     return messages.states, messages.gap
