@@ -69,9 +69,15 @@ EQUATIONS = """
 ## Time against equations
 
 GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
-plan is worth, and the certificate ends below one percent: messages pass over tables that equal layers share. What
-operations of one kind have in common (signatures, work, costs, reshards) is found once; memory of a plan is a few
-passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every layer written out are in
+plan is worth, and the certificate ends below one percent.
+
+In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/layers.py`): runs of nodes that repeat in the
+arguments, the forward pass, backwards in the backward pass, and in the optimizer. Layers that are equal in all that
+costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once, and put
+together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
+them. Messages are passed in a step with six of many layers first (`shorter.py`); those of the whole one begin with
+these, and a pass or two is all that is left to do. What operations of one kind have in common (signatures, work, costs,
+reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every layer written out are in
 `bench/unrolled.py`, their figures in the README.
 
 ![planning time against equations](planner-time.svg)
@@ -81,7 +87,7 @@ AXES = """
 
 Axes of two devices each. From four axes on (three, for some models), joint states are too many to be looked at
 together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes where the joint
-network has more than 400 million entries.
+network, that of a shorter step if there is one, has more than 400 million entries.
 """
 AGAIN = """
 ## Another pin
