@@ -77,8 +77,8 @@ costs depend on, prices of memory included, are one block (`blocks.py`): its net
 together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
 them. Messages are passed in a step with six of many layers first (`shorter.py`); those of the whole one begin with
 these, and a pass or two is all that is left to do. What operations of one kind have in common (signatures, work, costs,
-reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every layer written out are in
-`bench/unrolled.py`, their figures in the README.
+reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and
+Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the README.
 
 ![planning time against equations](planner-time.svg)
 """

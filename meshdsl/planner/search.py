@@ -135,7 +135,7 @@ def _proved(
     start, left = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
     few = network.entries <= _CLOSED or len(model.nodes) <= _FEW
-    if not few and left <= _EXACT:
+    if not few and (left <= _EXACT or not sweep):
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: lifted_later(joint, best, most))
     certificate = Certificate(joint, best, FIRST_TREES)
