@@ -142,6 +142,7 @@ class Blocks:
             there,
             self.column[self._reader],
             wiring.read - first[self._reader],
+            model.alike[self._reader],
             array(model.closures[v].number for v in values),
             array(model.trips(v) for v in values),
             self._priced(model.prices.read),

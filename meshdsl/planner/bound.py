@@ -95,7 +95,7 @@ class Certificate:
             self.bound = max(self.bound, self._network.constant + messages.lower)
             self._messages = messages.trimmed(self.best.cost)
             return
-        self._messages = None
+        self._messages = self._network.shorter = None
         messages.settle()
         self.bound = max(self.bound, bound(self._network))
         fix(self._network, self.best.cost)

@@ -172,6 +172,7 @@ class Joint:
             network.reduce(LARGEST, block.touched | keep)
             networks.append(network)
         if len(networks) == 1:
+            networks[0].reduce(LARGEST, keep)
             return networks[0]
         whole = Network(self._derived, len(self.states))
         shorter = Shorter(self._blocks, Network(self._derived, len(self.states)))
