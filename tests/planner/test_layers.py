@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
 from meshdsl.planner import joint as joint_module
@@ -97,6 +98,30 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
             for n in block.nodes:
                 assert [[(to[m], p) for m, p in ends] for ends in readers[n]] == readers[to[n]]
                 assert model.unit(n) is model.unit(to[n])
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_layer_whose_result_is_read_otherwise_is_no_copy(monkeypatch, place):
+    def step(weights, x):
+        for i, w in enumerate(weights):
+            parts = [x, jnp.tanh(x @ w)]
+            parts.append(jnp.sin(parts[1]) @ w.T)
+            parts[place] = md.constrain(parts[place], "x=S(1)" if i == 5 else "x=S(0)")
+            x = parts[0] + parts[2] * jnp.sum(parts[1])
+        return x
+
+    layers = 9
+    program = trace(step, ([shape(8, 16)] * layers, shape(32, 8)))
+    model = Model(make_problem(program, ONE, Pins((Layout(),) * (layers + 1), (Layout(),), (None,))))
+    best, whole = Evaluator(model).evaluate(model.whole), Joint(model)
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    blocks = Blocks(model, True).all
+    assert len(blocks) > 1
+    for names, copies in (([*block.nodes, *block.outside], block.copies) for block in blocks):
+        assert (model.alike[copies] == model.alike[names]).all()
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+        (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, Joint(model)))
+        assert cost == same
 
 
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
