@@ -65,8 +65,8 @@ class Evaluator:
         return choice.cost + paid_in(self.model, choice.rows)
 
     def exact(self, choice: Choice) -> Choice:
-        """The choice with each of its moves taking the cheapest way of all, which on two axes it does in any case."""
-        if len(self.model.wide) <= 2:
+        """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
+        if self.model.every_state and len(self.model.wide) <= 2:  # there is no other
             return choice
         model, asked = self.model, defaultdict[Distances, set[tuple[int, int]]](set)
         for value, edges in choice.edges.items():

@@ -90,21 +90,22 @@ class Model:
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
         self._spaces: Ids | None = None  # per port, a number for its layouts and what moving between them costs
-        self._every_state, self.closures = False, dict[int, Closure]()
+        self.every_state, self.closures = False, dict[int, Closure]()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
         """Leave some states and layouts in question: all, or those near a plan.
 
-        ``alike`` says per node which is the first with equal tables, pins and states in question.
+        ``alike`` says per node which is the first with equal tables, pins and states in question; ``every_state``
+        whether all are, and moves may go through all layouts.
 
         Args:
           groups: mesh axes that take a row together; the others stay as they are.
           around: a plan, which stays in question itself.
         """
-        if groups is None and self._every_state and self.closures:
+        if groups is None and self.every_state and self.closures:
             return
-        self._every_state = groups is None
+        self.every_state = groups is None
         if groups is None or around is None:
             self.states, self.alike = self._twins.each(self._every), self._twins.first
             closures = self._whole_closures()

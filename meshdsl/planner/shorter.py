@@ -94,6 +94,8 @@ def _settle(messages: Messages) -> None:
 
 def _take(messages: Messages, known: Messages, shorter: Shorter) -> None:
     """Take over the messages of half edges that are like those of the shorter network."""
+    if not known.sent.size:
+        return
     sources, targets = messages.ends
     ends, others = _joined(*known.ends), _joined(*shorter.like(sources, targets))
     order = np.argsort(ends)

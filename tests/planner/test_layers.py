@@ -8,8 +8,10 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
+from meshdsl.planner import bound
 from meshdsl.planner import joint as joint_module
 from meshdsl.planner.blocks import Blocks
+from meshdsl.planner.bound import Certificate
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
@@ -100,28 +102,36 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
                 assert model.unit(n) is model.unit(to[n])
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_a_layer_whose_result_is_read_otherwise_is_no_copy(monkeypatch, place):
-    def step(weights, x):
-        for i, w in enumerate(weights):
-            parts = [x, jnp.tanh(x @ w)]
-            parts.append(jnp.sin(parts[1]) @ w.T)
-            parts[place] = md.constrain(parts[place], "x=S(1)" if i == 5 else "x=S(0)")
-            x = parts[0] + parts[2] * jnp.sum(parts[1])
+def stated(layers):
+    """Layers, each of which states a layout for what the one before it has made, and one for its own."""
+
+    def step(x):
+        for before, after in layers:
+            x = md.constrain(jnp.sin(md.constrain(x, before)) * 3, after)
         return x
 
-    layers = 9
-    program = trace(step, ([shape(8, 16)] * layers, shape(32, 8)))
-    model = Model(make_problem(program, ONE, Pins((Layout(),) * (layers + 1), (Layout(),), (None,))))
-    best, whole = Evaluator(model).evaluate(model.whole), Joint(model)
+    return Model(make_problem(trace(step, (shape(3200, 800),)), ONE, Pins((Layout(),), (Layout(),), (None,))))
+
+
+@pytest.mark.parametrize("odd", ["x=S(0)", "", "x=B"])
+def test_layers_whose_values_are_read_in_other_states_are_not_equal(monkeypatch, odd):
+    model = stated([(odd if i == 5 else "x=S(1)", "x=S(0)") for i in range(9)])
+    whole, best = Joint(model), Evaluator(model).evaluate(model.whole)
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    blocks = Blocks(model, True).all
-    assert len(blocks) > 1
-    for names, copies in (([*block.nodes, *block.outside], block.copies) for block in blocks):
-        assert (model.alike[copies] == model.alike[names]).all()
+    blocks = Joint(model)
+    assert len(Blocks(model, True).all) > 1
     for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
-        (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, Joint(model)))
+        (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
+
+
+def test_layers_none_of_which_are_equal_leave_no_more_variables_than_without_them(monkeypatch):
+    model = stated([(at, "") for at in ("x=S(0)", "x=S(1)", "x=B", "", "x=S(0)", "x=B", "x=S(1)", "", "x=B")])
+    without = Joint(model).plans()
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    blocks = Blocks(model, True)
+    assert blocks.layers.size and len(blocks.all) == 1
+    assert len(Joint(model).plans().unary) == len(without.unary)
 
 
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
@@ -184,3 +194,15 @@ def capped(network, limit):
     network = network.copy()
     cap(network, limit)
     return network
+
+
+def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    monkeypatch.setattr(blocks_module, "FEW", 1)
+    taken = []
+    monkeypatch.setattr(bound, "begun", lambda network, limit: taken.append(network.shorter) or begun(network, limit))
+    model = model_of(ONE)
+    certificate = Certificate(Joint(model), Evaluator(model).evaluate(model.whole), 1 << 12)
+    for _ in range(3):
+        certificate.tighten(1)
+    assert taken[0] and not any(taken[1:])
