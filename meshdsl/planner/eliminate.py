@@ -20,8 +20,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.network import Derived
 
 Scope = tuple[int, ...]
 

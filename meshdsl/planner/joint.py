@@ -28,10 +28,11 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.planner.blocks import Block, Blocks
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.network import Derived, Network
+from meshdsl.planner.network import Network
 from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import paid, payers, terms

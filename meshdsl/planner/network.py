@@ -6,96 +6,18 @@ remain. Equal parts of a model have the same tables, as objects, and ask the sam
 is answered once (``Derived``).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs
+from meshdsl.planner.trail import Gone, Labels, Stamped
 
 if TYPE_CHECKING:
     from meshdsl.planner.shorter import Shorter
-
-Labels = NDArray[np.intp]
-
-
-class Derived:
-    """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
-
-    Results are known by the identity of the arrays they come from, which are kept alive.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-
-    def get(self, how: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
-        """``make(*sources)``, remembered under ``how`` and the sources."""
-        key = (how, *map(id, sources))
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = (make(*sources), sources)
-        return found[0]
-
-    def copy(self) -> "Derived":
-        """What is made from now on is kept apart."""
-        other = Derived()
-        other._known = dict(self._known)
-        return other
-
-    def plus(self, a: Costs, b: Costs) -> Costs:
-        """The sum of two arrays."""
-        return np.asarray(self.get("plus", (a, b), np.add))
-
-    def turned(self, table: Costs) -> Costs:
-        """The transpose; turned twice, the array itself."""
-        other: Costs = self.get("turned", (table,), np.transpose)
-        self._known["turned", id(other)] = (table, (other,))
-        return other
-
-
-@dataclass(frozen=True)
-class _Gone:
-    """A variable that was eliminated: its states and tables at that time, by neighbour."""
-
-    variable: int
-    labels: Labels | None
-    unary: Costs
-    ends: tuple[tuple[int, Labels | None, Costs], ...]
-
-
-@dataclass(frozen=True)
-class _Stamped:
-    """What was eliminated of a network before it was added, so many times.
-
-    Args:
-      numbers: [copies, names], what its variables ``names`` are called.
-    """
-
-    trail: "list[_Gone | _Stamped]"
-    names: list[int]
-    numbers: Labels
-
-    def decode(self, chosen: dict[int, int]) -> None:
-        """Add the best states of all copies, given those of the variables that were left; their names are kept."""
-        column = {v: i for i, v in enumerate(self.names)}
-        states: dict[int, Labels] = {}
-
-        def of(v: int) -> Labels:
-            if v not in states:
-                states[v] = np.array([chosen[w] for w in self.numbers[:, column[v]].tolist()])
-            return states[v]
-
-        for gone in reversed(self.trail):
-            assert isinstance(gone, _Gone), "what is added has nothing added to it"
-            cost = np.broadcast_to(gone.unary[:, None], (gone.unary.size, len(self.numbers)))
-            for w, _, table in gone.ends:
-                cost = cost + table[:, of(w)]
-            states[gone.variable] = cost.argmin(axis=0)
-            if gone.variable in column:
-                numbers = self.numbers[:, column[gone.variable]]
-                chosen.update(zip(numbers.tolist(), states[gone.variable].tolist(), strict=True))
 
 
 class Network:
@@ -118,7 +40,7 @@ class Network:
         self.marks: dict[int, Labels | None] = {}
         self.place: dict[int, float] = {}
         self.constant = 0.0
-        self.trail: list[_Gone | _Stamped] = []
+        self.trail: list[Gone | Stamped] = []
         self.shorter: Shorter | None = None
 
     def copy(self) -> "Network":
@@ -168,7 +90,7 @@ class Network:
                 else:
                     self.near[a][b], self.near[b][a] = table, turned
         self.constant += part.constant * len(copies)
-        self.trail.append(_Stamped(part.trail, every, numbers))
+        self.trail.append(Stamped(part.trail, every, numbers))
         return new
 
     def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
@@ -217,7 +139,7 @@ class Network:
         """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
         unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get
         between = near.pop(w)
-        self.trail.append(_Gone(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
+        self.trail.append(Gone(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
         self.unary[w] = cut("merged", (self.unary[w], unary, between, image), _merged)
         del self.near[w][v]
         for u, table in near.items():
@@ -264,7 +186,7 @@ class Network:
     def _eliminate(self, v: int) -> None:
         unary, near, derived = self.unary.pop(v), self.near.pop(v), self.derived
         ends = tuple((w, self.labels.get(w), table) for w, table in near.items())
-        self.trail.append(_Gone(v, self.labels.get(v), unary, ends))
+        self.trail.append(Gone(v, self.labels.get(v), unary, ends))
         for w in near:
             del self.near[w][v]
         if unary.size == 1 or len(near) == 1:
@@ -286,15 +208,7 @@ class Network:
     def decode(self, chosen: dict[int, int]) -> dict[int, int]:
         """The best states of all eliminated variables, given those of the others by label."""
         for gone in reversed(self.trail):
-            if isinstance(gone, _Stamped):
-                gone.decode(chosen)
-                continue
-            cost = gone.unary
-            for w, labels, table in gone.ends:
-                at = chosen[w]
-                cost = cost + table[:, at if labels is None else int(np.searchsorted(labels, at))]
-            best = int(cost.argmin())
-            chosen[gone.variable] = best if gone.labels is None else int(gone.labels[best])
+            gone.decode(chosen)
         return chosen
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.model import Model
-from meshdsl.planner.network import Derived, Network
+from meshdsl.planner.network import Network
 
 
 class Stars:

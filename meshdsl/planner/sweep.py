@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.network import Labels, Network
+from meshdsl.planner.network import Network
+from meshdsl.planner.trail import Labels
 
 Axes = tuple[int, ...]  # mesh axes by number
 States = dict[int, int]  # by variable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from meshdsl.errors import ArgumentError, MemoryLimitError
@@ -18,7 +18,7 @@ from meshdsl.plan import Instance, load_instance, solve
 from meshdsl.planner.strategies.ascent import Ascent
 from meshdsl.planner.strategies.certify import prove
 from meshdsl.planner.strategies.contraction import Contraction
-from meshdsl.planner.strategies.core import core_of
+from meshdsl.planner.strategies.core import core_of, unneeded
 from meshdsl.planner.strategies.flat import FlatCore
 from meshdsl.planner.strategies.program import Program
 from meshdsl.planner.strategies.trees import Forests
@@ -80,16 +80,31 @@ def best_of(instance):
     return min(costs, default=None)
 
 
+ONLY_LARGE = Instance(  # the one choice that fits has a cost that is more than all smaller ones together
+    costs=[np.array([1]), np.array([0]), np.array([11, 7])],
+    usages=[np.array([6]), np.array([2]), np.array([2, 6])],
+    intervals=[(0, 1), (2, 6), (2, 6)],
+    ends=[(0, 1)],
+    tables=[np.array([[2]])],
+    limit=7,
+)
+
+
 @given(instances())
+@example(ONLY_LARGE)
 @settings(max_examples=60, deadline=None)
 def test_contraction_keeps_the_best_choice(instance):
     best = best_of(instance)
     assume(best is not None)
-    core = core_of(instance, best >= NEVER)
+    core = core_of(instance, best >= unneeded(instance))
     Contraction(core).run()
     found = min(score.cost for score in scores(instance, core) if score.fits)
     assert found == best or best >= NEVER  # costs this large are rounded
     assert found <= best * (1 + 1e-9)
+
+
+def test_a_cost_that_is_more_than_all_smaller_ones_is_paid_where_nothing_else_fits():
+    assert solve(ONLY_LARGE, 5).score.cost == best_of(ONLY_LARGE) == 14
 
 
 def scores(instance, core):
@@ -102,7 +117,7 @@ def scores(instance, core):
 @settings(max_examples=25, deadline=None)
 def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, steps):
     best = best_of(instance)
-    assume(best is not None and best < NEVER)
+    assume(best is not None and best < unneeded(instance))
     core = core_of(instance)
     Contraction(core)._consistent()
     flat = FlatCore(core, core.most)
@@ -120,7 +135,7 @@ def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, ste
 @settings(max_examples=15, deadline=None)
 def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     best = best_of(instance)
-    assume(best is not None and best < NEVER)
+    assume(best is not None and best < unneeded(instance))
     core = core_of(instance)
     Contraction(core)._consistent()
     flat = FlatCore(core, core.most)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.planner.exact import Costs, Ints
-from meshdsl.planner.network import Labels
 from meshdsl.planner.strategies.flat import FlatCore
+from meshdsl.planner.trail import Labels
 
 _PASSES = 8  # the last steps of prices may have led the messages elsewhere
 _BITS = 60  # what a sum of amounts may have in an int64

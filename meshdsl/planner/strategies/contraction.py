@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.network import Labels
 from meshdsl.planner.strategies.core import Core
+from meshdsl.planner.trail import Labels
 
 _LARGEST = 1 << 14  # entries that one step of elimination may touch
 _PAIRS = 1 << 22  # entries that comparing all states of a variable may touch

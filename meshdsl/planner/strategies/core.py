@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.planner.exact import Costs, Ints
-from meshdsl.planner.network import Labels, Network
+from meshdsl.planner.network import Network
 from meshdsl.planner.strategies.instance import Instance
 from meshdsl.planner.strategies.usage import Usage
+from meshdsl.planner.trail import Labels
 
 _EXACT = 53  # bits of a float64
 
@@ -77,7 +78,7 @@ def core_of(instance: Instance, whole: bool = False) -> Core:
     Args:
       whole: also with costs that no choice needs, unless only such choices are valid.
     """
-    forbidden = np.inf if whole else _forbidden(instance)
+    forbidden = np.inf if whole else unneeded(instance)
     cost_unit = _unit((*instance.costs, *instance.tables), forbidden)
     usage_unit = _unit(instance.usages, np.inf)
     network, scaled = Network(), _Scaled(cost_unit, forbidden)
@@ -106,7 +107,7 @@ class _Scaled:
         return found
 
 
-def _forbidden(instance: Instance) -> float:
+def unneeded(instance: Instance) -> float:
     """The least cost that alone passes any total of smaller costs: a choice with it is never needed."""
     arrays = _counted((*instance.costs, *instance.tables))
     least = np.inf

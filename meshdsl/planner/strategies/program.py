@@ -15,8 +15,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from meshdsl.planner.exact import Costs, Ints
-from meshdsl.planner.network import Labels
 from meshdsl.planner.strategies.flat import FlatCore
+from meshdsl.planner.trail import Labels
 
 _ROWS = 8  # time points that get a row at a time
 _SCALE = 1e4  # what the best choice costs in the program

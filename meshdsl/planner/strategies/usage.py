@@ -10,8 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.network import Derived, Labels
+from meshdsl.planner.trail import Labels
 
 Interval = tuple[int, int]  # the first point, and the first after
 
