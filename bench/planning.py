@@ -10,6 +10,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from bench import unrolled
 from bench.apart import rows_apart
@@ -24,16 +25,28 @@ from meshdsl.pad import Chosen
 from meshdsl.plan.value import Plan
 from meshdsl.trace import flatten_call
 
-CASES: dict[str, tuple[Callable[[], Program], Mesh]] = {
-    "the demo's step": (lambda: load_example("gpt").program, Mesh(data=4, model=2)),
-    "GPT of 12 layers, unrolled": (lambda: deep_gpt(12), Mesh(data=8, model=8)),
-    "GPT of 48 layers, unrolled": (lambda: deep_gpt(48), Mesh(data=8, model=8)),
-    "GPT-3 175B": (
-        lambda: models.build("gpt3-175b", "fsdp+tensor", batch=1536),
-        Mesh(data=128, model=8, topology="dgx-h100"),
-    ),
-    "GPT-3 175B, unrolled": (unrolled.gpt3, Mesh(data=128, model=8, topology="dgx-h100")),
-    "Llama 3 405B, unrolled": (unrolled.llama3, Mesh(data=128, model=8, topology="dgx-h100")),
+
+class Case(NamedTuple):
+    """A step, its mesh, and the bytes of a device if not those of the topology."""
+
+    make: Callable[[], Program]
+    mesh: Mesh
+    memory: float | None = None
+
+
+TWO = Mesh(data=128, model=8, topology="dgx-h100")
+THREE = Mesh(pod=8, data=16, model=8, topology="dgx-h100")
+CASES: dict[str, Case] = {
+    "the demo's step": Case(lambda: load_example("gpt").program, Mesh(data=4, model=2)),
+    "GPT of 12 layers, unrolled": Case(lambda: deep_gpt(12), Mesh(data=8, model=8)),
+    "GPT of 48 layers, unrolled": Case(lambda: deep_gpt(48), Mesh(data=8, model=8)),
+    "GPT-3 175B": Case(lambda: models.build("gpt3-175b", "fsdp+tensor", batch=1536), TWO),
+    "GPT-3 of 48 layers, unrolled": Case(lambda: unrolled.gpt3(48), TWO),
+    "GPT-3 of 48 layers, unrolled, three axes": Case(lambda: unrolled.gpt3(48), THREE),
+    "GPT-3 175B, unrolled, no limit of memory": Case(unrolled.gpt3, TWO, 1e15),
+    "GPT-3 175B, unrolled": Case(unrolled.gpt3, TWO),
+    "GPT-3 175B, unrolled, three axes": Case(unrolled.gpt3, THREE),
+    "Llama 3 405B, unrolled": Case(unrolled.llama3, TWO),
 }
 HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 
@@ -45,20 +58,22 @@ def main() -> None:
 
 def measure(case: str) -> tuple[object, ...]:
     """A row of the table."""
-    make, mesh = CASES[case]
+    make, mesh, memory = CASES[case]
     _choose(load_example("mlp").program, mesh)
     program = make()
-    first, seconds = _choose(program, mesh)
+    first, seconds = _choose(program, mesh, memory)
     path, layout = _other(first.plan)
-    again, sooner = _choose(replace(program, layouts={**(program.layouts or {}), path: layout}), mesh, first)
+    again, sooner = _choose(replace(program, layouts={**(program.layouts or {}), path: layout}), mesh, memory, first)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     figures = f"{seconds:.2f}", f"{first.plan.gap:.2%}", f"{sooner:.2f}", f"{again.plan.gap:.2%}", f"{peak:.2f} GB"
     return case, mesh, sum(first.plan.operations.values()), *figures
 
 
-def _choose(program: Program, mesh: Mesh, before: Chosen | None = None) -> tuple[Chosen, float]:
+def _choose(
+    program: Program, mesh: Mesh, memory: float | None = None, before: Chosen | None = None
+) -> tuple[Chosen, float]:
     """The plan of a program, begun from another if there is one, and what making it takes."""
-    making = parallelize(program.step, mesh, program.layouts, rules=program.rules).kept.making
+    making = parallelize(program.step, mesh, program.layouts, rules=program.rules, memory=memory).kept.making
     traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program
     start = time.process_time()
     return making.choose(traced, before), time.process_time() - start

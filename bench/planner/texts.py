@@ -76,9 +76,9 @@ arguments, the forward pass, backwards in the backward pass, and in the optimize
 costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once, and put
 together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
 them. Messages are passed in a step with six of many layers first (`shorter.py`); those of the whole one begin with
-these, and a pass or two is all that is left to do. What operations of one kind have in common (signatures, work, costs,
-reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and
-Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the README.
+these, and often one pass is all that is left to do. What operations of one kind have in common (signatures, work,
+costs, reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3
+and Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the README.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -97,7 +97,7 @@ problem but for those whose pins change, all tables of costs and moves, the text
 short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
 sweeps and rounds. Where pins are only added, and cost 1% at most, the bound of the plan before holds and is taken over;
 else one is proved, on more than two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in
-the README (`python -m bench.planning`): steps of up to 30,000 operations take less than a second, twice as many two.
+the README (`python -m bench.planning`): on two axes 30,000 operations take a second, 60,000 two to six.
 """
 OVERLAP = """
 ## With overlap

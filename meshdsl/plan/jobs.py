@@ -96,11 +96,8 @@ class _Run:
 
     def given(self, op: Op) -> list[Slices]:
         """What each operand waits for, in the layout it is read in; moves are sent when first needed."""
-        own, uses, moved = self.own, self.solution.uses, self.solution.trees
-        return [
-            NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) if x.id in moved else own[x.id]
-            for i, x in enumerate(op.inputs)
-        ]
+        uses = self.solution.uses
+        return [NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) for i, x in enumerate(op.inputs)]
 
     def at(self, value: Value, layout: Layout) -> Slices:
         """What a value waits for in a layout."""
@@ -135,8 +132,6 @@ class _Run:
     def compute(self, op: Op, given: Sequence[Slices]) -> Slices:
         """The work of an operation, after what it exchanges."""
         maker, seconds = self.maker, self.maker.work.alone(op)
-        if not seconds and not maker.apart and op.id not in maker.inside:
-            return (_union([refs for slices in given for refs in slices]),)
         count = self.alike(op, given) if maker.apart else 1
         for stream, sent in maker.inside.get(op.id, ()):
             given = [self.each(stream, sent, given, count)]

@@ -61,11 +61,9 @@ class Blocks:
         self._touched = self._leaving()
         groups = self._groups()
         self._stays = _few(groups, len(layers))
-        stays, numbers = self._stays, np.arange(len(layers))
-        self.before = np.maximum.accumulate(np.where(stays, numbers, 0))
-        self.after = np.append(
-            np.minimum.accumulate(np.where(stays, numbers, len(layers))[::-1])[::-1][1:], len(layers)
-        )
+        left = np.append(np.flatnonzero(self._stays), len(layers))
+        following = np.searchsorted(left, np.arange(len(layers)), side="right")
+        self.before, self.after = left[following - 1], left[following]
         self.all = list(self._blocks(groups))
 
     def _blocks(self, groups: list[list[int]]) -> Iterator[Block]:
@@ -85,11 +83,9 @@ class Blocks:
 
     def _copies(self, names: Ids, group: Ids) -> Ids:
         """What nodes of the first layer of a group are in all of them."""
-        copies = np.tile(names, (group.size, 1))
-        if group[0] >= 0:
-            ahead = self.layer[names] >= 0
-            there = self.layer[names[ahead]] - group[0] + group[:, None]
-            copies[:, ahead] = self.layers[there, self.column[names[ahead]]]
+        copies, ahead = np.tile(names, (group.size, 1)), self.layer[names] >= 0
+        there = self.layer[names[ahead]] - group[0] + group[:, None]
+        copies[:, ahead] = self.layers[there, self.column[names[ahead]]]
         return copies
 
     def shorter(self, block: Block) -> tuple[Ids, Ids]:

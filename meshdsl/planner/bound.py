@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.joint import Joint, Left, Missed
+from meshdsl.planner.joint import Joint, Missed
 from meshdsl.planner.messages import Messages, bound, cap, fix
 from meshdsl.planner.shorter import begun
+from meshdsl.planner.states import Left
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
 _MISSED = 0.05  # part of the gap that a value must miss to be worth more

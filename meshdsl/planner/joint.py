@@ -19,9 +19,8 @@ Both begin without those values, as one network per block of equal layers (``blo
 last the blocks are put together, as often as they occur.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -29,17 +28,16 @@ import numpy as np
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import paid, payers, terms
 from meshdsl.planner.sets import add_sets
 from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.stars import Stars
-from meshdsl.planner.twins import each_of
+from meshdsl.planner.states import InQuestion, Left
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _FORK = 3  # ends of a value with two readers, for which one hub is exact
@@ -48,15 +46,6 @@ _MORE = 1 << 22  # entries of the exact trees of a value that is worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
 Missed = Mapping[int, Sequence[Assignment]]
-Left = Mapping[int, Ids]  # by node, the states that are left in question, by position among those of the model
-
-
-@dataclass(frozen=True, eq=False)
-class States:
-    """Joint signatures of a node, as row numbers per mesh axis, and what each costs by itself."""
-
-    rows: Assignment
-    cost: Costs
 
 
 class _Part(NamedTuple):
@@ -67,7 +56,7 @@ class _Part(NamedTuple):
     wide: list[int]
 
 
-class Joint:
+class Joint(InQuestion):
     """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
     Prices are added last: networks at other prices (``priced``) have most of the work behind them.
@@ -77,14 +66,10 @@ class Joint:
     """
 
     def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
-        self.model, self.problem, self._left = model, model.problem, left
-        self._known: dict[Hashable, States] = {}
-        self._layouts: dict[Hashable, Ids] = {}
-        self.states = each_of(model.alike, self._states)
-        for n in left:
-            self.states[n] = self._some(self.states[n], left[n])
-        self._ends = {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
-        self._wide = [value for value in self.problem.defined if self._is_wide(value)]
+        super().__init__(model, left)
+        problem = model.problem
+        self._ends = {v: [at, *problem.used.get(v, ())] for v, at in problem.defined.items()}
+        self._wide = [value for value in problem.defined if self._is_wide(value)]
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived())
 
@@ -121,9 +106,6 @@ class Joint:
     def _is_wide(self, value: int) -> bool:
         """Whether a value has more readers than one hub serves exactly."""
         return len(self._ends[value]) > _FORK and len(self.model.closures[value].fitting) > 1
-
-    def _value(self, end: End) -> int:
-        return self.model.nodes[end[0]].ports[end[1]].value.id
 
     def _price(self, n: int) -> Costs:
         """What node n pays for memory in its states; nodes that pay alike get the same array."""
@@ -210,44 +192,8 @@ class Joint:
         return (tree_cost(self.model, value, ends, rows) - mean) * self.model.trips(value)
 
     def _sets(self, network: Network, value: int, most: int) -> bool:
-        ends = [(n, self._read((n, port))) for n, port in self._ends[value]]
+        ends = [(n, self.read((n, port))) for n, port in self._ends[value]]
         return add_sets(network, self.model.closures[value], self.model.trips(value), ends, most)
-
-    def left(self, network: Network) -> Left:
-        """The states of nodes that a network has left, for another ``Joint``; nodes that it has lost keep all."""
-        here = {n: network.labels[n] for n in network.unary if n < len(self.states) and n in network.labels}
-        return {**self._left, **{n: self._left[n][at] if n in self._left else at for n, at in here.items()}}
-
-    def rows(self, chosen: dict[int, int]) -> Assignment:
-        """The plan that a state of every variable stands for."""
-        at, rows = array(map(chosen.__getitem__, range(len(self.states)))), self.model.whole.copy()
-        for nodes in grouped(numbered(map(id, self.states))):
-            rows[nodes] = self.states[nodes[0]].rows[at[nodes]]
-        return rows
-
-    def _states(self, n: int) -> States:
-        model = self.model
-        key = (id(model.states[n]), id(model.unit(n)))
-        if key not in self._known:
-            rows = model.states[n]
-            self._known[key] = States(rows, model.unit(n)[tuple(rows.T)])
-        return self._known[key]
-
-    def _some(self, states: States, at: Ids) -> States:
-        """Some of a node's states; equal choices get the same arrays."""
-        key = (id(states), at.tobytes())
-        if key not in self._known:
-            self._known[key] = States(states.rows[at], states.cost[at])
-        return self._known[key]
-
-    def _read(self, end: End) -> Ids:
-        """Layout numbers of a node's port over the node's states."""
-        n, port = end
-        closure = self.model.closures[self._value(end)]
-        key = (id(self.states[n]), port, closure.number, self.model.orders[n])
-        if key not in self._layouts:
-            self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
-        return self._layouts[key]
 
     def _add(self, network: Network, value: int) -> None:
         """Add the tables of a value, unless it has many readers."""
@@ -255,7 +201,7 @@ class Joint:
         if len(self.model.closures[value].fitting) == 1 or not readers:
             return
         if len(readers) == 1:
-            moves = self._stars.moves(value, self._read(source), self._read(readers[0]))
+            moves = self._stars.moves(value, self.read(source), self.read(readers[0]))
             network.add(source[0], readers[0][0], moves)
         elif not self._is_wide(value):
             self._star(network, value, dict.fromkeys(readers, 1.0))
@@ -266,7 +212,7 @@ class Joint:
         if len(self.model.closures[value].fitting) == 1:
             return
         for reader in readers:
-            own, read = self._read(source), self._read(reader)
+            own, read = self.read(source), self.read(reader)
             if copied := prices.read.get(reader):
                 network.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
             if waiting := prices.later.get(reader):
@@ -276,21 +222,21 @@ class Joint:
         """Some readers on one hub; a part of each one's own moves counts."""
         source = self._ends[value][0]
         hub = self._stars.new(network, value, source[0])
-        network.add(source[0], hub, self._stars.to(value, self._read(source), weight))
+        network.add(source[0], hub, self._stars.to(value, self.read(source), weight))
         for reader, part in parts.items():
             if part:
-                network.add(hub, reader[0], self._stars.onward(value, self._read(reader), part * weight))
+                network.add(hub, reader[0], self._stars.onward(value, self.read(reader), part * weight))
 
     def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
-        before, at, closure = source[0], self._read(source), self.model.closures[value]
+        before, at, closure = source[0], self.read(source), self.model.closures[value]
         layouts = closure.fitting
         for reader in readers[:-1]:
             hub = network.new(closure.nothing, closure.placed, before)
             network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
-            network.add(hub, reader[0], self._stars.moves(value, layouts, self._read(reader)))
+            network.add(hub, reader[0], self._stars.moves(value, layouts, self.read(reader)))
             before, at = hub, layouts
-        network.add(before, readers[-1][0], self._stars.moves(value, at, self._read(readers[-1])))
+        network.add(before, readers[-1][0], self._stars.moves(value, at, self.read(readers[-1])))
 
     def _stake(self, value: int) -> float:
         """The most that one move of a value can cost."""

@@ -16,10 +16,10 @@ def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
     The nodes of a group come as they are met from its first in program order on, so that its first half is near: of
     equal layers in a row, each with its part of the backward pass, the first ones.
     """
-    ports = model.ports
+    ports, wiring = model.ports, model.wiring
     moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
     readers, values = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for n, value in zip(ports.nodes[moved].tolist(), ports.values[moved].tolist(), strict=True):
+    for n, value in zip(wiring.nodes[moved].tolist(), wiring.values[moved].tolist(), strict=True):
         readers[value].append(n)
         values[n].append(value)
     left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())

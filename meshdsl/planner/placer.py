@@ -18,7 +18,7 @@ class Placer:
 
     def __init__(self, model: Model) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
-        self._own = array(model.ports.made[v.id] for v in self.timeline.numbers.values)
+        self._own = array(model.wiring.made[v.id] for v in self.timeline.numbers.values)
         self._read = array(map(model.ports.read.__getitem__, self.timeline.numbers.readings))
         self._layouts = dict(model.ports.every)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}

@@ -40,7 +40,7 @@ class Ports:
       nodes: with their ``wiring``, the ``tables`` of their rows and the ``orders`` of axes that split one dim.
       distances: per value id, its layouts.
 
-    ``made`` is the port that makes a value, ``read`` the one of a reading.
+    ``read`` is the port of a reading.
     """
 
     def __init__(
@@ -51,11 +51,10 @@ class Ports:
         orders: Sequence[Order],
         distances: Mapping[int, Distances],
     ) -> None:
-        self.nodes, self.values, self.made = wiring.nodes, wiring.values, wiring.made
+        self._wiring = wiring
         ports = [port for node in nodes for port in node.ports]
         self.read: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
         self._codes, self._begins = _coded(tables)
-        self._uses, self._makers = wiring.read, wiring.makers
         self._alike = list(self._looked_up(wiring.every, orders, distances))
 
     def layouts(self, rows: Ids) -> Ids:
@@ -64,17 +63,21 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        codes = self._codes[self._begins + rows[self.nodes].T]
-        found = np.empty(self.nodes.size, dtype=np.intp)
+        codes = self._codes[self._begins + rows[self._wiring.nodes].T]
+        found = np.empty(self._wiring.nodes.size, dtype=np.intp)
         for ports, table, _ in self._alike:
             found[ports] = table[tuple(codes[:, ports])]
         return found
 
     def elsewhere(self, layouts: Ids) -> Elsewhere:
         """The values that are read in other layouts than their own, in program order."""
-        differ = np.flatnonzero(layouts[self._uses] != layouts[self._makers])
-        makers, found = self._makers[differ], Elsewhere()
-        ends = self.values[makers].tolist(), layouts[makers].tolist(), layouts[self._uses[differ]].tolist()
+        differ = np.flatnonzero(layouts[self._wiring.read] != layouts[self._wiring.makers])
+        makers, found = self._wiring.makers[differ], Elsewhere()
+        ends = (
+            self._wiring.values[makers].tolist(),
+            layouts[makers].tolist(),
+            layouts[self._wiring.read[differ]].tolist(),
+        )
         for value, own, other in zip(*ends, strict=True):
             found.setdefault(value, (own, set()))[1].add(other)
         return found
@@ -100,11 +103,11 @@ class Ports:
 
     def _looked_up(self, makers: Ids, orders: Sequence[Order], distances: Mapping[int, Distances]) -> Iterator[Alike]:
         """Which ports are looked up in which tables."""
-        spaces, ways = np.empty(makers.size, dtype=np.intp), numbered(orders)
-        spaces[list(self.made.values())] = numbered(id(distances[value]) for value in self.made)
-        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[self.nodes]):
-            layouts = distances[int(self.values[ports[0]])]
-            yield Alike(ports, layouts.ids(orders[self.nodes[ports[0]]]), layouts.space)
+        wiring, spaces, ways = self._wiring, np.empty(makers.size, dtype=np.intp), numbered(orders)
+        spaces[list(wiring.made.values())] = numbered(id(distances[value]) for value in wiring.made)
+        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+            layouts = distances[int(wiring.values[ports[0]])]
+            yield Alike(ports, layouts.ids(orders[wiring.nodes[ports[0]]]), layouts.space)
 
 
 def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:

@@ -18,23 +18,24 @@ _BITS = {reduction: 1 << i for i, reduction in enumerate(REDUCTIONS)}
 
 def drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
-    used, passing = problem.used, _Passing()
+    nodes, used, passing = problem.nodes, problem.used, _Passing()
     possible: dict[int, _Ways] = {}  # by value id
-    left = [node.kind for node in problem.nodes]
-    due = bytearray(b"\1") * len(left)
-    while any(due):
-        for n, node in enumerate(problem.nodes):
-            if due[n]:
-                due[n], ports = 0, node.ports
-                read = [_DEFINED if defines else possible.get(value.id, 0) for value, defines, _ in ports]
-                left[n], given = passing.of(node, read)
-                for p, ways in given:
-                    value = ports[p].value.id
-                    if possible.get(value) != ways:
-                        possible[value] = ways
-                        for reader, _ in used.get(value, ()):
-                            due[reader] = 1
-    for node, kind in zip(problem.nodes, left, strict=True):
+    left = [node.kind for node in nodes]
+    due = bytearray(b"\1") * len(nodes)
+    n = due.find(1)
+    while n >= 0:
+        due[n], ports = 0, nodes[n].ports
+        read = [_DEFINED if defines else possible.get(value.id, 0) for value, defines, _ in ports]
+        left[n], given = passing.of(nodes[n], read)
+        for p, ways in given:
+            value = ports[p].value.id
+            if possible.get(value) != ways:
+                possible[value] = ways
+                for reader, _ in used.get(value, ()):
+                    due[reader] = 1
+        later = due.find(1, n + 1)
+        n = later if later >= 0 else due.find(1)
+    for node, kind in zip(nodes, left, strict=True):
         node.kind = kind
 
 

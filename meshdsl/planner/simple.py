@@ -60,7 +60,7 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
     ports, every = model.ports, list(model.ports.every)
     used, elsewhere = {every[i] for i in set(laid.tolist()) - {layout}}, ports.elsewhere(ports.layouts(best.rows))
     left: dict[int, Ids] = {}
-    for n in np.unique(ports.nodes[laid == layout]).tolist():
+    for n in np.unique(model.wiring.nodes[laid == layout]).tolist():
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
         keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(model.nodes[n].ports)):

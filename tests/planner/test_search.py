@@ -247,3 +247,19 @@ def test_operations_that_differ_in_a_literal_have_rows_of_their_own():
     for name in ("mul", "broadcast_in_dim"):
         first, second = (node.rows for node in nodes if node.op is not None and node.op.name == name)
         assert set(first) != set(second)
+
+
+@pytest.mark.parametrize("mesh", [TWO, md.Mesh(x=2, y=2, z=2)], ids=str)
+def test_moves_that_were_found_near_a_plan_take_the_cheapest_way_of_all(mesh):
+    model, rng, cheaper = problem_of("two layers", mesh), np.random.default_rng(0), 0
+    evaluator = Evaluator(model)
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    for _ in range(20):
+        rows = np.array([rng.choice(s) for s in states])
+        model.focus(((0, 1),), rows)
+        near = evaluator.evaluate(rows)
+        found = evaluator.exact(near)
+        model.focus()
+        assert evaluator.evaluate(rows).cost <= found.cost <= near.cost
+        cheaper += found.cost < near.cost
+    assert cheaper
