@@ -47,7 +47,8 @@ class Blocks:
       apart: whether they are looked for.
 
     ``layer`` and ``column`` say where a node is in ``layers``, -1 and itself for one that is not. ``before`` and
-    ``after``: the last layer up to each, and the first one after it, of the shorter step.
+    ``after``: the last layer up to each, and the first one after it, of the shorter step. ``like``: per node, the one of
+    the shorter step that does what it does in a plan of that.
     """
 
     def __init__(self, model: Model, apart: bool) -> None:
@@ -64,7 +65,14 @@ class Blocks:
         left = np.append(np.flatnonzero(self._stays), len(layers))
         following = np.searchsorted(left, np.arange(len(layers)), side="right")
         self.before, self.after = left[following - 1], left[following]
+        self.like = np.arange(self.count)
+        self.like[layers] = layers[self.before]
         self.all = list(self._blocks(groups))
+
+    @property
+    def times(self) -> float:
+        """How many times as many nodes as the shorter step there are."""
+        return self.count / max(1, np.unique(self.like).size)
 
     def _blocks(self, groups: list[list[int]]) -> Iterator[Block]:
         """The block of what is in no equal layers, then theirs."""

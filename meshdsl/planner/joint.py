@@ -19,8 +19,9 @@ Both begin without those values, as one network per block of equal layers (``blo
 last the blocks are put together, as often as they occur.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ class Joint(InQuestion):
     def priced(self) -> "Joint":
         """The same at what the model's memory prices are now; the states in question must be what they were."""
         other = copy(self)
+        other.__dict__.pop("searched", None)
         other._begin(self._derived)
         return other
 
@@ -119,6 +121,26 @@ class Joint(InQuestion):
 
     def plans(self) -> Network:
         """The network whose costs can be paid."""
+        return self._whole(self._add_plans(), frozenset())
+
+    @cached_property
+    def searched(self) -> tuple[Network, int]:
+        """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
+        if len(self._parts) == 1:
+            network = self.plans()
+            return network, network.entries
+        network = Network(self._derived, len(self.states))
+        for block, part in self._complete(self._add_plans(), frozenset()):
+            network.stamp(part, [*block.nodes, *block.outside], self._blocks.shorter(block)[1])
+        network.reduce(LARGEST)
+        return network, int(network.entries * self._blocks.times)
+
+    def stretched(self, chosen: dict[int, int]) -> Assignment:
+        """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""
+        return self.rows(dict(enumerate(map(chosen.__getitem__, self._blocks.like.tolist()))))
+
+    def _add_plans(self) -> Callable[[Network, int], None]:
+        """How values of many readers are added to the network of plans."""
         cheapest = {id(states): float(states.cost.min()) for states in dict.fromkeys(self.states)}
         least = sum([cheapest[id(states)] for states in self.states])
 
@@ -129,7 +151,7 @@ class Joint(InQuestion):
             else:
                 self._chain(network, value, source, readers)
 
-        return self._whole(add, frozenset())
+        return add
 
     def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Network:
         """The network whose minimum no plan can undercut, tightest around the plan ``best``.
@@ -147,24 +169,28 @@ class Joint(InQuestion):
 
     def _whole(self, add: Callable[[Network, int], None], keep: frozenset[int]) -> Network:
         """All parts, with the values of many readers, as one network."""
-        networks = []
-        for block, common, wide in self._parts:
-            network = common.copy()
-            for value in wide:
-                add(network, value)
-            network.reduce(LARGEST, block.touched | keep)
-            networks.append(network)
-        if len(networks) == 1:
-            networks[0].reduce(LARGEST, keep)
-            return networks[0]
+        parts = list(self._complete(add, keep))
+        if len(parts) == 1:
+            network = parts[0][1]
+            network.reduce(LARGEST, keep)
+            return network
         whole = Network(self._derived, len(self.states))
         shorter = Shorter(self._blocks, Network(self._derived, len(self.states)))
-        for (block, *_), network in zip(self._parts, networks, strict=True):
+        for block, network in parts:
             shorter.add(block, network, whole.stamp(network, [*block.nodes, *block.outside], block.copies))
         whole.reduce(LARGEST, keep)
         shorter.network.reduce(LARGEST, keep)
         whole.shorter = shorter
         return whole
+
+    def _complete(self, add: Callable[[Network, int], None], keep: frozenset[int]) -> Iterator[tuple[Block, Network]]:
+        """The parts with the values of many readers."""
+        for block, common, wide in self._parts:
+            network = common.copy()
+            for value in wide:
+                add(network, value)
+            network.reduce(LARGEST, block.touched | keep)
+            yield block, network
 
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
         ends = self._ends[value]

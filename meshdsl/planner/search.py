@@ -23,19 +23,17 @@ from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import cap
+from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
 from meshdsl.planner.network import Network
 from meshdsl.planner.raising import GAP, MOST, affordable, bound_on_many_axes, lifted_later, raised
-from meshdsl.planner.shorter import begun
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _QUICK = 24  # passes for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
-_LITTLE = 1e-4  # part of the cost that is nothing better if messages began with those of a shorter step
 _EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 _FAR = 5e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
@@ -74,7 +72,7 @@ def find(
     if jointly(model):
         model.focus()
         joint = joint or Joint(model)
-        best, proof = _proved(joint, joint.plans(), evaluator, best, worth, known is None)
+        best, proof = _proved(joint, evaluator, best, worth, known is None)
         if known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
             best = _moved(model, _as_fewer(model.wide), evaluator, best, worth)
             model.focus()
@@ -114,10 +112,9 @@ def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
 def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
     """The best plan found among those that are in question."""
     joint = Joint(model)
-    network = joint.plans()
-    if network.entries <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
-        return _proved(joint, network, evaluator, best, worth, True)[0]
-    found = _plans_near(joint, network, groups, evaluator, best)
+    if joint.searched[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
+        return _proved(joint, evaluator, best, worth, True)[0]
+    found = _plans_near(joint, groups, evaluator, best)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
@@ -127,14 +124,13 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
     return np.where(np.array(fine)[:, None], rows, model.whole)
 
 
-def _proved(
-    joint: Joint, network: Network, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool
-) -> tuple[Choice, Proof]:
+def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
+    network, entries = joint.searched
     start, left = _pointed_to(network, known.cost)
-    best = evaluator.exact(evaluator.evaluate(joint.rows(start)))
-    few = network.entries <= _CLOSED or len(model.nodes) <= _FEW
+    best = evaluator.exact(evaluator.evaluate(joint.stretched(start)))
+    few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= _EXACT or not sweep):
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: lifted_later(joint, best, most))
@@ -142,7 +138,7 @@ def _proved(
     raised(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
         swept = _swept(network, start, _every_axis(model), model.width)
-        better = evaluator.exact(evaluator.evaluate(joint.rows(swept)))
+        better = evaluator.exact(evaluator.evaluate(joint.stretched(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
             raised(certificate, evaluator, settle=few)
@@ -169,13 +165,13 @@ def plans(
     if jointly(model):
         joint = Joint(model) if joint is None else joint.priced()
         start = found[0] if found else evaluator.evaluate(model.whole)
-        return _plans_near(joint, joint.plans(), _every_axis(model) if sweep else (), evaluator, start)
+        return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
     for groups in _neighbourhoods(model.wide, not known):
         best = min(found, key=evaluator.objective) if found else None
         model.focus(groups, model.whole if best is None else best.rows)
         joint = Joint(model)
         start = best or evaluator.evaluate(model.whole)
-        found += _plans_near(joint, joint.plans(), groups, evaluator, start)
+        found += _plans_near(joint, groups, evaluator, start)
     return found
 
 
@@ -207,10 +203,11 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
         yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
-def _plans_near(joint: Joint, network: Network, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
+def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
+    network, _ = joint.searched
     start, left = _pointed_to(network, evaluator.objective(best))
     swept = [_swept(network, start, groups, joint.model.width)] if groups and left > _sweepable(joint.model) else []
-    return [evaluator.evaluate(joint.rows(chosen)) for chosen in (start, *swept)]
+    return [evaluator.evaluate(joint.stretched(chosen)) for chosen in (start, *swept)]
 
 
 def _sweepable(model: Model) -> float:
@@ -226,13 +223,12 @@ def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     """The states that messages point to, for all variables, and the part of their cost that others may save."""
     guide = network.copy()
     cap(guide, limit + 1.0)
-    messages = begun(guide, limit + 1.0)
+    messages = Messages(guide)
     idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
     for _ in range(affordable(guide.entries) // _AT_A_TIME):
         before = messages.cost
         messages.run(next(passes))
-        helped = before - messages.cost > (_LITTLE * messages.cost if guide.shorter else 0)
-        idle = 0 if helped else idle + 1
+        idle = 0 if messages.cost < before else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break
     return messages.states, messages.gap
