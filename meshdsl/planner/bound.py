@@ -19,6 +19,7 @@ _SMALL = 1 << 20  # entries that one step of elimination may touch
 _MISSED = 0.05  # part of the gap that a value must miss to be worth more
 _LARGE = 2_000_000  # entries of a network from which on messages stay beside the tables ...
 _SETTLING = 100  # ... for settling takes as long as so many sweeps
+_NOTHING = 1e-12  # part of a cost that is rounding
 
 
 class Certificate:
@@ -43,6 +44,11 @@ class Certificate:
     def gap(self) -> float:
         """How far the best plan can be from the bound, as a part of its cost."""
         return 1 - self.bound / self.best.cost if self.best.cost else 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether messages have found the minimum of the network, which no more of them raise."""
+        return self._messages is not None and self._messages.gap <= _NOTHING
 
     @property
     def work(self) -> int:

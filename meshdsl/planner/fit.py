@@ -27,7 +27,8 @@ from meshdsl.planner.solution import Pins
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _MIXED = 3  # plans that do not fit of which parts are taken over
-_FEWEST, _TRIED = 40, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_IN_A_ROW = 3  # parts of one size that do not fit
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
@@ -116,20 +117,29 @@ class Fitter:
         return best, self.peak(best)
 
     def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
-        """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit."""
-        left, tries = [apart(self.model, best, over)], max(_FEWEST, _TRIED // len(self.model.nodes))
-        while left and tries and not self.model.clock.is_up():
-            some, *left = left
-            tries -= 1
-            rows = best.rows.copy()
-            for nodes in some:
-                rows[nodes] = over.rows[nodes]
-            choice = evaluated(self.model, self.evaluator, rows)
-            if choice.cost < best.cost and self.peak(choice).bytes <= limit:
-                best = choice
-            else:
-                left += halves(some)
+        """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit.
+
+        Where some in a row are too much, so are the others of that size, or nearly all: they are halved untried.
+        """
+        parts, tries = [apart(self.model, best, over)], max(_FEWEST, _TRIED // len(self.model.nodes))
+        while parts:
+            left, failed = list[list[list[int]]](), 0
+            for some in parts:
+                taken = None
+                if failed < _IN_A_ROW and tries and not self.model.clock.is_up():
+                    tries, taken = tries - 1, self._with(best, over, some, limit)
+                best, failed = (taken, 0) if taken else (best, failed + 1)
+                left += [] if taken else halves(some)
+            parts = left if tries and not self.model.clock.is_up() else []
         return best
+
+    def _with(self, best: Choice, over: Choice, some: list[list[int]], limit: float) -> Choice | None:
+        """A plan that does some things as ``over`` does, if that is cheaper and fits."""
+        rows = best.rows.copy()
+        for nodes in some:
+            rows[nodes] = over.rows[nodes]
+        choice = evaluated(self.model, self.evaluator, rows)
+        return choice if choice.cost < best.cost and self.peak(choice).bytes <= limit else None
 
     def let_go(self) -> None:
         """Of the networks: nothing more is looked for."""

@@ -32,7 +32,7 @@ def raised(
     if certificate.shortened:
         certificate.lift(1)
         left = left if certificate.work <= _LIFTED else 0
-    while left > 0 and certificate.gap >= _TIGHT and not certificate.model.clock.is_up():
+    while left > 0 and certificate.gap >= _TIGHT and not certificate.exhausted and not certificate.model.clock.is_up():
         before = certificate.gap
         (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
         left, passes = left - passes, 2 * passes
