@@ -5,14 +5,14 @@ states, costs and prices, and their values go to the same nodes, of this layer, 
 What is worked out for a block is then true of all its copies. Choices are not tied: every copy keeps its own variables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.layers import NO_LAYERS
+from meshdsl.planner.layers import Layers
 from meshdsl.planner.model import Model
 from meshdsl.planner.numbering import array, numbered
 from meshdsl.planner.paying import payers, terms
@@ -46,18 +46,16 @@ class Blocks:
     Args:
       apart: whether they are looked for.
 
-    ``layer`` and ``column`` say where a node is in ``layers``, -1 and itself for one that is not. ``before`` and
-    ``after``: the last layer up to each, and the first one after it, of the shorter step. ``like``: per node, the one of
-    the shorter step that does what it does in a plan of that.
+    ``layers``, ``layer``, ``column``: as in ``Layers``. ``before`` and ``after``: the last layer up to each, and the
+    first one after it, of the shorter step. ``like``: per node, the one of that step that decides for it.
     """
 
     def __init__(self, model: Model, apart: bool) -> None:
         self.model, self.count = model, len(model.nodes)
-        self.layers = layers = model.layers if apart and self.count >= MANY else NO_LAYERS
-        self.layer, self.column = np.full(self.count, -1), np.arange(self.count)
-        self.layer[layers] = np.arange(len(layers))[:, None]
-        self.column[layers] = np.arange(layers.shape[1])
         self._wiring = wiring = model.wiring
+        self._equal = model.layers if apart and self.count >= MANY else Layers.none(self.count, wiring)
+        self.layers = layers = self._equal.nodes
+        self.layer, self.column = self._equal.layer, self._equal.column
         self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
         self._touched = self._leaving()
         groups = self._groups()
@@ -112,11 +110,12 @@ class Blocks:
         """Equal layers, where there are several."""
         if not self.layers.size:
             return []
-        nodes, links, groups = self._of_nodes(), self._of_links(), dict[bytes, list[int]]()
-        bounds = np.searchsorted(links[:, 0], np.arange(len(self.layers) + 1))
+        nodes, links, groups = self._of_nodes(), self._of_links(), dict[Hashable, list[int]]()
+        bounds = np.searchsorted(self._equal.links[:, 0], np.arange(len(self.layers) + 1))
         for layer, row in enumerate(self.layers):
-            here = links[bounds[layer] : bounds[layer + 1], 1:]
-            groups.setdefault(nodes[row].tobytes() + here.tobytes(), []).append(layer)
+            here = slice(bounds[layer], bounds[layer + 1])
+            equal = nodes[row].tobytes(), self._equal.links[here, 1:].tobytes(), links[here].tobytes()
+            groups.setdefault(equal, []).append(layer)
         return [group for group in groups.values() if len(group) > 1]
 
     def _leaving(self) -> NDArray[np.bool_]:
@@ -135,25 +134,18 @@ class Blocks:
         return np.stack([self.model.alike, pays, self._touched], axis=1)
 
     def _of_links(self) -> Ids:
-        """Per reading of a value, the layer it is made in, and what it must have in common with those of others."""
-        model, wiring, first = self.model, self._wiring, self._wiring.first
-        values = wiring.values[wiring.makers].tolist()
-        there = np.where(self.layer[self._reader] >= 0, self.layer[self._reader] - self.layer[self._maker], self.count)
+        """What readings of values must have in common with those of others besides, in the order of ``Layers``."""
+        model, wiring = self.model, self._wiring
+        _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
+        values = wiring.values[wiring.makers[first]].tolist()
         columns = [
-            self.layer[self._maker],
-            self.column[self._maker],
-            wiring.makers - first[self._maker],
-            there,
-            self.column[self._reader],
-            wiring.read - first[self._reader],
             model.alike[self._reader],
-            array(model.closures[v].number for v in values),
-            array(model.trips(v) for v in values),
+            array(model.closures[v].number for v in values)[space],
+            model.lengths,
             self._priced(model.prices.read),
             self._priced(model.prices.later),
         ]
-        links = np.stack(columns, axis=1)
-        return links[np.lexsort((*columns[2::-1],))]
+        return np.stack(columns, axis=1)[self._equal.order]
 
     def _priced(self, prices: Mapping[tuple[int, int], float]) -> Ids:
         """Prices of readings, as whole numbers."""

@@ -68,9 +68,8 @@ class Joint(InQuestion):
 
     def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
         super().__init__(model, left)
-        problem = model.problem
-        self._ends = {v: [at, *problem.used.get(v, ())] for v, at in problem.defined.items()}
-        self._wide = [value for value in problem.defined if self._is_wide(value)]
+        self._ends = model.ends
+        self._wide = list(filter(self._is_wide, model.shared))
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived())
 

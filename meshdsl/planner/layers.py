@@ -7,15 +7,65 @@ run belongs to which of another.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.wiring import Wiring
 
 _LEAST = 4  # layers that are worth looking for, and times that a run repeats
 _GAPS = 200  # periods that are tried, the most frequent
-NO_LAYERS: Ids = np.empty((0, 0), dtype=np.intp)
+_NONE: Ids = np.empty((0, 0), dtype=np.intp)
+
+
+class Layers:
+    """The equal layers of a step: ``nodes`` [layers, nodes of a layer].
+
+    ``layer`` and ``column`` say where a node is, -1 and itself for one that is in none. ``links`` says per reading of a
+    value which layer it is made in and, in the columns after, which of the layer's ports makes it for which port of
+    which layer. Readings go by layer, and alike in all layers; ``order`` says which they are.
+
+    Args:
+      wiring: of so many nodes.
+    """
+
+    def __init__(self, nodes: Ids, count: int, wiring: Wiring) -> None:
+        self.nodes = nodes
+        self.layer, self.column = np.full(count, -1), np.arange(count)
+        self.layer[nodes] = np.arange(len(nodes))[:, None]
+        self.column[nodes] = np.arange(nodes.shape[1])
+        self._wiring, self._count = wiring, count
+
+    @classmethod
+    def none(cls, count: int, wiring: Wiring) -> "Layers":
+        """None are known of."""
+        return cls(_NONE, count, wiring)
+
+    @cached_property
+    def order(self) -> Ids:
+        """Which readings come one after the other."""
+        return np.lexsort((*self._linked[2::-1],))
+
+    @cached_property
+    def links(self) -> Ids:
+        """[readings, columns], in order."""
+        return np.stack([column[self.order] for column in self._linked], axis=1)
+
+    @cached_property
+    def _linked(self) -> list[Ids]:
+        wiring = self._wiring
+        maker, reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
+        there = np.where(self.layer[reader] >= 0, self.layer[reader] - self.layer[maker], self._count)
+        return [
+            self.layer[maker],
+            self.column[maker],
+            wiring.makers - wiring.first[maker],
+            there,
+            self.column[reader],
+            wiring.read - wiring.first[reader],
+        ]
 
 
 class _Run(NamedTuple):
@@ -35,13 +85,13 @@ def layers_of(kinds: Ids, makers: Ids, readers: Ids) -> Ids:
     """
     runs = list(_repeating(kinds))
     if not runs:
-        return NO_LAYERS
+        return _NONE
     runs = _as_often(runs)
     turns = _turns(runs, _by_run(runs, makers, kinds.size), _by_run(runs, readers, kinds.size))
     ends = [sorted((first, first + sign * (runs[r].times - 1))) for r, (sign, first) in turns.items()]
     low, high = max(end[0] for end in ends), min(end[1] for end in ends)
     if high - low + 1 < _LEAST:
-        return NO_LAYERS
+        return _NONE
     layers = np.arange(low, high + 1)
     return np.hstack([_nodes(runs[r], sign * (layers - first)) for r, (sign, first) in turns.items()])
 

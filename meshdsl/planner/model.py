@@ -22,10 +22,10 @@ from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Costs, Ids, Scale
-from meshdsl.planner.layers import layers_of
+from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Kind, Problem
-from meshdsl.planner.numbering import numbered
+from meshdsl.planner.numbering import array, numbered
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
@@ -89,7 +89,7 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self._spaces: Ids | None = None  # per port, a number for its layouts and what moving between them costs
+        self.__dict__.pop("spaces", None)
         self.every_state, self.closures = False, dict[int, Closure]()
         self.focus()
 
@@ -146,16 +146,19 @@ class Model:
 
     def _read_layouts(self) -> dict[Distances, Ids]:
         """The layouts that the states in question make or read."""
-        wiring, found = self.wiring, defaultdict[Distances, list[Ids]](list)
-        if self._spaces is None:
-            self._spaces = numbered(id(self.distances[v]) for v in wiring.values.tolist())
+        wiring, spaces, found = self.wiring, self.spaces, defaultdict[Distances, list[Ids]](list)
         places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
-        asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (self._spaces.max() + 1) + self._spaces
+        asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
         for port in np.unique(asked, return_index=True)[1].tolist():
             n = int(wiring.nodes[port])
             layouts = self.numbers(n, int(places[port]), self.states[n].T)
             found[self.distances[int(wiring.values[port])]].append(layouts)
         return {d: np.unique(np.concatenate(layouts)) for d, layouts in found.items()}
+
+    @cached_property
+    def spaces(self) -> Ids:
+        """Per port, a number for the layouts of its value and what moving between them costs."""
+        return numbered(id(self.distances[v]) for v in self.wiring.values.tolist())
 
     def unit(self, n: int) -> Costs:
         """Exact cost of node ``n`` in every joint state, pins included."""
@@ -196,10 +199,26 @@ class Model:
         return self._ports
 
     @cached_property
-    def layers(self) -> Ids:
-        """The nodes of equal layers, whatever the pins (see ``layers_of``)."""
+    def layers(self) -> Layers:
+        """Equal layers, whatever the pins."""
         kinds, wiring = numbered((node.kind, node.trips) for node in self.nodes), self.wiring
-        return layers_of(kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+        found = layers_of(kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+        return Layers(found, len(self.nodes), wiring)
+
+    @cached_property
+    def ends(self) -> dict[int, list[tuple[int, int]]]:
+        """Per value id, the (node, port) that makes it and those that read it."""
+        return {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """The values that have several readers."""
+        return [v for v, ends in self.ends.items() if len(ends) > 2]
+
+    @cached_property
+    def lengths(self) -> Ids:
+        """Per reading of a value, how often its moves run."""
+        return array(map(self.problem.trips.__getitem__, self.wiring.values[self.wiring.makers].tolist()))
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

@@ -161,17 +161,17 @@ def plans(
       known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
       sweep: whether one axis at a time is decided exactly, after messages have.
     """
-    found = sorted(known, key=evaluator.objective)[:1]
+    best = min(known, key=evaluator.objective, default=None)
     if jointly(model):
         joint = Joint(model) if joint is None else joint.priced()
-        start = found[0] if found else evaluator.evaluate(model.whole)
-        return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
-    for groups in _neighbourhoods(model.wide, not known):
-        best = min(found, key=evaluator.objective) if found else None
-        model.focus(groups, model.whole if best is None else best.rows)
-        joint = Joint(model)
         start = best or evaluator.evaluate(model.whole)
-        found += _plans_near(joint, groups, evaluator, start)
+        return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
+    found = [best] if best else []
+    for groups in _neighbourhoods(model.wide, not known):
+        model.focus(groups, best.rows if best else model.whole)
+        near = _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
+        best = min([best, *near] if best else near, key=evaluator.objective)
+        found += near
     return found
 
 

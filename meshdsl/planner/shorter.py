@@ -94,6 +94,8 @@ def _settle(messages: Messages) -> None:
 
 def _take(messages: Messages, known: Messages, shorter: Shorter) -> None:
     """Take over the messages of half edges that are like those of the shorter network."""
+    from meshdsl.planner import kernels
+
     if not known.sent.size:
         return
     sources, targets = messages.ends
@@ -101,13 +103,10 @@ def _take(messages: Messages, known: Messages, shorter: Shorter) -> None:
     order = np.argsort(ends)
     place = np.searchsorted(ends[order], others)
     half = order[np.minimum(place, ends.size - 1)]
+    begins, stops = known.flat.out[half], np.append(known.flat.out, known.sent.size)[half + 1]
     sizes = np.diff(messages.flat.out, append=messages.sent.size)
-    alike = (ends[half] == others) & (sizes == np.diff(known.flat.out, append=known.sent.size)[half])
-    sizes = sizes[alike]
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    messages.sent[np.repeat(messages.flat.out[alike], sizes) + within] = known.sent[
-        np.repeat(known.flat.out[half[alike]], sizes) + within
-    ]
+    alike = (ends[half] == others) & (sizes == stops - begins)
+    kernels.copied(known.sent, messages.sent, begins[alike], stops[alike], messages.flat.out[alike])
 
 
 def _joined(sources: Ids, targets: Ids) -> Ids:
