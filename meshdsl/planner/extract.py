@@ -124,7 +124,9 @@ def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[
     """The layout of every value, and of every operand as it is read."""
     ports, every = model.ports, list(model.ports.every)
     found = [every[i] for i in ports.named(ports.layouts(rows)).tolist()]
-    return {v: found[i] for v, i in model.wiring.made.items()}, {reading: found[i] for reading, i in ports.read.items()}
+    return {v: found[i] for v, i in model.wiring.made.items()}, {
+        reading: found[i] for reading, i in model.wiring.reading.items()
+    }
 
 
 def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:

@@ -44,7 +44,8 @@ class Fitter:
 
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
-        self.evaluator, self.placer = Evaluator(model), Placer(model)
+        self.evaluator = Evaluator(model)
+        self.placer: Placer = Placer(model, like.placer if like else None)
         self.points: dict[int, Peak] = dict(like.points) if like else {}
         self.price: float = like.price if like else 0.0  # the last one
         self.low = 0.0  # one at which no plan fitted, or nearly nothing

@@ -70,6 +70,7 @@ class Model:
         other = copy(self)
         other._wholes, other._distances = {}, dict(self._distances)
         other.distances = self._reshards.by_value(other._distances, hidden)
+        other.__dict__.pop("spaces", None)
         other._begin()
         return other
 
@@ -89,7 +90,6 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self.__dict__.pop("spaces", None)
         self.every_state, self.closures = False, dict[int, Closure]()
         self.focus()
 
@@ -195,7 +195,7 @@ class Model:
     def ports(self) -> Ports:
         """The tensors of all nodes, laid out when they are first asked for."""
         if self._ports is None:
-            self._ports = Ports(self.nodes, self.wiring, self.tables, self.orders, self.distances)
+            self._ports = Ports(self.wiring, self.tables, self.orders, self.distances, self.spaces)
         return self._ports
 
     @cached_property

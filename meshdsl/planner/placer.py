@@ -5,6 +5,7 @@ worked out once for all of them; what moves lead through, once for equal values 
 """
 
 from meshdsl.layouts.layout import Layout
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice, moves_along
 from meshdsl.planner.model import Model
 from meshdsl.planner.numbering import array
@@ -14,12 +15,17 @@ from meshdsl.planner.tree import Edges
 
 
 class Placer:
-    """Places plans of a model."""
+    """Places plans of a model.
 
-    def __init__(self, model: Model) -> None:
+    Args:
+      like: one of the same program, under other pins.
+    """
+
+    def __init__(self, model: Model, like: "Placer | None" = None) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
-        self._own = array(model.wiring.made[v.id] for v in self.timeline.numbers.values)
-        self._read = array(map(model.ports.read.__getitem__, self.timeline.numbers.readings))
+        numbers, wiring = self.timeline.numbers, model.wiring
+        self._own: Ids = like._own if like else array(wiring.made[v.id] for v in numbers.values)
+        self._read: Ids = like._read if like else array(map(wiring.reading.__getitem__, numbers.readings))
         self._layouts = dict(model.ports.every)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
 

@@ -16,8 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.node import Node
-from meshdsl.planner.numbering import Reading, array, grouped, numbered
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.tables import Table
 from meshdsl.planner.wiring import Wiring
 
@@ -37,25 +36,21 @@ class Ports:
     """The ports of nodes, node after node.
 
     Args:
-      nodes: with their ``wiring``, the ``tables`` of their rows and the ``orders`` of axes that split one dim.
-      distances: per value id, its layouts.
-
-    ``read`` is the port of a reading.
+      wiring: of the nodes. tables: of their rows. orders: of axes that split one dim.
+      distances: per value id, its layouts. spaces: per port, a number for those of its value.
     """
 
     def __init__(
         self,
-        nodes: Sequence[Node],
         wiring: Wiring,
         tables: Sequence[Table],
         orders: Sequence[Order],
         distances: Mapping[int, Distances],
+        spaces: Ids,
     ) -> None:
         self._wiring = wiring
-        ports = [port for node in nodes for port in node.ports]
-        self.read: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
         self._codes, self._begins = _coded(tables)
-        self._alike = list(self._looked_up(wiring.every, orders, distances))
+        self._alike = list(self._looked_up(orders, distances, spaces))
 
     def layouts(self, rows: Ids) -> Ids:
         """Per port, the number of its layout in the space of its value.
@@ -101,11 +96,10 @@ class Ports:
         spaces = dict.fromkeys(space for _, _, space in self._alike)
         return {space: array(map(self.every.__getitem__, space.layouts)) for space in spaces}
 
-    def _looked_up(self, makers: Ids, orders: Sequence[Order], distances: Mapping[int, Distances]) -> Iterator[Alike]:
+    def _looked_up(self, orders: Sequence[Order], distances: Mapping[int, Distances], spaces: Ids) -> Iterator[Alike]:
         """Which ports are looked up in which tables."""
-        wiring, spaces, ways = self._wiring, np.empty(makers.size, dtype=np.intp), numbered(orders)
-        spaces[list(wiring.made.values())] = numbered(id(distances[value]) for value in wiring.made)
-        for ports in grouped(spaces[makers] * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+        wiring, ways = self._wiring, numbered(orders)
+        for ports in grouped(spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
             layouts = distances[int(wiring.values[ports[0]])]
             yield Alike(ports, layouts.ids(orders[wiring.nodes[ports[0]]]), layouts.space)
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshdsl.planner.node import Node
-from meshdsl.planner.numbering import array
+from meshdsl.planner.numbering import Reading, array
 
 
 class Wiring:
     """Per port, its node in ``nodes`` and its value, by id, in ``values``; ``first`` is the first one of each node.
 
     ``made`` is the port that makes a value, by its id, and ``every`` that of each port's value. ``read`` are the ports
-    that read one, value after value, and ``makers`` those that make what these read.
+    that read one, value after value, and ``makers`` those that make what they read. ``reading``: that of a reading.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -25,3 +25,4 @@ class Wiring:
         uses = np.flatnonzero(self.every != np.arange(self.every.size))
         self.read = uses[np.argsort(self.every[uses], kind="stable")]
         self.makers = self.every[self.read]
+        self.reading: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}

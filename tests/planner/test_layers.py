@@ -42,10 +42,10 @@ def deep(weights, x):
     return [w - g / norm for w, g in zip(weights, gradients, strict=True)]
 
 
-def model_of(mesh, pinned=""):
-    program = trace(deep, ([shape(8, 16)] * LAYERS, shape(32, 8)))
-    inputs = [Layout.parse(pinned if i == 2 else "") for i in range(LAYERS)] + [Layout.parse("x=S(0)")]
-    return Model(make_problem(program, mesh, Pins(tuple(inputs), (Layout(),) * LAYERS, tuple(range(LAYERS)))))
+def model_of(mesh, pinned="", layers=LAYERS):
+    program = trace(deep, ([shape(8, 16)] * layers, shape(32, 8)))
+    inputs = [Layout.parse(pinned if i == 2 else "") for i in range(layers)] + [Layout.parse("x=S(0)")]
+    return Model(make_problem(program, mesh, Pins(tuple(inputs), (Layout(),) * layers, tuple(range(layers)))))
 
 
 def priced(model):
@@ -151,6 +151,22 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
         assert cost == same
     paid, rows = optimum(blocks, blocks.plans())
     assert prices or evaluator.evaluate(rows).cost <= paid
+
+
+@pytest.mark.parametrize("few", [1, 9])
+@pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
+def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(monkeypatch, pinned, few):
+    model = model_of(ONE, pinned, 12)
+    best, _ = optimum(whole := Joint(model), whole.plans())
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    monkeypatch.setattr(blocks_module, "FEW", few)
+    joint = Joint(model)
+    network, entries = joint.searched
+    assert (entries > network.entries) == (few == 1)
+    domains, tables = network.listed()
+    found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
+    rows = joint.stretched(network.named(network.order, found.states))
+    assert Evaluator(model).evaluate(rows).cost <= best * (1 + 1e-12)
 
 
 def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch):
