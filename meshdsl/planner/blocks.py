@@ -144,6 +144,7 @@ class Blocks:
             model.lengths,
             self._priced(model.prices.read),
             self._priced(model.prices.later),
+            self._priced(model.prices.kept),
         ]
         return np.stack(columns, axis=1)[self._equal.order]
 

@@ -2,10 +2,11 @@
 
 ``Lives`` says of one plan what lives when. This says it of all: which operands and results an operation certainly
 holds, and which values are needed after it that were made before. Left out is what may lie elsewhere: views, values
-that are fused away, operands that a result may be written over; and in the body of a loop what may lie in memory of the
-graph around it.
+that are fused away; and in the body of a loop what may lie in memory of the graph around it. Of operands and a result
+that may be written over one of them, which is then as large, the operands count, if they are among the rest.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,11 +24,13 @@ class Certain:
       read: by value id, where the operation reads it.
       written: ids of its results.
       later: by value id, where it is last read, of values made before and needed afterwards.
+      once: those of them that are read but once afterwards.
     """
 
     read: dict[int, Reading]
     written: tuple[int, ...]
     later: dict[int, Reading]
+    once: frozenset[int]
 
 
 def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies: Body | None = None) -> Certain:
@@ -47,8 +50,14 @@ def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies:
     made = counted | {v.id for before in graph.ops[:at] for v in before.outputs}
     waiting = (made & inside) - {v for v, _ in _readings(op)}
     later = {v: place for after in graph.ops[at + 1 :] for v, place in _readings(after) if v in waiting}
-    written = tuple(v.id for v in op.outputs if v.id in inside)
-    return Certain(read, written, later)
+    under = {
+        reuse.value: {v: place for place, v in reuse.over if v in inside and v not in later}
+        for reuse in places.within[id(graph)].reuses.get(at, ())
+    }
+    read |= {v: place for operands in under.values() for v, place in operands.items()}
+    written = tuple(v.id for v in op.outputs if v.id in inside and not under.get(v.id))
+    readings = Counter(x.id for after in graph.ops[at + 1 :] for x in after.inputs if isinstance(x, Value))
+    return Certain(read, written, later, frozenset(v for v in later if readings[v] == 1))
 
 
 def _readings(op: Op) -> Iterator[tuple[int, Reading]]:

@@ -7,25 +7,30 @@ say; those of the graphs around an operation count with its own:
     inputs that are never given up           in their own layout, at every operation
     what the operation reads                 in the layout in which it reads it; once, if such an input lies so
     what it writes                           in its own layout
-    what was made before and is read later   in its own layout, if it is read in the same; else it may lie in another
+    what was made before and is read once    in any layout on the way there, from where it has gone to what has read it
+    later, and at most once before           before
+    what else is read later                  in its own layout, if it is read in the same; else it may lie in another
 
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf, prod
 
 import numpy as np
 
 from meshdsl.ir import Op, Value
+from meshdsl.layouts.layout import Layout
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.extract import Choice
+from meshdsl.planner.extract import Choice, moves_along
 from meshdsl.planner.model import Model
 from meshdsl.planner.pairs import End
 from meshdsl.planner.places import places_of
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import per_axis
 
+_FORK = 3  # ends of a value of which the network knows the only fork
 _LATER = 10_000  # values that are read later are looked at, the largest
 
 
@@ -33,7 +38,7 @@ class Floor:
     """Nodes' ports that are in memory while an operation runs.
 
     ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of, what ``later``
-    reads where it does not.
+    reads where it does not, and some copy of what ``kept`` reads.
 
     Args:
       donated: positions of the inputs that are given up.
@@ -53,8 +58,11 @@ class Floor:
         ]
         self.ends = (*(defined[v] for v in sorted(fixed)), *(end for v, end in read if v not in fixed), *written)
         self.copies = tuple(end for v, end in read if v in fixed)
-        largest = sorted((end for _, end in later), key=lambda end: (-self._value(end).bytes, end))
-        self.later = tuple(largest[:_LATER])
+        once = frozenset[int]().union(*(level.once for level in levels))
+        largest = sorted((end for _, end in later), key=lambda end: (-self._value(end).bytes, end))[:_LATER]
+        kept = [self._value(end).id in once and len(model.ends[self._value(end).id]) <= _FORK for end in largest]
+        self.kept = tuple(end for end, alone in zip(largest, kept, strict=True) if alone)
+        self.later = tuple(end for end, alone in zip(largest, kept, strict=True) if not alone)
         self._known: dict[tuple[int, int], Costs] = {}
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
 
@@ -62,24 +70,40 @@ class Floor:
         """Of a plan."""
         copies = (end for end in self.copies if not self._as_made(end, choice))
         later = (end for end in self.later if self._as_made(end, choice))
-        return float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
+        kept = sum(self._least(end, choice) for end in self.kept)
+        return kept + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
     def prices(self, price: float) -> Prices:
         """What all of it costs at a price per byte."""
         held = {end: (price, self._shares(end)) for end in self.ends}
-        copies, later = ({end: price * self._part(end) for end in ends} for ends in (self.copies, self.later))
-        return Prices(read=copies, held=held, later=later)
+        every = self.copies, self.later, self.kept
+        copies, later, kept = ({end: price * self._part(end) for end in ends} for ends in every)
+        return Prices(read=copies, held=held, later=later, kept=kept)
 
     @property
     def rounded(self) -> int:
         """How many of the prices may be rounded up."""
-        return len(self.copies) + len(self.later)
+        return len(self.copies) + len(self.later) + len(self.kept)
 
     def _as_made(self, end: End, choice: Choice) -> bool:
         """Whether a port reads its value in the layout in which that is made."""
-        n, p = end
-        m, q = self.model.problem.defined[self._value(end).id]
-        return self.model.layout(n, p, choice.rows[n]) == self.model.layout(m, q, choice.rows[m])
+        return self._layout(end, choice) == self._layout(self.model.problem.defined[self._value(end).id], choice)
+
+    def _layout(self, end: End, choice: Choice) -> Layout:
+        return self.model.layout(*end, choice.rows[end[0]])
+
+    def _least(self, end: End, choice: Choice) -> float:
+        """Bytes of the smallest copy on the way to what is kept, from where it has gone to the other that reads it."""
+        value = self._value(end)
+        _, *others = (other for other in self.model.ends[value.id] if other != end)
+        way = {m.after: m.before for m in moves_along(self.model, value.id, choice.edges.get(value.id, ()))}
+        gone = {layout for other in others for layout in _back(self._layout(other, choice), way)}
+        least = inf
+        for layout in _back(self._layout(end, choice), way):
+            least = min(least, prod(layout.local_shape(value.shape, self.model.mesh.sizes_by_name)))
+            if layout in gone:
+                break
+        return least * value.itemsize * self._part(end)
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
@@ -96,6 +120,14 @@ class Floor:
 
     def _value(self, end: End) -> Value:
         return self.model.nodes[end[0]].ports[end[1]].value
+
+
+def _back(layout: Layout, way: Mapping[Layout, Layout]) -> Iterator[Layout]:
+    """A layout, and those that it is made from, one from the other."""
+    yield layout
+    while layout in way:
+        layout = way[layout]
+        yield layout
 
 
 def _levels(model: Model, chain: Sequence[Op]) -> Iterator[Certain]:

@@ -226,8 +226,9 @@ class Joint(InQuestion):
         if len(self.model.closures[value].fitting) == 1 or not readers:
             return
         if len(readers) == 1:
-            moves = self._stars.moves(value, self.read(source), self.read(readers[0]))
-            network.add(source[0], readers[0][0], moves)
+            own, read, kept = self.read(source), self.read(readers[0]), self.model.prices.kept.get(readers[0])
+            table = self._stars.keeping(value, own, read, kept) if kept else self._stars.moves(value, own, read)
+            network.add(source[0], readers[0][0], table)
         elif not self._is_wide(value):
             self._star(network, value, dict.fromkeys(readers, 1.0))
 
@@ -249,7 +250,9 @@ class Joint(InQuestion):
         hub = self._stars.new(network, value, source[0])
         network.add(source[0], hub, self._stars.to(value, self.read(source), weight))
         for reader, part in parts.items():
-            if part:
+            if kept := self.model.prices.kept.get(reader):
+                network.add(hub, reader[0], self._stars.keeping_onward(value, self.read(reader), kept))
+            elif part:
                 network.add(hub, reader[0], self._stars.onward(value, self.read(reader), part * weight))
 
     def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:

@@ -11,10 +11,12 @@ class Prices:
 
     Args:
       later: by (node, port), for a value that is read in the layout in which it is made.
+      kept: by (node, port), for some copy of a value on the way there, from where it has gone to others that read it.
       held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
     """
 
     own: dict[int, float] = field(default_factory=dict)
     read: dict[tuple[int, int], float] = field(default_factory=dict)
     later: dict[tuple[int, int], float] = field(default_factory=dict)
+    kept: dict[tuple[int, int], float] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)

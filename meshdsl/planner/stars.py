@@ -65,6 +65,38 @@ class Stars:
         made: Costs = self.derived.get("from star", (moves, targets), make)
         return made
 
+    def keeping(self, value: int, sources: Ids, targets: Ids, price: float) -> Costs:
+        """Cost of moving from each of some layouts to each of others, and of keeping one on the way, per byte."""
+        whole = self._keeping(value, price)
+        made: Costs = self.derived.get("keeping", (whole, sources, targets), lambda t, a, b: t[a[:, None], b])
+        return made
+
+    def keeping_onward(self, value: int, targets: Ids, price: float) -> Costs:
+        """The same from a hub to a reader."""
+        copies, moves = self._copies(value), self.keeping(value, self.model.closures[value].fitting, targets, price)
+
+        def make(onward: Costs, read: Ids) -> Costs:
+            same = copies[:, None] == read[None]
+            return np.vstack([onward, np.where(same, self._paid(value, price)[read][None], np.inf)])
+
+        made: Costs = self.derived.get(("keeping from star", price), (moves, targets), make)
+        return made
+
+    def _keeping(self, value: int, price: float) -> Costs:
+        """Between all layouts."""
+        closure, trips = self.model.closures[value], self.model.trips(value)
+
+        def make(inner: Costs, costs: Costs) -> Costs:
+            there, held = inner * trips, self._paid(value, price)
+            onward = costs * trips
+            least = onward + held
+            for m in closure.fitting:
+                np.minimum(least, there[:, m, None] + (held[m] + onward[m])[None], out=least)
+            return least
+
+        made: Costs = self.derived.get(("keeping", trips, price), (closure.inner, closure.costs), make)
+        return made
+
     def copied(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
         """What a copy costs at a price per byte where it is read in another layout than it is made in."""
 
