@@ -21,7 +21,7 @@ class Certain:
     """What one graph holds while its operation at a position runs.
 
     Args:
-      read: by value id, where the operation reads it.
+      read: by value id, where the operation reads it, or one before that is fused into this one or a later one.
       written: ids of its results.
       later: by value id, where it is last read, of values made before and needed afterwards.
       once: those of them that are read but once afterwards.
@@ -45,10 +45,11 @@ def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies:
     inside = (
         ((places.kept - inputs) | counted) - set(views) - (_elsewhere(graph, places, views, lies) if lies else set())
     )
-    over = _written_over(graph, places, at, views)
-    read = {v: place for v, place in _readings(op) if v in inside and v not in over}
+    over, runs = _written_over(graph, places, at, views), places.within[id(graph)].runs
+    reading = [place for k in range(at, -1, -1) if runs[k] >= at for place in _readings(graph.ops[k])]
+    read = {v: place for v, place in reversed(reading) if v in inside and v not in over}
     made = counted | {v.id for before in graph.ops[:at] for v in before.outputs}
-    waiting = (made & inside) - {v for v, _ in _readings(op)}
+    waiting = (made & inside) - {v for v, _ in reading}
     later = {v: place for after in graph.ops[at + 1 :] for v, place in _readings(after) if v in waiting}
     under = {
         reuse.value: {v: place for place, v in reuse.over if v in inside and v not in later}
