@@ -12,7 +12,6 @@ which the plan was found.
 
 import numpy as np
 
-from meshdsl.ir import Op, walk
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, lifted
 from meshdsl.planner.exact import TIES
@@ -35,18 +34,12 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
     """
     model = fitter.model
-    floors = [Floor(model, fitter.pins.donated, chain) for chain in _chains(fitter)]
+    floors = filter(None, map(fitter.floor, sorted(fitter.points)))
     full = [_Dual(floor, best, limit) for floor in floors if floor.bytes(free) > limit]
     if not full or not jointly(model) or model.clock.is_up():
         return 0.0
     most = max(full, key=lambda dual: dual.bound(fitter.price, False)) if len(full) > 1 else full[0]
     return most.best(fitter.price)
-
-
-def _chains(fitter: Fitter) -> list[list[Op]]:
-    """The operations at which plans were too large, each after those whose bodies it stands in."""
-    ops = {op.id: op for _, op in walk(fitter.model.problem.program.graph)}
-    return [[ops[i] for i in fitter.around[op]] for op in sorted(fitter.points) if op in fitter.around]
 
 
 class _Dual:

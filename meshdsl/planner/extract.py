@@ -12,6 +12,7 @@ from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.distances import Distances
+from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import Reading, grouped, numbered
 from meshdsl.planner.paying import paid_in
@@ -36,6 +37,7 @@ class Evaluator:
         self._alike = [(model.unit(int(nodes[0])), nodes) for nodes in grouped(numbered(map(id, model.units)))]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
         self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
+        self._kept = Kept(model)
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
@@ -62,7 +64,7 @@ class Evaluator:
 
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""
-        return choice.cost + paid_in(self.model, choice.rows)
+        return choice.cost + paid_in(self.model, choice.rows) + self._kept.paid(choice.rows, choice.edges)
 
     def exact(self, choice: Choice) -> Choice:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""

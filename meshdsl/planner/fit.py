@@ -10,9 +10,10 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
 
 from meshdsl.errors import PinError
-from meshdsl.ir import Graph
+from meshdsl.ir import Graph, Op, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import apart, halves
@@ -26,6 +27,7 @@ from meshdsl.planner.solution import Pins
 
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
+_FRESH = 2  # times that a price is tried again as points come in that did not pay it
 _MIXED = 3  # plans that do not fit of which parts are taken over
 _FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together
 _IN_A_ROW = 3  # parts of one size that do not fit
@@ -51,6 +53,7 @@ class Fitter:
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
+        self._floors: dict[int, Floor] = {}
         self._over: list[Choice] = []  # plans that did not fit, the latest first
 
     @property
@@ -65,6 +68,17 @@ class Fitter:
     def around(self) -> dict[int, tuple[int, ...]]:
         """Per op id, the ops it stands in, itself included."""
         return dict(_around(self.model.problem.program.graph, ()))
+
+    def floor(self, op: int) -> Floor | None:
+        """What memory holds at least while an operation runs, given by its id."""
+        if op not in self._floors and op in self.around:
+            chain = [self._ops[i] for i in self.around[op]]
+            self._floors[op] = Floor(self.model, self.pins.donated, chain)
+        return self._floors.get(op)
+
+    @cached_property
+    def _ops(self) -> dict[int, Op]:
+        return {op.id: op for _, op in walk(self.model.problem.program.graph)}
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
@@ -82,7 +96,7 @@ class Fitter:
         if peak.bytes <= limit:
             return choice, peak
         price = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
-        self.low = price / _FIRST
+        self.low, fresh = price / _FIRST, 0
         for _ in range(_ROUNDS):
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
@@ -90,7 +104,9 @@ class Fitter:
             if peak.bytes <= limit:
                 return choice, peak
             self._over = [choice, *self._over]
-            self.low, price = price, price * _RAISE
+            fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
+            if fresh >= _FRESH:
+                self.low, price, fresh = price, price * _RAISE, 0
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
 
     def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
@@ -109,8 +125,8 @@ class Fitter:
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
             else:
-                low, self._over = price, [choice, *self._over]
-                self.points[peak.op.id if peak.op else -1] = peak
+                low, self._over = price if _point(peak) in self.points else low, [choice, *self._over]
+                self.points[_point(peak)] = peak
         self.price = high
         for choice in self._over[:_MIXED] or [free]:
             if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
@@ -172,7 +188,7 @@ class Fitter:
 
     def _next(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
         """The next plan, its peak's point priced as well."""
-        self.points[peak.op.id if peak.op else -1] = peak
+        self.points[_point(peak)] = peak
         choice = self._priced([choice], self.points.values(), price, limit)
         return choice, self.peak(choice)
 
@@ -189,8 +205,12 @@ class Fitter:
     def _prices(self, points: Iterable[Peak], price: float) -> Prices:
         own: dict[int, float] = {}
         read: dict[tuple[int, int], float] = {}
+        kept: dict[tuple[int, int], float] = {}
         for peak in points:
-            alive = {copy.value.id for copy in peak.copies}
+            floor = self.floor(peak.op.id) if peak.op else None
+            there = floor.kept_at(price) if floor else {}
+            kept.update(there)
+            alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
             inside = set(self.around.get(peak.op.id, ())) if peak.op else set()
             for value, readers in self.model.problem.used.items():
@@ -198,7 +218,12 @@ class Fitter:
                     reader = self.model.nodes[n].ports[q].reader
                     if value in alive or (reader is not None and reader[0] in inside):
                         read[n, q] = price
-        return Prices(own, read)
+        return Prices(own, read, kept=kept)
+
+
+def _point(peak: Peak) -> int:
+    """The operation at which memory is fullest, by its id."""
+    return peak.op.id if peak.op else -1
 
 
 def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":

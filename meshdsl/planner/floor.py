@@ -14,16 +14,15 @@ say; those of the graphs around an operation count with its own:
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import inf, prod
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from meshdsl.ir import Op, Value
-from meshdsl.layouts.layout import Layout
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.extract import Choice, moves_along
+from meshdsl.planner.extract import Choice
+from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Model
 from meshdsl.planner.pairs import End
 from meshdsl.planner.places import places_of
@@ -64,21 +63,25 @@ class Floor:
         self.kept = tuple(end for end, alone in zip(largest, kept, strict=True) if alone)
         self.later = tuple(end for end, alone in zip(largest, kept, strict=True) if not alone)
         self._known: dict[tuple[int, int], Costs] = {}
+        self._smallest = Kept(model)
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
         copies = (end for end in self.copies if not self._as_made(end, choice))
         later = (end for end in self.later if self._as_made(end, choice))
-        kept = sum(self._least(end, choice) for end in self.kept)
+        kept = sum(self._part(end) * self._smallest.bytes(end, choice.rows, choice.edges) for end in self.kept)
         return kept + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
     def prices(self, price: float) -> Prices:
         """What all of it costs at a price per byte."""
         held = {end: (price, self._shares(end)) for end in self.ends}
-        every = self.copies, self.later, self.kept
-        copies, later, kept = ({end: price * self._part(end) for end in ends} for ends in every)
-        return Prices(read=copies, held=held, later=later, kept=kept)
+        copies, later = ({end: price * self._part(end) for end in ends} for ends in (self.copies, self.later))
+        return Prices(read=copies, held=held, later=later, kept=self.kept_at(price))
+
+    def kept_at(self, price: float) -> dict[End, float]:
+        """What that costs of which some copy is kept."""
+        return {end: price * self._part(end) for end in self.kept}
 
     @property
     def rounded(self) -> int:
@@ -87,23 +90,9 @@ class Floor:
 
     def _as_made(self, end: End, choice: Choice) -> bool:
         """Whether a port reads its value in the layout in which that is made."""
-        return self._layout(end, choice) == self._layout(self.model.problem.defined[self._value(end).id], choice)
-
-    def _layout(self, end: End, choice: Choice) -> Layout:
-        return self.model.layout(*end, choice.rows[end[0]])
-
-    def _least(self, end: End, choice: Choice) -> float:
-        """Bytes of the smallest copy on the way to what is kept, from where it has gone to the other that reads it."""
-        value = self._value(end)
-        _, *others = (other for other in self.model.ends[value.id] if other != end)
-        way = {m.after: m.before for m in moves_along(self.model, value.id, choice.edges.get(value.id, ()))}
-        gone = {layout for other in others for layout in _back(self._layout(other, choice), way)}
-        least = inf
-        for layout in _back(self._layout(end, choice), way):
-            least = min(least, prod(layout.local_shape(value.shape, self.model.mesh.sizes_by_name)))
-            if layout in gone:
-                break
-        return least * value.itemsize * self._part(end)
+        n, p = end
+        m, q = self.model.problem.defined[self._value(end).id]
+        return self.model.layout(n, p, choice.rows[n]) == self.model.layout(m, q, choice.rows[m])
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
@@ -120,14 +109,6 @@ class Floor:
 
     def _value(self, end: End) -> Value:
         return self.model.nodes[end[0]].ports[end[1]].value
-
-
-def _back(layout: Layout, way: Mapping[Layout, Layout]) -> Iterator[Layout]:
-    """A layout, and those that it is made from, one from the other."""
-    yield layout
-    while layout in way:
-        layout = way[layout]
-        yield layout
 
 
 def _levels(model: Model, chain: Sequence[Op]) -> Iterator[Certain]:
