@@ -5,10 +5,15 @@ For every price, and every plan that fits,
     seconds >= seconds + price * (floor - limit) >= least of (seconds + price * floor) - price * limit
 
 since a plan that fits has floor <= memory <= limit (Lagrangian relaxation). The least is bounded as ever, on the
-network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large. Of
-the operations at which plans were too large the one counts that says most; prices are looked for from the one on at
-which the plan was found.
+network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large.
+
+Every plan known, whether it fits or not, says what this can be at most: a line over the price. Of the operations at
+which plans were too large the one counts where their least is highest, and prices are looked for from there on
+(cutting planes, Kelley 1960).
 """
+
+from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
@@ -23,36 +28,54 @@ from meshdsl.planner.prices import Prices
 from meshdsl.planner.raising import raised
 from meshdsl.planner.search import jointly
 
-_STEPS, _FACTOR = 5, 1.4  # prices that are tried, and how far they are apart
+_SMALL = 8_000  # nodes up to which ...
+_STEPS, _FACTOR = 5, 1.4  # ... more prices are tried, and how far they are apart
+_WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 
 
 def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> float:
-    """What no plan that fits can cost less than; 0 where memory says nothing.
+    """What no plan that fits can cost less than; 0 where memory says nothing, or too little for what it takes.
 
     Args:
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
     """
-    model = fitter.model
-    floors = filter(None, map(fitter.floor, sorted(fitter.points)))
-    full = [_Dual(floor, best, limit) for floor in floors if floor.bytes(free) > limit]
+    model, plans = fitter.model, (free, *fitter.over, best)
+    floors = list(filter(None, map(fitter.floor, sorted(fitter.points))))
+    full = [_Dual(floor, plans, limit) for floor in floors if floor.bytes(free) > limit]
     if not full or not jointly(model) or model.clock.is_up():
         return 0.0
-    most = max(full, key=lambda dual: dual.bound(fitter.price, False)) if len(full) > 1 else full[0]
-    return most.best(fitter.price)
+    most, (least, found) = (
+        max(full, key=lambda dual: dual.hoped),
+        (model.scale.seconds(plan.cost) for plan in (free, best)),
+    )
+    return most.best() if most.price and (most.is_small or most.hoped > least + _WORTH * found) else 0.0
 
 
 class _Dual:
-    """The bound as a function of the price, which rises to its best value and falls again."""
+    """The bound as a function of the price, which rises to its best value and falls again.
 
-    def __init__(self, floor: Floor, choice: Choice, limit: float) -> None:
-        self.floor, self.choice, self.limit, self.model = floor, choice, limit, floor.model
+    ``hoped`` are the seconds that it can be at most, as far as known plans say, and ``price`` where; 0 for no price.
+
+    Args:
+      plans: that are known; the last one fits.
+    """
+
+    def __init__(self, floor: Floor, plans: Sequence[Choice], limit: float) -> None:
+        self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
         self._known: dict[float, float] = {}
+        self.is_small = len(self.model.nodes) <= _SMALL
+        lines = {(self.model.scale.seconds(plan.cost), floor.bytes(plan) - limit) for plan in plans}
+        crossings = [(a - b) / (y - x) for (a, x), (b, y) in combinations(lines, 2) if (a - b) * (y - x) > 0]
+        self.hoped, self.price = max(
+            (min(cost + price * over for cost, over in lines), price) for price in (0.0, *crossings)
+        )
 
-    def best(self, price: float) -> float:
-        """The highest bound found, from a price on."""
-        step = _FACTOR
-        for _ in range(_STEPS):
+    def best(self) -> float:
+        """The highest bound found, from that price on."""
+        price, step = self.price, _FACTOR
+        self.at(price)
+        for _ in range(_STEPS if self.is_small else 0):
             if self.model.clock.is_up():
                 break
             if self.at(price * step) > self.at(price):
@@ -66,18 +89,18 @@ class _Dual:
     def at(self, price: float) -> float:
         """The bound at a price."""
         if price not in self._known:
-            self._known[price] = self.bound(price, True)
+            self._known[price] = self._bound(price)
         return self._known[price]
 
-    def bound(self, price: float, rounds: bool) -> float:
-        """As ``at``, in exact costs, rounded down; without rounds, what a few messages say."""
+    def _bound(self, price: float) -> float:
+        """In exact costs, rounded down."""
         model = self.model
         model.focus()
         model.prices = self.floor.prices(price)
         paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice))))
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
-        certificate = Certificate(joint, priced, FIRST_TREES if rounds else 0)
-        least = lifted(certificate) if rounds and certificate.work <= _LARGEST else raised(certificate)
+        certificate = Certificate(joint, priced, FIRST_TREES)
+        least = lifted(certificate) if certificate.work <= _LARGEST else raised(certificate)
         model.prices = Prices()
         rounded = (self.floor.rounded + 1) * TIES
         return least - rounded - float(model.scale.pack(np.asarray(price * self.limit)))

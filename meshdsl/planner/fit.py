@@ -54,7 +54,7 @@ class Fitter:
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
         self._floors: dict[int, Floor] = {}
-        self._over: list[Choice] = []  # plans that did not fit, the latest first
+        self.over: list[Choice] = []  # plans that did not fit, the latest first
 
     @property
     def joint(self) -> Joint | None:
@@ -103,7 +103,7 @@ class Fitter:
             least = min(least, peak, key=lambda p: p.bytes)
             if peak.bytes <= limit:
                 return choice, peak
-            self._over = [choice, *self._over]
+            self.over = [choice, *self.over]
             fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
             if fresh >= _FRESH:
                 self.low, price, fresh = price, price * _RAISE, 0
@@ -120,15 +120,15 @@ class Fitter:
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
-            choice = self._priced([best, free, *self._over], self.points.values(), price, limit, sweep=False)
+            choice = self._priced([best, free, *self.over], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
             else:
-                low, self._over = price if _point(peak) in self.points else low, [choice, *self._over]
+                low, self.over = price if _point(peak) in self.points else low, [choice, *self.over]
                 self.points[_point(peak)] = peak
         self.price = high
-        for choice in self._over[:_MIXED] or [free]:
+        for choice in self.over[:_MIXED] or [free]:
             if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
                 best = self._mixed(best, choice, limit)
         return best, self.peak(best)

@@ -131,7 +131,7 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
     start, left = _pointed_to(network, known.cost)
     best = evaluator.exact(evaluator.evaluate(joint.stretched(start)))
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
-    if not few and (left <= _EXACT or not sweep):
+    if not few and (left <= _EXACT or not sweep or not worth(best)):
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: lifted_later(joint, best, most))
     certificate = Certificate(joint, best, FIRST_TREES)

@@ -48,7 +48,9 @@ class Found:
 
     def solution(self) -> Solution:
         """The plan with its bound."""
-        bound = max(self.prove(), self._prove_short())
+        bound = self._prove_short()
+        if bound <= self.model.scale.seconds(self.free.cost):
+            bound = max(bound, self.prove())
         self.model.closures.clear()  # large on many axes, and not needed any more
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
 
