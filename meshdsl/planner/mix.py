@@ -6,14 +6,16 @@ import numpy as np
 
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Model
+from meshdsl.planner.numbering import grouped
 
 _SMALLEST = 8  # nodes of a half of a group
+_LARGEST = 0.5  # part of all nodes
 
 
 def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
-    The nodes of a group come as they are met from its first in program order on, so that its first half is near: of
+    Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group come as they are met from its first in program order on, so that its first half is near: of
     equal layers in a row, each with its part of the backward pass, the first ones.
     """
     ports, wiring = model.ports, model.wiring
@@ -33,8 +35,14 @@ def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
             for m in dict.fromkeys(near):
                 del left[m]
                 group.append(m)
-        found.append(group)
+        found += _by_layer(model, group) if len(group) > _LARGEST * len(model.nodes) else [group]
     return found
+
+
+def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
+    """The nodes of each layer, and those of none."""
+    nodes = np.array(group)
+    return [nodes[some].tolist() for some in grouped(model.layers.layer[nodes])]
 
 
 def halves(some: list[list[int]]) -> list[list[list[int]]]:
