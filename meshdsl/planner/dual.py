@@ -42,14 +42,14 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
     """
     model, plans = fitter.model, (free, *fitter.over, best)
     floors = list(filter(None, map(fitter.floor, sorted(fitter.points))))
-    full = [_Dual(floor, plans, limit) for floor in floors if floor.bytes(free) > limit]
+    full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors if floor.bytes(free) > limit]
     if not full or not jointly(model) or model.clock.is_up():
         return 0.0
-    most, (least, found) = (
-        max(full, key=lambda dual: dual.hoped),
-        (model.scale.seconds(plan.cost) for plan in (free, best)),
-    )
-    return most.best() if most.price and (most.is_small or most.hoped > least + _WORTH * found) else 0.0
+    most = max(full, key=lambda dual: dual.hoped)
+    little = model.scale.seconds(free.cost + _WORTH * best.cost)
+    if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
+        return 0.0
+    return most.best(_STEPS if most.is_small and not fitter.quick else 0)
 
 
 class _Dual:
@@ -59,11 +59,13 @@ class _Dual:
 
     Args:
       plans: that are known; the last one fits.
+      rounds: whether small networks go through them.
     """
 
-    def __init__(self, floor: Floor, plans: Sequence[Choice], limit: float) -> None:
+    def __init__(self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
         self._known: dict[float, float] = {}
+        self._rounds = rounds
         self.is_small = len(self.model.nodes) <= _SMALL
         lines = {(self.model.scale.seconds(plan.cost), floor.bytes(plan) - limit) for plan in plans}
         crossings = [(a - b) / (y - x) for (a, x), (b, y) in combinations(lines, 2) if (a - b) * (y - x) > 0]
@@ -71,11 +73,11 @@ class _Dual:
             (min(cost + price * over for cost, over in lines), price) for price in (0.0, *crossings)
         )
 
-    def best(self) -> float:
-        """The highest bound found, from that price on."""
+    def best(self, steps: int) -> float:
+        """The highest bound found, from that price on, in so many steps from price to price."""
         price, step = self.price, _FACTOR
         self.at(price)
-        for _ in range(_STEPS if self.is_small else 0):
+        for _ in range(steps):
             if self.model.clock.is_up():
                 break
             if self.at(price * step) > self.at(price):
@@ -100,7 +102,7 @@ class _Dual:
         paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice))))
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES)
-        least = lifted(certificate) if certificate.work <= _LARGEST else raised(certificate)
+        least = lifted(certificate) if self._rounds and certificate.work <= _LARGEST else raised(certificate)
         model.prices = Prices()
         rounded = (self.floor.rounded + 1) * TIES
         return least - rounded - float(model.scale.pack(np.asarray(price * self.limit)))

@@ -29,7 +29,8 @@ _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FRESH = 2  # times that a price is tried again as points come in that did not pay it
 _MIXED = 3  # plans that do not fit of which parts are taken over
-_FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together
+_FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together ...
+_QUICK = 6  # ... and at least where the search began from another plan
 _IN_A_ROW = 3  # parts of one size that do not fit
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
@@ -128,6 +129,10 @@ class Fitter:
                 low, self.over = price if _point(peak) in self.points else low, [choice, *self.over]
                 self.points[_point(peak)] = peak
         self.price = high
+        return self.mixed(best, free, limit)
+
+    def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
+        """The cheapest plan found that does some things as those do that do not fit."""
         for choice in self.over[:_MIXED] or [free]:
             if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
                 best = self._mixed(best, choice, limit)
@@ -138,7 +143,8 @@ class Fitter:
 
         Where some in a row are too much, so are the others of that size, or nearly all: they are halved untried.
         """
-        parts, tries = [apart(self.model, best, over)], max(_FEWEST, _TRIED // len(self.model.nodes))
+        parts, fewest = [apart(self.model, best, over)], _QUICK if self.quick else _FEWEST
+        tries = max(fewest, _TRIED // len(self.model.nodes))
         while parts:
             left, failed = list[list[list[int]]](), 0
             for some in parts:

@@ -15,8 +15,9 @@ _LARGEST = 0.5  # part of all nodes
 def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
-    Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group come as they are met from its first in program order on, so that its first half is near: of
-    equal layers in a row, each with its part of the backward pass, the first ones.
+    Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
+    come as they are met from its first in program order on, so that its first half is near: of equal layers in a row,
+    each with its part of the backward pass, the first ones.
     """
     ports, wiring = model.ports, model.wiring
     moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
@@ -25,7 +26,7 @@ def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
         readers[value].append(n)
         values[n].append(value)
     left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
-    found = []
+    found: list[list[int]] = []
     while left:
         first = next(iter(left))
         group = [first]

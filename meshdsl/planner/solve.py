@@ -67,8 +67,8 @@ class Found:
         return self.fitter.peak(choice).bytes <= self.limit
 
     def _prove_short(self) -> float:
-        """Seconds that no plan can be below that fits; 0 where memory says nothing, or the plan begins from another."""
-        if self.choice is self.free or self.fitter.quick:
+        """Seconds that no plan can be below that fits; 0 where memory says nothing."""
+        if self.choice is self.free:
             return 0.0
         least = dual_bound(self.fitter, self.free, self.choice, self.limit)
         return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
@@ -102,6 +102,8 @@ class Found:
         fitter = Fitter(model, pins, self.fitter)
         best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows)
         choice, peak = fitter.fit(best, self.limit)
+        if choice is not best:
+            choice, peak = fitter.mixed(choice, best, self.limit)
         least = bound if adds_to(pins, self.fitter.pins, model.mesh) else 0.0
         near = choice.cost <= (1 + _NEAR) * self.choice.cost
         return Found(
