@@ -6,8 +6,10 @@ relaxation with lazily generated rows). When the unpriced optimum fits, it is th
 prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 
 from meshdsl.errors import PinError
 from meshdsl.ir import Graph, Op, walk
@@ -18,6 +20,7 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import apart, halves
 from meshdsl.planner.model import Model
+from meshdsl.planner.pairs import End
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
@@ -121,7 +124,7 @@ class Fitter:
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
-            choice = self._priced([best, free, *self.over], self.points.values(), price, limit, sweep=False)
+            choice = self._priced([best, free, *self.over[:1]], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
@@ -210,21 +213,27 @@ class Fitter:
 
     def _prices(self, points: Iterable[Peak], price: float) -> Prices:
         own: dict[int, float] = {}
-        read: dict[tuple[int, int], float] = {}
-        kept: dict[tuple[int, int], float] = {}
+        read: dict[End, float] = {}
+        kept: dict[End, float] = {}
         for peak in points:
             floor = self.floor(peak.op.id) if peak.op else None
             there = floor.kept_at(price) if floor else {}
             kept.update(there)
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
-            inside = set(self.around.get(peak.op.id, ())) if peak.op else set()
-            for value, readers in self.model.problem.used.items():
-                for n, q in readers:
-                    reader = self.model.nodes[n].ports[q].reader
-                    if value in alive or (reader is not None and reader[0] in inside):
-                        read[n, q] = price
+            readers = (self._readers.get(op, ()) for op in (self.around.get(peak.op.id, ()) if peak.op else ()))
+            copies = (self.model.problem.used.get(value, ()) for value in alive)
+            read.update(dict.fromkeys(chain.from_iterable((*copies, *readers)), price))
         return Prices(own, read, kept=kept)
+
+    @cached_property
+    def _readers(self) -> dict[int, list[End]]:
+        """By op id, the ports that read for it."""
+        wiring, found = self.model.wiring, defaultdict[int, list[End]](list)
+        for (op, _), port in wiring.reading.items():
+            n = int(wiring.nodes[port])
+            found[op].append((n, port - int(wiring.first[n])))
+        return found
 
 
 def _point(peak: Peak) -> int:
