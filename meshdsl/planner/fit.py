@@ -36,7 +36,7 @@ _FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operat
 _QUICK = 6  # ... and at least where the search began from another plan
 _IN_A_ROW = 3  # parts of one size that do not fit
 _FIRST = 100.0  # how much less than the first price is nearly nothing
-_FEW, _HALVINGS, _PRICED = 2, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
+_FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 

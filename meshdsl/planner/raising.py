@@ -10,10 +10,8 @@ from meshdsl.planner.projection import projections
 GAP = 1e-2  # large enough for more than messages
 _WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
 _FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
-_SHAPES, _LIFTED = (
-    10_000_000,
-    400_000_000,
-)  # pairs of layouts over all shapes, and entries, up to which many axes are seen jointly
+_SHAPES = 10_000_000  # pairs of layouts, over all shapes, up to which many axes are seen jointly, ...
+_LIFTED = 400_000_000  # ... and entries
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
@@ -31,7 +29,7 @@ def raised(
     left, passes = min(most, affordable(certificate.work)), _FIRST
     if certificate.shortened:
         certificate.lift(1)
-        left = left if certificate.work <= _LIFTED else 0
+        left = left if certificate.work <= (_LIFTED if settle else _SETTLED) else 0  # more of them have found nothing
     while left > 0 and certificate.gap >= _TIGHT and not certificate.exhausted and not certificate.model.clock.is_up():
         before = certificate.gap
         (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
