@@ -18,7 +18,7 @@ from meshdsl.planner.neighbourhoods import improved
 
 PROVED = 1e-9  # gap that is none
 OPEN = 5e-3  # gap that is worth a search for a better plan
-FIRST_TREES, _TREES = 1 << 15, 1 << 18  # entries of the exact trees of one value: at first, and in a round
+FIRST_TREES, TREES = 1 << 15, 1 << 18  # entries of the exact trees of one value: at first, and in a round
 _WORK, _LIFTING = 64_000_000_000, 1_000_000_000  # entries that all passes may touch together
 _NEARLY, _LAST = 1e-4, 48_000_000_000  # a gap for which so much of that is not worth it ...
 _QUICK = 2_000_000  # ... unless the network has fewer entries
@@ -54,7 +54,7 @@ def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) ->
         if certificate.model.clock.is_up():
             break
         last, before = certificate, (certificate.gap, certificate.states)
-        certificate = Certificate(Joint(last.model, last.left), last.best, _TREES, last.missed)
+        certificate = Certificate(Joint(last.model, last.left), last.best, TREES, last.missed)
         work = _tightened(certificate, evaluator, work, _PASSES[1])
         certificate.bound = max(certificate.bound, last.bound)
     return certificate, work

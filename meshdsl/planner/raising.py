@@ -1,7 +1,7 @@
 """How far the bound of a network is raised: by as many passes of messages as are affordable and help."""
 
 from meshdsl.planner.bound import Certificate
-from meshdsl.planner.closing import FIRST_TREES
+from meshdsl.planner.closing import FIRST_TREES, OPEN, TREES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
@@ -57,7 +57,15 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
-def lifted_later(joint: Joint, best: Choice, most: int) -> float:
-    """The bound of a joint network that was made a while ago."""
+def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
+    """The bound of a joint network that was made a while ago.
+
+    Args:
+      again: with larger trees of moves if much is open, which equal layers share.
+    """
     joint.model.focus()
-    return raised(Certificate(joint, best, FIRST_TREES), most=most)
+    certificate = Certificate(joint, best, FIRST_TREES)
+    raised(certificate, most=most)
+    if again and certificate.shortened and certificate.gap > OPEN and not joint.model.clock.is_up():
+        return max(certificate.bound, raised(Certificate(joint, best, TREES), most=most))
+    return certificate.bound

@@ -133,7 +133,7 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= _EXACT or not sweep or not worth(best)):
         best = min(known, best, key=lambda choice: choice.cost)
-        return best, cache(lambda: lifted_later(joint, best, most))
+        return best, cache(lambda: lifted_later(joint, best, most, sweep))
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
