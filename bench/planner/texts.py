@@ -26,10 +26,13 @@ part of every cost), and on steps of up to 8,000 operations then one with fewer 
 are found (`meshdsl/planner/simple.py`).
 
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
-Bytes get a price, which is raised until a plan fits and lowered as far as one still does. The bound knows of the limit
-then: what an operation reads and writes, and what was made before it and is needed after it, is in memory in any case,
-each part as large as the layouts of one node or two say, and no plan that fits costs less than the least of cost and
-priced bytes, less the price of the limit (`meshdsl/planner/dual.py`; a Lagrangian).
+The points of the program where plans are too large get a price per byte, which is raised until a plan fits and lowered
+as far as one still does; at last parts of plans that do not fit are taken over, as many as leave the limit kept
+(`meshdsl/planner/fit.py`). The bound knows of the limit then. While an operation runs, memory holds in any case what it
+reads and writes, what fused operations read that run later, and of every value that was made before and is read once
+more, some copy on the way there: so a gathered weight that is kept for the backward pass pays, and so does gathering it
+again (`floor.py`, `kept.py`). No plan that fits costs less than the least of cost and priced bytes, less the price of
+the limit (`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest.
 """
 GAPS = """
 ![gaps](planner-gaps.svg)
@@ -75,10 +78,12 @@ In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/layer
 arguments, the forward pass, backwards in the backward pass, and in the optimizer. Layers that are equal in all that
 costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once, and put
 together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
-them. Messages are passed in a step with six of many layers first (`shorter.py`); those of the whole one begin with
-these, and often one pass is all that is left to do. What operations of one kind have in common (signatures, work,
-costs, reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3
-and Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the README.
+them. A *shorter* step has six of many layers in a row. Plans are searched on that one, and the layers that it leaves
+out do as the last one before them does; which of them do otherwise, so that all fits the memory, is tried on the whole
+step (`mix.py`). The messages of the bound of the whole step begin with those of the shorter one (`shorter.py`), and one
+pass is all that is left to do. What operations of one kind have in common (signatures, work, costs, reshards) is found
+once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every
+layer written out are in `bench/unrolled.py`, their figures in the README.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -97,7 +102,7 @@ problem but for those whose pins change, all tables of costs and moves, the text
 short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
 sweeps and rounds. Where pins are only added, and cost 1% at most, the bound of the plan before holds and is taken over;
 else one is proved, on more than two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in
-the README (`python -m bench.planning`): on two axes 30,000 operations take a second, 60,000 two to six.
+the README (`python -m bench.planning`): on two axes 30,000 operations take a second, 60,000 two to three.
 """
 OVERLAP = """
 ## With overlap

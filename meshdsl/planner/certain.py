@@ -54,6 +54,7 @@ def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies:
     under = {
         reuse.value: {v: place for place, v in reuse.over if v in inside and v not in later}
         for reuse in places.within[id(graph)].reuses.get(at, ())
+        if reuse.value in inside  # else it lies elsewhere, and they may be there
     }
     read |= {v: place for operands in under.values() for v, place in operands.items()}
     written = tuple(v.id for v in op.outputs if v.id in inside and not under.get(v.id))
