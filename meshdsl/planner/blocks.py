@@ -59,18 +59,14 @@ class Blocks:
         self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
         self._touched = self._leaving()
         groups = self._groups()
-        self._stays = _few(groups, len(layers))
+        self._weights = _shared_out(groups, len(layers))
+        self._stays = self._weights > 0
         left = np.append(np.flatnonzero(self._stays), len(layers))
         following = np.searchsorted(left, np.arange(len(layers)), side="right")
         self.before, self.after = left[following - 1], left[following]
         self.like = np.arange(self.count)
         self.like[layers] = layers[self.before]
         self.all = list(self._blocks(groups))
-
-    @property
-    def times(self) -> float:
-        """How many times as many nodes as the shorter step there are."""
-        return self.count / max(1, np.unique(self.like).size)
 
     def _blocks(self, groups: list[list[int]]) -> Iterator[Block]:
         """The block of what is in no equal layers, then theirs."""
@@ -105,6 +101,18 @@ class Blocks:
         near = np.where(there > layers, self.after[there], self.before[there])
         copies[gone] = self.layers[near[gone], self.column[copies[gone]]]
         return layers[:, 0], copies
+
+    @property
+    def shortens(self) -> bool:
+        """Whether the shorter step leaves out any layers."""
+        return not self._stays.all()
+
+    def weighted(self, block: Block, weighs: bool) -> Iterator[tuple[int, Ids]]:
+        """The copies of a block that the shorter step leaves, by how many layers' cost they bear if it ``weighs``."""
+        layers, copies = self.shorter(block)
+        weights = np.where((layers < 0) | (not weighs), 1, self._weights[layers])
+        for weight in np.unique(weights).tolist():
+            yield weight, copies[weights == weight]
 
     def _groups(self) -> list[list[int]]:
         """Equal layers, where there are several."""
@@ -157,10 +165,15 @@ class Blocks:
         return found[self._wiring.read].view(np.int64)
 
 
-def _few(groups: list[list[int]], count: int) -> NDArray[np.bool_]:
-    """Which layers the shorter step has: of those of one group that follow each other, the first and the last few."""
-    stays = np.ones(count, dtype=np.bool_)
+def _shared_out(groups: list[list[int]], count: int) -> Ids:
+    """Of how many layers each bears the cost in the shorter step; 0 for those that it leaves out.
+
+    Of layers of one group that follow each other it has the first and the last few.
+    """
+    weights = np.ones(count, dtype=np.intp)
     for group in map(np.array, groups):
         for run in np.split(group, np.flatnonzero(np.diff(group) != 1) + 1):
-            stays[run[FEW:-FEW]] = False
-    return stays
+            left = np.delete(run, np.s_[FEW:-FEW])
+            weights[run] = 0
+            weights[left] = np.bincount(np.arange(run.size) * left.size // run.size)
+    return weights

@@ -99,10 +99,11 @@ class _Dual:
         model = self.model
         model.focus()
         model.prices = self.floor.prices(price)
-        paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice))))
+        rounded = (self.floor.rounded + 1) * TIES  # every term of it by itself there, all of it together here
+        paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice)))) + rounded
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES)
-        least = lifted(certificate) if self._rounds and certificate.work <= _LARGEST else raised(certificate)
+        small = self._rounds and certificate.work <= _LARGEST
+        least = min(paid, lifted(certificate) if small else raised(certificate))
         model.prices = Prices()
-        rounded = (self.floor.rounded + 1) * TIES
         return least - rounded - float(model.scale.pack(np.asarray(price * self.limit)))

@@ -54,6 +54,7 @@ class Fitter:
         self.placer: Placer = Placer(model, like.placer if like else None)
         self.points: dict[int, Peak] = dict(like.points) if like else {}
         self.price: float = like.price if like else 0.0  # the last one
+        self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
@@ -96,22 +97,33 @@ class Fitter:
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
-        peak = least = self.peak(choice)
+        peak = self.peak(choice)
         if peak.bytes <= limit:
             return choice, peak
-        price = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
-        self.low, fresh = price / _FIRST, 0
+        start = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
+        least = peak
+        for self.keeps in (True, False):
+            found, found_peak = self._fitted(choice, peak, start, limit)
+            if found_peak.bytes <= limit:
+                return found, found_peak
+            least = min(least, found_peak, key=lambda p: p.bytes)
+        raise too_small(self.model.problem, self.pins, least, limit, self._larger(self.price, limit))
+
+    def _fitted(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
+        """The cheapest plan found that fits, at rising prices; the smallest found if none does."""
+        least, fresh = (choice, peak), 0
+        self.low = price / _FIRST
         for _ in range(_ROUNDS):
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
-            least = min(least, peak, key=lambda p: p.bytes)
+            least = min(least, (choice, peak), key=lambda found: found[1].bytes)
             if peak.bytes <= limit:
-                return choice, peak
+                break
             self.over = [choice, *self.over]
             fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
             if fresh >= _FRESH:
                 self.low, price, fresh = price, price * _RAISE, 0
-        raise too_small(self.model.problem, self.pins, least, limit, self._larger(price, limit))
+        return least
 
     def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that fits, between the price at which one did and the last at which none did.
@@ -119,11 +131,12 @@ class Fitter:
         Args:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
-        low, high = self.low, self.price
+        low, high, small = self.low, self.price, len(self.model.nodes) <= _PRICED
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
+            self.keeps = self.keeps != small
             choice = self._priced([best, free, *self.over[:1]], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
@@ -136,7 +149,8 @@ class Fitter:
 
     def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that does some things as those do that do not fit."""
-        for choice in self.over[:_MIXED] or [free]:
+        others = list({choice.cost: choice for choice in self.over}.values())
+        for choice in others[: _MIXED if len(self.model.nodes) > _PRICED else 2 * _MIXED] or [free]:
             if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
                 best = self._mixed(best, choice, limit)
         return best, self.peak(best)
@@ -217,7 +231,7 @@ class Fitter:
         kept: dict[End, float] = {}
         for peak in points:
             floor = self.floor(peak.op.id) if peak.op else None
-            there = floor.kept_at(price) if floor else {}
+            there = floor.kept_at(price) if floor and self.keeps else {}
             kept.update(there)
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))

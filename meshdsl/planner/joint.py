@@ -21,7 +21,6 @@ last the blocks are put together, as often as they occur.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -64,10 +63,13 @@ class Joint(InQuestion):
 
     Args:
       left: nodes of which only some states are in question.
+
+    ``weighs``: whether the layers of the shorter step cost as much as all of them together, against what is done once.
     """
 
     def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
         super().__init__(model, left)
+        self.weighs = False
         self._ends = model.ends
         self._wide = list(filter(self._is_wide, model.shared))
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
@@ -76,7 +78,6 @@ class Joint(InQuestion):
     def priced(self) -> "Joint":
         """The same at what the model's memory prices are now; the states in question must be what they were."""
         other = copy(self)
-        other.__dict__.pop("searched", None)
         other._begin(self._derived)
         return other
 
@@ -86,6 +87,7 @@ class Joint(InQuestion):
         self._stars = Stars(self.model, self._derived)
         paying = frozenset(payers(self.model))
         self._blocks = Blocks(self.model, not self._left)
+        self._searched: dict[bool, tuple[Network, int]] = {}
         self._parts = [self._part(block, paying) for block in self._blocks.all]
 
     def _part(self, block: Block, paying: frozenset[int]) -> _Part:
@@ -122,17 +124,28 @@ class Joint(InQuestion):
         """The network whose costs can be paid."""
         return self._whole(self._add_plans(), frozenset())
 
-    @cached_property
+    @property
+    def shortened(self) -> bool:
+        """Whether plans are searched on a step that leaves out equal layers."""
+        return self._blocks.shortens
+
     def searched(self) -> tuple[Network, int]:
         """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
+        if self.weighs not in self._searched:
+            self._searched[self.weighs] = self._shorter_plans()
+        return self._searched[self.weighs]
+
+    def _shorter_plans(self) -> tuple[Network, int]:
         if len(self._parts) == 1:
             network = self.plans()
             return network, network.entries
-        network = Network(self._derived, len(self.states))
+        network, entries = Network(self._derived, len(self.states)), 0
         for block, part in self._complete(self._add_plans(), frozenset()):
-            network.stamp(part, [*block.nodes, *block.outside], self._blocks.shorter(block)[1])
+            entries += part.entries * len(block.copies)
+            for weight, copies in self._blocks.weighted(block, self.weighs):
+                network.stamp(part.times(weight), [*block.nodes, *block.outside], copies)
         network.reduce(LARGEST)
-        return network, int(network.entries * self._blocks.times)
+        return network, entries
 
     def stretched(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""

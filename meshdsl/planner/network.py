@@ -7,6 +7,7 @@ is answered once (``Derived``).
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,20 @@ class Network:
         other._next, other.shorter = self._next, self.shorter
         return other
 
+    def times(self, weight: int) -> "Network":
+        """The same with all costs so many times as high."""
+        if weight == 1:
+            return self
+        other, many = self.copy(), partial(self.derived.get, ("times", weight))
+        other.unary = {v: many((unary,), lambda costs: costs * weight) for v, unary in self.unary.items()}
+        for v, near in self.near.items():
+            for w, table in near.items():
+                if v < w:
+                    other.near[v][w] = many((table,), lambda costs: costs * weight)
+                    other.near[w][v] = self.derived.turned(other.near[v][w])
+        other.constant *= weight
+        return other
+
     def put(self, v: int, unary: Costs, marks: Labels | None = None) -> None:
         """Add a variable of a known number, which is its place in order."""
         self.unary[v], self.near[v], self.marks[v], self.place[v] = unary, {}, marks, float(v)
@@ -69,7 +84,7 @@ class Network:
 
         Args:
           names: variables of ``part`` that have names here; those that are here already get its tables besides.
-          copies: [copies, names]: the names in each copy.
+          copies: [copies, names]: the names in each copy; several may be one.
         """
         known = set(names)
         fresh = [v for v in part.unary if v not in known]
@@ -85,7 +100,7 @@ class Network:
                 self._join(to[v], unary, part.marks[v], to.get(before, before) + part.place[v] - before)
             for v, w, table, turned in tables:
                 a, b = to[v], to[w]
-                if b in self.near[a]:
+                if a == b or b in self.near[a]:
                     self.add(a, b, table)
                 else:
                     self.near[a][b], self.near[b][a] = table, turned

@@ -37,11 +37,14 @@ def paid(model: Model, n: int) -> Costs:
 
 def paid_in(model: Model, rows: Assignment) -> float:
     """What a plan pays for the values that it makes and the copies that it reads."""
-    prices, wiring = model.prices, model.wiring
-    paying = {wiring.made[v]: price for v, price in prices.own.items()}
-    paying |= {int(wiring.first[n]) + p: price for (n, p), price in prices.read.items()}
-    ports, price = array(paying), np.array(list(paying.values()))
-    values, layouts, total = wiring.values[ports].tolist(), model.ports.layouts(rows)[ports], 0.0
+    prices, wiring, layouts = model.prices, model.wiring, model.ports.layouts(rows)
+    own = {wiring.made[v]: price for v, price in prices.own.items()}
+    read = {int(wiring.first[n]) + p: price for (n, p), price in prices.read.items()}
+    ports, price, total = array((*own, *read)), np.array([*own.values(), *read.values()]), 0.0
+    copies = np.arange(ports.size) >= len(own)
+    there = ~copies | (layouts[ports] != layouts[wiring.every[ports]])
+    ports, price = ports[there], price[there]
+    values, layouts = wiring.values[ports].tolist(), layouts[ports]
     for alike in grouped(numbered(id(model.distances[v]) for v in values)):
         layout = model.distances[values[alike[0]]]
         held = layout.bytes * layout.shares[layouts[alike]]

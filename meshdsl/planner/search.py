@@ -15,6 +15,7 @@ A plan that does not fit the memory is only where the search for one that does b
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain, combinations, repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,7 @@ _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _QUICK = 24  # passes for a plan that begins from another
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
+_RISES = 1e-4  # part of the cost by which what it is at least rises as long as more passes may find something better
 _EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 _FAR = 5e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
@@ -112,9 +114,9 @@ def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
 def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
     """The best plan found among those that are in question."""
     joint = Joint(model)
-    if joint.searched[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
+    if joint.searched()[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, evaluator, best, worth, True)[0]
-    found = _plans_near(joint, groups, evaluator, best)
+    found = _plans_near(joint, groups, evaluator, best, True)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
@@ -127,9 +129,8 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
 def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
-    network, entries = joint.searched
-    start, left = _pointed_to(network, known.cost)
-    best = evaluator.exact(evaluator.evaluate(joint.stretched(start)))
+    (_, entries), start = joint.searched(), _started(joint, evaluator, known.cost, True)
+    best, left = evaluator.exact(start.choice), start.left
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= _EXACT or not sweep or not worth(best)):
         best = min(known, best, key=lambda choice: choice.cost)
@@ -137,7 +138,7 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
-        swept = _swept(network, start, _every_axis(model), model.width)
+        swept = _swept(start, _every_axis(model), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.stretched(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
@@ -203,11 +204,38 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
         yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
-def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice) -> list[Choice]:
-    network, _ = joint.searched
-    start, left = _pointed_to(network, evaluator.objective(best))
-    swept = [_swept(network, start, groups, joint.model.width)] if groups and left > _sweepable(joint.model) else []
-    return [evaluator.evaluate(joint.stretched(chosen)) for chosen in (start, *swept)]
+def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:
+    start = _started(joint, evaluator, evaluator.objective(best), both)
+    if not groups or start.left <= _sweepable(joint.model):
+        return [start.choice]
+    return [start.choice, evaluator.evaluate(joint.stretched(_swept(start, groups, joint.model.width)))]
+
+
+class _Start(NamedTuple):
+    """Where messages point to in a network, and the part of its cost that others may save."""
+
+    choice: Choice
+    network: Network
+    states: States
+    left: float
+    weighs: bool
+
+
+def _started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> _Start:
+    """Where messages point to.
+
+    Args:
+      both: where a shorter step stands for the whole one, try if its layers should weigh as much as all of them.
+    """
+    found = []
+    for weighs in (False, True) if both and joint.shortened else (joint.weighs,):
+        joint.weighs = weighs
+        network, _ = joint.searched()
+        states, left = _pointed_to(network, limit)
+        found.append(_Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs))
+    best = min(found, key=lambda start: start.choice.cost)
+    joint.weighs = best.weighs
+    return best
 
 
 def _sweepable(model: Model) -> float:
@@ -215,8 +243,8 @@ def _sweepable(model: Model) -> float:
     return _EXACT if len(model.nodes) <= _DEEPEST else _FAR
 
 
-def _swept(network: Network, start: States, groups: Groups, width: int) -> States:
-    return Sweeper(network, width, _LARGEST).sweep(start, sweep_order(groups), _ROUNDS)
+def _swept(start: _Start, groups: Groups, width: int) -> States:
+    return Sweeper(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)
 
 
 def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
@@ -226,9 +254,10 @@ def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     messages = Messages(guide)
     idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
     for _ in range(affordable(guide.entries) // _AT_A_TIME):
-        before = messages.cost
+        before, lower = messages.cost, messages.lower
         messages.run(next(passes))
-        idle = 0 if messages.cost < before else idle + 1
+        rises = messages.lower - lower > _RISES * messages.cost
+        idle = 0 if messages.cost < before or rises else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break
     return messages.states, messages.gap

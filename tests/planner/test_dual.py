@@ -53,7 +53,7 @@ def mixed_step():
 
 def looped_step():
     """The result of the body lies in the place of the carry, not over what it is made from."""
-    return lambda w, x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0], (shape(64, 64),) * 2
+    return lambda x, w: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0], (shape(64, 64),) * 2
 
 
 def model_of(step, args, mesh, donated, **stated):

@@ -20,6 +20,7 @@ from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Model
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import find
 from meshdsl.planner.shorter import begun
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
@@ -154,15 +155,17 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
 
 
 @pytest.mark.parametrize("few", [1, 9])
+@pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
-def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(monkeypatch, pinned, few):
+def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(monkeypatch, pinned, weighs, few):
     model = model_of(ONE, pinned, 12)
     best, _ = optimum(whole := Joint(model), whole.plans())
     monkeypatch.setattr(blocks_module, "MANY", 0)
     monkeypatch.setattr(blocks_module, "FEW", few)
     joint = Joint(model)
-    network, entries = joint.searched
-    assert (entries > network.entries) == (few == 1)
+    joint.weighs = weighs
+    network, _ = joint.searched()
+    assert joint.shortened == (few == 1)
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
     rows = joint.stretched(network.named(network.order, found.states))
@@ -222,3 +225,24 @@ def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
     for _ in range(3):
         certificate.tighten(1)
     assert taken[0] and not any(taken[1:])
+
+
+def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
+    """To gather weights that all layers share pays in sixty layers, not in six."""
+
+    def step(weights, x):
+        h = x
+        for _ in range(60):
+            a, b, c = weights
+            h = h + jnp.sin(jax.nn.softmax(jnp.tanh(h @ a) @ b, -1) @ c) * 2
+        return h.sum()
+
+    mesh = md.Mesh(x=4, y=2, topology="dgx-h100")
+    program = trace(step, ([shape(2048, 2048)] * 3, shape(64, 2048)))
+    split = Layout.parse("x=S(0), y=S(1)")
+    model = Model(make_problem(program, mesh, Pins((split,) * 3 + (Layout.parse("x=S(0)"),), (Layout(),), (None,))))
+    best, _ = find(model, lambda _: False)
+    monkeypatch.setattr(blocks_module, "MANY", 100)
+    found, _ = find(model, lambda _: False, joint := Joint(model))
+    assert joint.shortened and joint.weighs
+    assert found.cost <= best.cost * (1 + 1e-2)
