@@ -231,7 +231,7 @@ def _started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> _S
     for weighs in (False, True) if both and joint.shortened else (joint.weighs,):
         joint.weighs = weighs
         network, _ = joint.searched()
-        states, left = _pointed_to(network, limit)
+        states, left = _pointed_to(network, limit, joint.shortened)
         found.append(_Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs))
     best = min(found, key=lambda start: start.choice.cost)
     joint.weighs = best.weighs
@@ -247,8 +247,12 @@ def _swept(start: _Start, groups: Groups, width: int) -> States:
     return Sweeper(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)
 
 
-def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
-    """The states that messages point to, for all variables, and the part of their cost that others may save."""
+def _pointed_to(network: Network, limit: float, patient: bool) -> tuple[States, float]:
+    """The states that messages point to, for all variables, and the part of their cost that others may save.
+
+    Args:
+      patient: go on while the bound rises, although nothing better is found.
+    """
     guide = network.copy()
     cap(guide, limit + 1.0)
     messages = Messages(guide)
@@ -256,7 +260,7 @@ def _pointed_to(network: Network, limit: float) -> tuple[States, float]:
     for _ in range(affordable(guide.entries) // _AT_A_TIME):
         before, lower = messages.cost, messages.lower
         messages.run(next(passes))
-        rises = messages.lower - lower > _RISES * messages.cost
+        rises = patient and messages.lower - lower > _RISES * messages.cost
         idle = 0 if messages.cost < before or rises else idle + 1
         if idle == _IDLE or messages.gap <= _EXACT:
             break
