@@ -99,11 +99,19 @@ class _Dual:
         model = self.model
         model.focus()
         model.prices = self.floor.prices(price)
-        rounded = (self.floor.rounded + 1) * TIES  # every term of it by itself there, all of it together here
-        paid = self.choice.cost + float(model.scale.pack(np.asarray(price * self.floor.bytes(self.choice)))) + rounded
+        paid = self.paid(price)
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES)
         small = self._rounds and certificate.work <= _LARGEST
         least = min(paid, lifted(certificate) if small else raised(certificate))
         model.prices = Prices()
-        return least - rounded - float(model.scale.pack(np.asarray(price * self.limit)))
+        return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit)))
+
+    def paid(self, price: float) -> float:
+        """What the plan costs in the network at most, where every term is rounded by itself."""
+        held = self.model.scale.pack(np.asarray(price * self.floor.bytes(self.choice)))
+        return self.choice.cost + float(held) + self._rounded
+
+    @property
+    def _rounded(self) -> float:
+        return (self.floor.rounded + 1) * TIES

@@ -9,17 +9,20 @@ import meshdsl as md
 from meshdsl.layouts.rules import Rules
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
-from meshdsl.planner.dual import dual_bound
+from meshdsl.planner import joint as joint_module
+from meshdsl.planner.dual import _Dual, dual_bound
 from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
+from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.model import Model
 from meshdsl.planner.placed import placed
+from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find
 from meshdsl.trace import trace
-from tests.planner.graphs import shape
+from tests.planner.graphs import minimum, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
 
@@ -100,3 +103,25 @@ def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fit
     assert peak.bytes <= limit and model.scale.seconds(least) > prove() * 1.01
     assert least <= best.cost
     assert model.prices.held == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
+
+
+def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
+    """States that cost more than it are dropped: were it less, its own might be."""
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    mesh, rng = md.Mesh(x=8, topology="tpu-v5e"), np.random.default_rng(0)
+    model, pins = model_of(lambda x, w: (x - (x * w).T, jnp.sin(x) @ w), (shape(64, 64),) * 2, mesh, False)
+    evaluator = Evaluator(model)
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    for chain in chains(model.problem.program.graph):
+        floor = Floor(model, pins.donated, chain)
+        for price in 1e-12 * rng.uniform(0.1, 10, 20):
+            plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
+            dual = _Dual(floor, (plan,), 0.0, True)
+            model.prices = floor.prices(price)
+            joint = Joint(model)
+            chosen = {
+                n: int(np.flatnonzero((s.rows == row).all(1))[0])
+                for n, (s, row) in enumerate(zip(joint.states, plan.rows))
+            }
+            assert minimum(joint.bounds(plan, 1 << 15), chosen) <= dual.paid(price)
+            model.prices = Prices()
