@@ -8,7 +8,7 @@ prices are tried, and of the plan that just does not fit is taken over what leav
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 
 from meshdsl.errors import PinError
@@ -18,7 +18,7 @@ from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
-from meshdsl.planner.mix import apart, halves
+from meshdsl.planner.mix import mixed
 from meshdsl.planner.model import Model
 from meshdsl.planner.pairs import End
 from meshdsl.planner.placer import Placer
@@ -34,7 +34,6 @@ _FRESH = 2  # times that a price is tried again as points come in that did not p
 _MIXED = 3  # plans that do not fit of which parts are taken over
 _FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together ...
 _QUICK = 6  # ... and at least where the search began from another plan
-_IN_A_ROW = 3  # parts of one size that do not fit
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
@@ -69,6 +68,11 @@ class Fitter:
             self._joint = self._joint or Joint(self.model)
         return self._joint
 
+    @property
+    def _is_small(self) -> bool:
+        """Whether both ways to price what is kept are worth their time."""
+        return len(self.model.nodes) <= _PRICED
+
     @cached_property
     def around(self) -> dict[int, tuple[int, ...]]:
         """Per op id, the ops it stands in, itself included."""
@@ -102,7 +106,8 @@ class Fitter:
             return choice, peak
         start = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
         least = peak
-        for self.keeps in (True, False):
+        for keeps in (True,) if self._is_small else (True, False):
+            self.keeps = keeps
             found, found_peak = self._fitted(choice, peak, start, limit)
             if found_peak.bytes <= limit:
                 return found, found_peak
@@ -113,7 +118,7 @@ class Fitter:
         """The cheapest plan found that fits, at rising prices; the smallest found if none does."""
         least, fresh = (choice, peak), 0
         self.low = price / _FIRST
-        for _ in range(_ROUNDS):
+        for _ in range(2 * _ROUNDS if self._is_small else _ROUNDS):
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
             least = min(least, (choice, peak), key=lambda found: found[1].bytes)
@@ -121,8 +126,11 @@ class Fitter:
                 break
             self.over = [choice, *self.over]
             fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
-            if fresh >= _FRESH:
+            if fresh >= _FRESH and self._is_small and self.keeps:
+                self.keeps = False
+            elif fresh >= _FRESH:
                 self.low, price, fresh = price, price * _RAISE, 0
+                self.keeps |= self._is_small
         return least
 
     def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
@@ -131,12 +139,12 @@ class Fitter:
         Args:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
-        low, high, small = self.low, self.price, len(self.model.nodes) <= _PRICED
+        low, high = self.low, self.price
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
-            self.keeps = self.keeps != small
+            self.keeps ^= self._is_small
             choice = self._priced([best, free, *self.over[:1]], self.points.values(), price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
@@ -150,36 +158,16 @@ class Fitter:
     def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that does some things as those do that do not fit."""
         others = list({choice.cost: choice for choice in self.over}.values())
-        for choice in others[: _MIXED if len(self.model.nodes) > _PRICED else 2 * _MIXED] or [free]:
+        for choice in others[: 2 * _MIXED if self._is_small else _MIXED] or [free]:
             if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
                 best = self._mixed(best, choice, limit)
         return best, self.peak(best)
 
     def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
-        """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit.
-
-        Where some in a row are too much, so are the others of that size, or nearly all: they are halved untried.
-        """
-        parts, fewest = [apart(self.model, best, over)], _QUICK if self.quick else _FEWEST
-        tries = max(fewest, _TRIED // len(self.model.nodes))
-        while parts:
-            left, failed = list[list[list[int]]](), 0
-            for some in parts:
-                taken = None
-                if failed < _IN_A_ROW and tries and not self.model.clock.is_up():
-                    tries, taken = tries - 1, self._with(best, over, some, limit)
-                best, failed = (taken, 0) if taken else (best, failed + 1)
-                left += [] if taken else halves(some)
-            parts = left if tries and not self.model.clock.is_up() else []
-        return best
-
-    def _with(self, best: Choice, over: Choice, some: list[list[int]], limit: float) -> Choice | None:
-        """A plan that does some things as ``over`` does, if that is cheaper and fits."""
-        rows = best.rows.copy()
-        for nodes in some:
-            rows[nodes] = over.rows[nodes]
-        choice = evaluated(self.model, self.evaluator, rows)
-        return choice if choice.cost < best.cost and self.peak(choice).bytes <= limit else None
+        """``best`` with as much as fits of what ``over`` does, which does not fit."""
+        tries = max(_QUICK if self.quick else _FEWEST, _TRIED // len(self.model.nodes))
+        made, fits = partial(evaluated, self.model, self.evaluator), lambda choice: self.peak(choice).bytes <= limit
+        return mixed(self.model, best, over, made, fits, tries)
 
     def let_go(self) -> None:
         """Of the networks: nothing more is looked for."""

@@ -1,15 +1,52 @@
 """Where two plans differ: parts that one can take over from the other, each by itself."""
 
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
 from meshdsl.planner.extract import Choice
-from meshdsl.planner.model import Model
+from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import grouped
 
 _SMALLEST = 8  # nodes of a half of a group
+_IN_A_ROW = 3  # parts of one size that do not fit
 _LARGEST = 0.5  # part of all nodes
+
+
+def mixed(
+    model: Model,
+    best: Choice,
+    over: Choice,
+    made: Callable[[Assignment], Choice],
+    fits: Callable[[Choice], bool],
+    tries: int,
+) -> Choice:
+    """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit.
+
+    Where some in a row are too much, so are the others of that size, or nearly all: they are halved untried.
+
+    Args:
+      made: the plan of some rows. tries: plans that are made.
+    """
+    parts = [apart(model, best, over)]
+    while parts:
+        left, failed = list[list[list[int]]](), 0
+        for some in parts:
+            found = None
+            if failed < _IN_A_ROW and tries and not model.clock.is_up():
+                rows = best.rows.copy()
+                nodes = list(chain.from_iterable(some))
+                rows[nodes] = over.rows[nodes]
+                tries, found = tries - 1, made(rows)
+            if found and found.cost < best.cost and fits(found):
+                best, failed = found, 0
+            else:
+                failed += 1
+                left += halves(some)
+        parts = left if tries and not model.clock.is_up() else []
+    return best
 
 
 def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:

@@ -14,8 +14,7 @@ A plan that does not fit the memory is only where the search for one that does b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain, combinations, repeat
-from typing import NamedTuple
+from itertools import combinations
 
 import numpy as np
 
@@ -24,19 +23,15 @@ from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
-from meshdsl.planner.network import Network
-from meshdsl.planner.raising import GAP, MOST, affordable, bound_on_many_axes, lifted_later, raised
+from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised
+from meshdsl.planner.start import EXACT, Start, started
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
 _QUICK = 24  # passes for a plan that begins from another
-_AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
-_RISES = 1e-4  # part of the cost by which what it is at least rises as long as more passes may find something better
-_EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 _FAR = 5e-2  # the same for steps of more than _DEEPEST nodes, on which a sweep takes far longer than messages do
 _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at together ...
 _ONCE = 50_000_000  # ... and once, for the certificate and rounds
@@ -129,10 +124,10 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
 def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
-    (_, entries), start = joint.searched(), _started(joint, evaluator, known.cost, True)
+    (_, entries), start = joint.searched(), started(joint, evaluator, known.cost, True)
     best, left = evaluator.exact(start.choice), start.left
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
-    if not few and (left <= _EXACT or not sweep or not worth(best)):
+    if not few and (left <= EXACT or not sweep or not worth(best)):
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: lifted_later(joint, best, most, sweep))
     certificate = Certificate(joint, best, FIRST_TREES)
@@ -205,63 +200,16 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:
-    start = _started(joint, evaluator, evaluator.objective(best), both)
+    start = started(joint, evaluator, evaluator.objective(best), both)
     if not groups or start.left <= _sweepable(joint.model):
         return [start.choice]
     return [start.choice, evaluator.evaluate(joint.stretched(_swept(start, groups, joint.model.width)))]
 
 
-class _Start(NamedTuple):
-    """Where messages point to in a network, and the part of its cost that others may save."""
-
-    choice: Choice
-    network: Network
-    states: States
-    left: float
-    weighs: bool
-
-
-def _started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> _Start:
-    """Where messages point to.
-
-    Args:
-      both: where a shorter step stands for the whole one, try if its layers should weigh as much as all of them.
-    """
-    found = []
-    for weighs in (False, True) if both and joint.shortened else (joint.weighs,):
-        joint.weighs = weighs
-        network, _ = joint.searched()
-        states, left = _pointed_to(network, limit, joint.shortened)
-        found.append(_Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs))
-    best = min(found, key=lambda start: start.choice.cost)
-    joint.weighs = best.weighs
-    return best
-
-
 def _sweepable(model: Model) -> float:
     """What messages must leave open for a sweep to be worth its time."""
-    return _EXACT if len(model.nodes) <= _DEEPEST else _FAR
+    return EXACT if len(model.nodes) <= _DEEPEST else _FAR
 
 
-def _swept(start: _Start, groups: Groups, width: int) -> States:
+def _swept(start: Start, groups: Groups, width: int) -> States:
     return Sweeper(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)
-
-
-def _pointed_to(network: Network, limit: float, patient: bool) -> tuple[States, float]:
-    """The states that messages point to, for all variables, and the part of their cost that others may save.
-
-    Args:
-      patient: go on while the bound rises, although nothing better is found.
-    """
-    guide = network.copy()
-    cap(guide, limit + 1.0)
-    messages = Messages(guide)
-    idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
-    for _ in range(affordable(guide.entries) // _AT_A_TIME):
-        before, lower = messages.cost, messages.lower
-        messages.run(next(passes))
-        rises = patient and messages.lower - lower > _RISES * messages.cost
-        idle = 0 if messages.cost < before or rises else idle + 1
-        if idle == _IDLE or messages.gap <= _EXACT:
-            break
-    return messages.states, messages.gap
