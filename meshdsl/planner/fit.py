@@ -106,19 +106,23 @@ class Fitter:
             return choice, peak
         start = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
         least = peak
-        for keeps in (True,) if self._is_small else (True, False):
+        for keeps in (True, False):
             self.keeps = keeps
-            found, found_peak = self._fitted(choice, peak, start, limit)
+            found, found_peak = self._fitted(choice, peak, start, limit, keeps and self._is_small)
             if found_peak.bytes <= limit:
                 return found, found_peak
             least = min(least, found_peak, key=lambda p: p.bytes)
         raise too_small(self.model.problem, self.pins, least, limit, self._larger(self.price, limit))
 
-    def _fitted(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
-        """The cheapest plan found that fits, at rising prices; the smallest found if none does."""
+    def _fitted(self, choice: Choice, peak: Peak, price: float, limit: float, both: bool) -> tuple[Choice, Peak]:
+        """The cheapest plan found that fits, at rising prices; the smallest found if none does.
+
+        Args:
+          both: price what is kept both ways at every price.
+        """
         least, fresh = (choice, peak), 0
         self.low = price / _FIRST
-        for _ in range(2 * _ROUNDS if self._is_small else _ROUNDS):
+        for _ in range(2 * _ROUNDS if both else _ROUNDS):
             self.price = price
             choice, peak = self._next(choice, peak, price, limit)
             least = min(least, (choice, peak), key=lambda found: found[1].bytes)
@@ -126,11 +130,11 @@ class Fitter:
                 break
             self.over = [choice, *self.over]
             fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
-            if fresh >= _FRESH and self._is_small and self.keeps:
+            if fresh >= _FRESH and both and self.keeps:
                 self.keeps = False
             elif fresh >= _FRESH:
                 self.low, price, fresh = price, price * _RAISE, 0
-                self.keeps |= self._is_small
+                self.keeps |= both
         return least
 
     def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
