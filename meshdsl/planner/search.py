@@ -71,10 +71,10 @@ def find(
         joint = joint or Joint(model)
         best, proof = _proved(joint, evaluator, best, worth, known is None)
         if known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
-            best = _moved(model, _as_fewer(model.wide), evaluator, best, worth)
+            best = _moved(model, _as_fewer(model.wide), evaluator, best, worth, True)
             model.focus()
     else:
-        best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth)
+        best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth, known is None)
         if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
@@ -90,13 +90,15 @@ def find(
     return best, prove
 
 
-def _moved(model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
-    """The best plan found from neighbourhood to neighbourhood."""
+def _moved(
+    model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth, both: bool
+) -> Choice:
+    """The best plan found from neighbourhood to neighbourhood; ``both`` is as for ``started``."""
     for i, groups in enumerate(near):
         if i and model.clock.is_up():
             break
         model.focus(groups, best.rows)
-        best = _near(model, groups, evaluator, best, worth)
+        best = _near(model, groups, evaluator, best, worth, both)
     return best
 
 
@@ -106,12 +108,12 @@ def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
     return evaluator.exact(evaluator.evaluate(rows))
 
 
-def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth) -> Choice:
+def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth, both: bool) -> Choice:
     """The best plan found among those that are in question."""
     joint = Joint(model)
     if joint.searched()[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, evaluator, best, worth, True)[0]
-    found = _plans_near(joint, groups, evaluator, best, True)
+    found = _plans_near(joint, groups, evaluator, best, both)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
@@ -124,7 +126,7 @@ def _allowed(model: Model, rows: Assignment) -> Assignment:
 def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
-    (_, entries), start = joint.searched(), started(joint, evaluator, known.cost, True)
+    (_, entries), start = joint.searched(), started(joint, evaluator, known.cost, sweep)
     best, left = evaluator.exact(start.choice), start.left
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= EXACT or not sweep or not worth(best)):
