@@ -41,8 +41,8 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
     """
     model, plans = fitter.model, (free, *fitter.over, best)
-    floors = list(filter(None, map(fitter.floor, sorted(fitter.points))))
-    full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors if floor.bytes(free) > limit]
+    floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
+    full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors]
     if not full or not jointly(model) or model.clock.is_up():
         return 0.0
     most = max(full, key=lambda dual: dual.hoped)

@@ -6,22 +6,18 @@ relaxation with lazily generated rows). When the unpriced optimum fits, it is th
 prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cached_property, partial
-from itertools import chain
+from collections.abc import Hashable, Iterator
+from functools import partial
 
 from meshdsl.errors import PinError
-from meshdsl.ir import Graph, Op, walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
 from meshdsl.planner.mix import mixed
 from meshdsl.planner.model import Model
-from meshdsl.planner.pairs import End
 from meshdsl.planner.placer import Placer
+from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import evaluated, jointly, plans
@@ -51,13 +47,12 @@ class Fitter:
         self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
         self.placer: Placer = Placer(model, like.placer if like else None)
-        self.points: dict[int, Peak] = dict(like.points) if like else {}
+        self.points: Points = Points(model, pins.donated, like.points if like else None)
         self.price: float = like.price if like else 0.0  # the last one
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
-        self._floors: dict[int, Floor] = {}
         self.over: list[Choice] = []  # plans that did not fit, the latest first
 
     @property
@@ -72,22 +67,6 @@ class Fitter:
     def _is_small(self) -> bool:
         """Whether both ways to price what is kept are worth their time."""
         return len(self.model.nodes) <= _PRICED
-
-    @cached_property
-    def around(self) -> dict[int, tuple[int, ...]]:
-        """Per op id, the ops it stands in, itself included."""
-        return dict(_around(self.model.problem.program.graph, ()))
-
-    def floor(self, op: int) -> Floor | None:
-        """What memory holds at least while an operation runs, given by its id."""
-        if op not in self._floors and op in self.around:
-            chain = [self._ops[i] for i in self.around[op]]
-            self._floors[op] = Floor(self.model, self.pins.donated, chain)
-        return self._floors.get(op)
-
-    @cached_property
-    def _ops(self) -> dict[int, Op]:
-        return {op.id: op for _, op in walk(self.model.problem.program.graph)}
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
@@ -129,7 +108,7 @@ class Fitter:
             if peak.bytes <= limit:
                 break
             self.over = [choice, *self.over]
-            fresh = fresh + 1 if _point(peak) not in self.points else _FRESH
+            fresh = fresh + 1 if peak not in self.points else _FRESH
             if fresh >= _FRESH and both and self.keeps:
                 self.keeps = False
             elif fresh >= _FRESH:
@@ -149,13 +128,13 @@ class Fitter:
                 break
             price = (low * high) ** 0.5
             self.keeps ^= self._is_small
-            choice = self._priced([best, free, *self.over[:1]], self.points.values(), price, limit, sweep=False)
+            choice = self._priced([best, free, *self.over[:1]], price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
                 high, best = price, min(best, choice, key=lambda choice: choice.cost)
             else:
-                low, self.over = price if _point(peak) in self.points else low, [choice, *self.over]
-                self.points[_point(peak)] = peak
+                low, self.over = price if peak in self.points else low, [choice, *self.over]
+                self.points.add(peak)
         self.price = high
         return self.mixed(best, free, limit)
 
@@ -185,7 +164,7 @@ class Fitter:
                 other = Fitter(Model(make_problem(program, mesh, self.pins)), self.pins)
             except PinError:
                 return
-            other.points.update(self.points)
+            other.points = Points(other.model, self.pins.donated, self.points)
             found = other._leanest(price, limit)
             yield mesh, found
             if found <= limit:
@@ -203,54 +182,14 @@ class Fitter:
 
     def _next(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
         """The next plan, its peak's point priced as well."""
-        self.points[_point(peak)] = peak
-        choice = self._priced([choice], self.points.values(), price, limit)
+        self.points.add(peak)
+        choice = self._priced([choice], price, limit)
         return choice, self.peak(choice)
 
-    def _priced(
-        self, known: list[Choice], points: Iterable[Peak], price: float, limit: float, sweep: bool = True
-    ) -> Choice:
+    def _priced(self, known: list[Choice], price: float, limit: float, sweep: bool = True) -> Choice:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
         joint = self.joint
-        self.model.prices = self._prices(points, price)
+        self.model.prices = self.points.prices(price, self.keeps)
         found = plans(self.model, self.evaluator, known, sweep, joint)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
-
-    def _prices(self, points: Iterable[Peak], price: float) -> Prices:
-        own: dict[int, float] = {}
-        read: dict[End, float] = {}
-        kept: dict[End, float] = {}
-        for peak in points:
-            floor = self.floor(peak.op.id) if peak.op else None
-            there = floor.kept_at(price) if floor and self.keeps else {}
-            kept.update(there)
-            alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
-            own.update(dict.fromkeys(alive, price))
-            readers = (self._readers.get(op, ()) for op in (self.around.get(peak.op.id, ()) if peak.op else ()))
-            copies = (self.model.problem.used.get(value, ()) for value in alive)
-            read.update(dict.fromkeys(chain.from_iterable((*copies, *readers)), price))
-        return Prices(own, read, kept=kept)
-
-    @cached_property
-    def _readers(self) -> dict[int, list[End]]:
-        """By op id, the ports that read for it."""
-        wiring, found = self.model.wiring, defaultdict[int, list[End]](list)
-        for (op, _), port in wiring.reading.items():
-            n = int(wiring.nodes[port])
-            found[op].append((n, port - int(wiring.first[n])))
-        return found
-
-
-def _point(peak: Peak) -> int:
-    """The operation at which memory is fullest, by its id."""
-    return peak.op.id if peak.op else -1
-
-
-def _around(graph: Graph, outside: tuple[int, ...]) -> "Iterable[tuple[int, tuple[int, ...]]]":
-    """Per op id, the ops it stands in, itself included."""
-    for op in graph.ops:
-        chain = (*outside, op.id)
-        yield op.id, chain
-        for body in op.bodies:
-            yield from _around(body, chain)

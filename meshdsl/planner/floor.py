@@ -49,19 +49,19 @@ class Floor:
         fixed = {v.id for i, v in enumerate(graph.inputs) if i not in donated}
         levels = list(_levels(model, chain))
         defined = model.problem.defined
-        readers = {port.reader: (n, p) for n, node in enumerate(model.nodes) for p, port in enumerate(node.ports)}
-        read = [(v, readers[at]) for level in levels for v, at in level.read.items() if at in readers]
+        end = model.wiring.end
+        read = [(v, at) for level in levels for v, reading in level.read.items() if (at := end(reading))]
         written = [defined[v] for level in levels for v in level.written if v in defined]
         later = [
-            (v, readers[at]) for level in levels for v, at in level.later.items() if v not in fixed and at in readers
+            at for level in levels for v, reading in level.later.items() if v not in fixed and (at := end(reading))
         ]
-        self.ends = (*(defined[v] for v in sorted(fixed)), *(end for v, end in read if v not in fixed), *written)
-        self.copies = tuple(end for v, end in read if v in fixed)
+        self.ends = (*(defined[v] for v in sorted(fixed)), *(at for v, at in read if v not in fixed), *written)
+        self.copies = tuple(at for v, at in read if v in fixed)
         once = frozenset[int]().union(*(level.once for level in levels))
-        largest = sorted((end for _, end in later), key=lambda end: (-self._value(end).bytes, end))[:_LATER]
-        kept = [self._value(end).id in once and len(model.ends[self._value(end).id]) <= _FORK for end in largest]
-        self.kept = tuple(end for end, alone in zip(largest, kept, strict=True) if alone)
-        self.later = tuple(end for end, alone in zip(largest, kept, strict=True) if not alone)
+        largest = sorted(later, key=lambda at: (-self._value(at).bytes, at))[:_LATER]
+        alone = {v for v in once if len(model.ends[v]) <= _FORK}
+        self.kept = tuple(at for at in largest if self._value(at).id in alone)
+        self.later = tuple(at for at in largest if self._value(at).id not in alone)
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)

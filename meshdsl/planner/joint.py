@@ -28,19 +28,17 @@ import numpy as np
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.exact import Costs
+from meshdsl.planner.drawn import Drawn
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.pairs import End, parts, tree_cost, weighted_pairs
-from meshdsl.planner.paying import paid, payers, terms
+from meshdsl.planner.pairs import parts, tree_cost, weighted_pairs
+from meshdsl.planner.paying import payers
 from meshdsl.planner.sets import add_sets
 from meshdsl.planner.shorter import Shorter
-from meshdsl.planner.stars import Stars
-from meshdsl.planner.states import InQuestion, Left
+from meshdsl.planner.states import Left
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
-_FORK = 3  # ends of a value with two readers, for which one hub is exact
 _MANY = 6  # readers beyond which pairs are too many
 _MORE = 1 << 22  # entries of the exact trees of a value that is worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
@@ -56,7 +54,7 @@ class _Part(NamedTuple):
     wide: list[int]
 
 
-class Joint(InQuestion):
+class Joint(Drawn):
     """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
     Prices are added last: networks at other prices (``priced``) have most of the work behind them.
@@ -70,7 +68,6 @@ class Joint(InQuestion):
     def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
         super().__init__(model, left)
         self.weighs = False
-        self._ends = model.ends
         self._wide = list(filter(self._is_wide, model.shared))
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived())
@@ -83,11 +80,11 @@ class Joint(InQuestion):
 
     def _begin(self, derived: Derived) -> None:
         """Draw the networks of all values but those of many readers, prices included, reduced."""
-        self._derived = derived.copy()
-        self._stars = Stars(self.model, self._derived)
+        self._derive(derived.copy())
         paying = frozenset(payers(self.model))
         self._blocks = Blocks(self.model, not self._left)
-        self._searched: dict[bool, tuple[Network, int]] = {}
+        self._planned: list[tuple[Block, Network]] = []  # the parts of plans, when they are first asked for
+        self._searched: dict[bool, Network] = {}
         self._parts = [self._part(block, paying) for block in self._blocks.all]
 
     def _part(self, block: Block, paying: frozenset[int]) -> _Part:
@@ -106,20 +103,6 @@ class Joint(InQuestion):
         network.reduce(LARGEST, block.touched | self.beside)
         return _Part(block, network, list(filter(self._is_wide, values)))
 
-    def _is_wide(self, value: int) -> bool:
-        """Whether a value has more readers than one hub serves exactly."""
-        return len(self._ends[value]) > _FORK and len(self.model.closures[value].fitting) > 1
-
-    def _price(self, n: int) -> Costs:
-        """What node n pays for memory in its states; nodes that pay alike get the same array."""
-        rows, model = self.states[n].rows, self.model
-
-        def make(unit: Costs, rows: Assignment) -> Costs:
-            return np.asarray(paid(model, n)[tuple(rows.T)])
-
-        found: Costs = self._derived.get(("paid", terms(model, n)), (model.unit(n), rows), make)
-        return found
-
     def plans(self) -> Network:
         """The network whose costs can be paid."""
         return self._whole(self._add_plans(), frozenset())
@@ -131,21 +114,22 @@ class Joint(InQuestion):
 
     def searched(self) -> tuple[Network, int]:
         """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
+        if not self._planned:
+            self._planned = list(self._complete(self._add_plans(), frozenset()))
         if self.weighs not in self._searched:
             self._searched[self.weighs] = self._shorter_plans()
-        return self._searched[self.weighs]
+        return self._searched[self.weighs], sum(part.entries * len(block.copies) for block, part in self._planned)
 
-    def _shorter_plans(self) -> tuple[Network, int]:
+    def _shorter_plans(self) -> Network:
         if len(self._parts) == 1:
-            network = self.plans()
-            return network, network.entries
-        network, entries = Network(self._derived, len(self.states)), 0
-        for block, part in self._complete(self._add_plans(), frozenset()):
-            entries += part.entries * len(block.copies)
-            for weight, copies in self._blocks.weighted(block, self.weighs):
-                network.stamp(part.times(weight), [*block.nodes, *block.outside], copies)
+            network = self._planned[0][1]
+        else:
+            network = Network(self._derived, len(self.states))
+            for block, part in self._planned:
+                for weight, copies in self._blocks.weighted(block, self.weighs):
+                    network.stamp(part.times(weight), [*block.nodes, *block.outside], copies)
         network.reduce(LARGEST)
-        return network, entries
+        return network
 
     def stretched(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""
@@ -232,54 +216,3 @@ class Joint(InQuestion):
     def _sets(self, network: Network, value: int, most: int) -> bool:
         ends = [(n, self.read((n, port))) for n, port in self._ends[value]]
         return add_sets(network, self.model.closures[value], self.model.trips(value), ends, most)
-
-    def _add(self, network: Network, value: int) -> None:
-        """Add the tables of a value, unless it has many readers."""
-        source, *readers = self._ends[value]
-        if len(self.model.closures[value].fitting) == 1 or not readers:
-            return
-        if len(readers) == 1:
-            own, read, kept = self.read(source), self.read(readers[0]), self.model.prices.kept.get(readers[0])
-            table = self._stars.keeping(value, own, read, kept) if kept else self._stars.moves(value, own, read)
-            network.add(source[0], readers[0][0], table)
-        elif not self._is_wide(value):
-            self._star(network, value, dict.fromkeys(readers, 1.0))
-
-    def _add_prices(self, network: Network, value: int) -> None:
-        """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
-        prices, (source, *readers) = self.model.prices, self._ends[value]
-        if len(self.model.closures[value].fitting) == 1:
-            return
-        for reader in readers:
-            own, read = self.read(source), self.read(reader)
-            if copied := prices.read.get(reader):
-                network.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
-            if waiting := prices.later.get(reader):
-                network.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
-
-    def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
-        """Some readers on one hub; a part of each one's own moves counts."""
-        source = self._ends[value][0]
-        hub = self._stars.new(network, value, source[0])
-        network.add(source[0], hub, self._stars.to(value, self.read(source), weight))
-        for reader, part in parts.items():
-            if kept := self.model.prices.kept.get(reader):
-                network.add(hub, reader[0], self._stars.keeping_onward(value, self.read(reader), kept))
-            elif part:
-                network.add(hub, reader[0], self._stars.onward(value, self.read(reader), part * weight))
-
-    def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
-        """Each hub serves one reader and the next hub; the last one serves two readers."""
-        before, at, closure = source[0], self.read(source), self.model.closures[value]
-        layouts = closure.fitting
-        for reader in readers[:-1]:
-            hub = network.new(closure.nothing, closure.placed, before)
-            network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
-            network.add(hub, reader[0], self._stars.moves(value, layouts, self.read(reader)))
-            before, at = hub, layouts
-        network.add(before, readers[-1][0], self._stars.moves(value, at, self.read(readers[-1])))
-
-    def _stake(self, value: int) -> float:
-        """The most that one move of a value can cost."""
-        costs = self.model.closures[value].costs
-        return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)

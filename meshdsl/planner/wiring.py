@@ -26,3 +26,8 @@ class Wiring:
         self.read = uses[np.argsort(self.every[uses], kind="stable")]
         self.makers = self.every[self.read]
         self.reading: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
+
+    def end(self, reading: Reading) -> tuple[int, int] | None:
+        """The node and its port that a reading is; None for what no node reads."""
+        port = self.reading.get(reading)
+        return None if port is None else (int(self.nodes[port]), port - int(self.first[self.nodes[port]]))

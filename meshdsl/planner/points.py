@@ -1,0 +1,95 @@
+"""The points of a program at which plans were too large, and what bytes cost there.
+
+A point is where an operation runs. What is alive there pays for its own layout and for the copies that are read. Of
+what is read once more, at most one other reader having gone before, some copy is kept, the smallest on the way: that
+can be priced instead (``Floor.kept``), which does not charge a copy that two readers share twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import chain
+
+from meshdsl.ir import Graph, Op
+from meshdsl.planner.floor import Floor
+from meshdsl.planner.memory import Peak
+from meshdsl.planner.model import Model
+from meshdsl.planner.pairs import End
+from meshdsl.planner.prices import Prices
+
+
+class Points:
+    """Points, in the order in which they came in.
+
+    Args:
+      donated: positions of the inputs that are given up.
+      like: of the same program: its points are here from the beginning.
+    """
+
+    def __init__(self, model: Model, donated: frozenset[int], like: "Points | None" = None) -> None:
+        self.model, self._donated = model, donated
+        self._peaks: dict[int, Peak] = dict(like._peaks) if like else {}
+        self._known: dict[int, Floor] = {}
+
+    def __contains__(self, peak: Peak) -> bool:
+        return _at(peak) in self._peaks
+
+    def add(self, peak: Peak) -> None:
+        """Add a point, or what is alive there in another plan."""
+        self._peaks[_at(peak)] = peak
+
+    @property
+    def floors(self) -> list[Floor]:
+        """What memory holds at least at each point that is an operation, in their order."""
+        return [self._floor(op) for op in sorted(self._peaks) if op in self._around]
+
+    def prices(self, price: float, keeps: bool) -> Prices:
+        """What bytes cost.
+
+        Args:
+          price: per byte. keeps: whether one copy pays of what is kept for later, or all that are made.
+        """
+        own: dict[int, float] = {}
+        read: dict[End, float] = {}
+        kept: dict[End, float] = {}
+        for op, peak in self._peaks.items():
+            there = self._floor(op).kept_at(price) if keeps and op in self._around else {}
+            kept.update(there)
+            alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
+            own.update(dict.fromkeys(alive, price))
+            inside = (self._readers.get(around.id, ()) for around in self._around.get(op, ()))
+            copies = (self.model.problem.used.get(value, ()) for value in alive)
+            read.update(dict.fromkeys(chain.from_iterable((*copies, *inside)), price))
+        return Prices(own, read, kept=kept)
+
+    def _floor(self, op: int) -> Floor:
+        if op not in self._known:
+            self._known[op] = Floor(self.model, self._donated, self._around[op])
+        return self._known[op]
+
+    @cached_property
+    def _around(self) -> dict[int, tuple[Op, ...]]:
+        """Per op id, the ops it stands in, itself included."""
+        return dict(_chains(self.model.problem.program.graph, ()))
+
+    @cached_property
+    def _readers(self) -> dict[int, list[End]]:
+        """By op id, the ports that read for it."""
+        found = defaultdict[int, list[End]](list)
+        for reading in self.model.wiring.reading:
+            if end := self.model.wiring.end(reading):
+                found[reading[0]].append(end)
+        return found
+
+
+def _at(peak: Peak) -> int:
+    """The operation at which memory is fullest, by its id."""
+    return peak.op.id if peak.op else -1
+
+
+def _chains(graph: Graph, outside: tuple[Op, ...]) -> Iterator[tuple[int, tuple[Op, ...]]]:
+    """Per op id, the ops it stands in, itself included."""
+    for op in graph.ops:
+        yield op.id, (*outside, op)
+        for body in op.bodies:
+            yield from _chains(body, (*outside, op))
