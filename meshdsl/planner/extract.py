@@ -1,7 +1,7 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import Reading, grouped, numbered
 from meshdsl.planner.paying import paid_in
-from meshdsl.planner.ports import Elsewhere
+from meshdsl.planner.ports import Read
 from meshdsl.planner.tree import Edges, moves_of, tree
 
 
@@ -41,13 +41,13 @@ class Evaluator:
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
-        ports, total = self.model.ports, self._alone(rows)
+        ports, trips, total = self.model.ports, self.model.problem.trips, self._alone(rows)
         edges: dict[int, Edges] = {}
-        for value, (own, others) in ports.elsewhere(ports.layouts(rows)).items():
-            cost, found = self._tree(value, own, others)
+        for read in ports.elsewhere(ports.layouts(rows)):
+            cost, found = self._tree(read)
             if found:
-                total += cost * self.model.trips(value)
-                edges[value] = found
+                total += cost * sum([trips[value] for value in read.values])
+                edges.update(dict.fromkeys(read.values, found))
         return Choice(rows, total, edges)
 
     def _alone(self, rows: Assignment) -> float:
@@ -55,11 +55,11 @@ class Evaluator:
         costs = np.empty(len(rows))
         for unit, nodes in self._alike:
             costs[nodes] = unit[tuple(rows[nodes].T)]
-        return float(sum(costs.tolist()))
+        return float(costs.sum())
 
-    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Elsewhere) -> float:
+    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Read]) -> float:
         """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
-        moves = (self._tree(v, *elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
+        moves = (self._tree(elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
         return float(self.model.unit(n)[tuple(rows[n])]) + sum(moves)
 
     def objective(self, choice: Choice) -> float:
@@ -90,12 +90,12 @@ class Evaluator:
             costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
             self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
 
-    def _tree(self, value: int, own: int, read: set[int]) -> tuple[float, Edges]:
-        """Cost and moves of a value from its own layout to those in which it is read."""
-        closure = self.model.closures[value]
-        key = closure.number, own, tuple(sorted(read))
+    def _tree(self, read: Read) -> tuple[float, Edges]:
+        """Cost and moves of values from their own layout to those in which they are read."""
+        closure = self.model.closures[read.values[0]]
+        key = closure.number, read.own, read.others
         if key not in self._known:
-            start, *wanted = closure.places[[own, *key[2]]].tolist()
+            start, *wanted = closure.places[[read.own, *read.others]].tolist()
             cost, edges = tree(closure.costs, closure.inner, start, wanted)
             self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]

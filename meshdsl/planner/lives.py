@@ -42,29 +42,31 @@ def lives(line: Line, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids
 @compiled
 def _read(line: Line, copies: Copies, first: Ids, last: Ids) -> None:
     """Note where copies are first needed and last read; what makes them is read where they are first needed."""
-    late, waiting = np.empty(copies.values.size, dtype=np.intp), 0
-    for at in range(line.runs.size):
-        for reading in range(line.first[at], line.first[at + 1]):
-            copy = copies.read[reading]
+    begins, runs, read, sources, sizes = line.first, line.runs, copies.read, copies.sources, copies.bytes
+    late, waiting = np.empty(sizes.size, dtype=np.intp), 0
+    for at in range(runs.size):
+        for reading in range(begins[at], begins[at + 1]):
+            copy = read[reading]
             while copy >= 0:
-                last[copy] = max(last[copy], line.runs[at])
+                last[copy] = max(last[copy], runs[at])
                 if first[copy] >= 0:
                     break
-                first[copy], source = at, copies.sources[copy]
-                if source >= 0 and first[source] >= 0 and copies.bytes[copy] < copies.bytes[source]:
+                first[copy], source = at, sources[copy]
+                if source >= 0 and first[source] >= 0 and sizes[copy] < sizes[source]:
                     late[waiting] = copy
                     waiting, source = waiting + 1, -1
                 copy = source
-    _shrink(line, copies.sources, late[:waiting], first, last)
+    _shrink(line, sources, late[:waiting], first, last)
 
 
 @compiled
 def _shrink(line: Line, sources: Ids, smaller: Ids, first: Ids, last: Ids) -> None:
     """Make smaller copies as soon as nobody else needs what they are made from, one after the other."""
-    taken = np.zeros(line.runs.size, dtype=np.intp)
+    enters = line.enters
+    taken = np.zeros(enters.size, dtype=np.intp)
     for copy in smaller:
         source = sources[copy]
-        after = last[source] + line.enters[last[source]]
+        after = last[source] + enters[last[source]]
         first[copy] = min(first[copy], after + taken[after])
         last[source] = max(first[copy], after)
         taken[after] += 1
@@ -73,9 +75,10 @@ def _shrink(line: Line, sources: Ids, smaller: Ids, first: Ids, last: Ids) -> No
 @compiled
 def _view(line: Line, read: Ids, last: Ids, viewed: Ids) -> None:
     """Readings of views are readings of what they view, if that is in memory."""
-    for i in range(line.views.size):
-        view, copy = line.views[i], read[line.seen[i]]
-        if _in_memory(line, copy):
+    views, seen, kept = line.views, line.seen, line.kept
+    for i in range(views.size):
+        view, copy = views[i], read[seen[i]]
+        if _in_memory(kept, copy):
             last[copy] = max(last[copy], last[view])
             viewed[view] = copy
 
@@ -83,13 +86,15 @@ def _view(line: Line, read: Ids, last: Ids, viewed: Ids) -> None:
 @compiled
 def _reuse(line: Line, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, last: Ids) -> None:
     """Results are written over operands that are not needed any more: the first such."""
-    for i in range(line.made.size):
-        at, made = line.at[i], line.made[i]
-        for option in range(line.options[i], line.options[i + 1]):
-            copy = _end(viewed, copies.read[line.over[option]])
+    places, results, options, over, kept = line.at, line.made, line.options, line.over, line.kept
+    read, sizes = copies.read, copies.bytes
+    for i in range(results.size):
+        at, made = places[i], results[i]
+        for option in range(options[i], options[i + 1]):
+            copy = _end(viewed, read[over[option]])
             mine = copy >= fixed.size or not fixed[copy]
-            free = mine and _in_memory(line, copy) and last[copy] == at
-            if free and copies.bytes[copy] == copies.bytes[made] and viewed[made] < 0:
+            free = mine and _in_memory(kept, copy) and last[copy] == at
+            if free and sizes[copy] == sizes[made] and viewed[made] < 0:
                 last[copy], root[made] = at - 1, root[copy]
                 break
 
@@ -98,21 +103,22 @@ def _reuse(line: Line, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, las
 def _carry(line: Line, read: Ids, first: Ids, last: Ids, viewed: Ids, root: Ids, elsewhere: Flags) -> None:
     """What is written over the start of a carry lies in its place, and its end if nobody needs that any more."""
     until, carries = np.full(root.size, -1), np.zeros(root.size, dtype=np.bool_)
-    carries[line.carried] = True
+    carried, ends = line.carried, line.back
+    carries[carried] = True
     for copy in range(root.size):
         until[root[copy]] = max(until[root[copy]], last[copy])
         elsewhere[copy] |= carries[root[copy]]
-    for i in range(line.carried.size):
-        start, back = line.carried[i], line.back[i]
+    for i in range(carried.size):
+        start, back = carried[i], ends[i]
         end = _end(viewed, read[back]) if back >= 0 else -1
         if end >= 0 and root[end] != start and first[end] > until[start]:
             elsewhere[end] = True
 
 
 @compiled
-def _in_memory(line: Line, copy: int) -> bool:
+def _in_memory(kept: Flags, copy: int) -> bool:
     """Whether a copy is there at all: what is fused into its readers is not."""
-    return copy >= line.kept.size or line.kept[copy]
+    return copy >= kept.size or kept[copy]
 
 
 @compiled

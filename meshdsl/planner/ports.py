@@ -21,15 +21,14 @@ from meshdsl.planner.tables import Table
 from meshdsl.planner.wiring import Wiring
 
 Order = tuple[str, ...]  # of mesh axes
-Elsewhere = dict[int, tuple[int, set[int]]]  # by value id: its own layout, and the others in which it is read
 
 
-class Alike(NamedTuple):
-    """Ports whose layouts are looked up in one table, by placement codes, and the space of these layouts."""
+class Read(NamedTuple):
+    """Values of one space, by their ids: their own layout, and the others in which they are read."""
 
-    ports: Ids
-    table: Ids
-    space: Space
+    values: list[int]
+    own: int
+    others: tuple[int, ...]
 
 
 class Ports:
@@ -48,9 +47,9 @@ class Ports:
         distances: Mapping[int, Distances],
         spaces: Ids,
     ) -> None:
-        self._wiring = wiring
+        self._wiring, self._spaces = wiring, spaces
         self._codes, self._begins = _coded(tables)
-        self._alike = list(self._looked_up(orders, distances, spaces))
+        self._look_up(orders, distances)
 
     def layouts(self, rows: Ids) -> Ids:
         """Per port, the number of its layout in the space of its value.
@@ -58,50 +57,73 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        codes = self._codes[self._begins + rows[self._wiring.nodes].T]
-        found = np.empty(self._wiring.nodes.size, dtype=np.intp)
-        for ports, table, _ in self._alike:
-            found[ports] = table[tuple(codes[:, ports])]
-        return found
+        from meshdsl.planner.kernels import (
+            looked_up,
+        )  # with its compiler, too much to import for those who plan nothing
 
-    def elsewhere(self, layouts: Ids) -> Elsewhere:
-        """The values that are read in other layouts than their own, in program order."""
-        differ = np.flatnonzero(layouts[self._wiring.read] != layouts[self._wiring.makers])
-        makers, found = self._wiring.makers[differ], Elsewhere()
-        ends = (
-            self._wiring.values[makers].tolist(),
-            layouts[makers].tolist(),
-            layouts[self._wiring.read[differ]].tolist(),
+        states = np.ascontiguousarray(rows)
+        return looked_up(
+            states, self._wiring.nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases
         )
-        for value, own, other in zip(*ends, strict=True):
-            found.setdefault(value, (own, set()))[1].add(other)
-        return found
+
+    def elsewhere(self, layouts: Ids) -> Iterator[Read]:
+        """The values that are read in other layouts than their own, those that are read alike together."""
+        makers, most = self._wiring.makers, int(layouts.max(initial=0)) + 1
+        read = layouts[self._wiring.read]
+        differ = read != layouts[makers]
+        made, other = np.divmod(np.unique(makers[differ] * most + read[differ]), most)
+        begins = np.flatnonzero(np.diff(made, prepend=-1))
+        counts = np.diff(begins, append=made.size)
+        for count in np.unique(counts).tolist():
+            at = begins[counts == count]
+            ports, others = made[at], other[at[:, None] + np.arange(count)]
+            for alike in grouped(_equal([self._spaces[ports], layouts[ports], *others.T])):
+                first = alike[0]
+                values = self._wiring.values[ports[alike]].tolist()
+                yield Read(values, int(layouts[ports[first]]), tuple(others[first].tolist()))
 
     def named(self, layouts: Ids) -> Ids:
         """The layouts of ports, by their numbers in ``every`` one."""
-        found = np.empty_like(layouts)
-        for ports, _, space in self._alike:
-            found[ports] = self._names[space][layouts[ports]]
-        return found
+        return np.asarray(self._names[self._named + layouts])
 
     @cached_property
     def every(self) -> dict[Layout, int]:
         """The layouts of all spaces, numbered."""
-        spaces = dict.fromkeys(space for _, _, space in self._alike)
-        return {layout: i for i, layout in enumerate(dict.fromkeys(chain(*(space.layouts for space in spaces))))}
+        return {layout: i for i, layout in enumerate(dict.fromkeys(self._all))}
 
     @cached_property
-    def _names(self) -> dict[Space, Ids]:
-        """Per space, the numbers of its layouts in every one."""
-        spaces = dict.fromkeys(space for _, _, space in self._alike)
-        return {space: array(map(self.every.__getitem__, space.layouts)) for space in spaces}
+    def _names(self) -> Ids:
+        """The numbers in every one of the layouts of each space, one space after the other."""
+        return array(map(self.every.__getitem__, self._all))
 
-    def _looked_up(self, orders: Sequence[Order], distances: Mapping[int, Distances], spaces: Ids) -> Iterator[Alike]:
-        """Which ports are looked up in which tables."""
+    def _look_up(self, orders: Sequence[Order], distances: Mapping[int, Distances]) -> None:
+        """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
         wiring, ways = self._wiring, numbered(orders)
-        for ports in grouped(spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
-            layouts = distances[int(wiring.values[ports[0]])]
-            yield Alike(ports, layouts.ids(orders[wiring.nodes[ports[0]]]), layouts.space)
+        tables: dict[int, tuple[Ids, int]] = {}
+        spaces: dict[Space, int] = {}
+        self._looked_up, self._bases, self._named = (np.empty(wiring.nodes.size, dtype=np.intp) for _ in range(3))
+        self._all: list[Layout] = []
+        size = 0
+        for ports in grouped(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+            found = distances[int(wiring.values[ports[0]])]
+            table = found.ids(orders[wiring.nodes[ports[0]]])
+            if id(table) not in tables:
+                tables[id(table)] = table, size
+                size += table.size
+            if found.space not in spaces:
+                spaces[found.space] = len(self._all)
+                self._all += found.space.layouts
+            self._looked_up[ports], self._bases[ports] = tables[id(table)][1], max(table.shape, default=1)
+            self._named[ports] = spaces[found.space]
+        self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
+
+
+def _equal(columns: Sequence[Ids]) -> Ids:
+    """A number per row of some columns, the same for equal ones."""
+    found, *others = columns
+    for column in others:
+        found = np.unique(found * (column.max(initial=0) + 1) + column, return_inverse=True)[1]
+    return found
 
 
 def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:

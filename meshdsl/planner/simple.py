@@ -58,7 +58,8 @@ def _rarest(model: Model, laid: Ids) -> list[int]:
 def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout: int) -> dict[int, Ids] | None:
     """The states in question if no node may have a layout; None if some node has none that could cost as little."""
     ports, every = model.ports, list(model.ports.every)
-    used, elsewhere = {every[i] for i in set(laid.tolist()) - {layout}}, ports.elsewhere(ports.layouts(best.rows))
+    used = {every[i] for i in set(laid.tolist()) - {layout}}
+    elsewhere = {value: read for read in ports.elsewhere(ports.layouts(best.rows)) for value in read.values}
     left: dict[int, Ids] = {}
     for n in np.unique(model.wiring.nodes[laid == layout]).tolist():
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
