@@ -37,6 +37,11 @@ class Block(NamedTuple):
     layers: Ids
     copies: Ids
 
+    @property
+    def names(self) -> list[int]:
+        """The nodes, and those outside."""
+        return [*self.nodes, *self.outside]
+
 
 class Blocks:
     """The blocks of a model at its present prices; one alone if equal layers are not looked for, or there are none.

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint, Missed
-from meshdsl.planner.messages import Messages, bound, cap, fix
-from meshdsl.planner.shorter import begun
+from meshdsl.planner.messages import Messages, Passing, bound, cap, fix
+from meshdsl.planner.network import Network
 from meshdsl.planner.states import Left
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
@@ -35,10 +35,19 @@ class Certificate:
     def __init__(self, joint: Joint, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
         self._missed, self._pointed = missed, best.rows
-        self._network, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
-        cap(self._network, best.cost + 1.0)
-        self.bound: float = 0.0 if self.shortened else bound(self._network)
-        self._messages: Messages | None = None
+        self._whole, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
+        self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
+        self._made: Network | None = None
+        self._messages: Passing | None = None
+        self.bound: float = 0.0 if self._shorter else bound(self._network)
+
+    @property
+    def _network(self) -> Network:
+        """The network of all copies of all blocks, put together when it is first asked for."""
+        if self._made is None:
+            self._made = self._whole.network
+            cap(self._made, self._limit)
+        return self._made
 
     @property
     def gap(self) -> float:
@@ -53,12 +62,12 @@ class Certificate:
     @property
     def work(self) -> int:
         """Entries of all tables: what one pass of messages costs."""
-        return self._network.entries
+        return (self._made or self._whole).entries
 
     @property
     def shortened(self) -> int:
         """The same for the network of a shorter step, if there is one (see ``Shorter``)."""
-        return self._network.shorter.network.entries if self._network.shorter else 0
+        return self._shorter.network.entries if self._shorter else 0
 
     @property
     def left(self) -> Left:
@@ -82,9 +91,11 @@ class Certificate:
 
     def lift(self, passes: int) -> None:
         """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
-        self._messages = self._messages or begun(self._network, self.best.cost + 1.0)
+        if self._messages is None:
+            self._messages = self._whole.passing(self._limit) if self._shorter else Messages(self._network)
+            self._begin(self._messages)
         self._messages.run(passes)
-        self.bound = max(self.bound, self._network.constant + self._messages.lower)
+        self.bound = max(self.bound, self._messages.bound)
 
     def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small.
@@ -94,15 +105,18 @@ class Certificate:
         Args:
           evaluator: if there is one, the plan that the messages point to may be the best from now on.
         """
-        self._messages = messages = self._messages or begun(self._network, self.best.cost + 1.0)
+        messages = self._messages
+        if not isinstance(messages, Messages):
+            messages = self._messages = Messages(self._network)
+            self._begin(messages)
         messages.run(passes)
         if evaluator:
             self._consider(messages.states, evaluator)
         if self.work > _LARGE:
-            self.bound = max(self.bound, self._network.constant + messages.lower)
+            self.bound = max(self.bound, messages.bound)
             self._messages = messages.trimmed(self.best.cost)
             return
-        self._messages = self._network.shorter = None
+        self._messages = self._shorter = None
         messages.settle()
         self.bound = max(self.bound, bound(self._network))
         fix(self._network, self.best.cost)
@@ -121,6 +135,11 @@ class Certificate:
             self._consider(self._network.named(self._network.order, found.states), evaluator)
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
+
+    def _begin(self, messages: Passing) -> None:
+        """Begin messages with those of a shorter step, if there is one."""
+        if self._shorter:
+            self._shorter.begin(messages, self._limit)
 
     def _consider(self, chosen: dict[int, int], evaluator: Evaluator) -> None:
         """Take the plan that some states of the variables stand for, if it is better."""

@@ -35,8 +35,8 @@ from meshdsl.planner.network import Network
 from meshdsl.planner.pairs import parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import payers
 from meshdsl.planner.sets import add_sets
-from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.states import Left
+from meshdsl.planner.whole import Whole
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
@@ -105,7 +105,9 @@ class Joint(Drawn):
 
     def plans(self) -> Network:
         """The network whose costs can be paid."""
-        return self._whole(self._add_plans(), frozenset())
+        network = Whole(self._blocks, list(self._complete(self._add_plans())), self._derived).network
+        network.reduce(LARGEST)
+        return network
 
     @property
     def shortened(self) -> bool:
@@ -115,7 +117,7 @@ class Joint(Drawn):
     def searched(self) -> tuple[Network, int]:
         """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
         if not self._planned:
-            self._planned = list(self._complete(self._add_plans(), frozenset()))
+            self._planned = list(self._complete(self._add_plans()))
         if self.weighs not in self._searched:
             self._searched[self.weighs] = self._shorter_plans()
         return self._searched[self.weighs], sum(part.entries * len(block.copies) for block, part in self._planned)
@@ -127,7 +129,7 @@ class Joint(Drawn):
             network = Network(self._derived, len(self.states))
             for block, part in self._planned:
                 for weight, copies in self._blocks.weighted(block, self.weighs):
-                    network.stamp(part.times(weight), [*block.nodes, *block.outside], copies)
+                    network.stamp(network.numbered(part.times(weight), block.names, copies))
         network.reduce(LARGEST)
         return network
 
@@ -149,8 +151,8 @@ class Joint(Drawn):
 
         return add
 
-    def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Network:
-        """The network whose minimum no plan can undercut, tightest around the plan ``best``.
+    def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Whole:
+        """That whose minimum no plan can undercut, tightest around the plan ``best``.
 
         Args:
           trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
@@ -161,25 +163,15 @@ class Joint(Drawn):
             if not self._sets(network, value, _MORE if value in missed else trees):
                 self._relaxed(network, value, best, missed.get(value, ()))
 
-        return self._whole(add, self.beside if trees else frozenset())
-
-    def _whole(self, add: Callable[[Network, int], None], keep: frozenset[int]) -> Network:
-        """All parts, with the values of many readers, as one network."""
-        parts = list(self._complete(add, keep))
-        if len(parts) == 1:
-            network = parts[0][1]
-            network.reduce(LARGEST, keep)
-            return network
-        whole = Network(self._derived, len(self.states))
-        shorter = Shorter(self._blocks, Network(self._derived, len(self.states)))
-        for block, network in parts:
-            shorter.add(block, network, whole.stamp(network, [*block.nodes, *block.outside], block.copies))
-        whole.reduce(LARGEST, keep)
-        shorter.network.reduce(LARGEST, keep)
-        whole.shorter = shorter
+        keep = self.beside if trees else frozenset[int]()
+        whole = Whole(self._blocks, list(self._complete(add, keep)), self._derived)
+        if whole.shorter is None:
+            whole.network.reduce(LARGEST, keep)
         return whole
 
-    def _complete(self, add: Callable[[Network, int], None], keep: frozenset[int]) -> Iterator[tuple[Block, Network]]:
+    def _complete(
+        self, add: Callable[[Network, int], None], keep: frozenset[int] = frozenset()
+    ) -> Iterator[tuple[Block, Network]]:
         """The parts with the values of many readers."""
         for block, common, wide in self._parts:
             network = common.copy()

@@ -96,6 +96,14 @@ def copied(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> 
 
 
 @compiled
+def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
+    """Add stretches of one array, from where they begin up to where they end, at places in another."""
+    for i in range(begins.size):
+        for j in range(ends[i] - begins[i]):
+            target[to[i] + j] += source[begins[i] + j]
+
+
+@compiled
 def _plus(total: Costs, costs: Costs) -> None:
     for i in range(total.size):
         total[i] += costs[i]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.network import Network
+from meshdsl.planner.packed import Packed, alone, offsets
 
 _LEAST = np.minimum.reduce
 _WORTH = 0.9  # of all entries, if no more would be left, states go
@@ -23,41 +24,23 @@ def bound(network: Network) -> float:
     return network.constant + sum(float(table.min()) for table in (*network.unary.values(), *edges))
 
 
-class Messages:
-    """Messages between the variables of a network whose tables are finite.
+class Passing:
+    """Messages between the variables of networks that are laid out flat, whose tables are finite.
 
-    ``states`` are the best that a pass has come by, by label, and ``cost`` is what they cost.
+    A pass points to a state of every variable; ``cost`` is what the best ones cost.
     """
 
-    def __init__(self, network: Network) -> None:
-        self.network, self.order = network, network.order
-        self._pack({v: i for i, v in enumerate(self.order)})
-        self._at = np.zeros(len(self.order), dtype=np.int64)
+    def __init__(self, packed: Packed) -> None:
+        self.order, self.flat, self.unary, self.tables, self.constant = packed
+        self.sent = np.zeros(int(self.flat.out[-1] + self._width(-1)) if self.flat.out.size else 0)
+        self._at = np.zeros(self.order.size, dtype=np.int64)
         self._best, self.cost = self._at, np.inf
         self.lower = -np.inf  # what no states undercut by the last pass, aside from the network's constant
 
-    def _pack(self, at: dict[int, int]) -> None:
-        """Lay the network out flat, equal tables once."""
-        from meshdsl.planner.kernels import Flat  # with its compiler, too much to import for those who plan nothing
-
-        network = self.network
-        ends = [(v, w) for v in self.order for w in network.near[v]]
-        half = {end: h for h, end in enumerate(ends)}
-        messages = _offsets([network.unary[w].size for _, w in ends])
-        edges = [network.near[v][w] for v, w in ends]
-        once = {id(table): table for table in edges}
-        places = dict(zip(once, _offsets([table.size for table in once.values()]), strict=False))
-        self.flat = Flat(
-            start=_offsets([network.unary[v].size for v in self.order]),
-            first=_offsets([len(network.near[v]) for v in self.order]),
-            to=np.array([at[w] for _, w in ends], dtype=np.int64),
-            back=np.array([half[w, v] for v, w in ends], dtype=np.int64),
-            out=messages[:-1],
-            table=np.array([places[id(table)] for table in edges], dtype=np.int64),
-        )
-        self.sent = np.zeros(messages[-1])
-        self.tables = _joined([table.ravel() for table in once.values()])
-        self.unary = _joined([network.unary[v] for v in self.order])
+    def _width(self, half: int) -> int:
+        """Length of the message of a half edge."""
+        to = self.flat.to[half]
+        return int(self.flat.start[to + 1] - self.flat.start[to])
 
     def run(self, passes: int) -> None:
         """Pass over the variables forwards and backwards, so many times."""
@@ -71,14 +54,26 @@ class Messages:
     @property
     def ends(self) -> tuple[_Ints, _Ints]:
         """The two variables of every half edge."""
-        order = np.array(self.order, dtype=np.int64)
-        return np.repeat(order, np.diff(self.flat.first)), order[self.flat.to]
+        return np.repeat(self.order, np.diff(self.flat.first)), self.order[self.flat.to]
+
+    @property
+    def bound(self) -> float:
+        """What no states undercut by the last pass."""
+        return self.lower + self.constant
 
     @property
     def gap(self) -> float:
-        """The part of the cost of ``states`` that no others of the network can save more than."""
-        cost = self.cost + self.network.constant
+        """The part of the cost of the best states that no others can save more than."""
+        cost = self.cost + self.constant
         return float((self.cost - self.lower) / cost) if cost else 0.0
+
+
+class Messages(Passing):
+    """Messages of one network; ``states`` are the best that a pass has come by, by label."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        super().__init__(alone(network))
 
     @property
     def latest(self) -> _Ints:
@@ -88,7 +83,7 @@ class Messages:
     @property
     def states(self) -> dict[int, int]:
         """The best states so far of all variables of the network, those it has lost included."""
-        return self.network.named(self.order, self._best)
+        return self.network.named(self.order.tolist(), self._best)
 
     def trimmed(self, upper: float) -> "Messages":
         """The messages without states that no solution of cost ``upper`` or less can have, which the network loses.
@@ -97,12 +92,12 @@ class Messages:
         """
         from meshdsl.planner import kernels
 
-        network, start = self.network, self.flat.start
+        network, start, order = self.network, self.flat.start, self.order.tolist()
         excess, slack = np.zeros(self.unary.size), upper - network.constant - self.lower
         kernels.spare(self.flat, self.unary, self.tables, self.sent, excess)
         stays = excess <= slack + 1.0
-        keep = {v: np.flatnonzero(stays[start[i] : start[i + 1]]) for i, v in enumerate(self.order)}
-        left = sum(keep[v].size * keep[w].size for v in self.order for w in network.near[v] if v < w)
+        keep = {v: np.flatnonzero(stays[start[i] : start[i + 1]]) for i, v in enumerate(order)}
+        left = sum(keep[v].size * keep[w].size for v in order for w in network.near[v] if v < w)
         if left > _WORTH * network.entries or not all(states.size for states in keep.values()):
             return self
         network.cut(keep)
@@ -116,8 +111,8 @@ class Messages:
         from meshdsl.planner import kernels
 
         flat, sizes = self.flat, np.diff(self.flat.start)
-        ahead = np.repeat(np.arange(len(self.order)), np.diff(flat.first)) < flat.to
-        begin = _offsets(np.where(ahead, sizes[flat.to[flat.back]] * sizes[flat.to], 0).tolist())
+        ahead = np.repeat(np.arange(self.order.size), np.diff(flat.first)) < flat.to
+        begin = offsets(np.where(ahead, sizes[flat.to[flat.back]] * sizes[flat.to], 0))
         own = np.where(ahead, begin[:-1], begin[flat.back])
         tables = np.empty(begin[-1])
         kernels.settle(flat, self.unary, self.tables, self.sent, own, tables)
@@ -126,23 +121,14 @@ class Messages:
         self._write_back(own, tables)
 
     def _write_back(self, own: _Ints, tables: Costs) -> None:
-        network, flat = self.network, self.flat
-        for i, v in enumerate(self.order):
+        network, flat, order = self.network, self.flat, self.order.tolist()
+        for i, v in enumerate(order):
             network.unary[v] = self.unary[flat.start[i] : flat.start[i + 1]]
             for h in range(flat.first[i], flat.first[i + 1]):
                 if i < flat.to[h]:
-                    w = self.order[flat.to[h]]
+                    w = order[flat.to[h]]
                     old = network.near[v][w]
                     _replace(network, v, w, tables[own[h] : own[h] + old.size].reshape(old.shape))
-
-
-def _offsets(sizes: list[int]) -> _Ints:
-    """Where blocks of these sizes begin, one after the other, and where the last one ends."""
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
-
-
-def _joined(arrays: list[Costs]) -> Costs:
-    return np.concatenate(arrays) if arrays else np.zeros(0)
 
 
 def _replace(network: Network, v: int, w: int, table: Costs) -> None:

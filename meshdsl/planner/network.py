@@ -8,7 +8,7 @@ is answered once (``Derived``).
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,13 @@ from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.trail import Gone, Labels, Stamped
 
-if TYPE_CHECKING:
-    from meshdsl.planner.shorter import Shorter
-
 
 class Network:
     """Variables with a table each, and a table per pair of neighbours.
 
     ``near[v][w]`` is the table of v and w with v's states along the first dim. ``labels`` names
     the states of variables that have lost some. ``marks`` is what the maker of a variable says
-    about its states, a row each; ``place`` orders the variables: neighbours should be near. ``shorter`` is the same
-    with fewer equal layers, if there is such.
+    about its states, a row each; ``place`` orders the variables: neighbours should be near.
 
     Args:
       known: numbers below this one are those of variables that ``put`` adds.
@@ -42,7 +38,6 @@ class Network:
         self.place: dict[int, float] = {}
         self.constant = 0.0
         self.trail: list[Gone | Stamped] = []
-        self.shorter: Shorter | None = None
 
     def copy(self) -> "Network":
         """A network of its own with the same tables."""
@@ -50,7 +45,7 @@ class Network:
         other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
         other.near = {v: dict(tables) for v, tables in self.near.items()}
         other.constant, other.marks, other.place = self.constant, dict(self.marks), dict(self.place)
-        other._next, other.shorter = self._next, self.shorter
+        other._next = self._next
         return other
 
     def times(self, weight: int) -> "Network":
@@ -79,18 +74,22 @@ class Network:
             self.place[v] = self.place[after] + 2.0**-10
         return v
 
-    def stamp(self, part: "Network", names: Sequence[int], copies: Labels) -> Labels:
-        """Add a network of its own, so many times; what its other variables are called then, [copies, variables].
+    def numbered(self, part: "Network", names: Sequence[int], copies: Labels) -> "Stamp":
+        """Copies of a network of its own, all variables of which have numbers here from now on.
 
         Args:
-          names: variables of ``part`` that have names here; those that are here already get its tables besides.
+          names: variables of ``part`` that have names here.
           copies: [copies, names]: the names in each copy; several may be one.
         """
         known = set(names)
         fresh = [v for v in part.unary if v not in known]
         new = self._next + np.arange(len(copies) * len(fresh)).reshape(len(copies), -1)
         self._next += new.size
-        every, numbers = [*names, *fresh], np.hstack([copies, new])
+        return Stamp(part, [*names, *fresh], np.hstack([copies, new]))
+
+    def stamp(self, stamp: "Stamp") -> None:
+        """Add copies of a network; variables that are here already get its tables besides."""
+        part, every, numbers = stamp
         near = part.near.items()
         tables = [(v, w, table, part.near[w][v]) for v, tables in near for w, table in tables.items() if v < w]
         for copy in numbers.tolist():
@@ -104,9 +103,8 @@ class Network:
                     self.add(a, b, table)
                 else:
                     self.near[a][b], self.near[b][a] = table, turned
-        self.constant += part.constant * len(copies)
+        self.constant += part.constant * len(numbers)
         self.trail.append(Stamped(part.trail, every, numbers))
-        return new
 
     def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
         """Add a variable, or to the table of one that is here."""
@@ -225,6 +223,18 @@ class Network:
         for gone in reversed(self.trail):
             gone.decode(chosen)
         return chosen
+
+
+class Stamp(NamedTuple):
+    """A network, and what its variables are called in each of its copies elsewhere.
+
+    Args:
+      variables: of the network, those that it has lost among them. numbers: [copies, variables]; several may be one.
+    """
+
+    part: Network
+    variables: list[int]
+    numbers: Labels
 
 
 def _some(array: NDArray[Any], keep: Labels) -> NDArray[Any]:

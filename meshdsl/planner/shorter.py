@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.messages import Messages, cap
-from meshdsl.planner.network import Network
+from meshdsl.planner.messages import Messages, Passing, cap
+from meshdsl.planner.network import Network, Stamp
 
 _AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
 _WORK = 2_000_000_000  # ... and entries that they may touch together
@@ -30,21 +30,33 @@ class Shorter:
         self.blocks, self.network = blocks, network
         self._layer, self._column = [blocks.layer], [blocks.column]
         self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
+        self._known: Messages | None = None
 
-    def add(self, block: Block, part: Network, numbers: Ids) -> None:
+    def add(self, block: Block, part: Network, whole: Stamp) -> None:
         """Add the copies of a block that are left.
 
         Args:
-          part: its network. numbers: [copies, variables], what the whole network calls those that are no nodes.
+          part: its network. whole: all its copies in the whole network.
         """
         layers, copies = self.blocks.shorter(block)
-        columns = numbers.shape[1]
+        stamp = self.network.numbered(part, block.names, copies)
+        self.network.stamp(stamp)
+        named, columns = copies.shape[1], stamp.numbers.shape[1] - copies.shape[1]
         here = np.full((len(self.blocks.layers) + 1, columns), _NONE)
-        here[layers] = self.network.stamp(part, [*block.nodes, *block.outside], copies)
+        here[layers] = stamp.numbers[:, named:]
         first = sum(other.shape[1] for other in self._here)
         self._here.append(here)
         self._layer.append(np.repeat(block.layers, columns))
-        self._column.append(np.tile(first + np.arange(columns), len(numbers)))
+        self._column.append(np.tile(first + np.arange(columns), len(whole.numbers)))
+
+    def begin(self, messages: Passing, limit: float) -> None:
+        """Begin the messages of the whole network with those of this one, no entry of which is above ``limit``."""
+        if self._known is None:
+            few = self.network.copy()
+            cap(few, limit)
+            self._known = Messages(few)
+            _settle(self._known)
+        _take(messages, self._known, self)
 
     def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
         """The ends of the half edges that those of the whole network are like; -1 where there is none."""
@@ -69,18 +81,6 @@ class Shorter:
         return found
 
 
-def begun(network: Network, limit: float) -> Messages:
-    """Messages of a network with no entry above ``limit``, begun with those of the shorter one if there is one."""
-    messages = Messages(network)
-    if network.shorter:
-        few = network.shorter.network.copy()
-        cap(few, limit)
-        known = Messages(few)
-        _settle(known)
-        _take(messages, known, network.shorter)
-    return messages
-
-
 def _settle(messages: Messages) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes."""
     most = max(_LEAST, min(_MOST, _WORK // max(1, messages.network.entries)))
@@ -92,7 +92,7 @@ def _settle(messages: Messages) -> None:
             break
 
 
-def _take(messages: Messages, known: Messages, shorter: Shorter) -> None:
+def _take(messages: Passing, known: Passing, shorter: Shorter) -> None:
     """Take over the messages of half edges that are like those of the shorter network."""
     from meshdsl.planner import kernels
 

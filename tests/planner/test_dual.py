@@ -123,5 +123,5 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
                 n: int(np.flatnonzero((s.rows == row).all(1))[0])
                 for n, (s, row) in enumerate(zip(joint.states, plan.rows))
             }
-            assert minimum(joint.bounds(plan, 1 << 15), chosen) <= dual.paid(price)
+            assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price)
             model.prices = Prices()

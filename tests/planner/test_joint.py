@@ -46,7 +46,7 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
     for _ in range(10):
         chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(joint.states)}
         cost = evaluator.evaluate(joint.rows(chosen)).cost
-        paid, bound = minimum(joint.plans(), chosen), minimum(joint.bounds(reference), chosen)
+        paid, bound = minimum(joint.plans(), chosen), minimum(joint.bounds(reference).network, chosen)
         assert bound <= cost * (1 + 1e-9) <= paid * (1 + 2e-9)
         if readers == 2:
             assert bound == pytest.approx(cost) == paid
@@ -62,7 +62,7 @@ def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, read
     for _ in range(5):
         chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(joint.states)}
         cost = evaluator.evaluate(joint.rows(chosen)).cost
-        assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40), chosen) == cost
+        assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40).network, chosen) == cost
 
 
 @pytest.mark.parametrize("more", [0, 1 << 40], ids=["other pairs", "exact trees"])
@@ -78,15 +78,15 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
     for _ in range(10):
         chosen, other = ({n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)} for _ in range(2))
         missed = joint.missed(joint.rows(chosen), reference, {}, 1.0)
-        before, after = (minimum(joint.bounds(reference, 0, known), chosen) for known in ({}, missed))
+        before, after = (minimum(joint.bounds(reference, 0, known).network, chosen) for known in ({}, missed))
         cost = evaluator.evaluate(joint.rows(chosen)).cost
         assert before <= after * (1 + 1e-9) and after <= cost * (1 + 1e-9)
         assert bool(missed) == (before < cost * (1 - 1e-9))
         if more:
             assert after == pytest.approx(cost)
-        assert minimum(joint.bounds(reference, 0, missed), other) <= evaluator.evaluate(joint.rows(other)).cost * (
-            1 + 1e-9
-        )
+        assert minimum(joint.bounds(reference, 0, missed).network, other) <= evaluator.evaluate(
+            joint.rows(other)
+        ).cost * (1 + 1e-9)
         risen += after > before * (1 + 1e-9)
     assert risen
 
@@ -97,7 +97,7 @@ def test_states_that_are_left_are_those_of_the_model():
     kept = {n: np.arange(0, len(states.cost), 2) for n, states in enumerate(whole.states)}
     some = Joint(model, kept)
     assert all((a.rows == b.rows[kept[n]]).all() for n, (a, b) in enumerate(zip(some.states, whole.states)))
-    network = some.bounds(Evaluator(model).evaluate(model.whole), 1 << 18)
+    network = some.bounds(Evaluator(model).evaluate(model.whole), 1 << 18).network
     v = next(v for v in network.unary if v < len(whole.states) and network.unary[v].size > 2)
     network.restrict(v, np.array([1, 2]))
     assert some.left(network)[v].tolist() == kept[v][1:3].tolist()
@@ -117,5 +117,5 @@ def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(monkeypatch,
             joint, rows = Joint(part), part.seen(choice).rows
             at = {n: int((states.rows == rows[n]).all(axis=1).argmax()) for n, states in enumerate(joint.states)}
             assert all((joint.states[n].rows[i] == rows[n]).all() for n, i in at.items())
-            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))), at)
+            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))).network, at)
         assert 0.0 < bound <= choice.cost

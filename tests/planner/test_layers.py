@@ -8,7 +8,6 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
-from meshdsl.planner import bound
 from meshdsl.planner import joint as joint_module
 from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.bound import Certificate
@@ -16,12 +15,14 @@ from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.layers import layers_of
-from meshdsl.planner.messages import Messages, cap
+from meshdsl.planner.messages import Messages, Passing, cap
 from meshdsl.planner.model import Model
+from meshdsl.planner.network import Network
+from meshdsl.planner.packed import packed
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find
-from meshdsl.planner.shorter import begun
+from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, minimum, shape
@@ -121,7 +122,7 @@ def test_layers_whose_values_are_read_in_other_states_are_not_equal(monkeypatch,
     monkeypatch.setattr(blocks_module, "MANY", 0)
     blocks = Joint(model)
     assert len(Blocks(model, True).all) > 1
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
 
@@ -147,7 +148,7 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
         model.prices = priced(model)
         whole, blocks = whole.priced(), blocks.priced()
     best = evaluator.evaluate(model.whole)
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, rows) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
     paid, rows = optimum(blocks, blocks.plans())
@@ -178,7 +179,7 @@ def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkey
     whole = Joint(model)
     monkeypatch.setattr(blocks_module, "MANY", 0)
     blocks, best = Joint(model), Evaluator(model).evaluate(model.whole)
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
+    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         for _ in range(5):
             chosen = {n: int(rng.integers(len(states.cost))) for n, states in enumerate(whole.states)}
             assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
@@ -193,20 +194,52 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
         model.prices = priced(model)
     evaluator, joint = Evaluator(model), Joint(model)
     best = evaluator.evaluate(model.whole)
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12)):
-        network = make(joint)
-        few, (cost, _) = network.shorter.network, optimum(joint, network.copy())
-        assert len(few.unary) < len(network.unary)
-        limit = evaluator.objective(best) + 1.0
-        begun_there, alone = begun(capped(network, limit), limit), Messages(capped(network, limit))
-        v, w = begun_there.ends
-        alike = [(int(a), int(b)) for a, b in zip(*network.shorter.like(v, w), strict=True)]
+    whole = joint.bounds(best, 1 << 12)
+    network, few = whole.network, whole.shorter.network
+    assert len(few.unary) < len(network.unary)
+    cost, _ = optimum(joint, network.copy())
+    limit = evaluator.objective(best) + 1.0
+    flat, made, unaware = whole.passing(limit), *(Messages(capped(network, limit)) for _ in range(2))
+    for messages in (flat, made):
+        whole.shorter.begin(messages, limit)
+        v, w = messages.ends
+        alike = [(int(a), int(b)) for a, b in zip(*whole.shorter.like(v, w), strict=True)]
         same = [few.near.get(a, {}).get(b) is network.near[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
         assert np.mean(same) > 0.9
-        for messages in (begun_there, alone):
-            messages.run(1)
-            assert messages.lower + network.constant <= cost * (1 + 1e-12)
-        assert begun_there.lower >= alone.lower and begun_there.cost <= alone.cost
+    for messages in (flat, made, unaware):
+        messages.run(1)
+        assert messages.bound <= cost * (1 + 1e-12)
+    assert (flat.bound, flat.cost) == pytest.approx((made.bound, made.cost), rel=1e-12)
+    assert made.lower >= unaware.lower and made.cost <= unaware.cost
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_copies_laid_out_at_once_are_those_of_the_network(merged):
+    """Chains of three nodes and a hub, whose ends and one node are shared; nodes may be joined twice."""
+    rng = np.random.default_rng(int(merged))
+    sizes = [2, 3, 4, 2]
+    part, other, whole = Network(None, 4), Network(None, 4), Network(None, 20)
+    for v, size in enumerate(sizes):
+        part.put(v, rng.integers(9, size=size).astype(float))
+    hub = part.new(rng.integers(9, size=3).astype(float), after=1)
+    for v, w in ((0, 1), (1, hub), (hub, 2), (0, 3), (2, 3)):
+        part.add(v, w, rng.integers(9, size=(part.unary[v].size, part.unary[w].size)).astype(float))
+    part.constant = 7.0
+    for v, size in enumerate(sizes[:2]):
+        other.put(v, np.zeros(size))
+    other.add(0, 1, rng.integers(9, size=sizes[:2]).astype(float))
+    copies = np.array([[0, 1, 2, 9], [4, 5, 6, 9], [10, 11, 12, 9]])
+    stamps = [whole.numbered(part, [0, 1, 2, 3], copies)]
+    stamps += [whole.numbered(other, [0, 1], copies[:, :2])] if merged else []
+    for stamp in stamps:
+        whole.stamp(stamp)
+    flat, made = Passing(packed(stamps)), Messages(whole)
+    assert flat.order.tolist() == whole.order and flat.constant == whole.constant
+    for messages in (flat, made):
+        messages.run(4)
+    assert (flat.lower, flat.cost) == pytest.approx((made.lower, made.cost), rel=1e-12)
+    domains, tables = whole.listed()
+    assert eliminate(domains, tables, [0] * len(domains), 1 << 20).cost == flat.cost
 
 
 def capped(network, limit):
@@ -218,13 +251,13 @@ def capped(network, limit):
 def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
     monkeypatch.setattr(blocks_module, "MANY", 0)
     monkeypatch.setattr(blocks_module, "FEW", 1)
-    taken = []
-    monkeypatch.setattr(bound, "begun", lambda network, limit: taken.append(network.shorter) or begun(network, limit))
+    taken, begin = [], Shorter.begin
+    monkeypatch.setattr(Shorter, "begin", lambda *given: taken.append(given) or begin(*given))
     model = model_of(ONE)
     certificate = Certificate(Joint(model), Evaluator(model).evaluate(model.whole), 1 << 12)
     for _ in range(3):
         certificate.tighten(1)
-    assert taken[0] and not any(taken[1:])
+    assert len(taken) == 1
 
 
 def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):

@@ -1,0 +1,46 @@
+"""The blocks of a step put together, each as often as it occurs: as one network, or laid out for messages alone."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from meshdsl.planner.blocks import Block, Blocks
+from meshdsl.planner.derived import Derived
+from meshdsl.planner.messages import Passing
+from meshdsl.planner.network import Network
+from meshdsl.planner.packed import packed
+from meshdsl.planner.shorter import Shorter
+
+
+class Whole:
+    """All copies of blocks; ``shorter``: those that a shorter step leaves, if there are several blocks.
+
+    Args:
+      parts: the blocks and their networks.
+    """
+
+    def __init__(self, blocks: Blocks, parts: Sequence[tuple[Block, Network]], derived: Derived) -> None:
+        self._parts, self._all = parts, Network(derived, blocks.count)
+        self.shorter: Shorter | None = None
+        if len(parts) > 1:
+            self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
+            self.shorter = Shorter(blocks, Network(derived, blocks.count))
+            for (block, part), stamp in zip(parts, self._stamps, strict=True):
+                self.shorter.add(block, part, stamp)
+
+    @property
+    def entries(self) -> int:
+        """Entries of all tables."""
+        return sum(part.entries * len(block.copies) for block, part in self._parts)
+
+    @cached_property
+    def network(self) -> Network:
+        """As a network of all variables."""
+        if self.shorter is None:
+            return self._parts[0][1]
+        for stamp in self._stamps:
+            self._all.stamp(stamp)
+        return self._all
+
+    def passing(self, limit: float) -> Passing:
+        """Of several blocks: their messages, which make no network of them; no entry is above ``limit``."""
+        return Passing(packed(self._stamps, limit))
