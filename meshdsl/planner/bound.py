@@ -67,7 +67,7 @@ class Certificate:
     @property
     def shortened(self) -> int:
         """The same for the network of a shorter step, if there is one (see ``Shorter``)."""
-        return self._shorter.network.entries if self._shorter else 0
+        return self._shorter.entries if self._shorter else 0
 
     @property
     def left(self) -> Left:

@@ -52,6 +52,12 @@ class Passing:
                 self._best, self.cost = self._at.copy(), cost
 
     @property
+    def entries(self) -> int:
+        """Entries of all tables: what one pass costs."""
+        sizes, flat = np.diff(self.flat.start), self.flat
+        return int((sizes[flat.to] * sizes[flat.to[flat.back]]).sum()) // 2
+
+    @property
     def ends(self) -> tuple[_Ints, _Ints]:
         """The two variables of every half edge."""
         return np.repeat(self.order, np.diff(self.flat.first)), self.order[self.flat.to]

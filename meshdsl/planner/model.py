@@ -25,7 +25,7 @@ from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, between, near
 from meshdsl.planner.node import Kind, Problem
-from meshdsl.planner.numbering import array, numbered
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
@@ -112,8 +112,23 @@ class Model:
         else:
             self.alike = self._twins.in_states(around)
             self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            closures = self._closures_near(groups)
+            closures = self._closures_near(self._read_layouts(), groups)
+        self._put(closures)
+
+    def _put(self, closures: Mapping[Distances, Closure]) -> None:
+        """Take these as what moves of values of some distances cost."""
         self.closures = {v: closures[d] for v, d in self.distances.items()}
+
+    def hold(self, plan: Assignment) -> None:
+        """Leave the layouts in question that a plan has, and moves through those near them, but no states."""
+        self.every_state, self.states, self.alike = False, [], array(())
+        layouts = self.ports.layouts(plan)
+        most = int(layouts.max(initial=0)) + 1
+        found, ports = np.unique(self.spaces * most + layouts, return_index=True)
+        spaces, layouts = np.divmod(found, most)
+        values = self.wiring.values[ports].tolist()
+        held = {self.distances[values[some[0]]]: layouts[some] for some in grouped(spaces)}
+        self._put(self._closures_near(held, ()))
 
     def _whole_closures(self) -> dict[Distances, Closure]:
         """Of all layouts; on two mesh axes they are few, and made once."""
@@ -123,11 +138,9 @@ class Model:
                 known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
         return known
 
-    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
-        return {
-            d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
-            for d, layouts in self._read_layouts().items()
-        }
+    def _closures_near(self, read: Mapping[Distances, Ids], groups: Groups) -> dict[Distances, Closure]:
+        """Of layouts that are read, by distances, with moves through those near them."""
+        return {d: Closure(d, layouts, between(d, layouts, groups), next(self._made)) for d, layouts in read.items()}
 
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""

@@ -19,13 +19,47 @@ if TYPE_CHECKING:
 
 
 class Packed(NamedTuple):
-    """Variables in order, and their tables, equal ones once."""
+    """Variables in order, and their tables."""
 
     order: Ids
     flat: "Flat"
     unary: Costs
     tables: Costs
     constant: float
+
+
+class _Tables:
+    """Tables, by number, those that are the same object once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._sums: dict[tuple[int, int], int] = {}
+        self._tables: list[Costs] = []
+
+    def number(self, table: Costs) -> int:
+        """The number of a table."""
+        found = self._numbers.setdefault(id(table), len(self._tables))
+        if found == len(self._tables):
+            self._tables.append(table)
+        return found
+
+    def of(self, number: int) -> Costs:
+        """The table of a number."""
+        return self._tables[number]
+
+    def sum(self, one: int, other: int) -> int:
+        """The number of what two tables add up to."""
+        if (one, other) not in self._sums:
+            self._sums[one, other] = self.number(self.of(one) + self.of(other))
+        return self._sums[one, other]
+
+    def joined(self, used: Ids, limit: float) -> tuple[Costs, Ids]:
+        """Some tables, one after the other, no entry above ``limit``, and where each of all begins."""
+        begins, costs = np.zeros(len(self._tables), dtype=np.intp), np.zeros(0)
+        begins[used] = offsets(array(self.of(i).size for i in used.tolist()))[:-1]
+        if used.size:
+            costs = np.concatenate([self.of(i).ravel() for i in used.tolist()])
+        return np.minimum(costs, limit, out=costs), begins
 
 
 class _Variables(NamedTuple):
@@ -45,49 +79,72 @@ class _Halves(NamedTuple):
     table: Ids
 
 
-def packed(stamps: Sequence[Stamp], limit: float = np.inf) -> Packed:
-    """All copies of some networks, no table with an entry above ``limit``."""
-    from meshdsl.planner.kernels import Flat, added  # with its compiler, too much to import for those who plan nothing
+class _Laid(NamedTuple):
+    """Variables, half edges and the variables' own tables."""
 
-    variables = _variables(stamps)
-    count, sizes = variables.order.size, variables.sizes
-    start = offsets(sizes)
-    unary = np.zeros(start[-1])
-    for stamp, here in zip(stamps, variables.here, strict=True):
-        costs, begins, ends = _joined(list(stamp.part.unary.values()))
-        copies = len(here)
-        added(costs, unary, np.tile(begins, copies), np.tile(ends, copies), start[here.ravel()])
-    halves, tables = _halves(stamps, variables)
-    own = np.flatnonzero(halves.source == halves.target)
-    for i in own[::2]:  # there are two halves of it
-        at = start[halves.source[i]]
-        unary[at : at + sizes[halves.source[i]]] += np.diagonal(tables[halves.table[i]])
-    halves = _merged(_Halves(*(np.delete(column, own) for column in halves)), tables, count)
-    used, table = np.unique(halves.table, return_inverse=True)
-    costs, begins, _ = _joined([tables[i] for i in used.tolist()])
-    key = halves.source * count + halves.target
-    by_key = np.argsort(key)
-    flat = Flat(
-        start=start,
-        first=offsets(np.bincount(halves.source, minlength=count)),
-        to=halves.target,
-        back=by_key[np.searchsorted(key[by_key], halves.target * count + halves.source)],
-        out=offsets(sizes[halves.target])[:-1],
-        table=begins[table],
-    )
-    constant = sum(stamp.part.constant * len(stamp.numbers) for stamp in stamps)
-    return Packed(variables.order, flat, np.minimum(unary, limit), np.minimum(costs, limit), constant)
+    variables: _Variables
+    halves: _Halves
+    unary: Costs
+    constant: float
+
+
+def packed(*networks: Sequence[Stamp], limit: float = np.inf) -> list[Packed]:
+    """Networks, each of all copies of some others, with one array of tables; no entry is above ``limit``."""
+    tables = _Tables()
+    laid = [_laid_out(stamps, tables) for stamps in networks]
+    costs, begins = tables.joined(np.unique(np.concatenate([each.halves.table for each in laid])), limit)
+    return [
+        Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
+        for each in laid
+    ]
 
 
 def alone(network: Network) -> Packed:
     """One network."""
     names = list(network.unary)
-    return packed([Stamp(network, names, np.array([names], dtype=np.intp).reshape(1, -1))])
+    return packed([Stamp(network, names, np.array([names], dtype=np.intp).reshape(1, -1))])[0]
 
 
 def offsets(sizes: Ids) -> Ids:
     """Where blocks of these sizes begin, one after the other, and where the last one ends."""
     return np.concatenate([array((0,)), np.cumsum(sizes)])
+
+
+def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
+    """All copies of some networks."""
+    from meshdsl.planner.kernels import added  # with its compiler, too much to import for those who plan nothing
+
+    variables = _variables(stamps)
+    start = offsets(variables.sizes)
+    unary = np.zeros(start[-1])
+    for stamp, here in zip(stamps, variables.here, strict=True):
+        costs, begins, ends = _joined(list(stamp.part.unary.values()))
+        copies = len(here)
+        added(costs, unary, np.tile(begins, copies), np.tile(ends, copies), start[here.ravel()])
+    halves = _halves(stamps, variables, tables)
+    own = np.flatnonzero(halves.source == halves.target)
+    for i in own[::2].tolist():  # there are two halves of it
+        at = halves.source[i]
+        unary[start[at] : start[at + 1]] += np.diagonal(tables.of(int(halves.table[i])))
+    others = _merged(_Halves(*(np.delete(column, own) for column in halves)), tables, variables.order.size)
+    return _Laid(variables, others, unary, sum(stamp.part.constant * len(stamp.numbers) for stamp in stamps))
+
+
+def _flat(laid: _Laid, begins: Ids) -> "Flat":
+    """Where everything lies; the table of each number begins at ``begins``."""
+    from meshdsl.planner.kernels import Flat
+
+    (source, target, table), count = laid.halves, laid.variables.order.size
+    key = source * count + target
+    by_key = np.argsort(key)
+    return Flat(
+        start=offsets(laid.variables.sizes),
+        first=offsets(np.bincount(source, minlength=count)),
+        to=target,
+        back=by_key[np.searchsorted(key[by_key], target * count + source)],
+        out=offsets(laid.variables.sizes[target])[:-1],
+        table=begins[table],
+    )
 
 
 def _variables(stamps: Sequence[Stamp]) -> _Variables:
@@ -110,38 +167,31 @@ def _variables(stamps: Sequence[Stamp]) -> _Variables:
     return _Variables(order, size[first][by_place].astype(np.intp), at, [at[here] for here in names])
 
 
-def _halves(stamps: Sequence[Stamp], variables: _Variables) -> tuple[_Halves, list[Costs]]:
-    """All half edges, those of a variable in the order in which its networks list them, and the tables."""
-    once: dict[int, tuple[int, Costs]] = {}
+def _halves(stamps: Sequence[Stamp], variables: _Variables, tables: _Tables) -> _Halves:
+    """All half edges, those of a variable in the order in which its networks list them."""
     columns: list[tuple[Ids, Ids, Ids]] = []
     for (part, _, _), here in zip(stamps, variables.here, strict=True):
-        column = {v: i for i, v in enumerate(part.unary)}
-        number = array(
-            once.setdefault(id(table), (len(once), table))[0] for near in part.near.values() for table in near.values()
-        )
-        source = here[:, array(column[v] for v, near in part.near.items() for _ in near)]
-        target = here[:, array(column[w] for near in part.near.values() for w in near)]
+        column, near = {v: i for i, v in enumerate(part.unary)}, part.near.items()
+        source = here[:, array(column[v] for v, others in near for _ in others)]
+        target = here[:, array(column[w] for _, others in near for w in others)]
+        number = array(tables.number(table) for _, others in near for table in others.values())
         columns.append((source, target, np.broadcast_to(number, source.shape)))
     every = [np.concatenate([array(()), *map(np.ravel, found)]) for found in zip(*columns, strict=True)]
     order = np.argsort(every[0], kind="stable")
-    return _Halves(*(column[order] for column in every)), [table for _, table in once.values()]
+    return _Halves(*(column[order] for column in every))
 
 
-def _merged(halves: _Halves, tables: list[Costs], count: int) -> _Halves:
-    """One half edge for each of a pair's: the tables of several add up, and are added to ``tables``."""
+def _merged(halves: _Halves, tables: _Tables, count: int) -> _Halves:
+    """One half edge from a variable to another, where there are several: their tables add up."""
     key = halves.source * count + halves.target
     order = np.argsort(key, kind="stable")
     new = np.diff(key[order], prepend=-1) != 0
-    first, turn = order[new], np.arange(order.size) - np.flatnonzero(new)[np.cumsum(new) - 1]
-    table, sums = halves.table.copy(), dict[tuple[int, int], int]()
+    first, which = order[new], np.cumsum(new) - 1
+    turn = np.arange(order.size) - np.flatnonzero(new)[which]
+    table = halves.table.copy()
     for i in range(1, int(turn.max(initial=0)) + 1):
-        more = turn == i
-        into = first[np.cumsum(new)[more] - 1]
-        for half, a, b in zip(into.tolist(), table[into].tolist(), halves.table[order[more]].tolist(), strict=True):
-            if (a, b) not in sums:
-                sums[a, b] = len(tables)
-                tables.append(tables[a] + tables[b])
-            table[half] = sums[a, b]
+        into, more = first[which[turn == i]], halves.table[order[turn == i]]
+        table[into] = array(map(tables.sum, table[into].tolist(), more.tolist()))
     stays = np.sort(first)
     return _Halves(halves.source[stays], halves.target[stays], table[stays])
 

@@ -104,7 +104,10 @@ def _moved(
 
 def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
     """A plan with its cost; on many mesh axes, copies are made from layouts near its own."""
-    model.focus(*((), rows) if len(model.wide) > 2 else ())
+    if len(model.wide) > 2:
+        model.hold(rows)
+    else:
+        model.focus()
     return evaluator.exact(evaluator.evaluate(rows))
 
 

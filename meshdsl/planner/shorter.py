@@ -1,4 +1,4 @@
-"""A shorter step: the network of one with fewer equal layers, whose messages are those of the whole one, or nearly.
+"""A shorter step: one with fewer equal layers, whose messages are those of the whole one, or nearly.
 
 What messages say settles within a few layers; those in between hear the same from either side. So the whole network
 begins with the messages of the shorter one: its half edges get those of the half edges that they are like. They need
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.messages import Messages, Passing, cap
+from meshdsl.planner.messages import Passing
 from meshdsl.planner.network import Network, Stamp
+from meshdsl.planner.packed import Packed, packed
 
 _AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
 _WORK = 2_000_000_000  # ... and entries that they may touch together
@@ -20,17 +21,18 @@ _NONE = -1
 
 
 class Shorter:
-    """A network with fewer equal layers, and which of its variables those of the whole one are like.
+    """Fewer copies of equal layers, ``stamps``, and which of their variables those of the whole network are like.
 
     Nodes go by their numbers. All other variables are of a copy of a block: the whole network has numbered them in the
     order in which blocks were added.
     """
 
-    def __init__(self, blocks: Blocks, network: Network) -> None:
-        self.blocks, self.network = blocks, network
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks, self.stamps = blocks, list[Stamp]()
+        self._all = Network(None, blocks.count)
         self._layer, self._column = [blocks.layer], [blocks.column]
         self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
-        self._known: Messages | None = None
+        self._known: Passing | None = None
 
     def add(self, block: Block, part: Network, whole: Stamp) -> None:
         """Add the copies of a block that are left.
@@ -39,8 +41,8 @@ class Shorter:
           part: its network. whole: all its copies in the whole network.
         """
         layers, copies = self.blocks.shorter(block)
-        stamp = self.network.numbered(part, block.names, copies)
-        self.network.stamp(stamp)
+        stamp = self._all.numbered(part, block.names, copies)
+        self.stamps.append(stamp)
         named, columns = copies.shape[1], stamp.numbers.shape[1] - copies.shape[1]
         here = np.full((len(self.blocks.layers) + 1, columns), _NONE)
         here[layers] = stamp.numbers[:, named:]
@@ -49,13 +51,21 @@ class Shorter:
         self._layer.append(np.repeat(block.layers, columns))
         self._column.append(np.tile(first + np.arange(columns), len(whole.numbers)))
 
+    @property
+    def entries(self) -> int:
+        """Entries of all tables."""
+        return sum(stamp.part.entries * len(stamp.numbers) for stamp in self.stamps)
+
+    def settle(self, few: Packed) -> None:
+        """Pass messages between these copies, until they say no more."""
+        self._known = Passing(few)
+        _settle(self._known)
+
     def begin(self, messages: Passing, limit: float) -> None:
         """Begin the messages of the whole network with those of this one, no entry of which is above ``limit``."""
         if self._known is None:
-            few = self.network.copy()
-            cap(few, limit)
-            self._known = Messages(few)
-            _settle(self._known)
+            self.settle(packed(self.stamps, limit=limit)[0])
+        assert self._known
         _take(messages, self._known, self)
 
     def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
@@ -81,9 +91,9 @@ class Shorter:
         return found
 
 
-def _settle(messages: Messages) -> None:
+def _settle(messages: Passing) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes."""
-    most = max(_LEAST, min(_MOST, _WORK // max(1, messages.network.entries)))
+    most = max(_LEAST, min(_MOST, _WORK // max(1, messages.entries)))
     for _ in range(most // _AT_A_TIME):
         before = messages.cost, messages.lower
         messages.run(_AT_A_TIME)

@@ -23,7 +23,7 @@ class Whole:
         self.shorter: Shorter | None = None
         if len(parts) > 1:
             self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
-            self.shorter = Shorter(blocks, Network(derived, blocks.count))
+            self.shorter = Shorter(blocks)
             for (block, part), stamp in zip(parts, self._stamps, strict=True):
                 self.shorter.add(block, part, stamp)
 
@@ -42,5 +42,8 @@ class Whole:
         return self._all
 
     def passing(self, limit: float) -> Passing:
-        """Of several blocks: their messages, which make no network of them; no entry is above ``limit``."""
-        return Passing(packed(self._stamps, limit))
+        """Messages between all copies of several blocks, which make no network of them; no entry is above ``limit``."""
+        assert self.shorter
+        few, every = packed(self.shorter.stamps, self._stamps, limit=limit)
+        self.shorter.settle(few)
+        return Passing(every)

@@ -195,7 +195,9 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     evaluator, joint = Evaluator(model), Joint(model)
     best = evaluator.evaluate(model.whole)
     whole = joint.bounds(best, 1 << 12)
-    network, few = whole.network, whole.shorter.network
+    network, few = whole.network, Network(None, len(model.nodes))
+    for stamp in whole.shorter.stamps:
+        few.stamp(stamp)
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
     limit = evaluator.objective(best) + 1.0
@@ -233,7 +235,7 @@ def test_copies_laid_out_at_once_are_those_of_the_network(merged):
     stamps += [whole.numbered(other, [0, 1], copies[:, :2])] if merged else []
     for stamp in stamps:
         whole.stamp(stamp)
-    flat, made = Passing(packed(stamps)), Messages(whole)
+    flat, made = Passing(packed(stamps)[0]), Messages(whole)
     assert flat.order.tolist() == whole.order and flat.constant == whole.constant
     for messages in (flat, made):
         messages.run(4)
