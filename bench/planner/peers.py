@@ -42,7 +42,7 @@ def _greedy(model: Model, free: bool) -> Choice:
         for p, port in enumerate(node.ports):
             v = port.value.id
             if not port.defines and v in own:
-                cost += model.closures[v].costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
+                cost += model.closure(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
         made = any(port.defines and port.value.id in model.problem.unsent for port in node.ports)
         if (free or not made) and (node.op is not None or not node.ports[0].defines):
             rows[n] = states[int(cost.argmin())]
@@ -112,7 +112,7 @@ class _Names:
             states, cost = model.states[n], model.unit(n)[tuple(model.states[n].T)].copy()
             for p, port in enumerate(node.ports):
                 v, at = port.value.id, model.layout_ids(n, p, states.T)
-                costs = model.closures[v].costs
+                costs = model.closure(v).costs
                 cost += (costs[at, wanted[v]] if port.defines else costs[wanted[v], at]) * model.trips(v)
             rows[n] = states[int(cost.argmin())]
         return rows
@@ -120,7 +120,7 @@ class _Names:
     def _layout(self, v: int, split: dict[Dim, int]) -> int:
         """What the names say of one value, as far as its dims divide; the first dim of a name has its axis."""
         model, (n, p) = self.model, self.model.problem.defined[v]
-        rank, closure = len(model.nodes[n].ports[p].value.shape), self.model.closures[v]
+        rank, closure = len(model.nodes[n].ports[p].value.shape), self.model.closure(v)
         codes, ids = [rank] * len(model.axes), closure.ids(model.axes)
         for d in range(rank):
             axis = split.get(self._root((v, d)))
@@ -141,7 +141,7 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
     for v, (n, p) in model.problem.defined.items():
         for m, q in model.problem.used.get(v, ()):
             ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
-            left, right = np.nonzero(np.isfinite(table := model.closures[v].costs[ends[0][:, None], ends[1]]))
+            left, right = np.nonzero(np.isfinite(table := model.closure(v).costs[ends[0][:, None], ends[1]]))
             columns = width + np.arange(left.size)
             costs.append(table[left, right] * model.trips(v))
             for node, at in ((n, left), (m, right)):

@@ -153,7 +153,7 @@ class Blocks:
         values = wiring.values[wiring.makers[first]].tolist()
         columns = [
             model.alike[self._reader],
-            array(model.closures[v].number for v in values)[space],
+            array(model.closure(v).number for v in values)[space],
             model.lengths,
             self._priced(model.prices.read),
             self._priced(model.prices.later),

@@ -33,7 +33,7 @@ class Drawn(InQuestion):
 
     def _is_wide(self, value: int) -> bool:
         """Whether a value has more readers than one hub serves exactly."""
-        return len(self._ends[value]) > _FORK and len(self.model.closures[value].fitting) > 1
+        return len(self._ends[value]) > _FORK and len(self.model.closure(value).fitting) > 1
 
     def _price(self, n: int) -> Costs:
         """What node n pays for memory in its states; nodes that pay alike get the same array."""
@@ -48,7 +48,7 @@ class Drawn(InQuestion):
     def _add(self, network: Network, value: int) -> None:
         """Add the tables of a value, unless it has many readers."""
         source, *readers = self._ends[value]
-        if len(self.model.closures[value].fitting) == 1 or not readers:
+        if len(self.model.closure(value).fitting) == 1 or not readers:
             return
         if len(readers) == 1:
             own, read, kept = self.read(source), self.read(readers[0]), self.model.prices.kept.get(readers[0])
@@ -60,7 +60,7 @@ class Drawn(InQuestion):
     def _add_prices(self, network: Network, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
         prices, (source, *readers) = self.model.prices, self._ends[value]
-        if len(self.model.closures[value].fitting) == 1:
+        if len(self.model.closure(value).fitting) == 1:
             return
         for reader in readers:
             own, read = self.read(source), self.read(reader)
@@ -82,7 +82,7 @@ class Drawn(InQuestion):
 
     def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
         """Each hub serves one reader and the next hub; the last one serves two readers."""
-        before, at, closure = source[0], self.read(source), self.model.closures[value]
+        before, at, closure = source[0], self.read(source), self.model.closure(value)
         layouts = closure.fitting
         for reader in readers[:-1]:
             hub = network.new(closure.nothing, closure.placed, before)
@@ -93,5 +93,5 @@ class Drawn(InQuestion):
 
     def _stake(self, value: int) -> float:
         """The most that one move of a value can cost."""
-        costs = self.model.closures[value].costs
+        costs = self.model.closure(value).costs
         return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)

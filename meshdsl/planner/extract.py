@@ -92,7 +92,7 @@ class Evaluator:
 
     def _tree(self, read: Read) -> tuple[float, Edges]:
         """Cost and moves of values from their own layout to those in which they are read."""
-        closure = self.model.closures[read.values[0]]
+        closure = self.model.closure(read.values[0])
         key = closure.number, read.own, read.others
         if key not in self._known:
             start, *wanted = closure.places[[read.own, *read.others]].tolist()

@@ -14,7 +14,7 @@ say; those of the graphs around an operation count with its own:
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -68,9 +68,11 @@ class Floor:
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
-        copies = (end for end in self.copies if not self._as_made(end, choice))
-        later = (end for end in self.later if self._as_made(end, choice))
-        kept = sum(self._part(end) * self._smallest.bytes(end, choice.rows, choice.edges) for end in self.kept)
+        as_made = self._as_made(choice)
+        copies = (end for end in self.copies if not as_made(end))
+        later = (end for end in self.later if as_made(end))
+        smallest = self._smallest.bytes(self.kept, choice.rows, choice.edges)
+        kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
         return kept + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
     def prices(self, price: float) -> Prices:
@@ -88,11 +90,11 @@ class Floor:
         """How many of the prices may be rounded up."""
         return len(self.copies) + len(self.later) + len(self.kept)
 
-    def _as_made(self, end: End, choice: Choice) -> bool:
+    def _as_made(self, choice: Choice) -> Callable[[End], bool]:
         """Whether a port reads its value in the layout in which that is made."""
-        n, p = end
-        m, q = self.model.problem.defined[self._value(end).id]
-        return self.model.layout(n, p, choice.rows[n]) == self.model.layout(m, q, choice.rows[m])
+        wiring, layouts = self.model.wiring, self.model.ports.layouts(choice.rows)
+        same = layouts == layouts[wiring.every]
+        return lambda end: bool(same[wiring.first[end[0]] + end[1]])
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""

@@ -32,6 +32,7 @@ from meshdsl.planner.drawn import Drawn
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
+from meshdsl.planner.numbering import array
 from meshdsl.planner.pairs import parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import payers
 from meshdsl.planner.sets import add_sets
@@ -135,7 +136,8 @@ class Joint(Drawn):
 
     def stretched(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""
-        return self.rows(dict(enumerate(map(chosen.__getitem__, self._blocks.like.tolist()))))
+        here, where = np.unique(self._blocks.like, return_inverse=True)
+        return self._assigned(array(map(chosen.__getitem__, here.tolist()))[where])
 
     def _add_plans(self) -> Callable[[Network, int], None]:
         """How values of many readers are added to the network of plans."""
@@ -207,4 +209,4 @@ class Joint(Drawn):
 
     def _sets(self, network: Network, value: int, most: int) -> bool:
         ends = [(n, self.read((n, port))) for n, port in self._ends[value]]
-        return add_sets(network, self.model.closures[value], self.model.trips(value), ends, most)
+        return add_sets(network, self.model.closure(value), self.model.trips(value), ends, most)

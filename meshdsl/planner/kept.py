@@ -1,6 +1,6 @@
 """What is kept of a value for a reader that comes later: some copy on the way there, at least the smallest one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -16,33 +16,46 @@ class Kept:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._known: dict[tuple[int, Edges, Layout, frozenset[Layout]], float] = {}
+        self._ports: dict[End, tuple[int, list[int]]] = {}
+        self._known: dict[tuple[int, Edges, int, frozenset[int]], float] = {}
 
     def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
         """What a plan pays at the model's present prices for what is kept."""
-        packed = self.model.scale.pack
-        found = [price * self.bytes(end, rows, edges) for end, price in self.model.prices.kept.items()]
-        return float(packed(np.array(found)).sum()) if found else 0.0
+        if not (prices := self.model.prices.kept):
+            return 0.0
+        held = np.array(self.bytes(prices, rows, edges)) * [*prices.values()]
+        return float(self.model.scale.pack(held).sum())
 
-    def bytes(self, end: End, rows: Assignment, edges: Mapping[int, Edges]) -> float:
-        """Of the smallest copy on the way to a reader, from where it has gone to the others that read the value.
+    def bytes(self, ends: Iterable[End], rows: Assignment, edges: Mapping[int, Edges]) -> list[float]:
+        """Of the smallest copy on the way to each reader, from where it has gone to the others that read the value.
 
         Args:
           rows: of a plan. edges: by value, its moves.
         """
-        model = self.model
+        layouts = self.model.ports.layouts(rows).tolist()
+        return [self._least(end, layouts, edges) for end in ends]
+
+    def _least(self, end: End, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
+        model, (port, others) = self.model, self._of(end)
         value = model.nodes[end[0]].ports[end[1]].value
-        moved = edges.get(value.id, ())
-        _, *others = (model.layout(*other, rows[other[0]]) for other in model.ends[value.id] if other != end)
-        key = id(model.distances[value.id]), moved, model.layout(*end, rows[end[0]]), frozenset(others)
+        distances, moved = model.distances[value.id], edges.get(value.id, ())
+        key = id(distances), moved, layouts[port], frozenset([layouts[other] for other in others])
         if key not in self._known:
-            space = model.distances[value.id].space
+            space, sizes = distances.space, model.mesh.sizes_by_name
             way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}
-            gone = {layout for other in key[-1] for layout in _back(other, way)}
-            sizes = model.mesh.sizes_by_name
-            least = min(prod(layout.local_shape(value.shape, sizes)) for layout in _until(gone, _back(key[2], way)))
-            self._known[key] = float(least * value.itemsize)
-        return self._known[key]
+            gone = {layout for other in key[-1] for layout in _back(space.layouts[other], way)}
+            there = _until(gone, _back(space.layouts[key[2]], way))
+            self._known[key] = float(min(prod(layout.local_shape(value.shape, sizes)) for layout in there))
+        return self._known[key] * value.itemsize
+
+    def _of(self, end: End) -> tuple[int, list[int]]:
+        """The port that a reader is, and those of the others that read the value."""
+        if end not in self._ports:
+            model, wiring = self.model, self.model.wiring
+            value = model.nodes[end[0]].ports[end[1]].value.id
+            port, *others = (int(wiring.first[n]) + p for n, p in (end, *model.problem.used[value]))
+            self._ports[end] = port, [other for other in others if other != port]
+        return self._ports[end]
 
 
 def _back(layout: Layout, way: Mapping[Layout, Layout]) -> Iterator[Layout]:

@@ -90,7 +90,7 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self.every_state, self.closures = False, dict[int, Closure]()
+        self.every_state, self.closures = False, dict[Distances, Closure]()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
@@ -108,16 +108,11 @@ class Model:
         self.every_state = groups is None
         if groups is None or around is None:
             self.states, self.alike = self._twins.each(self._every), self._twins.first
-            closures = self._whole_closures()
+            self.closures = self._whole_closures()
         else:
             self.alike = self._twins.in_states(around)
             self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            closures = self._closures_near(self._read_layouts(), groups)
-        self._put(closures)
-
-    def _put(self, closures: Mapping[Distances, Closure]) -> None:
-        """Take these as what moves of values of some distances cost."""
-        self.closures = {v: closures[d] for v, d in self.distances.items()}
+            self.closures = self._closures_near(self._read_layouts(), groups)
 
     def hold(self, plan: Assignment) -> None:
         """Leave the layouts in question that a plan has, and moves through those near them, but no states."""
@@ -128,7 +123,7 @@ class Model:
         spaces, layouts = np.divmod(found, most)
         values = self.wiring.values[ports].tolist()
         held = {self.distances[values[some[0]]]: layouts[some] for some in grouped(spaces)}
-        self._put(self._closures_near(held, ()))
+        self.closures = self._closures_near(held, ())
 
     def _whole_closures(self) -> dict[Distances, Closure]:
         """Of all layouts; on two mesh axes they are few, and made once."""
@@ -136,11 +131,15 @@ class Model:
         for d in self._distances.values():
             if d not in known:
                 known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
-        return known
+        return dict(known)
 
     def _closures_near(self, read: Mapping[Distances, Ids], groups: Groups) -> dict[Distances, Closure]:
         """Of layouts that are read, by distances, with moves through those near them."""
         return {d: Closure(d, layouts, between(d, layouts, groups), next(self._made)) for d, layouts in read.items()}
+
+    def closure(self, value: int) -> Closure:
+        """The layouts of a value that are in question, and what moves between them cost."""
+        return self.closures[self.distances[value]]
 
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""
@@ -190,7 +189,7 @@ class Model:
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
         codes = self.tables[n].codes[port]
-        ids = self.closures[self.nodes[n].ports[port].value.id].ids(self.orders[n])
+        ids = self.closure(self.nodes[n].ports[port].value.id).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def layout(self, n: int, port: int, state: NDArray[np.intp]) -> Layout:

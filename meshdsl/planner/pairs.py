@@ -40,7 +40,7 @@ def _tight(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> l
 def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
     """What the moves of a value to some of its readers cost in a plan, once."""
     own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
-    return tree(model.closures[value].costs, model.closures[value].inner, own, read)[0]
+    return tree(model.closure(value).costs, model.closure(value).inner, own, read)[0]
 
 
 def parts(model: Model, ends: Sequence[End], rows: Assignment) -> tuple[float, ...]:

@@ -76,7 +76,7 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
 def _among(model: Model, n: int, p: int, used: set[Layout]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """In which states in question a port has one of these layouts."""
     value = model.nodes[n].ports[p].value.id
-    places, closure = model.layout_ids(n, p, model.states[n].T), model.closures[value]
+    places, closure = model.layout_ids(n, p, model.states[n].T), model.closure(value)
     every = model.distances[value].space.layouts
     fine = np.array([*(every[i] in used for i in closure.active), False])
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = fine[places]

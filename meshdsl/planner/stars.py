@@ -26,14 +26,14 @@ class Stars:
 
     def moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
         """Cost of moving ``value`` from each of some layouts to each of others, to stay there or to go on (inner)."""
-        closure, weight = self.model.closures[value], self.model.trips(value) * part
+        closure, weight = self.model.closure(value), self.model.trips(value) * part
         how = ("moves", closure.number, weight, inner)
         made: Costs = self.derived.get(how, (sources, targets), lambda a, b: closure.between(a, b, inner) * weight)
         return made
 
     def new(self, network: Network, value: int, after: int) -> int:
         """Add a hub to a network, in order after another variable."""
-        closure = self.model.closures[value]
+        closure = self.model.closure(value)
 
         def with_copies(states: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([states, states[closure.partial]])
@@ -46,7 +46,7 @@ class Stars:
 
     def to(self, value: int, sources: Ids, weight: float) -> Costs:
         """Cost of moving to a hub."""
-        closure, copies = self.model.closures[value], self._copies(value)
+        closure, copies = self.model.closure(value), self._copies(value)
 
         def make(at: Ids, forks: Ids) -> Costs:
             return np.hstack([closure.between(at, forks, True), closure.between(at, copies)]) * weight
@@ -57,7 +57,7 @@ class Stars:
 
     def onward(self, value: int, targets: Ids, weight: float) -> Costs:
         """Cost of moving from a hub to a reader."""
-        copies, moves = self._copies(value), self.moves(value, self.model.closures[value].fitting, targets, weight)
+        copies, moves = self._copies(value), self.moves(value, self.model.closure(value).fitting, targets, weight)
 
         def make(onward: Costs, read: Ids) -> Costs:
             return np.vstack([onward, np.where(copies[:, None] == read[None], 0.0, np.inf)])
@@ -73,7 +73,7 @@ class Stars:
 
     def keeping_onward(self, value: int, targets: Ids, price: float) -> Costs:
         """The same from a hub to a reader."""
-        copies, moves = self._copies(value), self.keeping(value, self.model.closures[value].fitting, targets, price)
+        copies, moves = self._copies(value), self.keeping(value, self.model.closure(value).fitting, targets, price)
 
         def make(onward: Costs, read: Ids) -> Costs:
             same = copies[:, None] == read[None]
@@ -84,7 +84,7 @@ class Stars:
 
     def _keeping(self, value: int, price: float) -> Costs:
         """Between all layouts."""
-        closure, trips = self.model.closures[value], self.model.trips(value)
+        closure, trips = self.model.closure(value), self.model.trips(value)
 
         def make(inner: Costs, costs: Costs) -> Costs:
             there, held = inner * trips, self._paid(value, price)
@@ -103,7 +103,7 @@ class Stars:
         def make(own: Ids, at: Ids) -> Costs:
             return np.where(own[:, None] == at[None], 0.0, self._paid(value, price)[at][None])
 
-        found: Costs = self.derived.get(("copied", self.model.closures[value].number, price), (made, read), make)
+        found: Costs = self.derived.get(("copied", self.model.closure(value).number, price), (made, read), make)
         return found
 
     def waiting(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
@@ -112,12 +112,12 @@ class Stars:
         def make(own: Ids, at: Ids) -> Costs:
             return np.where(own[:, None] == at[None], self._paid(value, price)[own][:, None], 0.0)
 
-        found: Costs = self.derived.get(("waiting", self.model.closures[value].number, price), (made, read), make)
+        found: Costs = self.derived.get(("waiting", self.model.closure(value).number, price), (made, read), make)
         return found
 
     def _paid(self, value: int, price: float) -> Costs:
-        return self.model.scale.pack(price * self.model.closures[value].local_bytes)
+        return self.model.scale.pack(price * self.model.closure(value).local_bytes)
 
     def _copies(self, value: int) -> Ids:
-        closure = self.model.closures[value]
+        closure = self.model.closure(value)
         return np.asarray(closure.fitting[closure.partial])

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.model import Assignment, Model
@@ -43,10 +44,19 @@ class InQuestion:
 
     def rows(self, chosen: dict[int, int]) -> Assignment:
         """The plan that a state of every variable stands for."""
-        at, rows = array(map(chosen.__getitem__, range(len(self.states)))), self.model.whole.copy()
-        for nodes in grouped(numbered(map(id, self.states))):
+        return self._assigned(array(map(chosen.__getitem__, range(len(self.states)))))
+
+    def _assigned(self, at: Ids) -> Assignment:
+        """The plan of some states, by position, one per node."""
+        rows = self.model.whole.copy()
+        for nodes in self._alike:
             rows[nodes] = self.states[nodes[0]].rows[at[nodes]]
         return rows
+
+    @cached_property
+    def _alike(self) -> list[Ids]:
+        """Nodes that have the same states in question."""
+        return grouped(numbered(map(id, self.states)))
 
     def _states(self, n: int) -> States:
         model = self.model
@@ -66,7 +76,7 @@ class InQuestion:
     def read(self, end: End) -> Ids:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
-        closure = self.model.closures[self.model.nodes[n].ports[port].value.id]
+        closure = self.model.closure(self.model.nodes[n].ports[port].value.id)
         key = (id(self.states[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
             self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)

@@ -58,7 +58,7 @@ class _Search:
         return float(self.tree(value, own, frozenset(wanted)))
 
     def _tree(self, value: int, own: int, wanted: frozenset[int]) -> float:
-        closure = self.model.closures[value]
+        closure = self.model.closure(value)
         return tree(closure.costs, closure.inner, own, wanted)[0] * self.model.trips(value)
 
     def _layout(self, n: int, port: int) -> int:

@@ -42,7 +42,7 @@ class Whole:
         self.first = [self._node(n) for n in range(len(model.nodes))]
         for value, at in model.problem.defined.items():
             readers = model.problem.used.get(value, ())
-            if readers and len(model.closures[value].fitting) > 1:
+            if readers and len(model.closure(value).fitting) > 1:
                 self._value(value, at, readers)
 
     def solve(self, seconds):
@@ -72,7 +72,7 @@ class Whole:
         return columns
 
     def _value(self, value, at, readers):
-        closure, trips = self.model.closures[value], self.model.trips(value)
+        closure, trips = self.model.closure(value), self.model.trips(value)
         size = len(closure.fitting)
         arcs = [(a, b, closure.inner[a, b]) for a in range(size) for b in range(size) if a != b]
         arcs += [(a, size + b, closure.costs[a, b]) for a in range(size) for b in np.flatnonzero(closure.partial)]
