@@ -62,13 +62,10 @@ class Joint(Drawn):
 
     Args:
       left: nodes of which only some states are in question.
-
-    ``weighs``: whether the layers of the shorter step cost as much as all of them together, against what is done once.
     """
 
     def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
         super().__init__(model, left)
-        self.weighs = False
         self._wide = list(filter(self._is_wide, model.shared))
         self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived())
@@ -119,9 +116,9 @@ class Joint(Drawn):
         """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
         if not self._planned:
             self._planned = list(self._complete(self._add_plans()))
-        if self.weighs not in self._searched:
-            self._searched[self.weighs] = self._shorter_plans()
-        return self._searched[self.weighs], sum(part.entries * len(block.copies) for block, part in self._planned)
+        if self.model.weighs not in self._searched:
+            self._searched[self.model.weighs] = self._shorter_plans()
+        return self._searched[self.model.weighs], sum(part.entries * len(block.copies) for block, part in self._planned)
 
     def _shorter_plans(self) -> Network:
         if len(self._parts) == 1:
@@ -129,7 +126,7 @@ class Joint(Drawn):
         else:
             network = Network(self._derived, len(self.states))
             for block, part in self._planned:
-                for weight, copies in self._blocks.weighted(block, self.weighs):
+                for weight, copies in self._blocks.weighted(block, self.model.weighs):
                     network.stamp(network.numbered(part.times(weight), block.names, copies))
         network.reduce(LARGEST)
         return network

@@ -38,7 +38,10 @@ State = tuple[int, ...]  # a row per mesh axis
 
 
 class Model:
-    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins."""
+    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins.
+
+    ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
+    """
 
     def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
         self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
@@ -55,6 +58,7 @@ class Model:
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
         self._wholes: dict[Distances, Closure] = {}
         self._made = count()
+        self.weighs = False
         self._pin()
 
     def repinned(self, problem: Problem) -> "Model":
@@ -89,6 +93,7 @@ class Model:
     def _begin(self) -> None:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
+        self._held: dict[tuple[Distances, bytes], Closure] = {}
         self._ports: Ports | None = None
         self.every_state, self.closures = False, dict[Distances, Closure]()
         self.focus()
@@ -112,7 +117,7 @@ class Model:
         else:
             self.alike = self._twins.in_states(around)
             self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            self.closures = self._closures_near(self._read_layouts(), groups)
+            self.closures = self._closures_near(groups)
 
     def hold(self, plan: Assignment) -> None:
         """Leave the layouts in question that a plan has, and moves through those near them, but no states."""
@@ -122,8 +127,15 @@ class Model:
         found, ports = np.unique(self.spaces * most + layouts, return_index=True)
         spaces, layouts = np.divmod(found, most)
         values = self.wiring.values[ports].tolist()
-        held = {self.distances[values[some[0]]]: layouts[some] for some in grouped(spaces)}
-        self.closures = self._closures_near(held, ())
+        held = ((self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces))
+        self.closures = {d: self._closure_of(d, read) for d, read in held}
+
+    def _closure_of(self, distances: Distances, layouts: Ids) -> Closure:
+        """Of the layouts that a plan has; those of plans that have the same ones are one."""
+        key = distances, layouts.tobytes()
+        if key not in self._held:
+            self._held[key] = Closure(distances, layouts, between(distances, layouts, ()), next(self._made))
+        return self._held[key]
 
     def _whole_closures(self) -> dict[Distances, Closure]:
         """Of all layouts; on two mesh axes they are few, and made once."""
@@ -133,9 +145,11 @@ class Model:
                 known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
         return dict(known)
 
-    def _closures_near(self, read: Mapping[Distances, Ids], groups: Groups) -> dict[Distances, Closure]:
-        """Of layouts that are read, by distances, with moves through those near them."""
-        return {d: Closure(d, layouts, between(d, layouts, groups), next(self._made)) for d, layouts in read.items()}
+    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
+        return {
+            d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
+            for d, layouts in self._read_layouts().items()
+        }
 
     def closure(self, value: int) -> Closure:
         """The layouts of a value that are in question, and what moves between them cost."""

@@ -93,12 +93,13 @@ def find(
 def _moved(
     model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth, both: bool
 ) -> Choice:
-    """The best plan found from neighbourhood to neighbourhood; ``both`` is as for ``started``."""
+    """The best plan found from neighbourhood to neighbourhood; ``both`` is as for ``started`` where all axes move."""
     for i, groups in enumerate(near):
         if i and model.clock.is_up():
             break
         model.focus(groups, best.rows)
-        best = _near(model, groups, evaluator, best, worth, both)
+        every = sum(map(len, groups)) == len(model.wide)
+        best = _near(model, groups, evaluator, best, worth, both and every)
     return best
 
 

@@ -29,16 +29,17 @@ def started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> Sta
     """Where messages point to.
 
     Args:
-      both: where a shorter step stands for the whole one, try if its layers should weigh as much as all of them.
+      both: where a shorter step stands for the whole one, try if its layers should weigh as much as all of them, which
+        the model notes; else they weigh what it says.
     """
     found = []
-    for weighs in (False, True) if both and joint.shortened else (joint.weighs,):
-        joint.weighs = weighs
+    for weighs in (False, True) if both and joint.shortened else (joint.model.weighs,):
+        joint.model.weighs = weighs
         network, _ = joint.searched()
         states, left = _pointed_to(network, limit, joint.shortened)
         found.append(Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs))
     best = min(found, key=lambda start: start.choice.cost)
-    joint.weighs = best.weighs
+    joint.model.weighs = best.weighs
     return best
 
 

@@ -164,7 +164,7 @@ def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_
     monkeypatch.setattr(blocks_module, "MANY", 0)
     monkeypatch.setattr(blocks_module, "FEW", few)
     joint = Joint(model)
-    joint.weighs = weighs
+    model.weighs = weighs
     network, _ = joint.searched()
     assert joint.shortened == (few == 1)
     domains, tables = network.listed()
@@ -279,5 +279,5 @@ def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
     best, _ = find(model, lambda _: False)
     monkeypatch.setattr(blocks_module, "MANY", 100)
     found, _ = find(model, lambda _: False, joint := Joint(model))
-    assert joint.shortened and joint.weighs
+    assert joint.shortened and model.weighs
     assert found.cost <= best.cost * (1 + 1e-2)
