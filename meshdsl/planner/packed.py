@@ -6,9 +6,10 @@ arrays. So all layers are laid out at once, without asking every variable for it
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.network import Network, Stamp
@@ -17,6 +18,8 @@ from meshdsl.planner.numbering import array
 if TYPE_CHECKING:
     from meshdsl.planner.kernels import Flat
 
+_MANY = 1 << 23  # entries of tables that take less time to read in half as many bytes
+
 
 class Packed(NamedTuple):
     """Variables in order, and their tables."""
@@ -24,7 +27,7 @@ class Packed(NamedTuple):
     order: Ids
     flat: "Flat"
     unary: Costs
-    tables: Costs
+    tables: NDArray[Any]
     constant: float
 
 
@@ -59,7 +62,8 @@ class _Tables:
         begins[used] = offsets(array(self.of(i).size for i in used.tolist()))[:-1]
         if used.size:
             costs = np.concatenate([self.of(i).ravel() for i in used.tolist()])
-        return np.minimum(costs, limit, out=costs), begins
+        np.minimum(costs, limit, out=costs)
+        return costs, begins
 
 
 class _Variables(NamedTuple):
@@ -88,11 +92,18 @@ class _Laid(NamedTuple):
     constant: float
 
 
-def packed(*networks: Sequence[Stamp], limit: float = np.inf) -> list[Packed]:
-    """Networks, each of all copies of some others, with one array of tables; no entry is above ``limit``."""
+def packed(*networks: Sequence[Stamp], limit: float = np.inf, exactly: bool = True) -> list[Packed]:
+    """Networks, each of all copies of some others, with one array of tables.
+
+    Args:
+      limit: no entry is above it. exactly: else entries of large ones may be lower by a rounding, for a bound is asked.
+    """
     tables = _Tables()
     laid = [_laid_out(stamps, tables) for stamps in networks]
+    costs: NDArray[Any]
     costs, begins = tables.joined(np.unique(np.concatenate([each.halves.table for each in laid])), limit)
+    if not exactly and costs.size >= _MANY:
+        costs = _halved(costs)
     return [
         Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
         for each in laid
@@ -194,6 +205,14 @@ def _merged(halves: _Halves, tables: _Tables, count: int) -> _Halves:
         table[into] = array(map(tables.sum, table[into].tolist(), more.tolist()))
     stays = np.sort(first)
     return _Halves(halves.source[stays], halves.target[stays], table[stays])
+
+
+def _halved(costs: Costs) -> NDArray[np.float32]:
+    """Costs in half as many bytes, none of them higher: what they prove as a lower bound stays true."""
+    half = costs.astype(np.float32)
+    over = half > costs
+    half[over] = np.nextafter(half[over], np.float32(-np.inf))
+    return half
 
 
 def _joined(arrays: list[Costs]) -> tuple[Costs, Ids, Ids]:

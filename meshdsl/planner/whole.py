@@ -42,8 +42,12 @@ class Whole:
         return self._all
 
     def passing(self, limit: float) -> Passing:
-        """Messages between all copies of several blocks, which make no network of them; no entry is above ``limit``."""
+        """Messages between all copies of several blocks, which make no network of them, and prove a bound.
+
+        Args:
+          limit: of entries of tables.
+        """
         assert self.shorter
-        few, every = packed(self.shorter.stamps, self._stamps, limit=limit)
+        few, every = packed(self.shorter.stamps, self._stamps, limit=limit, exactly=False)
         self.shorter.settle(few)
         return Passing(every)

@@ -9,6 +9,7 @@ import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
 from meshdsl.planner import joint as joint_module
+from meshdsl.planner import packed as packed_module
 from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.eliminate import eliminate
@@ -17,7 +18,7 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.layers import layers_of
 from meshdsl.planner.messages import Messages, Passing, cap
 from meshdsl.planner.model import Model
-from meshdsl.planner.network import Network
+from meshdsl.planner.network import Network, Stamp
 from meshdsl.planner.packed import packed
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
@@ -213,6 +214,23 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
         assert messages.bound <= cost * (1 + 1e-12)
     assert (flat.bound, flat.cost) == pytest.approx((made.bound, made.cost), rel=1e-12)
     assert made.lower >= unaware.lower and made.cost <= unaware.cost
+
+
+def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
+    monkeypatch.setattr(packed_module, "_MANY", 0)
+    network, rng = Network(None, 2), np.random.default_rng(0)
+    for v in range(2):
+        network.put(v, np.zeros(300))
+    network.add(0, 1, np.concatenate([rng.random((299, 300)) * 1e13, np.full((1, 300), 1e30)]))
+    stamp = Stamp(network, [0, 1], np.array([[0, 1]]))
+    (exact,), (half,) = packed([stamp]), packed([stamp], exactly=False)
+    assert half.tables.dtype == np.float32 and (half.tables <= exact.tables).all()
+    near = exact.tables < 1e14
+    np.testing.assert_allclose(half.tables[near], exact.tables[near], rtol=2e-7)
+    whole, rough = Passing(exact), Passing(half)
+    for messages in (whole, rough):
+        messages.run(2)
+    assert whole.bound * (1 - 1e-6) <= rough.bound <= whole.bound
 
 
 @pytest.mark.parametrize("merged", [False, True])
