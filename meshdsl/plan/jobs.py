@@ -96,8 +96,11 @@ class _Run:
 
     def given(self, op: Op) -> list[Slices]:
         """What each operand waits for, in the layout it is read in; moves are sent when first needed."""
-        uses = self.solution.uses
-        return [NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) for i, x in enumerate(op.inputs)]
+        own, uses, moved = self.own, self.solution.uses, self.solution.trees
+        return [
+            NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) if x.id in moved else own[x.id]
+            for i, x in enumerate(op.inputs)
+        ]
 
     def at(self, value: Value, layout: Layout) -> Slices:
         """What a value waits for in a layout."""
