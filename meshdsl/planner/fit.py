@@ -14,7 +14,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
-from meshdsl.planner.mix import mixed
+from meshdsl.planner.mix import Mixer
 from meshdsl.planner.model import Model
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.points import Points
@@ -149,8 +149,8 @@ class Fitter:
     def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
         """``best`` with as much as fits of what ``over`` does, which does not fit."""
         tries = max(_QUICK if self.quick else _FEWEST, _TRIED // len(self.model.nodes))
-        made, fits = partial(evaluated, self.model, self.evaluator), lambda choice: self.peak(choice).bytes <= limit
-        return mixed(self.model, best, over, made, fits, tries)
+        made, room = partial(evaluated, self.model, self.evaluator), lambda choice: limit - self.peak(choice).bytes
+        return Mixer(self.model, best, over, made, room, tries).mixed()
 
     def let_go(self) -> None:
         """Of the networks: nothing more is looked for."""

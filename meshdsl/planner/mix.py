@@ -3,53 +3,123 @@
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import grouped
+from meshdsl.planner.numbering import grouped, numbered
 
 _SMALLEST = 8  # nodes of a half of a group
-_IN_A_ROW = 3  # parts of one size that do not fit
+_IN_A_ROW = 3  # parts of a round that do not fit
+_WORTH = 1e-4  # part of a plan's cost that groups of one kind must be able to save
+_KINDS = 12  # of groups that are tried one by one
 _LARGEST = 0.5  # part of all nodes
 
+Part = list[list[int]]  # groups of nodes
 
-def mixed(
-    model: Model,
-    best: Choice,
-    over: Choice,
-    made: Callable[[Assignment], Choice],
-    fits: Callable[[Choice], bool],
-    tries: int,
-) -> Choice:
-    """The cheapest plan found that does some things as ``over`` does them, which does not fit: as many as fit.
 
-    Where some in a row are too much, so are the others of that size, or nearly all: they are halved untried.
+class Mixer:
+    """Looks for the cheapest plan that does some things as one that does not fit does them: as many as fit.
+
+    Where what is done otherwise comes in groups of few kinds, as in equal layers, all of a kind are tried together, and
+    those taken over that need least memory for what they save. Of equal groups that are too much, so many are tried
+    next as fit if all need as much; where groups differ, half.
 
     Args:
-      made: the plan of some rows. tries: plans that are made.
+      best: fits. over: does not.
+      made: the plan of some rows. room: bytes that a plan leaves of the limit, below 0 for one that does not fit.
+      tries: plans that are made, or a few more.
     """
-    parts = [apart(model, best, over)]
-    while parts:
-        left, failed = list[list[list[int]]](), 0
+
+    def __init__(
+        self,
+        model: Model,
+        best: Choice,
+        over: Choice,
+        made: Callable[[Assignment], Choice],
+        room: Callable[[Choice], float],
+        tries: int,
+    ) -> None:
+        self.model, self.best, self.over = model, best, over
+        self._made, self._room, self._tries = made, room, tries
+
+    def mixed(self) -> Choice:
+        """The best plan in the end."""
+        parts = [apart(self.model, self.best, self.over)]
+        while parts and self._goes_on:
+            parts = self._round(parts)
+        return self.best
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether another plan may be made."""
+        return self._tries > 0 and not self.model.clock.is_up()
+
+    def _round(self, parts: list[Part]) -> list[Part]:
+        """Try parts, and say which to try next; where some in a row are too much, the others are halved untried."""
+        left, failed = list[Part](), 0
         for some in parts:
-            found = None
-            if failed < _IN_A_ROW and tries and not model.clock.is_up():
-                rows = best.rows.copy()
-                nodes = list(chain.from_iterable(some))
-                rows[nodes] = over.rows[nodes]
-                tries, found = tries - 1, made(rows)
-            if found and found.cost < best.cost and fits(found):
-                best, failed = found, 0
+            if failed >= _IN_A_ROW or not self._goes_on:
+                left += split(some, 0.5)
+            elif self._takes(trial := self._tried(some)):
+                self.best, failed = trial.plan, 0
             else:
                 failed += 1
-                left += halves(some)
-        parts = left if tries and not model.clock.is_up() else []
-    return best
+                left += self._smaller(some, trial)
+        return left
+
+    def _tried(self, some: Part) -> "_Trial":
+        """The best plan with some groups as the other one has them."""
+        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some))
+        rows[nodes] = self.over.rows[nodes]
+        self._tries, plan = self._tries - 1, self._made(rows)
+        saved = self.best.cost - plan.cost
+        return _Trial(plan, saved, self._room(self.best) - self._room(plan) if saved > 0 else 0.0)
+
+    def _takes(self, trial: "_Trial") -> bool:
+        """Whether it is better and fits."""
+        return trial.saved > 0 and trial.needs <= self._room(self.best)
+
+    def _smaller(self, some: Part, trial: "_Trial") -> list[Part]:
+        """What to try where some groups are too much together."""
+        kinds = self._kinds(some)
+        if 1 < len(kinds) <= min(_KINDS, len(some) // 2):
+            return self._ranked(kinds)
+        if len(kinds) > 1 or trial.saved <= 0:
+            return split(some, 0.5)
+        share = self._room(self.best) / trial.needs
+        if share * len(some) < 1 < len(some) or share * trial.saved < _WORTH * self.best.cost:
+            return []
+        return split(some, share)
+
+    def _kinds(self, some: Part) -> list[Part]:
+        """Groups by kind: as large as each other, and with a first node of one kind, as those of equal layers have."""
+        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some)
+        return [[some[i] for i in alike] for alike in grouped(kinds)]
+
+    def _ranked(self, kinds: list[Part]) -> list[Part]:
+        """As many as should fit together, those first that need least for what they save; what is left of each kind."""
+        trials = [(kind, self._tried(kind)) for kind in kinds if self._goes_on]
+        better = [(kind, trial) for kind, trial in trials if trial.saved > 0]
+        together, left, room = Part(), list[Part](), self._room(self.best)
+        for kind, (_, _, needs) in sorted(better, key=lambda found: found[1].needs / found[1].saved):
+            count = len(kind) if needs <= room else max(0, int(room / needs * len(kind)))
+            together, room = together + kind[:count], room - needs * count / len(kind)
+            left += [kind[count:]] if count < len(kind) else []
+        return [together, *left] if together else left
 
 
-def apart(model: Model, one: Choice, other: Choice) -> list[list[int]]:
+class _Trial(NamedTuple):
+    """A plan, what it costs less than the best one, and the bytes that it needs more."""
+
+    plan: Choice
+    saved: float
+    needs: float
+
+
+def apart(model: Model, one: Choice, other: Choice) -> Part:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
     Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
@@ -83,10 +153,13 @@ def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
     return [nodes[some].tolist() for some in grouped(model.layers.layer[nodes])]
 
 
-def halves(some: list[list[int]]) -> list[list[list[int]]]:
-    """Of groups of nodes, or of one that is large enough; none of plans that differ in moves alone."""
+def split(some: Part, share: float) -> list[Part]:
+    """Of groups of nodes, a share and the rest, or one that is large enough in halves; none of plans that differ in
+    moves alone.
+    """
     if len(some) > 1:
-        return [some[: len(some) // 2], some[len(some) // 2 :]]
+        first = min(max(1, int(share * len(some))), len(some) - 1)
+        return [some[:first], some[first:]]
     nodes = some[0] if some else []
     half = len(nodes) // 2
     return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []

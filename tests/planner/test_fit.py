@@ -1,11 +1,15 @@
 """Plans under a memory limit: as much of it is used as pays."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 import meshdsl as md
 from meshdsl.models import gpt
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.mix import apart, halves
+from meshdsl.planner import mix
+from meshdsl.planner.clock import Clock
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.mix import apart, split
 from tests.planner.graphs import TWO, problem_of
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -61,6 +65,25 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
 
 
 def test_a_large_part_is_halved():
-    assert halves([[1], [2], [3]]) == [[[1]], [[2], [3]]]
-    assert halves([]) == halves([[1, 2, 3]]) == []
-    assert halves([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]
+    assert split([[1], [2], [3]], 0.5) == split([[1], [2], [3]], 0.0) == [[[1]], [[2], [3]]]
+    assert split([[1], [2], [3]], 0.99) == [[[1], [2]], [[3]]]
+    assert split([], 0.5) == split([[1, 2, 3]], 0.5) == []
+    assert split([list(range(16))], 0.9) == [[list(range(8))], [list(range(8, 16))]]
+
+
+def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
+    """Twenty groups each of three kinds, of which one needs nothing and one too much for what it saves."""
+    saves, needs = np.repeat([1.0, 5.0, 5.0], 20), np.repeat([0.0, 10.0, 4.0], 20)
+    kinds = [object() for _ in range(3)]
+    model = SimpleNamespace(nodes=[SimpleNamespace(kind=kinds[n // 20]) for n in range(60)], clock=Clock())
+    monkeypatch.setattr(mix, "apart", lambda *_: [[n] for n in range(60)])
+    made = []
+
+    def make(rows):
+        made.append(rows)
+        return Choice(rows, 1000.0 - float(saves @ rows[:, 0]), {})
+
+    best, over = Choice(np.zeros((60, 1)), 1000.0, {}), Choice(np.ones((60, 1)), 780.0, {})
+    found = mix.Mixer(model, best, over, make, lambda choice: 50.0 - float(needs @ choice.rows[:, 0]), 20).mixed()
+    assert found.rows.reshape(3, 20).sum(axis=1).tolist() == [20, 0, 12] and found.cost == 1000 - 20 - 5 * 12
+    assert len(made) <= 10
