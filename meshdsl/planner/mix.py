@@ -17,7 +17,14 @@ _WORTH = 1e-4  # part of a plan's cost that groups of one kind must be able to s
 _KINDS = 12  # of groups that are tried one by one
 _LARGEST = 0.5  # part of all nodes
 
-Part = list[list[int]]  # groups of nodes
+Groups = list[list[int]]  # of nodes
+
+
+class Part(NamedTuple):
+    """Some groups; ``ranked``: those first that are worth most."""
+
+    groups: Groups
+    ranked: bool = False
 
 
 class Mixer:
@@ -47,7 +54,7 @@ class Mixer:
 
     def mixed(self) -> Choice:
         """The best plan in the end."""
-        parts = [apart(self.model, self.best, self.over)]
+        parts = [Part(apart(self.model, self.best, self.over))]
         while parts and self._goes_on:
             parts = self._round(parts)
         return self.best
@@ -72,7 +79,7 @@ class Mixer:
 
     def _tried(self, some: Part) -> "_Trial":
         """The best plan with some groups as the other one has them."""
-        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some))
+        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some.groups))
         rows[nodes] = self.over.rows[nodes]
         self._tries, plan = self._tries - 1, self._made(rows)
         saved = self.best.cost - plan.cost
@@ -84,31 +91,31 @@ class Mixer:
 
     def _smaller(self, some: Part, trial: "_Trial") -> list[Part]:
         """What to try where some groups are too much together."""
-        kinds = self._kinds(some)
-        if 1 < len(kinds) <= min(_KINDS, len(some) // 2):
+        kinds = [] if some.ranked else self._kinds(some)
+        if 1 < len(kinds) <= min(_KINDS, len(some.groups) // 2):
             return self._ranked(kinds)
         if len(kinds) > 1 or trial.saved <= 0:
             return split(some, 0.5)
         share = self._room(self.best) / trial.needs
-        if share * len(some) < 1 < len(some) or share * trial.saved < _WORTH * self.best.cost:
+        if share * trial.saved < _WORTH * self.best.cost or (len(kinds) == 1 and share * len(some.groups) < 1):
             return []
         return split(some, share)
 
-    def _kinds(self, some: Part) -> list[Part]:
+    def _kinds(self, some: Part) -> list[Groups]:
         """Groups by kind: as large as each other, and with a first node of one kind, as those of equal layers have."""
-        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some)
-        return [[some[i] for i in alike] for alike in grouped(kinds)]
+        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some.groups)
+        return [[some.groups[i] for i in alike] for alike in grouped(kinds)]
 
-    def _ranked(self, kinds: list[Part]) -> list[Part]:
+    def _ranked(self, kinds: list[Groups]) -> list[Part]:
         """As many as should fit together, those first that need least for what they save; what is left of each kind."""
-        trials = [(kind, self._tried(kind)) for kind in kinds if self._goes_on]
+        trials = [(kind, self._tried(Part(kind))) for kind in kinds if self._goes_on]
         better = [(kind, trial) for kind, trial in trials if trial.saved > 0]
-        together, left, room = Part(), list[Part](), self._room(self.best)
+        together, left, room = Groups(), list[Part](), self._room(self.best)
         for kind, (_, _, needs) in sorted(better, key=lambda found: found[1].needs / found[1].saved):
             count = len(kind) if needs <= room else max(0, int(room / needs * len(kind)))
             together, room = together + kind[:count], room - needs * count / len(kind)
-            left += [kind[count:]] if count < len(kind) else []
-        return [together, *left] if together else left
+            left += [Part(kind[count:])] if count < len(kind) else []
+        return [Part(together, True), *left] if together else left
 
 
 class _Trial(NamedTuple):
@@ -119,7 +126,7 @@ class _Trial(NamedTuple):
     needs: float
 
 
-def apart(model: Model, one: Choice, other: Choice) -> Part:
+def apart(model: Model, one: Choice, other: Choice) -> Groups:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
     Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
@@ -154,12 +161,11 @@ def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
 
 
 def split(some: Part, share: float) -> list[Part]:
-    """Of groups of nodes, a share and the rest, or one that is large enough in halves; none of plans that differ in
-    moves alone.
-    """
-    if len(some) > 1:
-        first = min(max(1, int(share * len(some))), len(some) - 1)
-        return [some[:first], some[first:]]
-    nodes = some[0] if some else []
+    """A share of the groups and the rest, or one that is large enough in halves; none of plans that differ in moves."""
+    groups = some.groups
+    if len(groups) > 1:
+        first = min(max(1, int(share * len(groups))), len(groups) - 1)
+        return [Part(groups[:first], some.ranked), Part(groups[first:], some.ranked)]
+    nodes = groups[0] if groups else []
     half = len(nodes) // 2
-    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []
+    return [Part([nodes[:half]]), Part([nodes[half:]])] if half >= _SMALLEST else []
