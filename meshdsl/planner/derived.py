@@ -1,11 +1,12 @@
-"""What is made of arrays, made once."""
+"""What is made of arrays, made once; and the ways in which the tables of a network are made."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from meshdsl.planner.exact import Costs
+from meshdsl.planner.exact import Costs, Ids
 
 
 class Derived:
@@ -40,3 +41,34 @@ class Derived:
         other: Costs = self.get("turned", (table,), np.transpose)
         self._known["turned", id(other)] = (table, (other,))
         return other
+
+
+def some(array: NDArray[Any], keep: Ids) -> NDArray[Any]:
+    """Some entries."""
+    return array[keep]
+
+
+def merged(unary: Costs, other: Costs, between: Costs, image: Ids) -> Costs:
+    """The table of a variable and another one, whose state ``image`` says."""
+    return np.asarray(unary + other[image] + between[image, np.arange(image.size)])
+
+
+def least(unary: Costs, table: Costs) -> Costs:
+    """The cheapest state of a variable for each of its only neighbour's, as a table of one row."""
+    return np.asarray((unary[:, None] + table).min(axis=0)[None])
+
+
+def plus_row(unary: Costs, row: Costs) -> Costs:
+    """A variable's table and one of one row."""
+    return np.asarray(unary + row[0])
+
+
+def least_of_two(unary: Costs, left: Costs, right: Costs) -> Costs:
+    """The cheapest way from each state of one neighbour to each of the other's over the shared middle."""
+    left = left + unary[:, None]
+    if left.size * right.shape[1] <= 1 << 18:
+        return np.asarray((left[:, :, None] + right[:, None, :]).min(axis=0))
+    found: Costs = left[0][:, None] + right[0][None]
+    for from_left, from_right in zip(left[1:], right[1:], strict=True):
+        np.minimum(found, from_left[:, None] + from_right[None], out=found)
+    return found

@@ -1,4 +1,4 @@
-"""Loops that are compiled: of message passing, of cheapest paths between layouts, and of the layouts of a plan.
+"""Loops that are compiled: those of message passing, and of cheapest paths between layouts.
 
 A pass of messages over a training step has a million additions in tiny tables. There everything is flat (see
 ``Flat``): variables are numbered in order, and each has a *half edge* to every neighbour.
@@ -242,20 +242,3 @@ def relax(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
                     after[j] = min(after[j], found)
                 if lower:
                     fresh[t] = helped = True
-
-
-@compiled
-def looked_up(rows: Ints, nodes: Ints, codes: Ints, begins: Ints, tables: Ints, at: Ints, bases: Ints) -> Ints:
-    """Look up the layouts of ports by their placement codes on all mesh axes.
-
-    Args:
-      rows: per node and axis. nodes: per port, its own. codes: of rows; per port they begin at ``begins``.
-      tables: one after the other; per port its own begins at ``at`` and has so many entries per axis (``bases``).
-    """
-    found = np.empty(nodes.size, dtype=np.int64)
-    for port in range(nodes.size):
-        place = 0
-        for axis in range(rows.shape[1]):
-            place = place * bases[port] + codes[begins[port] + rows[nodes[port], axis]]
-        found[port] = tables[at[port] + place]
-    return found

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from copy import copy
 from functools import cached_property
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +19,11 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed, has_states, require_states
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
+from meshdsl.planner.closures import Closures
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.layers import Layers, layers_of
-from meshdsl.planner.near import Axes, Groups, between, near
+from meshdsl.planner.near import Axes, Groups, near
 from meshdsl.planner.node import Kind, Problem
 from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.ports import Ports
@@ -56,8 +56,7 @@ class Model:
         self.distances = self._reshards.by_value(self._distances)
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
-        self._wholes: dict[Distances, Closure] = {}
-        self._made = count()
+        self._closures = Closures()
         self.weighs = False
         self._pin()
 
@@ -72,7 +71,7 @@ class Model:
     def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)
-        other._wholes, other._distances = {}, dict(self._distances)
+        other._distances = dict(self._distances)
         other.distances = self._reshards.by_value(other._distances, hidden)
         other.__dict__.pop("spaces", None)
         other._begin()
@@ -93,7 +92,6 @@ class Model:
     def _begin(self) -> None:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
-        self._held: dict[tuple[Distances, bytes], Closure] = {}
         self._ports: Ports | None = None
         self.every_state, self.closures = False, dict[Distances, Closure]()
         self.focus()
@@ -113,11 +111,11 @@ class Model:
         self.every_state = groups is None
         if groups is None or around is None:
             self.states, self.alike = self._twins.each(self._every), self._twins.first
-            self.closures = self._whole_closures()
+            self.closures = self._closures.whole(self._distances.values(), len(self.wide) <= 2)
         else:
             self.alike = self._twins.in_states(around)
             self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            self.closures = self._closures_near(groups)
+            self.closures = self._closures.near(self._read_layouts(), groups)
 
     def hold(self, plan: Assignment) -> None:
         """Leave the layouts in question that a plan has, and moves through those near them, but no states."""
@@ -127,29 +125,9 @@ class Model:
         found, ports = np.unique(self.spaces * most + layouts, return_index=True)
         spaces, layouts = np.divmod(found, most)
         values = self.wiring.values[ports].tolist()
-        held = ((self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces))
-        self.closures = {d: self._closure_of(d, read) for d, read in held}
-
-    def _closure_of(self, distances: Distances, layouts: Ids) -> Closure:
-        """Of the layouts that a plan has; those of plans that have the same ones are one."""
-        key = distances, layouts.tobytes()
-        if key not in self._held:
-            self._held[key] = Closure(distances, layouts, between(distances, layouts, ()), next(self._made))
-        return self._held[key]
-
-    def _whole_closures(self) -> dict[Distances, Closure]:
-        """Of all layouts; on two mesh axes they are few, and made once."""
-        known = self._wholes if len(self.wide) <= 2 else {}
-        for d in self._distances.values():
-            if d not in known:
-                known[d] = Closure(d, d.fitting, d.fitting, next(self._made))
-        return dict(known)
-
-    def _closures_near(self, groups: Groups) -> dict[Distances, Closure]:
-        return {
-            d: Closure(d, layouts, between(d, layouts, groups), next(self._made))
-            for d, layouts in self._read_layouts().items()
-        }
+        self.closures = self._closures.held(
+            (self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces)
+        )
 
     def closure(self, value: int) -> Closure:
         """The layouts of a value that are in question, and what moves between them cost."""

@@ -8,12 +8,12 @@ is answered once (``Derived``).
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.derived import Derived
+from meshdsl.planner.derived import Derived, least, least_of_two, merged, plus_row, some
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.trail import Gone, Labels, Stamped
 
@@ -126,11 +126,11 @@ class Network:
 
     def restrict(self, v: int, keep: Labels) -> None:
         """Leave these states of a variable, given by position in rising order."""
-        some, labels = self.derived.get, self.labels.get(v)
-        self.unary[v] = some("some", (self.unary[v], keep), _some)
-        self.labels[v] = keep if labels is None else some("some", (labels, keep), _some)
+        derived, labels = self.derived.get, self.labels.get(v)
+        self.unary[v] = derived("some", (self.unary[v], keep), some)
+        self.labels[v] = keep if labels is None else derived("some", (labels, keep), some)
         for w, table in self.near[v].items():
-            self.near[v][w] = some("some", (table, keep), _some)
+            self.near[v][w] = derived("some", (table, keep), some)
             self.near[w][v] = self.derived.turned(self.near[v][w])
 
     def cut(self, keep: dict[int, Labels]) -> None:
@@ -145,19 +145,19 @@ class Network:
                 self.labels[v] = states if labels is None else labels[states]
             for w, table in self.near[v].items():
                 if v < w and not (whole[v] and whole[w]):
-                    some = cut.get("some", (table, states, alike[w]), lambda t, a, b: t[np.ix_(a, b)])
-                    self.near[v][w], self.near[w][v] = some, cut.turned(some)
+                    left = cut.get("some", (table, states, alike[w]), lambda t, a, b: t[np.ix_(a, b)])
+                    self.near[v][w], self.near[w][v] = left, cut.turned(left)
 
     def merge(self, v: int, w: int, image: Labels) -> None:
         """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
         unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get
         between = near.pop(w)
         self.trail.append(Gone(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
-        self.unary[w] = cut("merged", (self.unary[w], unary, between, image), _merged)
+        self.unary[w] = cut("merged", (self.unary[w], unary, between, image), merged)
         del self.near[w][v]
         for u, table in near.items():
             del self.near[u][v]
-            self.add(w, u, cut("some", (table, image), _some))
+            self.add(w, u, cut("some", (table, image), some))
 
     @property
     def order(self) -> list[int]:
@@ -204,12 +204,12 @@ class Network:
             del self.near[w][v]
         if unary.size == 1 or len(near) == 1:
             for w, table in near.items():
-                part = table if unary.size == 1 else derived.get("one", (unary, table), _least)
-                self.unary[w] = derived.get("row", (self.unary[w], part), _plus_row)
+                part = table if unary.size == 1 else derived.get("one", (unary, table), least)
+                self.unary[w] = derived.get("row", (self.unary[w], part), plus_row)
             self.constant += float(unary[0]) if unary.size == 1 else 0.0
         elif near:
             (a, left), (b, right) = near.items()
-            self.add(a, b, derived.get("two", (unary, left, right), _least_of_two))
+            self.add(a, b, derived.get("two", (unary, left, right), least_of_two))
         else:
             self.constant += float(unary.min())
 
@@ -235,30 +235,3 @@ class Stamp(NamedTuple):
     part: Network
     variables: list[int]
     numbers: Labels
-
-
-def _some(array: NDArray[Any], keep: Labels) -> NDArray[Any]:
-    return array[keep]
-
-
-def _merged(unary: Costs, other: Costs, between: Costs, image: Labels) -> Costs:
-    return np.asarray(unary + other[image] + between[image, np.arange(image.size)])
-
-
-def _least(unary: Costs, table: Costs) -> Costs:
-    return np.asarray((unary[:, None] + table).min(axis=0)[None])
-
-
-def _plus_row(unary: Costs, row: Costs) -> Costs:
-    return np.asarray(unary + row[0])
-
-
-def _least_of_two(unary: Costs, left: Costs, right: Costs) -> Costs:
-    """The cheapest way from each state of one neighbour to each of the other's over the shared middle."""
-    left = left + unary[:, None]
-    if left.size * right.shape[1] <= 1 << 18:
-        return np.asarray((left[:, :, None] + right[:, None, :]).min(axis=0))
-    least: Costs = left[0][:, None] + right[0][None]
-    for from_left, from_right in zip(left[1:], right[1:], strict=True):
-        np.minimum(least, from_left[:, None] + from_right[None], out=least)
-    return least

@@ -57,14 +57,10 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        from meshdsl.planner.kernels import (
-            looked_up,
-        )  # with its compiler, too much to import for those who plan nothing
+        from meshdsl.planner.looked_up import looked_up  # with its compiler, too much for those who plan nothing
 
-        states = np.ascontiguousarray(rows)
-        return looked_up(
-            states, self._wiring.nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases
-        )
+        states, nodes = np.ascontiguousarray(rows), self._wiring.nodes
+        return looked_up(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
 
     def elsewhere(self, layouts: Ids) -> Iterator[Read]:
         """The values that are read in other layouts than their own, those that are read alike together."""

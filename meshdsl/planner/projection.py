@@ -6,10 +6,9 @@ and of every move between layouts what it costs at least, shared between the par
 changes something. So the minima of all parts together are no more than any plan costs.
 """
 
-from itertools import count
-
 import numpy as np
 
+from meshdsl.planner.closures import Closures
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
@@ -30,7 +29,7 @@ class Projection(Model):
         self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
         self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
         self._shares: dict[int, Costs] = {}
-        self._finite, self._wholes, self._made, self._twins = {}, {}, count(), whole._twins
+        self._finite, self._closures, self._twins, self.weighs = {}, Closures(), whole._twins, False
         self._begin()
 
     def seen(self, choice: Choice) -> Choice:
