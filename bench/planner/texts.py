@@ -79,11 +79,13 @@ arguments, the forward pass, backwards in the backward pass, and in the optimize
 costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once, and put
 together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
 them. A *shorter* step has six of many layers in a row. Plans are searched on that one, and the layers that it leaves
-out do as the last one before them does; which of them do otherwise, so that all fits the memory, is tried on the whole
-step (`mix.py`). The messages of the bound of the whole step begin with those of the shorter one (`shorter.py`), and one
-pass is all that is left to do. What operations of one kind have in common (signatures, work, costs, reshards) is found
-once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every
-layer written out are in `bench/unrolled.py`, their figures in the README.
+out do as the last one before them does. So that all fits the memory, some layers may do otherwise: what two plans do
+otherwise comes in groups of few kinds, and of each kind as many are taken over as fit, tried on the whole step
+(`mix.py`). The messages of the bound of the whole step are laid out from its blocks at once (`packed.py`) and begin
+with those of the shorter one (`shorter.py`); one pass is all that is left to do. What operations of one kind have in
+common (signatures, work, costs, reshards) is found once; memory of a plan is a few passes over arrays that are laid out
+once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the
+README.
 
 ![planning time against equations](planner-time.svg)
 """

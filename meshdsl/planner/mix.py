@@ -1,7 +1,7 @@
 """Where two plans differ: parts that one can take over from the other, each by itself."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -14,17 +14,10 @@ from meshdsl.planner.numbering import grouped, numbered
 _SMALLEST = 8  # nodes of a half of a group
 _IN_A_ROW = 3  # parts of a round that do not fit
 _WORTH = 1e-4  # part of a plan's cost that groups of one kind must be able to save
-_KINDS = 12  # of groups that are tried one by one
+_KINDS, _LAST = 12, 3  # of groups that are tried one by one, so many tries being left at last
 _LARGEST = 0.5  # part of all nodes
 
 Groups = list[list[int]]  # of nodes
-
-
-class Part(NamedTuple):
-    """Some groups; ``ranked``: those first that are worth most."""
-
-    groups: Groups
-    ranked: bool = False
 
 
 class Mixer:
@@ -54,7 +47,7 @@ class Mixer:
 
     def mixed(self) -> Choice:
         """The best plan in the end."""
-        parts = [Part(apart(self.model, self.best, self.over))]
+        parts = [apart(self.model, self.best, self.over)]
         while parts and self._goes_on:
             parts = self._round(parts)
         return self.best
@@ -64,9 +57,9 @@ class Mixer:
         """Whether another plan may be made."""
         return self._tries > 0 and not self.model.clock.is_up()
 
-    def _round(self, parts: list[Part]) -> list[Part]:
+    def _round(self, parts: list[Groups]) -> list[Groups]:
         """Try parts, and say which to try next; where some in a row are too much, the others are halved untried."""
-        left, failed = list[Part](), 0
+        left, failed = list[Groups](), 0
         for some in parts:
             if failed >= _IN_A_ROW or not self._goes_on:
                 left += split(some, 0.5)
@@ -77,9 +70,9 @@ class Mixer:
                 left += self._smaller(some, trial)
         return left
 
-    def _tried(self, some: Part) -> "_Trial":
+    def _tried(self, some: Groups) -> "_Trial":
         """The best plan with some groups as the other one has them."""
-        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some.groups))
+        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some))
         rows[nodes] = self.over.rows[nodes]
         self._tries, plan = self._tries - 1, self._made(rows)
         saved = self.best.cost - plan.cost
@@ -89,33 +82,58 @@ class Mixer:
         """Whether it is better and fits."""
         return trial.saved > 0 and trial.needs <= self._room(self.best)
 
-    def _smaller(self, some: Part, trial: "_Trial") -> list[Part]:
+    def _smaller(self, some: Groups, trial: "_Trial") -> list[Groups]:
         """What to try where some groups are too much together."""
-        kinds = [] if some.ranked else self._kinds(some)
-        if 1 < len(kinds) <= min(_KINDS, len(some.groups) // 2):
+        kinds = self._kinds(some)
+        if 1 < len(kinds) <= min(_KINDS, len(some) // 2):
             return self._ranked(kinds)
         if len(kinds) > 1 or trial.saved <= 0:
             return split(some, 0.5)
         share = self._room(self.best) / trial.needs
-        if share * trial.saved < _WORTH * self.best.cost or (len(kinds) == 1 and share * len(some.groups) < 1):
+        if share * len(some) < 1 < len(some) or share * trial.saved < _WORTH * self.best.cost:
             return []
         return split(some, share)
 
-    def _kinds(self, some: Part) -> list[Groups]:
+    def _kinds(self, some: Groups) -> list[Groups]:
         """Groups by kind: as large as each other, and with a first node of one kind, as those of equal layers have."""
-        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some.groups)
-        return [[some.groups[i] for i in alike] for alike in grouped(kinds)]
+        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some)
+        return [[some[i] for i in alike] for alike in grouped(kinds)]
 
-    def _ranked(self, kinds: list[Groups]) -> list[Part]:
-        """As many as should fit together, those first that need least for what they save; what is left of each kind."""
-        trials = [(kind, self._tried(Part(kind))) for kind in kinds if self._goes_on]
-        better = [(kind, trial) for kind, trial in trials if trial.saved > 0]
-        together, left, room = Groups(), list[Part](), self._room(self.best)
-        for kind, (_, _, needs) in sorted(better, key=lambda found: found[1].needs / found[1].saved):
-            count = len(kind) if needs <= room else max(0, int(room / needs * len(kind)))
-            together, room = together + kind[:count], room - needs * count / len(kind)
-            left += [Part(kind[count:])] if count < len(kind) else []
-        return [Part(together, True), *left] if together else left
+    def _ranked(self, kinds: list[Groups]) -> list[Groups]:
+        """Take over as many as fit together, those first that need least for what they save; what is left of each kind.
+
+        What kinds need by themselves may not add up: if what should fit does not, there is so much less room.
+        """
+        kinds = sorted(kinds, key=lambda kind: -len(kind) * len(kind[0]))
+        few = max(_LAST, self._tries - _LAST)
+        trials = [(kind, self._tried(kind)) for kind in kinds[:few] if self._goes_on]
+        better = [(kind, trial.needs, trial.needs / trial.saved) for kind, trial in trials if trial.saved > 0]
+        better.sort(key=lambda found: found[2])
+        room = budget = self._room(self.best)
+        left = list[Groups]()
+        for _ in range(_LAST):
+            together, left = _filled([(kind, needs) for kind, needs, _ in better], budget)
+            if not together or not self._goes_on:
+                break
+            trial = self._tried(together)
+            if self._takes(trial):
+                self.best = trial.plan
+                break
+            left.append(together)
+            if trial.saved <= 0:
+                break
+            budget -= trial.needs - room
+        return [*left, *kinds[few:]]
+
+
+def _filled(kinds: Sequence[tuple[Groups, float]], room: float) -> tuple[Groups, list[Groups]]:
+    """As many groups, kind after kind, as fit if all of a kind need as much; what is left of each kind."""
+    together, left = Groups(), list[Groups]()
+    for kind, needs in kinds:
+        count = len(kind) if needs <= room else max(0, int(room / needs * len(kind)))
+        together, room = together + kind[:count], room - needs * count / len(kind)
+        left += [kind[count:]] if count < len(kind) else []
+    return together, left
 
 
 class _Trial(NamedTuple):
@@ -160,12 +178,11 @@ def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
     return [nodes[some].tolist() for some in grouped(model.layers.layer[nodes])]
 
 
-def split(some: Part, share: float) -> list[Part]:
+def split(some: Groups, share: float) -> list[Groups]:
     """A share of the groups and the rest, or one that is large enough in halves; none of plans that differ in moves."""
-    groups = some.groups
-    if len(groups) > 1:
-        first = min(max(1, int(share * len(groups))), len(groups) - 1)
-        return [Part(groups[:first], some.ranked), Part(groups[first:], some.ranked)]
-    nodes = groups[0] if groups else []
+    if len(some) > 1:
+        first = min(max(1, int(share * len(some))), len(some) - 1)
+        return [some[:first], some[first:]]
+    nodes = some[0] if some else []
     half = len(nodes) // 2
-    return [Part([nodes[:half]]), Part([nodes[half:]])] if half >= _SMALLEST else []
+    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []

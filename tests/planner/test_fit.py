@@ -9,7 +9,7 @@ from meshdsl.models import gpt
 from meshdsl.planner import mix
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.mix import Part, apart, split
+from meshdsl.planner.mix import apart, split
 from tests.planner.graphs import TWO, problem_of
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -65,13 +65,10 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
 
 
 def test_a_large_part_is_halved_or_parted_where_it_is_told():
-    def parted(groups, share):
-        return [part.groups for part in split(Part(groups), share)]
-
-    assert parted([[1], [2], [3]], 0.5) == parted([[1], [2], [3]], 0.0) == [[[1]], [[2], [3]]]
-    assert parted([[1], [2], [3]], 0.99) == [[[1], [2]], [[3]]]
-    assert parted([], 0.5) == parted([[1, 2, 3]], 0.5) == []
-    assert parted([list(range(16))], 0.9) == [[list(range(8))], [list(range(8, 16))]]
+    assert split([[1], [2], [3]], 0.5) == split([[1], [2], [3]], 0.0) == [[[1]], [[2], [3]]]
+    assert split([[1], [2], [3]], 0.99) == [[[1], [2]], [[3]]]
+    assert split([], 0.5) == split([[1, 2, 3]], 0.5) == []
+    assert split([list(range(16))], 0.9) == [[list(range(8))], [list(range(8, 16))]]
 
 
 def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
