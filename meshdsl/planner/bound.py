@@ -93,14 +93,14 @@ class Certificate:
         """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
         if self._messages is None:
             self._messages = self._whole.passing(self._limit) if self._shorter else Messages(self._network)
-            self._begin(self._messages)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
 
     def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
         """Pass messages, drop states that cannot be optimal, eliminate what has become small.
 
-        The messages of a large network stay beside its tables, until few enough states are left.
+        Those of ``lift`` are not those of tables that can change, and begin anew where there are several blocks; those
+        of a large network stay beside its tables, until few enough states are left.
 
         Args:
           evaluator: if there is one, the plan that the messages point to may be the best from now on.
@@ -108,7 +108,8 @@ class Certificate:
         messages = self._messages
         if not isinstance(messages, Messages):
             messages = self._messages = Messages(self._network)
-            self._begin(messages)
+            if self._shorter:
+                self._shorter.begin(messages, self._limit)
         messages.run(passes)
         if evaluator:
             self._consider(messages.states, evaluator)
@@ -135,11 +136,6 @@ class Certificate:
             self._consider(self._network.named(self._network.order, found.states), evaluator)
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
-
-    def _begin(self, messages: Passing) -> None:
-        """Begin messages with those of a shorter step, if there is one."""
-        if self._shorter:
-            self._shorter.begin(messages, self._limit)
 
     def _consider(self, chosen: dict[int, int], evaluator: Evaluator) -> None:
         """Take the plan that some states of the variables stand for, if it is better."""

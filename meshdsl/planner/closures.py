@@ -26,7 +26,7 @@ class Closures:
         for d in distances:
             if d not in found:
                 found[d] = Closure(d, d.fitting, d.fitting, next(self._numbers))
-        return dict(found)
+        return found
 
     def near(self, read: Mapping[Distances, Ids], groups: Groups) -> dict[Distances, Closure]:
         """Of layouts that are read, with moves through those near them."""
@@ -41,6 +41,10 @@ class Closures:
                 self._held[key] = self._between(d, layouts, ())
             found[d] = self._held[key]
         return found
+
+    def let_go(self) -> None:
+        """Of those of plans."""
+        self._held.clear()
 
     def _between(self, distances: Distances, layouts: Ids, groups: Groups) -> Closure:
         return Closure(distances, layouts, between(distances, layouts, groups), next(self._numbers))

@@ -20,7 +20,7 @@ import numpy as np
 
 from meshdsl.ir import Op, Value
 from meshdsl.planner.certain import Certain, certain
-from meshdsl.planner.exact import Costs
+from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Model
@@ -68,10 +68,11 @@ class Floor:
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
-        as_made = self._as_made(choice)
+        layouts = self.model.ports.layouts(choice.rows)
+        as_made = self._as_made(layouts)
         copies = (end for end in self.copies if not as_made(end))
         later = (end for end in self.later if as_made(end))
-        smallest = self._smallest.bytes(self.kept, choice.rows, choice.edges)
+        smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
         return kept + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
@@ -90,9 +91,9 @@ class Floor:
         """How many of the prices may be rounded up."""
         return len(self.copies) + len(self.later) + len(self.kept)
 
-    def _as_made(self, choice: Choice) -> Callable[[End], bool]:
-        """Whether a port reads its value in the layout in which that is made."""
-        wiring, layouts = self.model.wiring, self.model.ports.layouts(choice.rows)
+    def _as_made(self, layouts: Ids) -> Callable[[End], bool]:
+        """What tells of a port if it reads its value in the layout in which that is made."""
+        wiring = self.model.wiring
         same = layouts == layouts[wiring.every]
         return lambda end: bool(same[wiring.first[end[0]] + end[1]])
 

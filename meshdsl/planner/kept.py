@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from meshdsl.layouts.layout import Layout
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.pairs import End
 from meshdsl.planner.tree import Edges, moves_of
@@ -17,23 +18,23 @@ class Kept:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._ports: dict[End, tuple[int, list[int]]] = {}
-        self._known: dict[tuple[int, Edges, int, frozenset[int]], float] = {}
+        self._known: dict[tuple[int, Edges, int, frozenset[int]], int] = {}  # elements
 
     def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
         """What a plan pays at the model's present prices for what is kept."""
         if not (prices := self.model.prices.kept):
             return 0.0
-        held = np.array(self.bytes(prices, rows, edges)) * [*prices.values()]
-        return float(self.model.scale.pack(held).sum())
+        held = np.array(self.bytes(prices.keys(), self.model.ports.layouts(rows), edges))
+        return float(self.model.scale.pack(held * np.array(list(prices.values()))).sum())
 
-    def bytes(self, ends: Iterable[End], rows: Assignment, edges: Mapping[int, Edges]) -> list[float]:
+    def bytes(self, ends: Iterable[End], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
         """Of the smallest copy on the way to each reader, from where it has gone to the others that read the value.
 
         Args:
-          rows: of a plan. edges: by value, its moves.
+          layouts: of the ports in a plan. edges: by value, its moves.
         """
-        layouts = self.model.ports.layouts(rows).tolist()
-        return [self._least(end, layouts, edges) for end in ends]
+        numbers = layouts.tolist()
+        return [self._least(end, numbers, edges) for end in ends]
 
     def _least(self, end: End, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
         model, (port, others) = self.model, self._of(end)
@@ -45,8 +46,8 @@ class Kept:
             way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}
             gone = {layout for other in key[-1] for layout in _back(space.layouts[other], way)}
             there = _until(gone, _back(space.layouts[key[2]], way))
-            self._known[key] = float(min(prod(layout.local_shape(value.shape, sizes)) for layout in there))
-        return self._known[key] * value.itemsize
+            self._known[key] = min(prod(layout.local_shape(value.shape, sizes)) for layout in there)
+        return float(self._known[key] * value.itemsize)
 
     def _of(self, end: End) -> tuple[int, list[int]]:
         """The port that a reader is, and those of the others that read the value."""

@@ -50,7 +50,7 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
 
     On the way every variable takes the state that is cheapest given those behind it and what the
     ones ahead say: ``states``. Returns what these cost in all, and what no states undercut: the minima of what the
-    variables keep, for by their messages the edges ahead hold a share each and no more.
+    variables keep, for by their messages the edges ahead hold a share each and no more. Tables may be float32.
     """
     start, first, to, back, out, table = flat
     n = start.size - 1

@@ -56,13 +56,12 @@ def _read(line: Line, copies: Copies, first: Ids, last: Ids) -> None:
                     late[waiting] = copy
                     waiting, source = waiting + 1, -1
                 copy = source
-    _shrink(line, sources, late[:waiting], first, last)
+    _shrink(line.enters, sources, late[:waiting], first, last)
 
 
 @compiled
-def _shrink(line: Line, sources: Ids, smaller: Ids, first: Ids, last: Ids) -> None:
+def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids) -> None:
     """Make smaller copies as soon as nobody else needs what they are made from, one after the other."""
-    enters = line.enters
     taken = np.zeros(enters.size, dtype=np.intp)
     for copy in smaller:
         source = sources[copy]

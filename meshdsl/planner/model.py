@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.layouts.layout import Layout
 from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed, has_states, require_states
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
@@ -118,7 +117,7 @@ class Model:
             self.closures = self._closures.near(self._read_layouts(), groups)
 
     def hold(self, plan: Assignment) -> None:
-        """Leave the layouts in question that a plan has, and moves through those near them, but no states."""
+        """Leave the layouts in question that a plan has, and moves through those near them, and no states."""
         self.every_state, self.states, self.alike = False, [], array(())
         layouts = self.ports.layouts(plan)
         most = int(layouts.max(initial=0)) + 1
@@ -128,6 +127,11 @@ class Model:
         self.closures = self._closures.held(
             (self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces)
         )
+
+    def let_go(self) -> None:
+        """Of the closures, which are large on many axes, until it is focused on something again."""
+        self.closures = {}
+        self._closures.let_go()
 
     def closure(self, value: int) -> Closure:
         """The layouts of a value that are in question, and what moves between them cost."""
@@ -183,11 +187,6 @@ class Model:
         codes = self.tables[n].codes[port]
         ids = self.closure(self.nodes[n].ports[port].value.id).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
-
-    def layout(self, n: int, port: int, state: NDArray[np.intp]) -> Layout:
-        """The layout of a port in a joint state."""
-        space = self.distances[self.nodes[n].ports[port].value.id].space
-        return space.layouts[int(self.numbers(n, port, state))]
 
     def numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """As ``layout_ids``, as numbers among all layouts."""

@@ -92,18 +92,18 @@ class _Laid(NamedTuple):
     constant: float
 
 
-def packed(*networks: Sequence[Stamp], limit: float = np.inf, exactly: bool = True) -> list[Packed]:
+def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool = False) -> list[Packed]:
     """Networks, each of all copies of some others, with one array of tables.
 
     Args:
-      limit: no entry is above it. exactly: else entries of large ones may be lower by a rounding, for a bound is asked.
+      limit: no entry is above it. rounded_down: entries of large ones may be, for only a bound is asked for.
     """
     tables = _Tables()
     laid = [_laid_out(stamps, tables) for stamps in networks]
     costs: NDArray[Any]
     costs, begins = tables.joined(np.unique(np.concatenate([each.halves.table for each in laid])), limit)
-    if not exactly and costs.size >= _MANY:
-        costs = _halved(costs)
+    if rounded_down and costs.size >= _MANY:
+        costs = _narrowed(costs)
     return [
         Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
         for each in laid
@@ -134,9 +134,9 @@ def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
         added(costs, unary, np.tile(begins, copies), np.tile(ends, copies), start[here.ravel()])
     halves = _halves(stamps, variables, tables)
     own = np.flatnonzero(halves.source == halves.target)
-    for i in own[::2].tolist():  # there are two halves of it
+    for i in own.tolist():  # there are two halves of each
         at = halves.source[i]
-        unary[start[at] : start[at + 1]] += np.diagonal(tables.of(int(halves.table[i])))
+        unary[start[at] : start[at + 1]] += np.diagonal(tables.of(int(halves.table[i]))) / 2
     others = _merged(_Halves(*(np.delete(column, own) for column in halves)), tables, variables.order.size)
     return _Laid(variables, others, unary, sum(stamp.part.constant * len(stamp.numbers) for stamp in stamps))
 
@@ -180,7 +180,7 @@ def _variables(stamps: Sequence[Stamp]) -> _Variables:
 
 def _halves(stamps: Sequence[Stamp], variables: _Variables, tables: _Tables) -> _Halves:
     """All half edges, those of a variable in the order in which its networks list them."""
-    columns: list[tuple[Ids, Ids, Ids]] = []
+    columns = [(array(()),) * 3]
     for (part, _, _), here in zip(stamps, variables.here, strict=True):
         column, near = {v: i for i, v in enumerate(part.unary)}, part.near.items()
         source = here[:, array(column[v] for v, others in near for _ in others)]
@@ -207,12 +207,12 @@ def _merged(halves: _Halves, tables: _Tables, count: int) -> _Halves:
     return _Halves(halves.source[stays], halves.target[stays], table[stays])
 
 
-def _halved(costs: Costs) -> NDArray[np.float32]:
+def _narrowed(costs: Costs) -> NDArray[np.float32]:
     """Costs in half as many bytes, none of them higher: what they prove as a lower bound stays true."""
-    half = costs.astype(np.float32)
-    over = half > costs
-    half[over] = np.nextafter(half[over], np.float32(-np.inf))
-    return half
+    found = costs.astype(np.float32)
+    over = found > costs
+    found[over] = np.nextafter(found[over], np.float32(-np.inf))
+    return found
 
 
 def _joined(arrays: list[Costs]) -> tuple[Costs, Ids, Ids]:

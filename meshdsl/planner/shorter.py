@@ -31,8 +31,8 @@ class Shorter:
         self.blocks, self.stamps = blocks, list[Stamp]()
         self._all = Network(None, blocks.count)
         self._layer, self._column = [blocks.layer], [blocks.column]
-        self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
         self._known: Passing | None = None
+        self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
 
     def add(self, block: Block, part: Network, whole: Stamp) -> None:
         """Add the copies of a block that are left.
@@ -56,17 +56,15 @@ class Shorter:
         """Entries of all tables."""
         return sum(stamp.part.entries * len(stamp.numbers) for stamp in self.stamps)
 
-    def settle(self, few: Packed) -> None:
-        """Pass messages between these copies, until they say no more."""
+    def settled(self, few: Packed) -> Passing:
+        """Messages between these copies, passed until they say no more; kept for the next time."""
         self._known = Passing(few)
-        _settle(self._known)
+        _pass_on(self._known)
+        return self._known
 
     def begin(self, messages: Passing, limit: float) -> None:
-        """Begin the messages of the whole network with those of this one, no entry of which is above ``limit``."""
-        if self._known is None:
-            self.settle(packed(self.stamps, limit=limit)[0])
-        assert self._known
-        _take(messages, self._known, self)
+        """Begin the messages of the whole network with those of these copies, no entry of which is above ``limit``."""
+        _take(messages, self._known or self.settled(packed(self.stamps, limit=limit)[0]), self)
 
     def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
         """The ends of the half edges that those of the whole network are like; -1 where there is none."""
@@ -91,7 +89,7 @@ class Shorter:
         return found
 
 
-def _settle(messages: Passing) -> None:
+def _pass_on(messages: Passing) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes."""
     most = max(_LEAST, min(_MOST, _WORK // max(1, messages.entries)))
     for _ in range(most // _AT_A_TIME):

@@ -51,7 +51,7 @@ class Found:
         bound = self._prove_short()
         if bound <= self.model.scale.seconds(self.free.cost):
             bound = max(bound, self.prove())
-        self.model.closures.clear()  # large on many axes, and not needed any more
+        self.model.let_go()
         return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
 
     def settled(self) -> "Found":

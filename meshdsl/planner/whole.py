@@ -12,20 +12,25 @@ from meshdsl.planner.shorter import Shorter
 
 
 class Whole:
-    """All copies of blocks; ``shorter``: those that a shorter step leaves, if there are several blocks.
+    """All copies of blocks; those that a shorter step leaves, if there are several blocks.
 
     Args:
       parts: the blocks and their networks.
     """
 
     def __init__(self, blocks: Blocks, parts: Sequence[tuple[Block, Network]], derived: Derived) -> None:
-        self._parts, self._all = parts, Network(derived, blocks.count)
-        self.shorter: Shorter | None = None
-        if len(parts) > 1:
-            self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
-            self.shorter = Shorter(blocks)
-            for (block, part), stamp in zip(parts, self._stamps, strict=True):
-                self.shorter.add(block, part, stamp)
+        self._blocks, self._parts, self._all = blocks, parts, Network(derived, blocks.count)
+        self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
+
+    @cached_property
+    def shorter(self) -> Shorter | None:
+        """The copies that a shorter step leaves."""
+        if len(self._parts) == 1:
+            return None
+        found = Shorter(self._blocks)
+        for (block, part), stamp in zip(self._parts, self._stamps, strict=True):
+            found.add(block, part, stamp)
+        return found
 
     @property
     def entries(self) -> int:
@@ -35,19 +40,22 @@ class Whole:
     @cached_property
     def network(self) -> Network:
         """As a network of all variables."""
-        if self.shorter is None:
+        if len(self._parts) == 1:
             return self._parts[0][1]
         for stamp in self._stamps:
             self._all.stamp(stamp)
         return self._all
 
     def passing(self, limit: float) -> Passing:
-        """Messages between all copies of several blocks, which make no network of them, and prove a bound.
+        """Messages between all copies, which make no network of them, and prove a bound.
 
         Args:
           limit: of entries of tables.
         """
-        assert self.shorter
-        few, every = packed(self.shorter.stamps, self._stamps, limit=limit, exactly=False)
-        self.shorter.settle(few)
-        return Passing(every)
+        if self.shorter is None:
+            return Passing(packed(self._stamps, limit=limit)[0])
+        few, every = packed(self.shorter.stamps, self._stamps, limit=limit, rounded_down=True)
+        messages = Passing(every)
+        self.shorter.settled(few)
+        self.shorter.begin(messages, limit)
+        return messages

@@ -80,3 +80,9 @@ def minimum(network, fixed):
     network.reduce(10**9)
     assert not network.unary
     return network.constant
+
+
+def layout_of(model, n, port, state):
+    """The layout of a node's port in a joint state."""
+    space = model.distances[model.nodes[n].ports[port].value.id].space
+    return space.layouts[int(model.numbers(n, port, state))]

@@ -10,7 +10,7 @@ from meshdsl.planner import mix
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.mix import apart, split
-from tests.planner.graphs import TWO, problem_of
+from tests.planner.graphs import TWO, layout_of, problem_of
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
 
@@ -51,7 +51,7 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
         {
             port.value.id
             for p, port in enumerate(node.ports)
-            if model.layout(n, p, one.rows[n]) != model.layout(n, p, other.rows[n])
+            if layout_of(model, n, p, one.rows[n]) != layout_of(model, n, p, other.rows[n])
         }
         for n, node in enumerate(model.nodes)
     ]

@@ -223,7 +223,7 @@ def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
         network.put(v, np.zeros(300))
     network.add(0, 1, np.concatenate([rng.random((299, 300)) * 1e13, np.full((1, 300), 1e30)]))
     stamp = Stamp(network, [0, 1], np.array([[0, 1]]))
-    (exact,), (half,) = packed([stamp]), packed([stamp], exactly=False)
+    (exact,), (half,) = packed([stamp]), packed([stamp], rounded_down=True)
     assert half.tables.dtype == np.float32 and (half.tables <= exact.tables).all()
     near = exact.tables < 1e14
     np.testing.assert_allclose(half.tables[near], exact.tables[near], rtol=2e-7)
@@ -231,6 +231,18 @@ def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
     for messages in (whole, rough):
         messages.run(2)
     assert whole.bound * (1 - 1e-6) <= rough.bound <= whole.bound
+
+
+def test_variables_that_are_one_in_a_copy_keep_what_they_cost_together():
+    part, whole = Network(None, 3), Network(None, 1)
+    for v in range(3):
+        part.put(v, np.zeros(2))
+    for (v, w), cost in {(0, 1): 1.0, (0, 2): 10.0, (1, 2): 100.0}.items():
+        part.add(v, w, np.diag([cost, 0.0]))
+    stamp = whole.numbered(part, [0, 1, 2], np.array([[0, 0, 0]]))
+    whole.stamp(stamp)
+    flat = packed([stamp])[0]
+    assert flat.unary.tolist() == whole.unary[0].tolist() == [111, 0] and not flat.flat.to.size
 
 
 @pytest.mark.parametrize("merged", [False, True])

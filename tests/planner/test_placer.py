@@ -12,6 +12,7 @@ from meshdsl.planner.placed import placed
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.problem import make_problem
 from meshdsl.trace import trace
+from tests.planner.graphs import layout_of
 from tests.planner.test_dual import mixed_step
 from tests.planner.test_memory import ONE, STACK, branches, stacked, stored
 
@@ -45,8 +46,36 @@ def test_the_layouts_of_all_ports_are_those_of_each(name, mesh):
         for p, port in enumerate(node.ports):
             if port.defines or port.reader:
                 found = own[port.value.id] if port.defines else uses[port.reader]
-                assert found == model.layout(n, p, rows[n])
+                assert found == layout_of(model, n, p, rows[n])
     assert set(own) == set(model.problem.defined)
+
+
+@pytest.mark.parametrize("mesh", [md.Mesh(x=4), md.Mesh(x=2, y=1, z=2)], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_values_that_are_read_elsewhere_are_told_once_with_all_other_layouts(name, mesh):
+    model = model_of(name, mesh)
+    layouts = model.ports.layouts(drawn(model, 2))
+    ports, expected = {}, {}
+    for i, (n, p) in enumerate((n, p) for n, node in enumerate(model.nodes) for p in range(len(node.ports))):
+        ports[n, p] = int(layouts[i])
+    for value, (source, *readers) in model.ends.items():
+        others = {ports[reader] for reader in readers} - {ports[source]}
+        expected |= {value: (ports[source], tuple(sorted(others)))} if others else {}
+    found = [(v, (read.own, read.others)) for read in model.ports.elsewhere(layouts) for v in read.values]
+    assert found and dict(found) == expected and len(found) == len(expected)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_plan_that_is_held_costs_what_it_does_near_itself(name):
+    model = model_of(name, md.Mesh(x=2, y=2, z=2))
+    for seed in range(3):
+        rows = drawn(model, seed)
+        found = []
+        for look in (model.hold, lambda plan: model.focus((), plan)):
+            look(rows)
+            choice = Evaluator(model).evaluate(rows)
+            found.append((choice.cost, choice.edges))
+        assert found[0] == found[1]
 
 
 def test_axes_of_one_dim_are_in_the_order_of_the_pin():

@@ -28,7 +28,7 @@ from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find, search
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape
 
 SMALL = [("matmul", ONE), ("two layers", ONE), ("shared", ONE), ("gradient", ONE), ("looped", ONE), ("matmul", TWO)]
 
@@ -149,7 +149,7 @@ def test_of_equal_plans_the_one_with_the_fewest_collectives_is_taken(name, least
 
 PLAN = """
 import hashlib
-from tests.planner.graphs import TWO, problem_of
+from tests.planner.graphs import TWO, layout_of, problem_of
 from meshdsl.planner.search import search
 print(hashlib.sha256(search(problem_of("shared", TWO))[0].rows.tobytes()).hexdigest())
 """
@@ -166,7 +166,7 @@ def test_states_that_agree_with_pins_only():
     best, _ = search(model)
     assert {model.nodes[n].what for n in range(2)} == {"input a", "input b"}
     for n, (axis, placed) in enumerate((("x", md.S(0)), ("y", md.S(1)))):
-        assert model.layout(n, 0, best.rows[n]).on(axis) is placed
+        assert layout_of(model, n, 0, best.rows[n]).on(axis) is placed
 
 
 def too_small(step, args, pins, mesh, memory):

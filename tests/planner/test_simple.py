@@ -13,7 +13,7 @@ from meshdsl.planner.search import search
 from meshdsl.planner.simple import distinct, simplest
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, layout_of, problem_of, shape
 
 FREE = Topology("free", 1e30, 1e30, 1e30, 1e12, 0.0, (Link(0.0, 1e30),))
 
@@ -35,7 +35,7 @@ def evaluated(model, placed):
     def row(n):
         states = np.argwhere(np.isfinite(model.unit(n)))
         ports = range(len(model.nodes[n].ports))
-        fine = [s for s in states if {model.layout(n, p, s).on("x") for p in ports} <= {placed(n)}]
+        fine = [s for s in states if {layout_of(model, n, p, s).on("x") for p in ports} <= {placed(n)}]
         return fine[0] if fine else states[0]
 
     evaluator = Evaluator(model)

@@ -24,7 +24,7 @@ class FlatCore:
         network = core.network.copy()
         cap(network, top)
         self.messages = Messages(network)
-        self.order, self.flat = self.messages.order, self.messages.flat
+        self.order, self.flat = self.messages.order.tolist(), self.messages.flat
         self.unary, self.tables = self.messages.unary, self.messages.tables
         items = [(i, at, use) for i, v in enumerate(self.order) for at, use in core.usage.held.get(v, {}).items()]
         self.held = Held(
