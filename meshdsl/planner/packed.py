@@ -62,7 +62,8 @@ class _Tables:
         begins[used] = offsets(array(self.of(i).size for i in used.tolist()))[:-1]
         if used.size:
             costs = np.concatenate([self.of(i).ravel() for i in used.tolist()])
-        np.minimum(costs, limit, out=costs)
+        if limit < np.inf:
+            np.minimum(costs, limit, out=costs)
         return costs, begins
 
 
