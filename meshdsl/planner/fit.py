@@ -32,6 +32,7 @@ _FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operat
 _QUICK = 12  # ... and at least where the search began from another plan
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
+_DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 
@@ -123,6 +124,10 @@ class Fitter:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
         low, high = self.low, self.price
+        if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.clock.is_up():
+            choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
+            if self.peak(choice).bytes <= limit:
+                best = min(best, choice, key=lambda choice: choice.cost)
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
