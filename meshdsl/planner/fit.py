@@ -123,12 +123,12 @@ class Fitter:
         Args:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
-        low, high = self.low, self.price
+        low, high, fitting = self.low, self.price, [best]
         if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.clock.is_up():
             choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
-            if self.peak(choice).bytes <= limit:
-                best = min(best, choice, key=lambda choice: choice.cost)
+            fitting += [choice] if self.peak(choice).bytes <= limit else []
         for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
+            best = min(fitting, key=lambda choice: choice.cost)
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
             price = (low * high) ** 0.5
@@ -136,12 +136,14 @@ class Fitter:
             choice = self._priced([best, free, *self.over[:1]], price, limit, sweep=False)
             peak = self.peak(choice)
             if peak.bytes <= limit:
-                high, best = price, min(best, choice, key=lambda choice: choice.cost)
+                high, fitting = price, [*fitting, choice]
             else:
                 low, self.over = price if peak in self.points else low, [choice, *self.over]
                 self.points.add(peak)
         self.price = high
-        return self.mixed(best, free, limit)
+        fitting.sort(key=lambda choice: choice.cost)
+        found = [self.mixed(choice, free, limit) for choice in (fitting if self._is_small else fitting[:1])]
+        return min(found, key=lambda found: found[0].cost)
 
     def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that does some things as those do that do not fit."""
