@@ -92,7 +92,7 @@ class Certificate:
     def lift(self, passes: int) -> None:
         """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
         if self._messages is None:
-            self._messages = self._whole.passing(self._limit) if self._shorter else Messages(self._network)
+            self._messages = self._shorter.passing(self._limit) if self._shorter else Messages(self._network)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
 

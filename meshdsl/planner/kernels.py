@@ -88,14 +88,6 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
 
 
 @compiled
-def copied(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
-    """Copy stretches of one array, from where they begin up to where they end, to places in another."""
-    for i in range(begins.size):
-        for j in range(ends[i] - begins[i]):
-            target[to[i] + j] = source[begins[i] + j]
-
-
-@compiled
 def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
     """Add stretches of one array, from where they begin up to where they end, at places in another."""
     for i in range(begins.size):

@@ -5,7 +5,6 @@ arrays. So all layers are laid out at once, without asking every variable for it
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,7 +55,7 @@ class _Tables:
             self._sums[one, other] = self.number(self.of(one) + self.of(other))
         return self._sums[one, other]
 
-    def joined(self, used: Ids, limit: float) -> tuple[Costs, Ids]:
+    def joined(self, used: Ids, limit: float = np.inf) -> tuple[Costs, Ids]:
         """Some tables, one after the other, no entry above ``limit``, and where each of all begins."""
         begins, costs = np.zeros(len(self._tables), dtype=np.intp), np.zeros(0)
         begins[used] = offsets(array(self.of(i).size for i in used.tolist()))[:-1]
@@ -130,15 +129,18 @@ def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
     start = offsets(variables.sizes)
     unary = np.zeros(start[-1])
     for stamp, here in zip(stamps, variables.here, strict=True):
-        costs, begins, ends = _joined(list(stamp.part.unary.values()))
-        copies = len(here)
-        added(costs, unary, np.tile(begins, copies), np.tile(ends, copies), start[here.ravel()])
+        own = _Tables()
+        numbers = array(map(own.number, stamp.part.unary.values()))
+        costs, begins = own.joined(np.unique(numbers))
+        places = here.ravel()
+        begin = np.tile(begins[numbers], len(here))
+        added(costs, unary, begin, begin + variables.sizes[places], start[places])
     halves = _halves(stamps, variables, tables)
-    own = np.flatnonzero(halves.source == halves.target)
-    for i in own.tolist():  # there are two halves of each
+    loops = np.flatnonzero(halves.source == halves.target)
+    for i in loops.tolist():  # there are two halves of each
         at = halves.source[i]
         unary[start[at] : start[at + 1]] += np.diagonal(tables.of(int(halves.table[i]))) / 2
-    others = _merged(_Halves(*(np.delete(column, own) for column in halves)), tables, variables.order.size)
+    others = _merged(_Halves(*(np.delete(column, loops) for column in halves)), tables, variables.order.size)
     return _Laid(variables, others, unary, sum(stamp.part.constant * len(stamp.numbers) for stamp in stamps))
 
 
@@ -214,12 +216,3 @@ def _narrowed(costs: Costs) -> NDArray[np.float32]:
     over = found > costs
     found[over] = np.nextafter(found[over], np.float32(-np.inf))
     return found
-
-
-def _joined(arrays: list[Costs]) -> tuple[Costs, Ids, Ids]:
-    """Arrays one after the other, those that are the same object once; where each begins and ends."""
-    once = {id(found): found for found in arrays}
-    begins = dict(zip(once, accumulate((found.size for found in once.values()), initial=0), strict=False))
-    begin = array(begins[id(found)] for found in arrays)
-    every = np.concatenate([np.zeros(0), *(found.ravel() for found in once.values())])
-    return every, begin, begin + array(found.size for found in arrays)

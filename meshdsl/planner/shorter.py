@@ -28,7 +28,7 @@ class Shorter:
     """
 
     def __init__(self, blocks: Blocks) -> None:
-        self.blocks, self.stamps = blocks, list[Stamp]()
+        self.blocks, self.stamps, self._whole = blocks, list[Stamp](), list[Stamp]()
         self._all = Network(None, blocks.count)
         self._layer, self._column = [blocks.layer], [blocks.column]
         self._known: Passing | None = None
@@ -43,6 +43,7 @@ class Shorter:
         layers, copies = self.blocks.shorter(block)
         stamp = self._all.numbered(part, block.names, copies)
         self.stamps.append(stamp)
+        self._whole.append(whole)
         named, columns = copies.shape[1], stamp.numbers.shape[1] - copies.shape[1]
         here = np.full((len(self.blocks.layers) + 1, columns), _NONE)
         here[layers] = stamp.numbers[:, named:]
@@ -56,15 +57,27 @@ class Shorter:
         """Entries of all tables."""
         return sum(stamp.part.entries * len(stamp.numbers) for stamp in self.stamps)
 
-    def settled(self, few: Packed) -> Passing:
+    def passing(self, limit: float) -> Passing:
+        """Messages between all copies, begun, which make no network of them, and prove a bound.
+
+        Args:
+          limit: of entries of tables.
+        """
+        few, every = packed(self.stamps, self._whole, limit=limit, rounded_down=True)
+        self._settle(few)
+        messages = Passing(every)
+        self.begin(messages, limit)
+        return messages
+
+    def begin(self, messages: Passing, limit: float) -> None:
+        """Begin the messages of the whole network, which are none yet, with those of these copies."""
+        _take(messages, self._known or self._settle(packed(self.stamps, limit=limit)[0]), self)
+
+    def _settle(self, few: Packed) -> Passing:
         """Messages between these copies, passed until they say no more; kept for the next time."""
         self._known = Passing(few)
         _pass_on(self._known)
         return self._known
-
-    def begin(self, messages: Passing, limit: float) -> None:
-        """Begin the messages of the whole network with those of these copies, no entry of which is above ``limit``."""
-        _take(messages, self._known or self.settled(packed(self.stamps, limit=limit)[0]), self)
 
     def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
         """The ends of the half edges that those of the whole network are like; -1 where there is none."""
@@ -101,7 +114,7 @@ def _pass_on(messages: Passing) -> None:
 
 
 def _take(messages: Passing, known: Passing, shorter: Shorter) -> None:
-    """Take over the messages of half edges that are like those of the shorter network."""
+    """Take over the messages of half edges that are like those of the shorter network; there are none before."""
     from meshdsl.planner import kernels
 
     if not known.sent.size:
@@ -114,7 +127,7 @@ def _take(messages: Passing, known: Passing, shorter: Shorter) -> None:
     begins, stops = known.flat.out[half], np.append(known.flat.out, known.sent.size)[half + 1]
     sizes = np.diff(messages.flat.out, append=messages.sent.size)
     alike = (ends[half] == others) & (sizes == stops - begins)
-    kernels.copied(known.sent, messages.sent, begins[alike], stops[alike], messages.flat.out[alike])
+    kernels.added(known.sent, messages.sent, begins[alike], stops[alike], messages.flat.out[alike])
 
 
 def _joined(sources: Ids, targets: Ids) -> Ids:

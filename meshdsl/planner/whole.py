@@ -1,13 +1,11 @@
-"""The blocks of a step put together, each as often as it occurs: as one network, or laid out for messages alone."""
+"""The blocks of a step put together, each as often as it occurs."""
 
 from collections.abc import Sequence
 from functools import cached_property
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.messages import Passing
 from meshdsl.planner.network import Network
-from meshdsl.planner.packed import packed
 from meshdsl.planner.shorter import Shorter
 
 
@@ -45,17 +43,3 @@ class Whole:
         for stamp in self._stamps:
             self._all.stamp(stamp)
         return self._all
-
-    def passing(self, limit: float) -> Passing:
-        """Messages between all copies, which make no network of them, and prove a bound.
-
-        Args:
-          limit: of entries of tables.
-        """
-        if self.shorter is None:
-            return Passing(packed(self._stamps, limit=limit)[0])
-        few, every = packed(self.shorter.stamps, self._stamps, limit=limit, rounded_down=True)
-        messages = Passing(every)
-        self.shorter.settled(few)
-        self.shorter.begin(messages, limit)
-        return messages

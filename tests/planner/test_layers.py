@@ -9,20 +9,17 @@ import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
 from meshdsl.planner import joint as joint_module
-from meshdsl.planner import packed as packed_module
 from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.layers import layers_of
-from meshdsl.planner.messages import Messages, Passing, cap
+from meshdsl.planner.messages import Messages, cap
 from meshdsl.planner.model import Model
-from meshdsl.planner.network import Network, Stamp
-from meshdsl.planner.packed import packed
+from meshdsl.planner.network import Network
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import find
 from meshdsl.planner.shorter import Shorter
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
@@ -202,9 +199,9 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
     limit = evaluator.objective(best) + 1.0
-    flat, made, unaware = whole.passing(limit), *(Messages(capped(network, limit)) for _ in range(2))
+    flat, made, unaware = whole.shorter.passing(limit), *(Messages(capped(network, limit)) for _ in range(2))
+    whole.shorter.begin(made, limit)
     for messages in (flat, made):
-        whole.shorter.begin(messages, limit)
         v, w = messages.ends
         alike = [(int(a), int(b)) for a, b in zip(*whole.shorter.like(v, w), strict=True)]
         same = [few.near.get(a, {}).get(b) is network.near[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
@@ -214,64 +211,6 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
         assert messages.bound <= cost * (1 + 1e-12)
     assert (flat.bound, flat.cost) == pytest.approx((made.bound, made.cost), rel=1e-12)
     assert made.lower >= unaware.lower and made.cost <= unaware.cost
-
-
-def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
-    monkeypatch.setattr(packed_module, "_MANY", 0)
-    network, rng = Network(None, 2), np.random.default_rng(0)
-    for v in range(2):
-        network.put(v, np.zeros(300))
-    network.add(0, 1, np.concatenate([rng.random((299, 300)) * 1e13, np.full((1, 300), 1e30)]))
-    stamp = Stamp(network, [0, 1], np.array([[0, 1]]))
-    (exact,), (half,) = packed([stamp]), packed([stamp], rounded_down=True)
-    assert half.tables.dtype == np.float32 and (half.tables <= exact.tables).all()
-    near = exact.tables < 1e14
-    np.testing.assert_allclose(half.tables[near], exact.tables[near], rtol=2e-7)
-    whole, rough = Passing(exact), Passing(half)
-    for messages in (whole, rough):
-        messages.run(2)
-    assert whole.bound * (1 - 1e-6) <= rough.bound <= whole.bound
-
-
-def test_variables_that_are_one_in_a_copy_keep_what_they_cost_together():
-    part, whole = Network(None, 3), Network(None, 1)
-    for v in range(3):
-        part.put(v, np.zeros(2))
-    for (v, w), cost in {(0, 1): 1.0, (0, 2): 10.0, (1, 2): 100.0}.items():
-        part.add(v, w, np.diag([cost, 0.0]))
-    stamp = whole.numbered(part, [0, 1, 2], np.array([[0, 0, 0]]))
-    whole.stamp(stamp)
-    flat = packed([stamp])[0]
-    assert flat.unary.tolist() == whole.unary[0].tolist() == [111, 0] and not flat.flat.to.size
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_copies_laid_out_at_once_are_those_of_the_network(merged):
-    """Chains of three nodes and a hub, whose ends and one node are shared; nodes may be joined twice."""
-    rng = np.random.default_rng(int(merged))
-    sizes = [2, 3, 4, 2]
-    part, other, whole = Network(None, 4), Network(None, 4), Network(None, 20)
-    for v, size in enumerate(sizes):
-        part.put(v, rng.integers(9, size=size).astype(float))
-    hub = part.new(rng.integers(9, size=3).astype(float), after=1)
-    for v, w in ((0, 1), (1, hub), (hub, 2), (0, 3), (2, 3)):
-        part.add(v, w, rng.integers(9, size=(part.unary[v].size, part.unary[w].size)).astype(float))
-    part.constant = 7.0
-    for v, size in enumerate(sizes[:2]):
-        other.put(v, np.zeros(size))
-    other.add(0, 1, rng.integers(9, size=sizes[:2]).astype(float))
-    copies = np.array([[0, 1, 2, 9], [4, 5, 6, 9], [10, 11, 12, 9]])
-    stamps = [whole.numbered(part, [0, 1, 2, 3], copies)]
-    stamps += [whole.numbered(other, [0, 1], copies[:, :2])] if merged else []
-    for stamp in stamps:
-        whole.stamp(stamp)
-    flat, made = Passing(packed(stamps)[0]), Messages(whole)
-    assert flat.order.tolist() == whole.order and flat.constant == whole.constant
-    for messages in (flat, made):
-        messages.run(4)
-    assert (flat.lower, flat.cost) == pytest.approx((made.lower, made.cost), rel=1e-12)
-    domains, tables = whole.listed()
-    assert eliminate(domains, tables, [0] * len(domains), 1 << 20).cost == flat.cost
 
 
 def capped(network, limit):
@@ -290,24 +229,3 @@ def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
     for _ in range(3):
         certificate.tighten(1)
     assert len(taken) == 1
-
-
-def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
-    """To gather weights that all layers share pays in sixty layers, not in six."""
-
-    def step(weights, x):
-        h = x
-        for _ in range(60):
-            a, b, c = weights
-            h = h + jnp.sin(jax.nn.softmax(jnp.tanh(h @ a) @ b, -1) @ c) * 2
-        return h.sum()
-
-    mesh = md.Mesh(x=4, y=2, topology="dgx-h100")
-    program = trace(step, ([shape(2048, 2048)] * 3, shape(64, 2048)))
-    split = Layout.parse("x=S(0), y=S(1)")
-    model = Model(make_problem(program, mesh, Pins((split,) * 3 + (Layout.parse("x=S(0)"),), (Layout(),), (None,))))
-    best, _ = find(model, lambda _: False)
-    monkeypatch.setattr(blocks_module, "MANY", 100)
-    found, _ = find(model, lambda _: False, joint := Joint(model))
-    assert joint.shortened and model.weighs
-    assert found.cost <= best.cost * (1 + 1e-2)

@@ -1,0 +1,68 @@
+"""Networks laid out flat are those that ``Network.stamp`` puts together."""
+
+import numpy as np
+import pytest
+
+from meshdsl.planner import packed as packed_module
+from meshdsl.planner.eliminate import eliminate
+from meshdsl.planner.messages import Messages, Passing
+from meshdsl.planner.network import Network, Stamp
+from meshdsl.planner.packed import packed
+
+
+def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
+    monkeypatch.setattr(packed_module, "_MANY", 0)
+    network, rng = Network(None, 2), np.random.default_rng(0)
+    for v in range(2):
+        network.put(v, np.zeros(300))
+    network.add(0, 1, np.concatenate([rng.random((299, 300)) * 1e13, np.full((1, 300), 1e30)]))
+    stamp = Stamp(network, [0, 1], np.array([[0, 1]]))
+    (exact,), (half,) = packed([stamp]), packed([stamp], rounded_down=True)
+    assert half.tables.dtype == np.float32 and (half.tables <= exact.tables).all()
+    near = exact.tables < 1e14
+    np.testing.assert_allclose(half.tables[near], exact.tables[near], rtol=2e-7)
+    whole, rough = Passing(exact), Passing(half)
+    for messages in (whole, rough):
+        messages.run(2)
+    assert whole.bound * (1 - 1e-6) <= rough.bound <= whole.bound
+
+
+def test_variables_that_are_one_in_a_copy_keep_what_they_cost_together():
+    part, whole = Network(None, 3), Network(None, 1)
+    for v in range(3):
+        part.put(v, np.zeros(2))
+    for (v, w), cost in {(0, 1): 1.0, (0, 2): 10.0, (1, 2): 100.0}.items():
+        part.add(v, w, np.diag([cost, 0.0]))
+    stamp = whole.numbered(part, [0, 1, 2], np.array([[0, 0, 0]]))
+    whole.stamp(stamp)
+    flat = packed([stamp])[0]
+    assert flat.unary.tolist() == whole.unary[0].tolist() == [111, 0] and not flat.flat.to.size
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_copies_laid_out_at_once_are_those_of_the_network(merged):
+    """Chains of three nodes and a hub, whose ends and one node are shared; nodes may be joined twice."""
+    rng = np.random.default_rng(int(merged))
+    sizes = [2, 3, 4, 2]
+    part, other, whole = Network(None, 4), Network(None, 4), Network(None, 20)
+    for v, size in enumerate(sizes):
+        part.put(v, rng.integers(9, size=size).astype(float))
+    hub = part.new(rng.integers(9, size=3).astype(float), after=1)
+    for v, w in ((0, 1), (1, hub), (hub, 2), (0, 3), (2, 3)):
+        part.add(v, w, rng.integers(9, size=(part.unary[v].size, part.unary[w].size)).astype(float))
+    part.constant = 7.0
+    for v, size in enumerate(sizes[:2]):
+        other.put(v, np.zeros(size))
+    other.add(0, 1, rng.integers(9, size=sizes[:2]).astype(float))
+    copies = np.array([[0, 1, 2, 9], [4, 5, 6, 9], [10, 11, 12, 9]])
+    stamps = [whole.numbered(part, [0, 1, 2, 3], copies)]
+    stamps += [whole.numbered(other, [0, 1], copies[:, :2])] if merged else []
+    for stamp in stamps:
+        whole.stamp(stamp)
+    flat, made = Passing(packed(stamps)[0]), Messages(whole)
+    assert flat.order.tolist() == whole.order and flat.constant == whole.constant
+    for messages in (flat, made):
+        messages.run(4)
+    assert (flat.lower, flat.cost) == pytest.approx((made.lower, made.cost), rel=1e-12)
+    domains, tables = whole.listed()
+    assert eliminate(domains, tables, [0] * len(domains), 1 << 20).cost == flat.cost
