@@ -95,7 +95,7 @@ class Floor:
         """What tells of a port if it reads its value in the layout in which that is made."""
         wiring = self.model.wiring
         same = layouts == layouts[wiring.every]
-        return lambda end: bool(same[wiring.first[end[0]] + end[1]])
+        return lambda end: bool(same[wiring.port(end)])
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""

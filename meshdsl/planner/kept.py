@@ -54,7 +54,7 @@ class Kept:
         if end not in self._ports:
             model, wiring = self.model, self.model.wiring
             value = model.nodes[end[0]].ports[end[1]].value.id
-            port, *others = (int(wiring.first[n]) + p for n, p in (end, *model.problem.used[value]))
+            port, *others = map(wiring.port, (end, *model.problem.used[value]))
             self._ports[end] = port, [other for other in others if other != port]
         return self._ports[end]
 

@@ -39,7 +39,7 @@ def paid_in(model: Model, rows: Assignment) -> float:
     """What a plan pays for the values that it makes and the copies that it reads."""
     prices, wiring, layouts = model.prices, model.wiring, model.ports.layouts(rows)
     own = {wiring.made[v]: price for v, price in prices.own.items()}
-    read = {int(wiring.first[n]) + p: price for (n, p), price in prices.read.items()}
+    read = {wiring.port(end): price for end, price in prices.read.items()}
     ports, price, total = array((*own, *read)), np.array([*own.values(), *read.values()]), 0.0
     copies = np.arange(ports.size) >= len(own)
     there = ~copies | (layouts[ports] != layouts[wiring.every[ports]])

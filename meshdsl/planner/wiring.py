@@ -27,6 +27,10 @@ class Wiring:
         self.makers = self.every[self.read]
         self.reading: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
 
+    def port(self, end: tuple[int, int]) -> int:
+        """The port that an end is: a node and one of its ports."""
+        return int(self.first[end[0]]) + end[1]
+
     def end(self, reading: Reading) -> tuple[int, int] | None:
         """The node and its port that a reading is; None for what no node reads."""
         port = self.reading.get(reading)
