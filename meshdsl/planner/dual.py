@@ -41,15 +41,17 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
     """
     model, plans = fitter.model, (free, *fitter.over, best)
+    if fitter.bound >= best.cost:
+        return fitter.bound
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
     full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors]
     if not full or not jointly(model) or model.clock.is_up():
-        return 0.0
+        return fitter.bound
     most = max(full, key=lambda dual: dual.hoped)
     little = model.scale.seconds(free.cost + _WORTH * best.cost)
     if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
-        return 0.0
-    return most.best(_STEPS if most.is_small and not fitter.quick else 0)
+        return fitter.bound
+    return max(fitter.bound, most.best(_STEPS if most.is_small and not fitter.quick else 0))
 
 
 class _Dual:

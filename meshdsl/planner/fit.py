@@ -8,9 +8,11 @@ prices are tried, and of the plan that just does not fit is taken over what leav
 
 from collections.abc import Hashable, Iterator
 from functools import partial
+from math import inf
 
 from meshdsl.errors import PinError
 from meshdsl.layouts.mesh import Mesh
+from meshdsl.planner.branching import MOST, Branching
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness, Peak
@@ -52,6 +54,7 @@ class Fitter:
         self.price: float = like.price if like else 0.0  # the last one
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
+        self.bound = 0.0  # what no plan that fits can cost less than, as far as boxes say
         self._peaks: dict[Hashable, Peak] = {}
         self._joint: Joint | None = None
         self.over: list[Choice] = []  # plans that did not fit, the latest first
@@ -63,6 +66,11 @@ class Fitter:
             self.model.focus()
             self._joint = self._joint or Joint(self.model)
         return self._joint
+
+    @property
+    def _is_tiny(self) -> bool:
+        """Whether plans are looked for box by box."""
+        return len(self.model.nodes) <= MOST and jointly(self.model) and not self.model.clock.is_up()
 
     @property
     def _is_small(self) -> bool:
@@ -85,14 +93,34 @@ class Fitter:
         if peak.bytes <= limit:
             return choice, peak
         start = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
-        least = peak
+        least = choice
         for keeps in (True, False):
             self.keeps = keeps
             found, found_peak = self._fitted(choice, peak, start, limit, keeps and self._is_small)
             if found_peak.bytes <= limit:
                 return found, found_peak
-            least = min(least, found_peak, key=lambda p: p.bytes)
-        raise too_small(self.model.problem, self.pins, least, limit, self._larger(self.price, limit))
+            least = min(least, found, key=lambda choice: self.peak(choice).bytes)
+        least, none = self._smallest(least, limit)
+        if self.peak(least).bytes <= limit:
+            return least, self.peak(least)
+        raise too_small(self.model.problem, self.pins, self.peak(least), limit, none, self._larger(self.price, limit))
+
+    def _smallest(self, least: Choice, limit: float) -> tuple[Choice, bool]:
+        """The smallest plan found, or one that fits, and whether that is proved to be the smallest of all."""
+        if not self._is_tiny:
+            return least, False
+        found = Branching(self.model, self.evaluator, self.points, self.peak, least).smallest(limit)
+        return found.best, found.bound == inf
+
+    def proved(self, best: Choice, limit: float) -> tuple[Choice, Peak]:
+        """The cheapest plan found that fits, of a step small enough for ``Branching``; ``bound`` is what it proves.
+
+        Args:
+          best: one that fits.
+        """
+        if self._is_tiny:
+            best, self.bound = Branching(self.model, self.evaluator, self.points, self.peak, best).cheapest(limit)
+        return best, self.peak(best)
 
     def _fitted(self, choice: Choice, peak: Peak, price: float, limit: float, both: bool) -> tuple[Choice, Peak]:
         """The cheapest plan found that fits, at rising prices; the smallest found if none does.

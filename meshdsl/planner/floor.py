@@ -23,7 +23,7 @@ from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.kept import Kept
-from meshdsl.planner.model import Model
+from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.pairs import End
 from meshdsl.planner.places import places_of
 from meshdsl.planner.prices import Prices
@@ -85,6 +85,10 @@ class Floor:
     def kept_at(self, price: float) -> dict[End, float]:
         """What that costs of which some copy is kept."""
         return {end: price * self._part(end) for end in self.kept}
+
+    def least(self, end: End, rows: Assignment) -> float:
+        """Bytes of a port in some states of its node, at least; it must be there in any case."""
+        return float(self._shares(end)[tuple(rows.T)].min())
 
     @property
     def rounded(self) -> int:

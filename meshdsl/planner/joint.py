@@ -62,12 +62,13 @@ class Joint(Drawn):
 
     Args:
       left: nodes of which only some states are in question.
+      stays: nodes that are not eliminated.
     """
 
-    def __init__(self, model: Model, left: Left = MappingProxyType({})) -> None:
+    def __init__(self, model: Model, left: Left = MappingProxyType({}), stays: frozenset[int] = frozenset()) -> None:
         super().__init__(model, left)
-        self._wide = list(filter(self._is_wide, model.shared))
-        self.beside = frozenset(n for v in self._wide for n, _ in self._ends[v])
+        self._wide, self._stays = list(filter(self._is_wide, model.shared)), stays
+        self.beside = stays.union(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived())
 
     def priced(self) -> "Joint":
@@ -103,8 +104,9 @@ class Joint(Drawn):
 
     def plans(self) -> Network:
         """The network whose costs can be paid."""
-        network = Whole(self._blocks, list(self._complete(self._add_plans())), self._derived).network
-        network.reduce(LARGEST)
+        parts = list(self._complete(self._add_plans(), self._stays))
+        network = Whole(self._blocks, parts, self._derived).network
+        network.reduce(LARGEST, self._stays)
         return network
 
     @property

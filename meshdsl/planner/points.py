@@ -41,7 +41,7 @@ class Points:
     @property
     def floors(self) -> list[Floor]:
         """What memory holds at least at each point that is an operation, in their order."""
-        return [self._floor(op) for op in sorted(self._peaks) if op in self._around]
+        return [self.floor(op) for op in sorted(self._peaks) if op in self._around]
 
     def prices(self, price: float, keeps: bool) -> Prices:
         """What bytes cost.
@@ -53,7 +53,7 @@ class Points:
         read: dict[End, float] = {}
         kept: dict[End, float] = {}
         for op, peak in self._peaks.items():
-            there = self._floor(op).kept_at(price) if keeps and op in self._around else {}
+            there = self.floor(op).kept_at(price) if keeps and op in self._around else {}
             kept.update(there)
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
@@ -62,7 +62,8 @@ class Points:
             read.update(dict.fromkeys(chain.from_iterable((*copies, *inside)), price))
         return Prices(own, read, kept=kept)
 
-    def _floor(self, op: int) -> Floor:
+    def floor(self, op: int) -> Floor:
+        """What memory holds at least while an operation runs."""
         if op not in self._known:
             self._known[op] = Floor(self.model, self._donated, self._around[op])
         return self._known[op]

@@ -27,17 +27,18 @@ def larger(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def too_small(
-    problem: Problem, pins: Pins, least: Peak, limit: float, on_more: Iterable[tuple[Mesh, int]]
+    problem: Problem, pins: Pins, least: Peak, limit: float, none: bool, on_more: Iterable[tuple[Mesh, int]]
 ) -> MemoryLimitError:
     """The error when no plan was found that fits.
 
     Args:
-      least: the fullest point of the smallest plan.
+      least: the fullest point of the smallest plan. none: whether it is proved that none is smaller.
       on_more: larger meshes and the least bytes found on each; those that do not help are left out.
     """
     program, alone = problem.program, least_memory(problem.program, problem.mesh, pins)
     at = f" at {least.op.name} ({least.op.source})" if least.op else ""
-    limits = f"memory={bytes_text(limit)} per device; the least found is {bytes_text(least.bytes)}{at}"
+    known = "possible" if none else "found"
+    limits = f"memory={bytes_text(limit)} per device; the least {known} is {bytes_text(least.bytes)}{at}"
     names, kept = _names(program, pins), _kept(program)
     helping = [(mesh, found) for mesh, found in on_more if found < least.bytes]
     rows = [f"{bytes_text(size)}: {names.get(v, 'a slice in a loop')}" for v, size in least.held()]

@@ -58,7 +58,7 @@ class Found:
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
         choice, short = self.choice, self.choice is not self.free
         if short:
-            choice, _ = self.fitter.cheaper(choice, self.free, self.limit)
+            choice, _ = self.fitter.proved(self.fitter.cheaper(choice, self.free, self.limit)[0], self.limit)
         if jointly(self.model):
             choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
         return replace(self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice)
@@ -103,7 +103,7 @@ class Found:
         best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows)
         choice, peak = fitter.fit(best, self.limit)
         if choice is not best:
-            choice, peak = fitter.mixed(choice, best, self.limit)
+            choice, peak = fitter.proved(fitter.mixed(choice, best, self.limit)[0], self.limit)
         least = bound if adds_to(pins, self.fitter.pins, model.mesh) else 0.0
         near = choice.cost <= (1 + _NEAR) * self.choice.cost
         return Found(

@@ -180,7 +180,7 @@ def too_small(step, args, pins, mesh, memory):
 
 def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
     lines = too_small(lambda a, b: a @ b, (shape(64, 32), shape(32, 16)), ("x=B", ""), ONE, 1000.0)
-    assert lines[0].startswith("no plan fits memory=1 kB per device; the least found is 9.73 kB at ")
+    assert lines[0].startswith("no plan fits memory=1 kB per device; the least possible is 9.73 kB at ")
     assert "  8.19 kB: a, pinned to x=B" in lines
     assert "no plan can fit: arguments alone hold 8.70 kB, in all parts that their pins allow" in lines
     assert lines[-1] == "use more devices, a smaller batch, jax.checkpoint, or raise memory="

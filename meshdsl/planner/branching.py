@@ -1,0 +1,230 @@
+"""Small steps within a limit of memory: box by box, until no better plan can fit (branch and bound).
+
+A price on bytes finds only such plans as cost least at some price. Between two of them lie others that fit better: few
+in a large step, where parts of one can be done as in the other (``mix``), most in a small one.
+
+A box is what is left in question of every node's states. Its best plan, memory aside, is decided exactly. Where that
+does not fit, one of the copies that are in memory where it is fullest is smaller in one part of the box, and at least
+as large in the other. A box is done with if its best plan costs no less than one known, or if what memory holds at
+least at some operation passes the limit; both at a price as well (``dual``). Boxes are gone through from the one
+that may hold the cheapest plan, and from each on down to smaller and smaller copies (Land and Doig 1960).
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.planner.boxed import Box, Boxed
+from meshdsl.planner.closing import FIRST_TREES
+from meshdsl.planner.exact import TIES, Costs, Ids
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.floor import Floor
+from meshdsl.planner.joint import Joint
+from meshdsl.planner.memory import Peak
+from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.pairs import End
+from meshdsl.planner.points import Points
+from meshdsl.planner.prices import Prices
+
+MOST = 150  # nodes up to which it is worth its time
+_BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try
+_STEP = 1.5  # prices are powers of this, so that few networks are drawn
+_HIGH = 8.0  # of a price that finds small plans: seconds of a plan per limit
+
+
+class Branched(NamedTuple):
+    """What was found.
+
+    Args:
+      best: a plan.
+      bound: what no plan that was looked for can cost less than.
+    """
+
+    best: Choice
+    bound: float
+
+
+class _Open(NamedTuple):
+    """A box, and what no plan of it that fits can cost less than."""
+
+    bound: float
+    number: int
+    box: Box
+
+
+class Branching:
+    """Looks for the cheapest plan that fits, or for the smallest.
+
+    Args:
+      peak: the fullest point of a plan. points: where floors are asked for.
+      known: a plan; the best so far if it fits.
+    """
+
+    def __init__(
+        self, model: Model, evaluator: Evaluator, points: Points, peak: Callable[[Choice], Peak], known: Choice
+    ) -> None:
+        model.focus()
+        self.model, self.evaluator, self.points, self._peak = model, evaluator, points, peak
+        self._known = self._least = known
+        self._best: Choice | None = None
+        self._limit, self._enough = np.inf, -np.inf
+        self._joint = Joint(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
+        self._networks: dict[tuple[int, float], Boxed] = {}
+        self._floors: dict[int, Floor] = {}
+        self._free = Boxed(self._joint, self._joint.bounds(known, FIRST_TREES).network)
+        self._proves = self._free.decided({}).cost > -np.inf
+        if not self._proves:  # the trees of moves are too large: what costs least is then near the best
+            self._free = Boxed(self._joint, self._joint.plans())
+
+    def cheapest(self, limit: float) -> Branched:
+        """The cheapest plan found within so many bytes, which the one known fits."""
+        self._limit, self._enough, self._best = limit, -np.inf, self._known
+        bound = self._run(_BOXES)
+        return Branched(self._best, bound if self._proves else 0.0)
+
+    def smallest(self, enough: float) -> Branched:
+        """The smallest plan found, or one of few enough bytes, and infinity if there is no smaller one."""
+        self._limit, self._enough, self._best = self._peak(self._known).bytes - 1, enough, None
+        bound = self._run(_LAST)
+        return Branched(self._least, bound)
+
+    @property
+    def _most(self) -> float:
+        """What a better plan costs less than."""
+        return self._best.cost if self._best else np.inf
+
+    def _run(self, boxes: int) -> float:
+        """Go through boxes; what no plan that fits can cost less than."""
+        left, numbers, queue = boxes // len(self.model.nodes), count(), list[_Open]()
+        at: _Open | None = _Open(-np.inf, next(numbers), {})
+        while at and at.bound < self._most:
+            if not left or self._limit < self._enough or self.model.clock.is_up():
+                return min(self._most, *(each.bound for each in (at, *queue)))
+            left, seen = left - 1, self._looked_at(at)
+            if seen and (parts := self._parts(seen, at.box)):
+                at, rest = (_Open(seen.bound, next(numbers), box) for box in parts)
+                heapq.heappush(queue, rest)
+            else:
+                at = heapq.heappop(queue) if queue else None
+        return self._most
+
+    def _looked_at(self, at: _Open) -> "_Seen | None":
+        """A plan of a box that does not fit, or is not the best of all that do; None if no better one can be there."""
+        if any(self._floor_of(floor, at.box) > self._limit for floor in self._floors.values()):
+            return None
+        first = self._seen(self._free, at)
+        if first is None or (first.fits and first.choice.cost <= first.bound):
+            return None
+        op = first.peak.op
+        if first.fits or op is None:
+            return first
+        floor = self._floors[op.id] = self.points.floor(op.id)
+        if self._floor_of(floor, at.box) > self._limit:
+            return None
+        if not (price := self._price(floor, first.choice)):
+            return first
+        paid = float(self.model.scale.pack(np.asarray(price * self._limit))) + (floor.rounded + 1) * TIES
+        second = self._seen(self._priced(op.id, floor, price), at._replace(bound=first.bound), paid)
+        return second and (first._replace(bound=second.bound) if second.fits else second)
+
+    def _seen(self, network: Boxed, at: _Open, paid: float = 0.0) -> "_Seen | None":
+        """The best plan of a box, noted; None if no better one can be there."""
+        rows, cost = network.decided(at.box)
+        if cost == np.inf:
+            return None
+        choice = self.evaluator.exact(self.evaluator.evaluate(rows))
+        peak = self._peak(choice)
+        fits = peak.bytes <= self._limit
+        if fits and self._enough > -np.inf:
+            self._least, self._limit, fits = choice, peak.bytes - 1, False
+        elif fits and choice.cost < self._most:
+            self._best = choice
+        if not self._proves:
+            cost = -np.inf if paid else choice.cost
+        bound = max(at.bound, cost - paid)
+        return _Seen(bound, choice, peak, fits) if bound < self._most else None
+
+    def _price(self, floor: Floor, over: Choice) -> float:
+        """At which a plan that is too large costs what the best one does, or high; 0 for none."""
+        seconds = self.model.scale.seconds
+        if self._best is None:
+            return _near(_HIGH * seconds(over.cost) / self._limit)
+        large = floor.bytes(over)
+        more = large - floor.bytes(self._best)
+        if more <= 0 or large <= self._limit or over.cost >= self._best.cost:
+            return 0.0
+        return _near(seconds(self._best.cost - over.cost) / more)
+
+    def _priced(self, op: int, floor: Floor, price: float) -> Boxed:
+        """The network at a price of what is held at an operation."""
+        if (op, price) not in self._networks:
+            self.model.prices = floor.prices(price)
+            joint = self._joint.priced()
+            network = joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
+            self.model.prices = Prices()
+            self._networks[op, price] = Boxed(joint, network)
+        return self._networks[op, price]
+
+    def _floor_of(self, floor: Floor, box: Box) -> float:
+        """What every plan of a box holds at least."""
+        return sum(floor.least(end, self.model.states[end[0]][self._states(end[0], box)]) for end in floor.ends)
+
+    def _parts(self, seen: "_Seen", box: Box) -> tuple[Box, ...]:
+        """A box in two, by the size of a copy that could be smaller by the most bytes; none if it has but one plan."""
+        most, found = 0.0, tuple[Box, ...]()
+        alive = list(self._alive(seen))
+        for n, p in alive:
+            states = self._states(n, box)
+            sizes = self._bytes(n, p, self.model.states[n][states])
+            here = float(self._bytes(n, p, seen.choice.rows[n : n + 1])[0])
+            if here - sizes.min() > most:
+                most, found = here - sizes.min(), ({**box, n: states[sizes < here]}, {**box, n: states[sizes >= here]})
+        return found or self._without(seen.choice, box, dict.fromkeys([n for n, _ in alive]))
+
+    def _without(self, choice: Choice, box: Box, first: Iterable[int]) -> tuple[Box, ...]:
+        """A box in two, by whether a node does as in a plan, these nodes first."""
+        for n in chain(first, range(len(self.model.nodes))):
+            states = self._states(n, box)
+            if states.size > 1:
+                same = (self.model.states[n][states] == choice.rows[n]).all(axis=1)
+                return {**box, n: states[~same]}, {**box, n: states[same]}
+        return ()
+
+    def _alive(self, seen: "_Seen") -> Iterator[End]:
+        """The ports whose tensors are in memory where a plan needs most of it."""
+        ports, every = self.model.ports, list(self.model.ports.every)
+        laid = ports.named(ports.layouts(seen.choice.rows))
+        for copy in seen.peak.copies:
+            for end in self.model.ends.get(copy.value.id, ()):
+                if every[laid[self.model.wiring.port(end)]] == copy.layout:
+                    yield end
+
+    def _states(self, n: int, box: Box) -> Ids:
+        """The states of a node that are in question."""
+        return box[n] if n in box else np.arange(len(self.model.states[n]))
+
+    def _bytes(self, n: int, p: int, rows: Assignment) -> Costs:
+        """Of a port in some states."""
+        distances = self.model.distances[self.model.nodes[n].ports[p].value.id]
+        return np.asarray(distances.bytes * distances.shares[self.model.numbers(n, p, rows.T)])
+
+
+class _Seen(NamedTuple):
+    """A plan of a box.
+
+    Args:
+      bound: what no plan of the box that fits can cost less than.
+    """
+
+    bound: float
+    choice: Choice
+    peak: Peak
+    fits: bool
+
+
+def _near(price: float) -> float:
+    """A power near a price."""
+    return float(_STEP ** np.ceil(np.log(price) / np.log(_STEP)))
