@@ -36,6 +36,7 @@ class Boxed:
         self._every = [np.arange(states) for states in domains]
         self._at = {v: i for i, v in enumerate(self._order)}
         self._incumbent = np.zeros(len(domains), dtype=np.intp)
+        self.entries = 1 + sum(table.size for _, table in self._tables)
 
     def decided(self, box: Box) -> Decided:
         """The best plan; its cost is infinite if there is none."""

@@ -30,7 +30,8 @@ from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 
 MOST = 150  # nodes up to which it is worth its time
-_BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try
+_BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try ...
+_WORK = 200_000_000  # ... and entries of the networks of all boxes together
 _STEP = 1.5  # prices are powers of this, so that few networks are drawn
 _HIGH = 8.0  # of a price that finds small plans: seconds of a plan per limit
 
@@ -98,7 +99,8 @@ class Branching:
 
     def _run(self, boxes: int) -> float:
         """Go through boxes; what no plan that fits can cost less than."""
-        left, numbers, queue = boxes // len(self.model.nodes), count(), list[_Open]()
+        left = min(boxes // len(self.model.nodes), _WORK // self._free.entries)
+        numbers, queue = count(), list[_Open]()
         at: _Open | None = _Open(-np.inf, next(numbers), {})
         while at and at.bound < self._most:
             if not left or self._limit < self._enough or self.model.clock.is_up():
@@ -226,5 +228,5 @@ class _Seen(NamedTuple):
 
 
 def _near(price: float) -> float:
-    """A power near a price."""
-    return float(_STEP ** np.ceil(np.log(price) / np.log(_STEP)))
+    """A power near a price; 0 for none."""
+    return float(_STEP ** np.ceil(np.log(price) / np.log(_STEP))) if price else 0.0
