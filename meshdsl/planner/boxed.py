@@ -1,6 +1,6 @@
 """A network of which only some states of each node are in question: a *box*, decided exactly over and over again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Assignment
+from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
 
 Box = Mapping[int, Ids]  # by node, its states in question, by position; all those of others
@@ -23,20 +23,37 @@ class Decided(NamedTuple):
     cost: float
 
 
+def boxable(model: Model) -> Joint:
+    """The networks of all states, in which nodes that have several stay."""
+    model.focus()
+    return Joint(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
+
+
 class Boxed:
     """Decides boxes of a network that has all nodes left that have several states.
 
     Args:
-      joint: whose network it is.
+      joint: whose network it is (``boxable``). known: a plan to begin from.
     """
 
-    def __init__(self, joint: Joint, network: Network) -> None:
+    def __init__(self, joint: Joint, network: Network, known: Assignment) -> None:
         self._joint, self._network, self._order = joint, network, network.order
         domains, self._tables = network.listed()
         self._every = [np.arange(states) for states in domains]
         self._at = {v: i for i, v in enumerate(self._order)}
+        self._nodes = [n for n in self._order if n < len(known)]
         self._incumbent = np.zeros(len(domains), dtype=np.intp)
         self.entries = 1 + sum(table.size for _, table in self._tables)
+        self.begin(known)
+
+    def begin(self, plan: Assignment) -> None:
+        """From a plan: what cannot be decided exactly does as it does."""
+        self.decided(self.held(plan, self._nodes))
+
+    def held(self, plan: Assignment, nodes: Iterable[int]) -> Box:
+        """The box in which some of the nodes do as in a plan."""
+        states = self._joint.states
+        return {n: np.flatnonzero((states[n].rows == plan[n]).all(axis=1)) for n in nodes if n in self._at}
 
     def decided(self, box: Box) -> Decided:
         """The best plan; its cost is infinite if there is none."""

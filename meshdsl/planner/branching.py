@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.planner.boxed import Box, Boxed
+from meshdsl.planner.boxed import Box, Boxed, boxable
 from meshdsl.planner.closing import FIRST_TREES
 from meshdsl.planner.exact import TIES, Costs, Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.floor import Floor
-from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.pairs import End
@@ -67,18 +66,17 @@ class Branching:
     def __init__(
         self, model: Model, evaluator: Evaluator, points: Points, peak: Callable[[Choice], Peak], known: Choice
     ) -> None:
-        model.focus()
         self.model, self.evaluator, self.points, self._peak = model, evaluator, points, peak
         self._known = self._least = known
         self._best: Choice | None = None
         self._limit, self._enough = np.inf, -np.inf
-        self._joint = Joint(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
+        self._joint = boxable(model)
         self._networks: dict[tuple[int, float], Boxed] = {}
         self._floors: dict[int, Floor] = {}
-        self._free = Boxed(self._joint, self._joint.bounds(known, FIRST_TREES).network)
+        self._free = Boxed(self._joint, self._joint.bounds(known, FIRST_TREES).network, known.rows)
         self._proves = self._free.decided({}).cost > -np.inf
         if not self._proves:  # the trees of moves are too large: what costs least is then near the best
-            self._free = Boxed(self._joint, self._joint.plans())
+            self._free = Boxed(self._joint, self._joint.plans(), known.rows)
 
     def cheapest(self, limit: float) -> Branched:
         """The cheapest plan found within so many bytes, which the one known fits."""
@@ -167,7 +165,7 @@ class Branching:
             joint = self._joint.priced()
             network = joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
             self.model.prices = Prices()
-            self._networks[op, price] = Boxed(joint, network)
+            self._networks[op, price] = Boxed(joint, network, self._known.rows)
         return self._networks[op, price]
 
     def _floor_of(self, floor: Floor, box: Box) -> float:

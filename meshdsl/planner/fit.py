@@ -22,6 +22,7 @@ from meshdsl.planner.placer import Placer
 from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.redecided import redecided
 from meshdsl.planner.search import evaluated, jointly, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
@@ -35,6 +36,7 @@ _QUICK = 12  # ... and at least where the search began from another plan
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well
+_LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 
 
@@ -171,7 +173,15 @@ class Fitter:
         self.price = high
         fitting.sort(key=lambda choice: choice.cost)
         found = [self.mixed(choice, free, limit) for choice in (fitting if self._is_small else fitting[:1])]
-        return min(found, key=lambda found: found[0].cost)
+        best, _ = min(found, key=lambda found: found[0].cost)
+        if self._is_small and best.cost > free.cost * (1 + _DEAR) and (joint := self.joint):
+            prices = Prices(), self.points.prices(self.price * _LOW, True)
+            best = redecided(joint, self.evaluator, best, prices, partial(self._fitting, limit))
+        return best, self.peak(best)
+
+    def _fitting(self, limit: float, best: Choice, other: Choice) -> Choice:
+        """The other plan if it fits, else ``best`` with what can be taken over from it."""
+        return other if self.peak(other).bytes <= limit else self._mixed(best, other, limit)
 
     def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
         """The cheapest plan found that does some things as those do that do not fit."""

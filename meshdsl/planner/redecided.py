@@ -1,0 +1,61 @@
+"""A better plan within a limit of memory, from a known one: some operations hold, drawn at random, the others do not.
+
+Where memory is short, messages settle badly, and plans at the same price differ in much at a time. With a part of the
+operations held as they are the others are decided exactly, or nearly so, memory aside and at a low price in turn
+(large neighbourhood search, Shaw 1998). What comes out cheaper is the plan from then on if it fits; if not, as much of
+it is taken over as does (``mix``). The draws are the same every time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from meshdsl.planner.boxed import Boxed
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.joint import Joint
+from meshdsl.planner.prices import Prices
+
+_SEED = 1998
+_LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
+_DRAWS, _WORK = 24, 10_000_000  # at most, and entries of the networks of all draws together
+
+
+def redecided(
+    joint: Joint,
+    evaluator: Evaluator,
+    best: Choice,
+    prices: Sequence[Prices],
+    fitting: Callable[[Choice, Choice], Choice],
+) -> Choice:
+    """A plan that is better than ``best`` and fits, or that one.
+
+    Args:
+      joint: the networks of all states. prices: of memory, one after the other.
+      fitting: of two plans, the second being cheaper, one that fits and costs no more than the first.
+    """
+    model = joint.model
+    networks, random = list(_networks(joint, best, prices)), np.random.default_rng(_SEED)
+    for i in range(min(_DRAWS, _WORK // max(network.entries for network in networks))):
+        if model.clock.is_up():
+            break
+        part = random.uniform(_LEAST, _MOST) if i >= len(networks) else 0.0
+        held = np.flatnonzero(random.random(len(model.nodes)) < part).tolist()
+        network = networks[i % len(networks)]
+        rows = network.decided(network.held(best.rows, held)).rows
+        model.focus()
+        choice = evaluator.exact(evaluator.evaluate(rows))
+        better = fitting(best, choice) if choice.cost < best.cost else best
+        if better.cost < best.cost:
+            best = better
+            for each in networks:
+                each.begin(best.rows)
+    return best
+
+
+def _networks(joint: Joint, best: Choice, prices: Sequence[Prices]) -> Iterator[Boxed]:
+    """The networks of plans at these prices."""
+    for each in prices:
+        joint.model.prices = each
+        priced = joint.priced()
+        joint.model.prices = Prices()
+        yield Boxed(priced, priced.plans(), best.rows)
