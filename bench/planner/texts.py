@@ -26,15 +26,16 @@ part of every cost), and on steps of up to 8,000 operations then one with fewer 
 are found (`meshdsl/planner/simple.py`).
 
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
-The points of the program where plans are too large get a price per byte, which is raised until a plan fits and lowered
-as far as one still does; at last parts of plans that do not fit are taken over, as many as leave the limit kept
-(`meshdsl/planner/fit.py`). Where the limit costs much, operations are then decided anew while others hold
-(`redecided.py`), and steps of up to 150 operations are gone through box by box until no cheaper plan can fit, or none at
-all (branch and bound, `branching.py`): such a plan is proved, or the least memory possible is said. The bound knows of the limit then. While an operation runs, memory holds in any case what it
-reads and writes, what fused operations read that run later, and of every value that was made before and is read once
-more, some copy on the way there: so a gathered weight that is kept for the backward pass pays, and so does gathering it
-again (`floor.py`, `kept.py`). No plan that fits costs less than the least of cost and priced bytes, less the price of
-the limit (`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest.
+The points of the program where plans are too large get a price per byte, which is raised until a plan fits and
+lowered as far as one still does; at last parts of plans that do not fit are taken over, as many as leave the limit
+kept (`meshdsl/planner/fit.py`). Where the limit costs much, operations are then decided anew while others hold
+(`redecided.py`), and steps of up to 150 operations are gone through box by box until no cheaper plan can fit, or none
+at all (branch and bound, `branching.py`): such a plan is proved, or the least memory possible is said. The bound
+knows of the limit then. While an operation runs, memory holds in any case what it reads and writes, what fused
+operations read that run later, and of every value that was made before and is read once more, some copy on the way
+there: so a gathered weight that is kept for the backward pass pays, and so does gathering it again (`floor.py`,
+`kept.py`). No plan that fits costs less than the least of cost and priced bytes, less the price of the limit
+(`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest.
 """
 GAPS = """
 ![gaps](planner-gaps.svg)

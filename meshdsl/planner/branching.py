@@ -8,6 +8,8 @@ does not fit, one of the copies that are in memory where it is fullest is smalle
 as large in the other. A box is done with if its best plan costs no less than one known, or if what memory holds at
 least at some operation passes the limit; both at a price as well (``dual``). Boxes are gone through from the one
 that may hold the cheapest plan, and from each on down to smaller and smaller copies (Land and Doig 1960).
+
+A plan is a state of every node here; its moves take the cheapest trees, though dearer ones may hold less memory.
 """
 
 import heapq
@@ -32,6 +34,7 @@ MOST = 150  # nodes up to which it is worth its time
 _BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try ...
 _WORK = 200_000_000  # ... and entries of the networks of all boxes together
 _STEP = 1.5  # prices are powers of this, so that few networks are drawn
+_ROUNDED = 1e-9  # part of a sum of bytes that is rounding
 _HIGH = 8.0  # of a price that finds small plans: seconds of a plan per limit
 
 
@@ -86,7 +89,7 @@ class Branching:
 
     def smallest(self, enough: float) -> Branched:
         """The smallest plan found, or one of few enough bytes, and infinity if there is no smaller one."""
-        self._limit, self._enough, self._best = self._peak(self._known).bytes - 1, enough, None
+        self._limit, self._enough, self._best = self._peak(self._known).bytes - 1, float(np.floor(enough)), None
         bound = self._run(_LAST)
         return Branched(self._least, bound)
 
@@ -99,7 +102,7 @@ class Branching:
         """Go through boxes; what no plan that fits can cost less than."""
         left = min(boxes // len(self.model.nodes), _WORK // self._free.entries)
         numbers, queue = count(), list[_Open]()
-        at: _Open | None = _Open(-np.inf, next(numbers), {})
+        at: _Open | None = _Open(0.0, next(numbers), {})
         while at and at.bound < self._most:
             if not left or self._limit < self._enough or self.model.clock.is_up():
                 return min(self._most, *(each.bound for each in (at, *queue)))
@@ -113,7 +116,7 @@ class Branching:
 
     def _looked_at(self, at: _Open) -> "_Seen | None":
         """A plan of a box that does not fit, or is not the best of all that do; None if no better one can be there."""
-        if any(self._floor_of(floor, at.box) > self._limit for floor in self._floors.values()):
+        if any(self._passes(floor, at.box) for floor in self._floors.values()):
             return None
         first = self._seen(self._free, at)
         if first is None or (first.fits and first.choice.cost <= first.bound):
@@ -122,7 +125,7 @@ class Branching:
         if first.fits or op is None:
             return first
         floor = self._floors[op.id] = self.points.floor(op.id)
-        if self._floor_of(floor, at.box) > self._limit:
+        if self._passes(floor, at.box):
             return None
         if not (price := self._price(floor, first.choice)):
             return first
@@ -151,7 +154,7 @@ class Branching:
         """At which a plan that is too large costs what the best one does, or high; 0 for none."""
         seconds = self.model.scale.seconds
         if self._best is None:
-            return _near(_HIGH * seconds(over.cost) / self._limit)
+            return _near(_HIGH * seconds(over.cost) / max(1.0, self._limit))
         large = floor.bytes(over)
         more = large - floor.bytes(self._best)
         if more <= 0 or large <= self._limit or over.cost >= self._best.cost:
@@ -168,9 +171,10 @@ class Branching:
             self._networks[op, price] = Boxed(joint, network, self._known.rows)
         return self._networks[op, price]
 
-    def _floor_of(self, floor: Floor, box: Box) -> float:
-        """What every plan of a box holds at least."""
-        return sum(floor.least(end, self.model.states[end[0]][self._states(end[0], box)]) for end in floor.ends)
+    def _passes(self, floor: Floor, box: Box) -> bool:
+        """Whether every plan of a box holds more than the limit."""
+        held = sum(floor.least(end, self.model.states[end[0]][self._states(end[0], box)]) for end in floor.ends)
+        return held > self._limit * (1 + _ROUNDED)
 
     def _parts(self, seen: "_Seen", box: Box) -> tuple[Box, ...]:
         """A box in two, by the size of a copy that could be smaller by the most bytes; none if it has but one plan."""

@@ -2,14 +2,22 @@
 
 from itertools import product
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meshdsl.errors import MemoryLimitError
+from meshdsl.layouts import Layout, Mesh
 from meshdsl.planner import solve
+from meshdsl.planner.branching import Branching
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.fit import Fitter
-from tests.planner.graphs import ONE, STEPS, TWO, problem_of
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.solution import Pins
+from meshdsl.trace import trace
+from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
 
 FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all of them to be made
 
@@ -23,11 +31,11 @@ def every_plan(model):
 
 
 def cheaper_from(plans):
-    """The bytes from which on a cheaper plan fits, and the most with which it does not."""
+    """The bytes from which on a cheaper plan fits, and a little less."""
     sizes, least = [], np.inf
     for size, cost in plans:
         if cost < least:
-            sizes += [size - 1, size] if sizes else [size]
+            sizes += [size - 1, size - 0.5, size] if sizes else [size]
             least = cost
     return sizes
 
@@ -49,9 +57,34 @@ def test_the_plan_is_the_cheapest_that_fits_and_proved(name, mesh):
         assert found.seconds * (1 - 1e-6) < found.lower_bound <= found.seconds
 
 
+@pytest.mark.parametrize("less", [1, 0.5])
 @pytest.mark.parametrize("name", FEW)
-def test_the_least_possible_is_said_where_nothing_fits(name):
+def test_the_least_possible_is_said_where_nothing_fits(name, less):
     model = problem_of(name, ONE)
     smallest = every_plan(model)[0][0]
     with pytest.raises(MemoryLimitError, match=f"the least possible is {smallest / 1e3:.3g}"):
-        solved(model, smallest - 1)
+        solved(model, smallest - less)
+
+
+def sorted_sums(shares):
+    """A small step on a mesh on which bytes of a share are rounded, and all of its plans."""
+    program, laid = trace(lambda a: jnp.sort(jnp.cumsum(a, 0), 0), (shape(25, 25),)), Layout.parse("x=S(0) y=S(0)")
+    model = Model(make_problem(program, Mesh(x=shares, y=shares), Pins((laid,), (laid,), (None,))))
+    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    fitter = Fitter(model, model.problem.pins)
+    return fitter, [fitter.evaluator.evaluate(np.array(rows)) for rows in product(*states)]
+
+
+def test_a_plan_that_fills_the_memory_exactly_fits_where_shares_of_it_are_rounded():
+    fitter, plans = sorted_sums(5)
+    fits = [plan for plan in plans if fitter.peak(plan).bytes <= 300]
+    known = max(fits, key=lambda plan: plan.cost)
+    found = Branching(fitter.model, fitter.evaluator, fitter.points, fitter.peak, known).cheapest(300)
+    assert found.best.cost == min(plan.cost for plan in fits) < known.cost
+
+
+def test_a_bound_is_none_where_time_is_up_at_once():
+    fitter, plans = sorted_sums(5)
+    fitter.model.clock = Clock(0.0)
+    found = Branching(fitter.model, fitter.evaluator, fitter.points, fitter.peak, plans[0]).cheapest(1e9)
+    assert found.best is plans[0] and found.bound == 0.0
