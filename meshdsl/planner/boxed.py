@@ -1,6 +1,6 @@
 """A network of which only some states of each node are in question: a *box*, decided exactly over and over again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
+from meshdsl.planner.prices import Prices
 
 Box = Mapping[int, Ids]  # by node, its states in question, by position; all those of others
 
@@ -30,10 +31,10 @@ def boxable(model: Model) -> Joint:
 
 
 class Boxed:
-    """Decides boxes of a network that has all nodes left that have several states.
+    """Decides boxes of a network; nodes that it has lost are in none.
 
     Args:
-      joint: whose network it is (``boxable``). known: a plan to begin from.
+      joint: whose network it is. known: a plan to begin from.
     """
 
     def __init__(self, joint: Joint, network: Network, known: Assignment) -> None:
@@ -41,14 +42,13 @@ class Boxed:
         domains, self._tables = network.listed()
         self._every = [np.arange(states) for states in domains]
         self._at = {v: i for i, v in enumerate(self._order)}
-        self._nodes = [n for n in self._order if n < len(known)]
         self._incumbent = np.zeros(len(domains), dtype=np.intp)
         self.entries = 1 + sum(table.size for _, table in self._tables)
         self.begin(known)
 
     def begin(self, plan: Assignment) -> None:
         """From a plan: what cannot be decided exactly does as it does."""
-        self.decided(self.held(plan, self._nodes))
+        self.decided(self.held(plan, range(len(plan))))
 
     def held(self, plan: Assignment, nodes: Iterable[int]) -> Box:
         """The box in which some of the nodes do as in a plan."""
@@ -69,3 +69,12 @@ class Boxed:
         self._incumbent = np.array([states[i] for states, i in zip(left, found.states.tolist(), strict=True)])
         rows = self._joint.rows(self._network.named(self._order, self._incumbent))
         return Decided(rows, self._network.constant + found.cost if found.exact else -np.inf)
+
+
+def boxed(joint: Joint, prices: Prices, drawn: Callable[[Joint], Network], known: Assignment) -> Boxed:
+    """A network of ``joint`` at prices of memory, which the model has only meanwhile."""
+    joint.model.prices = prices
+    priced = joint.priced()
+    found = Boxed(priced, drawn(priced), known)
+    joint.model.prices = Prices()
+    return found

@@ -19,16 +19,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.planner.boxed import Box, Boxed, boxable
+from meshdsl.planner.boxed import Box, Boxed, boxable, boxed
 from meshdsl.planner.closing import FIRST_TREES
 from meshdsl.planner.exact import TIES, Costs, Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.floor import Floor
+from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.network import Network
 from meshdsl.planner.pairs import End
 from meshdsl.planner.points import Points
-from meshdsl.planner.prices import Prices
 
 MOST = 150  # nodes up to which it is worth its time
 _BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try ...
@@ -58,6 +59,19 @@ class _Open(NamedTuple):
     box: Box
 
 
+class _Seen(NamedTuple):
+    """A plan of a box.
+
+    Args:
+      bound: what no plan of the box that fits can cost less than.
+    """
+
+    bound: float
+    choice: Choice
+    peak: Peak
+    fits: bool
+
+
 class Branching:
     """Looks for the cheapest plan that fits, or for the smallest.
 
@@ -76,10 +90,11 @@ class Branching:
         self._joint = boxable(model)
         self._networks: dict[tuple[int, float], Boxed] = {}
         self._floors: dict[int, Floor] = {}
-        self._free = Boxed(self._joint, self._joint.bounds(known, FIRST_TREES).network, known.rows)
+        self._proves = True
+        self._free = Boxed(self._joint, self._drawn(self._joint), known.rows)
         self._proves = self._free.decided({}).cost > -np.inf
         if not self._proves:  # the trees of moves are too large: what costs least is then near the best
-            self._free = Boxed(self._joint, self._joint.plans(), known.rows)
+            self._free = Boxed(self._joint, self._drawn(self._joint), known.rows)
 
     def cheapest(self, limit: float) -> Branched:
         """The cheapest plan found within so many bytes, which the one known fits."""
@@ -114,7 +129,7 @@ class Branching:
                 at = heapq.heappop(queue) if queue else None
         return self._most
 
-    def _looked_at(self, at: _Open) -> "_Seen | None":
+    def _looked_at(self, at: _Open) -> _Seen | None:
         """A plan of a box that does not fit, or is not the best of all that do; None if no better one can be there."""
         if any(self._passes(floor, at.box) for floor in self._floors.values()):
             return None
@@ -133,7 +148,7 @@ class Branching:
         second = self._seen(self._priced(op.id, floor, price), at._replace(bound=first.bound), paid)
         return second and (first._replace(bound=second.bound) if second.fits else second)
 
-    def _seen(self, network: Boxed, at: _Open, paid: float = 0.0) -> "_Seen | None":
+    def _seen(self, network: Boxed, at: _Open, paid: float = 0.0) -> _Seen | None:
         """The best plan of a box, noted; None if no better one can be there."""
         rows, cost = network.decided(at.box)
         if cost == np.inf:
@@ -164,19 +179,19 @@ class Branching:
     def _priced(self, op: int, floor: Floor, price: float) -> Boxed:
         """The network at a price of what is held at an operation."""
         if (op, price) not in self._networks:
-            self.model.prices = floor.prices(price)
-            joint = self._joint.priced()
-            network = joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
-            self.model.prices = Prices()
-            self._networks[op, price] = Boxed(joint, network, self._known.rows)
+            self._networks[op, price] = boxed(self._joint, floor.prices(price), self._drawn, self._known.rows)
         return self._networks[op, price]
+
+    def _drawn(self, joint: Joint) -> Network:
+        """What plans cost at least; or, where that cannot be decided exactly, what they can be had for."""
+        return joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
 
     def _passes(self, floor: Floor, box: Box) -> bool:
         """Whether every plan of a box holds more than the limit."""
         held = sum(floor.least(end, self.model.states[end[0]][self._states(end[0], box)]) for end in floor.ends)
         return held > self._limit * (1 + _ROUNDED)
 
-    def _parts(self, seen: "_Seen", box: Box) -> tuple[Box, ...]:
+    def _parts(self, seen: _Seen, box: Box) -> tuple[Box, ...]:
         """A box in two, by the size of a copy that could be smaller by the most bytes; none if it has but one plan."""
         most, found = 0.0, tuple[Box, ...]()
         alive = list(self._alive(seen))
@@ -197,7 +212,7 @@ class Branching:
                 return {**box, n: states[~same]}, {**box, n: states[same]}
         return ()
 
-    def _alive(self, seen: "_Seen") -> Iterator[End]:
+    def _alive(self, seen: _Seen) -> Iterator[End]:
         """The ports whose tensors are in memory where a plan needs most of it."""
         ports, every = self.model.ports, list(self.model.ports.every)
         laid = ports.named(ports.layouts(seen.choice.rows))
@@ -214,19 +229,6 @@ class Branching:
         """Of a port in some states."""
         distances = self.model.distances[self.model.nodes[n].ports[p].value.id]
         return np.asarray(distances.bytes * distances.shares[self.model.numbers(n, p, rows.T)])
-
-
-class _Seen(NamedTuple):
-    """A plan of a box.
-
-    Args:
-      bound: what no plan of the box that fits can cost less than.
-    """
-
-    bound: float
-    choice: Choice
-    peak: Peak
-    fits: bool
 
 
 def _near(price: float) -> float:

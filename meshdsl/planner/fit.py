@@ -36,8 +36,8 @@ _QUICK = 12  # ... and at least where the search began from another plan
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well
-_LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
+_LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
 
 
 class Fitter:

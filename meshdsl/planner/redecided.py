@@ -6,11 +6,11 @@ operations held as they are the others are decided exactly, or nearly so, memory
 it is taken over as does (``mix``). The draws are the same every time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshdsl.planner.boxed import Boxed
+from meshdsl.planner.boxed import boxed
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
@@ -34,7 +34,8 @@ def redecided(
       fitting: of two plans, the second being cheaper, one that fits and costs no more than the first.
     """
     model = joint.model
-    networks, random = list(_networks(joint, best, prices)), np.random.default_rng(_SEED)
+    networks = [boxed(joint, each, Joint.plans, best.rows) for each in prices]
+    random = np.random.default_rng(_SEED)
     for i in range(min(_DRAWS, _WORK // max(network.entries for network in networks))):
         if model.clock.is_up():
             break
@@ -50,12 +51,3 @@ def redecided(
             for each in networks:
                 each.begin(best.rows)
     return best
-
-
-def _networks(joint: Joint, best: Choice, prices: Sequence[Prices]) -> Iterator[Boxed]:
-    """The networks of plans at these prices."""
-    for each in prices:
-        joint.model.prices = each
-        priced = joint.priced()
-        joint.model.prices = Prices()
-        yield Boxed(priced, priced.plans(), best.rows)
