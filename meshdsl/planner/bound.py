@@ -12,11 +12,11 @@ from meshdsl.planner.eliminate import eliminate, lower_bound
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint, Missed
 from meshdsl.planner.messages import Messages, Passing, bound, cap, fix
+from meshdsl.planner.model import Assignment
 from meshdsl.planner.network import Network
 from meshdsl.planner.states import Left
 
 _SMALL = 1 << 20  # entries that one step of elimination may touch
-_MISSED = 0.05  # part of the gap that a value must miss to be worth more
 _LARGE = 2_000_000  # entries of a network from which on messages stay beside the tables ...
 _SETTLING = 100  # ... for settling takes as long as so many sweeps
 _NOTHING = 1e-12  # part of a cost that is rounding
@@ -34,7 +34,7 @@ class Certificate:
 
     def __init__(self, joint: Joint, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
-        self._missed, self._pointed = missed, best.rows
+        self._trees, self._missed, self._pointed = trees, missed, best.rows
         self._whole, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
         self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
         self._made: Network | None = None
@@ -77,8 +77,15 @@ class Certificate:
     @property
     def missed(self) -> Missed:
         """The values that are worth more in the next network, with the plans that say so."""
-        least = _MISSED * (self.best.cost - self.bound)
-        return self.joint.missed(self._pointed, self.best, self._missed, least)
+        return self.joint.missed(self._pointed_to(), self.best, self._trees, self._missed)
+
+    def _pointed_to(self) -> Assignment:
+        """The plan that messages point to."""
+        if isinstance(self._messages, Messages):
+            return self.joint.rows(self._messages.states)
+        if self._messages and self._shorter:
+            return self.joint.rows(self._shorter.states(self._messages))
+        return self._pointed
 
     @property
     def states(self) -> int:

@@ -33,15 +33,16 @@ from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
 from meshdsl.planner.numbering import array
-from meshdsl.planner.pairs import parts, tree_cost, weighted_pairs
+from meshdsl.planner.pairs import hub_cost, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import payers
-from meshdsl.planner.sets import add_sets
+from meshdsl.planner.sets import add_sets, asked_for_by
 from meshdsl.planner.states import Left
 from meshdsl.planner.whole import Whole
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
-_MORE = 1 << 22  # entries of the exact trees of a value that is worth more
+_LARGER, _MORE = 1 << 18, 1 << 23  # entries of the exact trees of a value that is worth more
+_MOST = 0.9  # of what values pay too little, for which they are worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
 Missed = Mapping[int, Sequence[Assignment]]
@@ -161,7 +162,7 @@ class Joint(Drawn):
         """
 
         def add(network: Network, value: int) -> None:
-            if not self._sets(network, value, _MORE if value in missed else trees):
+            if not self._sets(network, value, self._most(value, trees, missed)):
                 self._relaxed(network, value, best, missed.get(value, ()))
 
         keep = self.beside if trees else frozenset[int]()
@@ -183,28 +184,59 @@ class Joint(Drawn):
 
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
         ends = self._ends[value]
-        if len(ends) - 1 > _MANY or (not missed and self._stake(value) < _STAKE * best.cost):
+        if self._on_a_hub(value, best, missed):
             shares = parts(self.model, ends, best.rows)
             self._star(network, value, dict(zip(ends[1:], shares, strict=True)))
         else:
             for pair, weight in weighted_pairs(self.model, value, ends, best.rows, missed).items():
                 self._star(network, value, dict.fromkeys(pair, 1.0), weight)
 
-    def missed(self, rows: Assignment, best: Choice, missed: Missed, least: float) -> Missed:
-        """``missed`` and, with the plan ``rows``, the values of which means over pairs miss at least so much in it."""
-        found = dict(missed)
-        for value in self._wide:
-            if self._missing(value, rows, best, missed.get(value, ())) >= least:
-                found[value] = (*missed.get(value, ()), rows)
+    def _on_a_hub(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
+        """Whether a value has one hub, its readers being too many for pairs, or little at stake."""
+        return len(self._ends[value]) - 1 > _MANY or (not missed and self._stake(value) < _STAKE * best.cost)
+
+    def missed(self, rows: Assignment, best: Choice, trees: int, missed: Missed) -> Missed:
+        """``missed`` and, with the plan ``rows``, the values that pay too little in it in ``bounds``: most of that."""
+        paid = sorted(self._paid_too_little(rows, best, trees, missed), key=lambda each: -each[0])
+        found, left = dict(missed), _MOST * sum(cost for cost, _, _ in paid)
+        for cost, value, like in paid:
+            if left > 0:
+                found[value] = (*missed.get(value, ()), like)
+            left -= cost
         return found
 
+    def _paid_too_little(
+        self, rows: Assignment, best: Choice, trees: int, missed: Missed
+    ) -> Iterator[tuple[float, int, Assignment]]:
+        """What values pay too little, in all equal layers as in the one in the middle, which the plan is given for."""
+        for block, _, wide in self._parts:
+            copies, like = block.copies, rows.copy()
+            like[copies[0]] = rows[copies[len(copies) // 2]]
+            for value in wide:
+                if not self._has_sets(value, self._most(value, trees, missed)):
+                    yield self._missing(value, like, best, missed.get(value, ())) * len(copies), value, like
+
     def _missing(self, value: int, rows: Assignment, best: Choice, missed: Sequence[Assignment]) -> float:
-        ends = self._ends[value]
-        if len(ends) - 1 > _MANY:
+        model, ends = self.model, self._ends[value]
+        whole = tree_cost(model, value, ends, rows)
+        if not whole:
             return 0.0
-        pairs = weighted_pairs(self.model, value, ends, best.rows, missed)
-        mean = sum(weight * tree_cost(self.model, value, [ends[0], *pair], rows) for pair, weight in pairs.items())
-        return (tree_cost(self.model, value, ends, rows) - mean) * self.model.trips(value)
+        if self._on_a_hub(value, best, missed):
+            least = hub_cost(model, value, ends, rows, parts(model, ends, best.rows))
+        else:
+            pairs = weighted_pairs(model, value, ends, best.rows, missed)
+            least = sum(weight * tree_cost(model, value, [ends[0], *pair], rows) for pair, weight in pairs.items())
+        return max(0.0, whole - least) * model.trips(value)
+
+    def _most(self, value: int, trees: int, missed: Missed) -> int:
+        """Entries that the exact trees of a value may have: more where pairs of readers will not do, or have not."""
+        if value not in missed:
+            return trees
+        return _MORE if len(self._ends[value]) - 1 > _MANY or len(missed[value]) > 1 else max(trees, _LARGER)
+
+    def _has_sets(self, value: int, most: int) -> bool:
+        """Whether the exact trees of a value are in the network."""
+        return asked_for_by(self._derived, [self.read(end) for end in self._ends[value]], most) is not None
 
     def _sets(self, network: Network, value: int, most: int) -> bool:
         ends = [(n, self.read((n, port))) for n, port in self._ends[value]]

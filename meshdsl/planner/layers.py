@@ -16,7 +16,9 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.wiring import Wiring
 
 _LEAST = 4  # layers that are worth looking for, and times that a run repeats
+_ENDS = 2  # layers that may differ from the others, the first and the last
 _GAPS = 200  # periods that are tried, the most frequent
+_UNKNOWN = np.iinfo(np.intp).min
 _NONE: Ids = np.empty((0, 0), dtype=np.intp)
 
 
@@ -76,6 +78,42 @@ class _Run(NamedTuple):
     times: int
 
 
+class _Turns(NamedTuple):
+    """How a run goes through the layers: so many ``turns`` one after the other, with ``several`` periods in each layer.
+
+    Args:
+      sign: 1 forwards or -1 backwards. first: the layer that turns begin with.
+    """
+
+    run: _Run
+    turns: int = 1
+    several: int = 1
+    sign: int = 1
+    first: int = 0
+
+    @property
+    def times(self) -> int:
+        """Layers of a turn."""
+        return self.run.times // (self.turns * self.several)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The first and the last layer."""
+        last = self.first + self.sign * (self.times - 1)
+        return min(self.first, last), max(self.first, last)
+
+    def time(self, nodes: Ids) -> Ids:
+        """How many layers of its turn come before each node of the run."""
+        start, period, _ = self.run
+        return np.asarray((nodes - start) // (period * self.several) % self.times)
+
+    def nodes(self, layers: Ids) -> Ids:
+        """The nodes of layers, [layers, nodes of a layer]."""
+        start, size = self.run.start, self.run.period * self.several
+        at = self.sign * (layers - self.first)[:, None] + self.times * np.arange(self.turns)
+        return np.asarray(start + size * at[:, :, None] + np.arange(size)).reshape(layers.size, -1)
+
+
 def layers_of(kinds: Ids, makers: Ids, readers: Ids) -> Ids:
     """The nodes of equal layers, [layers, nodes of a layer]: those of one column are of one kind. Often none.
 
@@ -86,19 +124,11 @@ def layers_of(kinds: Ids, makers: Ids, readers: Ids) -> Ids:
     runs = list(_repeating(kinds))
     if not runs:
         return _NONE
-    runs = _as_often(runs)
-    turns = _turns(runs, _by_run(runs, makers, kinds.size), _by_run(runs, readers, kinds.size))
-    ends = [sorted((first, first + sign * (runs[r].times - 1))) for r, (sign, first) in turns.items()]
-    low, high = max(end[0] for end in ends), min(end[1] for end in ends)
+    found = _turned(runs, _often(runs), makers, readers, kinds.size)
+    low, high = max(turns.ends[0] for turns in found), min(turns.ends[1] for turns in found)
     if high - low + 1 < _LEAST:
         return _NONE
-    layers = np.arange(low, high + 1)
-    return np.hstack([_nodes(runs[r], sign * (layers - first)) for r, (sign, first) in turns.items()])
-
-
-def _nodes(run: _Run, times: Ids) -> Ids:
-    """The nodes of a run, [times, period]."""
-    return run.start + run.period * times[:, None] + np.arange(run.period)
+    return np.hstack([turns.nodes(np.arange(low, high + 1)) for turns in found])
 
 
 def _repeating(kinds: Ids) -> Iterator[_Run]:
@@ -131,52 +161,74 @@ def _equal(kinds: Ids, gap: int) -> Iterator[tuple[int, int]]:
         yield start, stop + gap
 
 
-def _as_often(runs: list[_Run]) -> list[_Run]:
-    """Those that repeat as often as most nodes do; where one repeats so many times more often, several are one."""
+def _often(runs: list[_Run]) -> int:
+    """How often most nodes repeat."""
     sizes: dict[int, int] = {}
     for run in runs:
         sizes[run.times] = sizes.get(run.times, 0) + run.period * run.times
-    layers = max(sizes, key=lambda times: (sizes[times], times))
-    found = []
-    for run in runs:
-        several = max(1, round(run.times / layers))
-        if abs(run.times // several - layers) <= 1:
-            found.append(_Run(run.start, run.period * several, run.times // several))
+    return max(sizes, key=lambda times: (sizes[times], times))
+
+
+def _turned(runs: list[_Run], often: int, makers: Ids, readers: Ids, count: int) -> list[_Turns]:
+    """How the runs that repeat about as often, or so many times more often, go through the layers.
+
+    Those that share no values with others, layer by layer, begin with the first, as those of a decoder may.
+    """
+    left = {r: ways for r, run in enumerate(runs) if (ways := list(_ways(run, often)))}
+    of, layer, found = np.full(count, -1), np.full(count, _UNKNOWN), list[_Turns]()
+    for r in left:
+        of[runs[r].start : runs[r].start + runs[r].period * runs[r].times] = r
+    while left:
+        r, turns = next(_linked(left, of, layer, makers, readers), (next(iter(left)), None))
+        found.append(turns or left[r][0])
+        del left[r]
+        here = np.flatnonzero(of == r)
+        layer[here] = found[-1].first + found[-1].sign * found[-1].time(here)
+        of[here] = -1
     return found
 
 
-def _by_run(runs: list[_Run], nodes: Ids, count: int) -> tuple[Ids, Ids]:
-    """Per node that is asked for, its run, -1 for none, and how often that has repeated before it."""
-    run, time = np.full(count, -1), np.zeros(count, dtype=np.intp)
-    for r, (start, period, times) in enumerate(runs):
-        run[start : start + period * times] = r
-        time[start : start + period * times] = np.repeat(np.arange(times), period)
-    return run[nodes], time[nodes]
+def _ways(run: _Run, often: int) -> Iterator[_Turns]:
+    """How a run may go through so many layers, or nearly."""
+    several = max(1, round(run.times / often))
+    if abs(run.times // several - often) > _ENDS:
+        return
+    for turns in range(1, several + 1):
+        if several % turns == 0 and (turns == 1 or run.times % several == 0):
+            yield _Turns(run, turns, several // turns)
 
 
-def _turns(runs: list[_Run], made: tuple[Ids, Ids], read: tuple[Ids, Ids]) -> dict[int, tuple[int, int]]:
-    """Per run, 1 or -1 for going through the layers forwards or backwards, and the layer that it begins with.
-
-    Runs that share no value with others are left out.
+def _linked(
+    left: dict[int, list[_Turns]], of: Ids, layer: Ids, makers: Ids, readers: Ids
+) -> Iterator[tuple[int, _Turns]]:
+    """Runs of which most layers make or read what one layer of those known does, as many layers on for all.
 
     Args:
-      made: per reading, run and time of what makes the value. read: of what reads it.
+      left: ways that runs not known may go, by run. of: per node, its run, if that is one of them. layer: per node, if
+        known.
     """
-    found, joined = {0: (1, 0)}, True
-    while joined:
-        joined = False
-        for (mine, time), (other, its) in ((made, read), (read, made)):
-            known = np.isin(mine, list(found)) & (other >= 0) & ~np.isin(other, list(found))
-            if known.any():
-                r = int(np.bincount(other[known]).argmax())
-                here = known & (other == r)
-                sign, first = np.array([found.get(i, (0, 0)) for i in range(len(runs))])[mine[here]].T
-                found[r], joined = _turn(sign * time[here] + first, its[here]), True
-    return found
+    ends = np.concatenate([makers, readers]), np.concatenate([readers, makers])
+    shared = (of[ends[0]] >= 0) & (layer[ends[1]] != _UNKNOWN)
+    mine, there = ends[0][shared], layer[ends[1][shared]]
+    runs = of[mine]
+    for r in np.argsort(-np.bincount(runs), kind="stable").tolist() if runs.size else ():
+        here = runs == r
+        if here.any():
+            agree, turns = max((_agreeing(way, mine[here], there[here]) for way in left[r]), key=lambda way: way[0])
+            if 2 * agree >= turns.times:
+                yield r, turns
 
 
-def _turn(layers: Ids, times: Ids) -> tuple[int, int]:
-    """The direction in which most times are as far from their layers, and the layer of the first."""
-    turns = [(*np.unique(layers - sign * times, return_counts=True), sign) for sign in (1, -1)]
-    firsts, counts, sign = max(turns, key=lambda turn: int(turn[1].max()))
-    return sign, int(firsts[counts.argmax()])
+def _agreeing(way: _Turns, nodes: Ids, layers: Ids) -> tuple[int, _Turns]:
+    """The direction and the first layer on which most nodes agree, and how many layers do.
+
+    Args:
+      nodes: of the run. layers: that they belong to, or are near.
+    """
+    time, found = way.time(nodes), list[tuple[int, _Turns]]()
+    for sign in (1, -1):
+        firsts, counts = np.unique(layers - sign * time, return_counts=True)
+        first = int(firsts[counts.argmax()])
+        agree = np.unique(time[layers - sign * time == first]).size
+        found.append((agree, way._replace(sign=sign, first=first)))
+    return max(found, key=lambda each: each[0])

@@ -63,6 +63,11 @@ class Passing:
         return np.repeat(self.order, np.diff(self.flat.first)), self.order[self.flat.to]
 
     @property
+    def pointed(self) -> _Ints:
+        """The best states that a pass has come by, by position, in order."""
+        return self._best
+
+    @property
     def bound(self) -> float:
         """What no states undercut by the last pass."""
         return self.lower + self.constant
@@ -89,7 +94,7 @@ class Messages(Passing):
     @property
     def states(self) -> dict[int, int]:
         """The best states so far of all variables of the network, those it has lost included."""
-        return self.network.named(self.order.tolist(), self._best)
+        return self.network.named(self.order.tolist(), self.pointed)
 
     def trimmed(self, upper: float) -> "Messages":
         """The messages without states that no solution of cost ``upper`` or less can have, which the network loses.

@@ -43,6 +43,14 @@ def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -
     return tree(model.closure(value).costs, model.closure(value).inner, own, read)[0]
 
 
+def hub_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment, shares: Sequence[float]) -> float:
+    """What the moves of a value cost at least in a plan, once, if they fork at one hub and shares of the rest count."""
+    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
+    closure = model.closure(value)
+    onward = sum(closure.costs[:, layout] * share for layout, share in zip(read, shares, strict=True) if share)
+    return float((closure.inner[own] + onward).min())
+
+
 def parts(model: Model, ends: Sequence[End], rows: Assignment) -> tuple[float, ...]:
     """The part of each reader's own moves that counts: more for those that move in the plan ``rows``."""
     own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)

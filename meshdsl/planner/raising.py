@@ -1,7 +1,7 @@
 """How far the bound of a network is raised: by as many passes of messages as are affordable and help."""
 
 from meshdsl.planner.bound import Certificate
-from meshdsl.planner.closing import FIRST_TREES, OPEN, TREES
+from meshdsl.planner.closing import FIRST_TREES, OPEN
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
@@ -15,6 +15,7 @@ _LIFTED = 400_000_000  # ... and entries
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
+_REDRAWN, _HELPED = 4, 0.9  # times that a network is drawn anew at most, and what must be left of the gap at most
 _TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
 
 
@@ -58,14 +59,26 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
 
 
 def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
-    """The bound of a joint network that was made a while ago.
-
-    Args:
-      again: with larger trees of moves if much is open, which equal layers share.
-    """
+    """The bound of a joint network that was made a while ago, redrawn if ``again``."""
     joint.model.focus()
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, most=most)
-    if again and certificate.shortened and certificate.gap > OPEN and not joint.model.clock.is_up():
-        return max(certificate.bound, raised(Certificate(joint, best, TREES), most=most))
+    return redrawn(certificate, most) if again else certificate.bound
+
+
+def redrawn(certificate: Certificate, most: int = MOST) -> float:
+    """The bound of a certificate that has been raised; if much is open, of others as well, as long as they help.
+
+    In them those values are worth more that pay too little in the plan that messages point to.
+    """
+    clock = certificate.model.clock
+    for _ in range(_REDRAWN):
+        if certificate.gap <= OPEN or clock.is_up() or (certificate.shortened or certificate.work) > _LIFTED:
+            break
+        before = certificate
+        certificate = Certificate(before.joint, before.best, FIRST_TREES, before.missed)
+        raised(certificate, most=most)
+        certificate.bound = max(certificate.bound, before.bound)
+        if certificate.gap > _HELPED * before.gap:
+            break
     return certificate.bound

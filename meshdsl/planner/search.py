@@ -25,7 +25,7 @@ from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Groups
-from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised
+from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised, redrawn
 from meshdsl.planner.start import EXACT, Start, started
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
 
@@ -144,8 +144,10 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
         if better.cost < certificate.best.cost:
             certificate.best = better
             raised(certificate, evaluator, settle=few)
-    closing = few and worth(certificate.best)
-    best, bound = closed(certificate, evaluator) if closing else (certificate.best, certificate.bound)
+    if not (few and worth(certificate.best)):
+        best = min(known, certificate.best, key=lambda choice: choice.cost)
+        return best, cache(lambda: redrawn(certificate, most) if sweep else certificate.bound)
+    best, bound = closed(certificate, evaluator)
     return (known if known.cost < best.cost else best), _known(bound)
 
 

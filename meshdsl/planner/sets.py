@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.closure import Closure
+from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs, Ids, Ints
 from meshdsl.planner.network import Network
 
-_BITS, _LEAVES = 62, 6  # layouts in all; in one set, as many as ``tree`` finds the best tree for
+_BITS = 62  # layouts in all
+_LEAVES, _PARTS = 12, 1 << 21  # layouts in one set, and ways to divide all sets in two
 End = tuple[int, Ids]  # a variable, and the layouts of its states
 
 
@@ -31,8 +33,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
       ends: where the value is made, then its readers.
     """
     (source, own), *readers = ends
-    derived, reads = network.derived, tuple(read for _, read in readers)
-    found = derived.get(("asked", most), (own, *reads), lambda *at: asked_for(at[1:], most // sum(map(len, at))))
+    derived, found = network.derived, asked_for_by(network.derived, [read for _, read in ends], most)
     if found is None:
         return False
     layouts, sets = found
@@ -48,6 +49,18 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     for reader, read in readers:
         network.add(hub, reader, derived.get("held", (sets, read), held))
     return True
+
+
+def asked_for_by(derived: Derived, ends: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
+    """As ``asked_for``, unless the tables of a value would have more entries than ``most``.
+
+    Args:
+      ends: per node that makes or reads the value, the layouts of its states.
+    """
+    found: tuple[Ids, Ints] | None = derived.get(
+        ("asked", most), tuple(ends), lambda *at: asked_for(at[1:], most // sum(map(len, at)))
+    )
+    return found
 
 
 def asked_for(reads: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
@@ -66,7 +79,8 @@ def asked_for(reads: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
         if sets.size * bits.size > _BITS * most:
             return None
         sets = np.unique(sets[:, None] | bits)
-    fits = sets.size <= most and int(np.bitwise_count(sets).max()) <= _LEAVES
+    leaves = int(np.bitwise_count(sets).max())
+    fits = sets.size <= most and leaves <= _LEAVES and sets.size << leaves <= _PARTS
     return (layouts, sets) if fits else None
 
 

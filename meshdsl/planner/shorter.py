@@ -13,6 +13,7 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.messages import Passing
 from meshdsl.planner.network import Network, Stamp
 from meshdsl.planner.packed import Packed, packed
+from meshdsl.planner.trail import Stamped
 
 _AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
 _WORK = 2_000_000_000  # ... and entries that they may touch together
@@ -72,6 +73,13 @@ class Shorter:
     def begin(self, messages: Passing, limit: float) -> None:
         """Begin the messages of the whole network, which are none yet, with those of these copies."""
         _take(messages, self._known or self._settle(packed(self.stamps, limit=limit)[0]), self)
+
+    def states(self, messages: Passing) -> dict[int, int]:
+        """What messages between all copies point to, for all nodes."""
+        chosen = dict(zip(messages.order.tolist(), messages.pointed.tolist(), strict=True))
+        for part, variables, numbers in self._whole:
+            Stamped(part.trail, variables, numbers).decode(chosen)
+        return chosen
 
     def _settle(self, few: Packed) -> Passing:
         """Messages between these copies, passed until they say no more; kept for the next time."""

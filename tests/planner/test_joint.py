@@ -71,13 +71,14 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     monkeypatch.setattr(joint_module, "_STAKE", 0.0)
     monkeypatch.setattr(joint_module, "_MORE", more)
+    monkeypatch.setattr(joint_module, "_LARGER", more)
     model = many_readers(readers)(TWO)
     joint, evaluator = Joint(model), Evaluator(model)
     rng = np.random.default_rng(readers)
     reference, risen = evaluator.evaluate(model.whole), 0
     for _ in range(10):
         chosen, other = ({n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)} for _ in range(2))
-        missed = joint.missed(joint.rows(chosen), reference, {}, 1.0)
+        missed = joint.missed(joint.rows(chosen), reference, 0, {})
         before, after = (minimum(joint.bounds(reference, 0, known).network, chosen) for known in ({}, missed))
         cost = evaluator.evaluate(joint.rows(chosen)).cost
         assert before <= after * (1 + 1e-9) and after <= cost * (1 + 1e-9)
@@ -88,6 +89,25 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
             joint.rows(other)
         ).cost * (1 + 1e-9)
         risen += after > before * (1 + 1e-9)
+    assert risen
+
+
+def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(monkeypatch):
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model = many_readers(7)(ONE)
+    joint, evaluator = Joint(model), Evaluator(model)
+    rng, risen = np.random.default_rng(7), 0
+    reference = evaluator.evaluate(model.whole)
+    for _ in range(10):
+        chosen = {n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)}
+        missed = joint.missed(joint.rows(chosen), reference, 0, {})
+        before, after = (minimum(joint.bounds(reference, 0, known).network, chosen) for known in ({}, missed))
+        cost = evaluator.evaluate(joint.rows(chosen)).cost
+        assert after <= cost * (1 + 1e-9)
+        assert after == pytest.approx(cost) if missed else before == pytest.approx(cost)
+        again = joint.missed(joint.rows(chosen), reference, 0, missed)
+        assert {v: len(plans) for v, plans in again.items()} == dict.fromkeys(missed, 1)
+        risen += bool(missed) and before < after
     assert risen
 
 

@@ -76,6 +76,24 @@ def test_runs_forwards_and_backwards_are_matched():
     assert all(len(set(kinds[column])) == 1 for column in layers.T)
 
 
+def test_a_run_that_goes_through_the_layers_twice_is_matched_in_both_turns():
+    kinds = np.array([0, *[1, 2, 3, 4, 5] * 6, 9, *[6] * 24, 8])  # two moments of two weights of each layer
+    reads = [(1 + 5 * i + j, 32 + 12 * moment + 2 * i + j) for i in range(6) for moment in (0, 1) for j in (0, 1)]
+    layers = layers_of(kinds, *np.array(reads).T)
+    expected = [{1 + 5 * i + j for j in range(5)} | {32 + 2 * i, 33 + 2 * i, 44 + 2 * i, 45 + 2 * i} for i in range(6)]
+    assert [set(row) for row in layers.tolist()] == expected
+
+
+def test_layers_that_all_read_what_the_last_of_others_has_made_begin_with_the_first():
+    kinds = np.array([0, *[1, 2] * 6, 9, *[3, 4, 5] * 6, 8])
+    encoder = [(1 + j, 2 + j) for j in range(11)]
+    decoder = [(14 + j, 15 + j) for j in range(17)] + [(12, 14 + 3 * i) for i in range(6)]
+    layers = layers_of(kinds, *np.array(encoder + decoder).T)
+    assert [set(row) for row in layers.tolist()] == [
+        {1 + 2 * i, 2 + 2 * i, 14 + 3 * i, 15 + 3 * i, 16 + 3 * i} for i in range(6)
+    ]
+
+
 def test_what_never_repeats_has_no_layers():
     kinds = np.random.default_rng(0).permutation(200)
     assert layers_of(kinds, np.arange(199), np.arange(1, 200)).size == 0
@@ -211,6 +229,22 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
         assert messages.bound <= cost * (1 + 1e-12)
     assert (flat.bound, flat.cost) == pytest.approx((made.bound, made.cost), rel=1e-12)
     assert made.lower >= unaware.lower and made.cost <= unaware.cost
+
+
+def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    monkeypatch.setattr(blocks_module, "FEW", 1)
+    model = model_of(TWO)
+    best = Evaluator(model).evaluate(model.whole)
+    shorter = Joint(model).bounds(best, 1 << 12).shorter
+    messages = shorter.passing(best.cost + 1.0)
+    messages.run(8)
+    states = shorter.states(messages)
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    network = Joint(model).bounds(best, 1 << 12).network
+    assert len(network.unary) > messages.order.size
+    cost = minimum(network, {n: states[n] for n in range(len(model.nodes))})
+    assert messages.bound <= cost <= (messages.cost + messages.constant) * (1 + 1e-12)
 
 
 def capped(network, limit):

@@ -52,4 +52,14 @@ def test_too_many_sets_are_none():
     layouts, sets = asked_for([np.arange(8)] * 3, 92)
     assert len(layouts) == 8 and len(sets) == 8 + 28 + 56
     assert asked_for([np.arange(100)], 1000) is None
-    assert asked_for([np.arange(7)] * 7, 1000) is None
+    assert len(asked_for([np.arange(7)] * 7, 1000)[1]) == 127
+    assert asked_for([np.arange(13)] * 13, 10_000) is None
+    assert asked_for([np.arange(20)] * 6, 1 << 20) is None
+
+
+def test_trees_to_more_layouts_than_a_plan_is_exact_for_cost_no_more_than_its_trees():
+    rng = np.random.default_rng(0)
+    costs, inner = random_costs(rng, 8)
+    every = tree_costs(costs, inner, np.arange(8), np.array([255]))[0]
+    found = [tree(costs, inner, own, range(8))[0] for own in range(8)]
+    assert (every <= found).all() and (every > 0).all()
