@@ -54,7 +54,8 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
     if small and not quick and not model.clock.is_up():
         certificate = Certificate(Joint(model), best, FIRST_TREES)
         if (certificate.shortened or certificate.work) <= _LIFTED:
-            return raised(certificate, settle=True)
+            raised(certificate, settle=True)
+            return redrawn(certificate, enough=GAP)
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
@@ -66,14 +67,14 @@ def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
     return redrawn(certificate, most) if again else certificate.bound
 
 
-def redrawn(certificate: Certificate, most: int = MOST) -> float:
+def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> float:
     """The bound of a certificate that has been raised; if much is open, of others as well, as long as they help.
 
     In them those values are worth more that pay too little in the plan that messages point to.
     """
     clock = certificate.model.clock
     for _ in range(_REDRAWN):
-        if certificate.gap <= OPEN or clock.is_up() or (certificate.shortened or certificate.work) > _LIFTED:
+        if certificate.gap <= enough or clock.is_up() or (certificate.shortened or certificate.work) > _LIFTED:
             break
         before = certificate
         certificate = Certificate(before.joint, before.best, FIRST_TREES, before.missed)

@@ -17,7 +17,7 @@ from meshdsl.planner.prices import Prices
 
 _SEED = 1998
 _LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
-_DRAWS, _WORK = 24, 10_000_000  # at most, and entries of the networks of all draws together
+_DRAWS, _WORK = 24, 40_000  # at most, and nodes of all draws together
 
 
 def redecided(
@@ -36,7 +36,7 @@ def redecided(
     model = joint.model
     networks = [boxed(joint, each, Joint.plans, best.rows) for each in prices]
     random = np.random.default_rng(_SEED)
-    for i in range(min(_DRAWS, _WORK // max(network.entries for network in networks))):
+    for i in range(min(_DRAWS, _WORK // len(model.nodes))):
         if model.clock.is_up():
             break
         part = random.uniform(_LEAST, _MOST) if i >= len(networks) else 0.0
