@@ -124,7 +124,7 @@ def layers_of(kinds: Ids, makers: Ids, readers: Ids) -> Ids:
     runs = list(_repeating(kinds))
     if not runs:
         return _NONE
-    found = _turned(runs, _often(runs), makers, readers, kinds.size)
+    found = sorted(_turned(runs, _often(runs), makers, readers, kinds.size), key=lambda turns: turns.run.start)
     low, high = max(turns.ends[0] for turns in found), min(turns.ends[1] for turns in found)
     if high - low + 1 < _LEAST:
         return _NONE
