@@ -108,6 +108,11 @@ class Distances:
         return self._arrays.ordered(self.space.mesh.names)
 
     @cached_property
+    def least_bytes(self) -> float:
+        """Bytes that one device holds in the smallest layout."""
+        return float(self.bytes * self.shares.min())
+
+    @cached_property
     def shares(self) -> Costs:
         """Part of the tensor's bytes that one device holds, by layout."""
         return np.asarray(1 / self._arrays.shards.prod(axis=1))

@@ -9,7 +9,7 @@ say; those of the graphs around an operation count with its own:
     what it writes                           in its own layout
     what was made before and is read once    in any layout on the way there, from where it has gone to what has read it
     later, and at most once before           before
-    what else is read later                  in its own layout, if it is read in the same; else it may lie in another
+    what else is read later                  in its own layout, if it is read in the same; else in the smallest of all
 
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
@@ -37,7 +37,7 @@ class Floor:
     """Nodes' ports that are in memory while an operation runs.
 
     ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of, what ``later``
-    reads where it does not, and some copy of what ``kept`` reads.
+    reads where it does not, something of it elsewhere, and some copy of what ``kept`` reads.
 
     Args:
       donated: positions of the inputs that are given up.
@@ -71,10 +71,11 @@ class Floor:
         layouts = self.model.ports.layouts(choice.rows)
         as_made = self._as_made(layouts)
         copies = (end for end in self.copies if not as_made(end))
+        waiting = sum(0.0 if as_made(end) else self._smallest_part(end) for end in self.later)
         later = (end for end in self.later if as_made(end))
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
-        return kept + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
+        return kept + waiting + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
 
     def prices(self, price: float) -> Prices:
         """What all of it costs at a price per byte."""
@@ -113,6 +114,10 @@ class Floor:
     def _part(self, end: End) -> float:
         """Of its bytes, which may be kept in 16 bits each."""
         return min(1.0, 2 / self._value(end).itemsize) if self._narrow else 1.0
+
+    def _smallest_part(self, end: End) -> float:
+        """Bytes of the value that a port reads, at least, whatever the layout."""
+        return self._part(end) * self.model.distances[self._value(end).id].least_bytes
 
     def _value(self, end: End) -> Value:
         return self.model.nodes[end[0]].ports[end[1]].value

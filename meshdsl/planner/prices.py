@@ -10,7 +10,7 @@ class Prices:
     """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
 
     Args:
-      later: by (node, port), for a value that is read in the layout in which it is made.
+      later: by (node, port), for a value that waits to be read, in the layout in which it is made or another.
       kept: by (node, port), for some copy of a value on the way there, from where it has gone to others that read it.
       held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
     """

@@ -107,10 +107,11 @@ class Stars:
         return found
 
     def waiting(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
-        """What a value costs at a price per byte where it is read as it is made, and waits for that."""
+        """What a value costs at a price per byte that waits to be read: itself, if it is read as it is made."""
+        least = self.model.scale.pack(np.asarray(price * self.model.distances[value].least_bytes))
 
         def make(own: Ids, at: Ids) -> Costs:
-            return np.where(own[:, None] == at[None], self._paid(value, price)[own][:, None], 0.0)
+            return np.where(own[:, None] == at[None], self._paid(value, price)[own][:, None], least)
 
         found: Costs = self.derived.get(("waiting", self.model.closure(value).number, price), (made, read), make)
         return found
