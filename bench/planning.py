@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench import unrolled
+from bench import unrolled, varied
 from bench.apart import rows_apart
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
@@ -35,6 +35,7 @@ class Case(NamedTuple):
 
 
 TWO = Mesh(data=128, model=8, topology="dgx-h100")
+SMALLER = Mesh(data=16, model=8, topology="dgx-h100")
 THREE = Mesh(pod=8, data=16, model=8, topology="dgx-h100")
 CASES: dict[str, Case] = {
     "the demo's step": Case(lambda: load_example("gpt").program, Mesh(data=4, model=2)),
@@ -47,6 +48,10 @@ CASES: dict[str, Case] = {
     "GPT-3 175B, unrolled": Case(unrolled.gpt3, TWO),
     "GPT-3 175B, unrolled, three axes": Case(unrolled.gpt3, THREE),
     "Llama 3 405B, unrolled": Case(unrolled.llama3, TWO),
+    "12 layers, 8 microbatches, unrolled": Case(varied.accumulated, SMALLER),
+    "encoder and decoder, 24 layers each, unrolled": Case(varied.translated, SMALLER),
+    "80 layers with adapters, unrolled": Case(varied.adapted, SMALLER),
+    "LSTM, 200 time steps, unrolled": Case(varied.recurrent, SMALLER),
 }
 HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 

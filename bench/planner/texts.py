@@ -15,7 +15,9 @@ these sets stand in the network, exactly; the plans that messages point to are t
 in such a plan gets larger tables in the next round, or where these would be too large, the pairs of its readers that
 cost most there. The rounds end when nothing is left between plan and bound, when they help no more, or when a fixed
 amount of work is done: work is counted in table entries, so the same step gets the same plan everywhere. A gap of 0
-below means less than a hundred-millionth, for costs are summed in floats.
+below means less than a hundred-millionth, for costs are summed in floats. For larger steps no states go, but values
+that have paid too little, as weights that every microbatch reads, get larger tables as well, as long as more than half
+a percent is open and that helps (`redrawn` in `raising.py`).
 
 Where a gap of more than half a percent is left, other plans are looked for: most operations are decided anew, exactly,
 while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer

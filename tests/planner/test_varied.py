@@ -1,0 +1,46 @@
+"""Steps that are more than one stack of layers: their equal layers are found, and their plans proved."""
+
+import pytest
+
+from bench import varied
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.pins import make_pins
+from meshdsl.planner import blocks as blocks_module
+from meshdsl.planner import search as search_module
+from meshdsl.planner.blocks import Blocks
+from meshdsl.planner.model import Model
+from meshdsl.planner.problem import make_problem
+from meshdsl.planner.search import find
+from meshdsl.trace import trace
+
+MESH = Mesh(data=16, model=8, topology="dgx-h100")
+
+
+def model_of(program):
+    traced = trace(program.step, program.args)
+    return Model(make_problem(traced, MESH, make_pins(traced, MESH, program.layouts)))
+
+
+@pytest.mark.parametrize(
+    ("program", "copies"),
+    [
+        (varied.translated(10, 2048, 512), 3),
+        (varied.adapted(10), 6),
+        (varied.accumulated(8, 2), 5),
+        (varied.recurrent(12), 7),
+    ],
+    ids=["encoder and decoder", "adapters", "microbatches", "time steps"],
+)
+def test_equal_layers_are_found(monkeypatch, program, copies):
+    monkeypatch.setattr(blocks_module, "MANY", 0)
+    assert max(len(block.copies) for block in Blocks(model_of(program), True).all) >= copies
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_weights_that_many_read_are_proved_to_lie_well(monkeypatch, rounds):
+    if not rounds:
+        monkeypatch.setattr(search_module, "_CLOSED", 0)
+        monkeypatch.setattr(search_module, "_FEW", 0)
+    model = model_of(varied.accumulated(2, 4))
+    best, prove = find(model, lambda _: True)
+    assert prove() >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
