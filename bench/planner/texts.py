@@ -89,8 +89,9 @@ otherwise comes in groups of few kinds, and of each kind as many are taken over 
 (`mix.py`). The messages of the bound of the whole step are laid out from its blocks at once (`packed.py`) and begin
 with those of the shorter one (`shorter.py`); one pass is all that is left to do. What operations of one kind have in
 common (signatures, work, costs, reshards) is found once; memory of a plan is a few passes over arrays that are laid out
-once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, their figures in the
-README.
+once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more
+than one stack of layers (microbatches, an encoder and a decoder, adapters, time steps) in `bench/varied.py`; their
+figures are in the README.
 
 ![planning time against equations](planner-time.svg)
 """

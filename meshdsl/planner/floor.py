@@ -71,11 +71,12 @@ class Floor:
         layouts = self.model.ports.layouts(choice.rows)
         as_made = self._as_made(layouts)
         copies = (end for end in self.copies if not as_made(end))
-        waiting = sum(0.0 if as_made(end) else self._smallest_part(end) for end in self.later)
-        later = (end for end in self.later if as_made(end))
+        later = [end for end in self.later if as_made(end)]
+        waiting = sum(self._smallest_part(end) for end in self.later if not as_made(end))
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
-        return kept + waiting + float(sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later)))
+        there = sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later))
+        return kept + waiting + float(there)
 
     def prices(self, price: float) -> Prices:
         """What all of it costs at a price per byte."""
