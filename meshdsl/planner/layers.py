@@ -104,8 +104,8 @@ class _Turns(NamedTuple):
 
     def time(self, nodes: Ids) -> Ids:
         """How many layers of its turn come before each node of the run."""
-        start, period, _ = self.run
-        return np.asarray((nodes - start) // (period * self.several) % self.times)
+        before = (nodes - self.run.start) // (self.run.period * self.several)
+        return np.asarray(before % self.times if self.turns > 1 else before)
 
     def nodes(self, layers: Ids) -> Ids:
         """The nodes of layers, [layers, nodes of a layer]."""

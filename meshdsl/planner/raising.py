@@ -73,6 +73,7 @@ def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) ->
     In them those values are worth more that pay too little in the plan that messages point to.
     """
     clock = certificate.model.clock
+    certificate.model.focus()
     for _ in range(_REDRAWN):
         if certificate.gap <= enough or clock.is_up() or (certificate.shortened or certificate.work) > _LIFTED:
             break

@@ -144,11 +144,12 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
         if better.cost < certificate.best.cost:
             certificate.best = better
             raised(certificate, evaluator, settle=few)
-    if not (few and worth(certificate.best)):
-        best = min(known, certificate.best, key=lambda choice: choice.cost)
-        return best, cache(lambda: redrawn(certificate, most) if sweep else certificate.bound)
-    best, bound = closed(certificate, evaluator)
-    return (known if known.cost < best.cost else best), _known(bound)
+    best, bound = certificate.best, certificate.bound
+    proof: Proof = cache(lambda: redrawn(certificate, most)) if sweep else _known(bound)
+    if few and worth(best):
+        best, bound = closed(certificate, evaluator)
+        proof = _known(bound)
+    return (known if known.cost < best.cost else best), proof
 
 
 def _known(bound: float) -> Proof:

@@ -44,3 +44,14 @@ def test_weights_that_many_read_are_proved_to_lie_well(monkeypatch, rounds):
     model = model_of(varied.accumulated(2, 4))
     best, prove = find(model, lambda _: True)
     assert prove() >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
+
+
+def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
+    """Whatever layouts the model looks at in the meantime."""
+    model = model_of(varied.accumulated(1, 4))
+    _, prove = find(model, lambda _: False)
+    expected = prove()
+    best, prove = find(model, lambda _: False)
+    model.hold(best.rows)
+    assert prove() == pytest.approx(expected, rel=1e-9)
+    assert expected < model.scale.seconds(best.cost) * (1 - 1e-4)
