@@ -41,7 +41,8 @@ from meshdsl.planner.whole import Whole
 
 LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
-_LARGER, _MORE = 1 << 18, 1 << 23  # entries of the exact trees of a value that is worth more
+_LARGER, _MORE = 1 << 18, 1 << 23  # entries of the exact trees of a value that is worth more ...
+_ROOM = 1 << 26  # ... and of all of them, from which on no more are added
 _MOST = 0.9  # of what values pay too little, for which they are worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
@@ -161,8 +162,13 @@ class Joint(Drawn):
           missed: per value that is worth more, plans in which such a network has let it cost too little.
         """
 
+        room = _ROOM
+
         def add(network: Network, value: int) -> None:
-            if not self._sets(network, value, self._most(value, trees, missed)):
+            nonlocal room
+            entries = self._sets(network, value, self._most(value, trees, missed if room > 0 else {}))
+            room -= entries if value in missed else 0
+            if not entries:
                 self._relaxed(network, value, best, missed.get(value, ()))
 
         keep = self.beside if trees else frozenset[int]()
@@ -238,6 +244,6 @@ class Joint(Drawn):
         """Whether the exact trees of a value are in the network."""
         return asked_for_by(self._derived, [self.read(end) for end in self._ends[value]], most) is not None
 
-    def _sets(self, network: Network, value: int, most: int) -> bool:
+    def _sets(self, network: Network, value: int, most: int) -> int:
         ends = [(n, self.read((n, port))) for n, port in self._ends[value]]
         return add_sets(network, self.model.closure(value), self.model.trips(value), ends, most)

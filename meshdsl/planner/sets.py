@@ -26,8 +26,8 @@ _LEAVES, _PARTS = 12, 1 << 21  # layouts in one set, and ways to divide all sets
 End = tuple[int, Ids]  # a variable, and the layouts of its states
 
 
-def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End], most: int) -> bool:
-    """Add the trees of a value to a network, unless their tables would have more entries than ``most``.
+def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End], most: int) -> int:
+    """Entries of the tables of a value's trees, which are added to a network; 0 if they would be more than ``most``.
 
     Args:
       ends: where the value is made, then its readers.
@@ -35,7 +35,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     (source, own), *readers = ends
     derived, found = network.derived, asked_for_by(network.derived, [read for _, read in ends], most)
     if found is None:
-        return False
+        return 0
     layouts, sets = found
 
     def trees(own: Ids, sets: Ints) -> Costs:
@@ -48,7 +48,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     network.add(source, hub, derived.get(("trees", closure.number, trips), (own, sets), trees))
     for reader, read in readers:
         network.add(hub, reader, derived.get("held", (sets, read), held))
-    return True
+    return sets.size * sum(at.size for _, at in ends)
 
 
 def asked_for_by(derived: Derived, ends: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:

@@ -111,6 +111,20 @@ def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(m
     assert risen
 
 
+def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
+    asked, add = [], joint_module.add_sets
+    monkeypatch.setattr(joint_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
+    model = many_readers(7)(ONE)
+    joint, reference = Joint(model), Evaluator(model).evaluate(model.whole)
+    missed = dict.fromkeys(model.shared, (model.whole,))
+    joint.bounds(reference, 0, missed)
+    assert max(asked) > 0
+    monkeypatch.setattr(joint_module, "_ROOM", 0)
+    asked.clear()
+    joint.bounds(reference, 0, missed)
+    assert set(asked) == {0}
+
+
 def test_states_that_are_left_are_those_of_the_model():
     model = many_readers(3)(TWO)
     whole = Joint(model)
