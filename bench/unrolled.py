@@ -21,11 +21,11 @@ ADAM = optax.adamw(1e-4)
 def gpt3(layers: int = 96, batch: int = 1536) -> Program:
     """GPT-3 175B: learned positions, biases, LayerNorm, GELU, embeddings tied to the logits."""
     width, words, length = 12288, 50304, 2048
-    norm = {"scale": _shape(width), "bias": _shape(width)}
-    attention = {name: _shape(width, width) for name in ("q", "k", "v", "out")}
-    mlp = {"up": _shape(width, 4 * width), "up_bias": _shape(4 * width), "down": _shape(4 * width, width)}
-    block = {"norm1": norm, **attention, "norm2": norm, **mlp, "down_bias": _shape(width)}
-    ends = {"embed": _shape(words, width), "position": _shape(length, width), "norm": norm}
+    norm = {"scale": shape(width), "bias": shape(width)}
+    attention = {name: shape(width, width) for name in ("q", "k", "v", "out")}
+    mlp = {"up": shape(width, 4 * width), "up_bias": shape(4 * width), "down": shape(4 * width, width)}
+    block = {"norm1": norm, **attention, "norm2": norm, **mlp, "down_bias": shape(width)}
+    ends = {"embed": shape(words, width), "position": shape(length, width), "norm": norm}
 
     def logits(p: Params, tokens: jax.Array) -> jax.Array:
         x = p["embed"][tokens] + p["position"]
@@ -41,8 +41,8 @@ def llama3(layers: int = 126, batch: int = 256) -> Program:
     width, hidden, words, length, head = 16384, 53248, 128256, 8192, 128
     matrices = {"q": (width, width), "k": (width, 8 * head), "v": (width, 8 * head), "out": (width, width)}
     matrices |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-    block = {"norm1": _shape(width), "norm2": _shape(width), **{name: _shape(*at) for name, at in matrices.items()}}
-    ends = {"embed": _shape(words, width), "norm": _shape(width), "head": _shape(width, words)}
+    block = {"norm1": shape(width), "norm2": shape(width), **{name: shape(*at) for name, at in matrices.items()}}
+    ends = {"embed": shape(words, width), "norm": shape(width), "head": shape(width, words)}
 
     def logits(p: Params, tokens: jax.Array) -> jax.Array:
         x = p["embed"][tokens]
@@ -54,44 +54,58 @@ def llama3(layers: int = 126, batch: int = 256) -> Program:
 
 
 def _program(logits: Callable[[Params, jax.Array], jax.Array], params: Params, batch: int, length: int) -> Program:
-    def step(params: Params, state: Any, tokens: jax.Array) -> tuple[Params, Any, jax.Array]:
-        def loss(params: Params) -> jax.Array:
-            made = logits(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), tokens).astype(jnp.float32)
-            return optax.softmax_cross_entropy_with_integer_labels(made, jnp.roll(tokens, -1, 1)).mean()
+    def loss(params: Params, batch: jax.Array) -> jax.Array:
+        made = logits(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), batch)
+        return cross_entropy(made, jnp.roll(batch, -1, 1))
 
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, state = ADAM.update(gradients, state, params)
+    return trained(loss, ADAM, params, jax.ShapeDtypeStruct((batch, length), jnp.int32), {"batch": "data=S(0)"})
+
+
+def trained(
+    loss: Callable[[Params, Any], jax.Array],
+    optimizer: optax.GradientTransformation,
+    params: Params,
+    batch: Any,
+    layouts: dict[str, str],
+) -> Program:
+    """The step that takes one batch; returns new parameters, the optimizer's new state and the loss."""
+
+    def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    return Program(step, (params, jax.eval_shape(ADAM.init, params), tokens), {"tokens": "data=S(0)"})
+    return Program(step, (params, jax.eval_shape(optimizer.init, params), batch), layouts)
 
 
 def _gpt_block(p: Params, x: jax.Array) -> jax.Array:
     h = _layer_norm(x, p["norm1"])
-    q, k, v = (_heads(h @ p[name], 96) for name in ("q", "k", "v"))
-    x = x + _attended(q, k, v).reshape(h.shape) @ p["out"]
+    q, k, v = (heads(h @ p[name], 96) for name in ("q", "k", "v"))
+    x = x + attended(q, k, v).reshape(h.shape) @ p["out"]
     h = _layer_norm(x, p["norm2"])
     return x + jax.nn.gelu(h @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
 
 
 def _llama_block(p: Params, x: jax.Array) -> jax.Array:
     h = _rms_norm(x, p["norm1"])
-    q, k, v = (_heads(h @ p[name], n) for name, n in (("q", 128), ("k", 8), ("v", 8)))
+    q, k, v = (heads(h @ p[name], n) for name, n in (("q", 128), ("k", 8), ("v", 8)))
     q, k, v = _rotated(q), jnp.repeat(_rotated(k), 16, 2), jnp.repeat(v, 16, 2)
-    x = x + _attended(q, k, v).reshape(h.shape) @ p["out"]
+    x = x + attended(q, k, v).reshape(h.shape) @ p["out"]
     h = _rms_norm(x, p["norm2"])
     return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
 
-def _attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def attended(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> jax.Array:
+    """What queries take from values by their keys, all ``[batch length heads head]``."""
     scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
-    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e9).astype(jnp.float32))
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
+    weights = jax.nn.softmax(scores.astype(jnp.float32))
     return jnp.einsum("bhst,bthd->bshd", weights.astype(v.dtype), v)
 
 
-def _heads(x: jax.Array, count: int) -> jax.Array:
+def heads(x: jax.Array, count: int) -> jax.Array:
+    """``[batch length width]`` as ``[batch length count head]``."""
     return x.reshape(*x.shape[:2], count, -1)
 
 
@@ -115,5 +129,11 @@ def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (y * lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * scale
 
 
-def _shape(*lengths: int) -> jax.ShapeDtypeStruct:
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The mean over all words, in float32."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
+
+
+def shape(*lengths: int) -> jax.ShapeDtypeStruct:
+    """An array in float32."""
     return jax.ShapeDtypeStruct(lengths, jnp.float32)

@@ -5,7 +5,6 @@ that stay as they are, and a recurrent net over many time steps. The batch is sp
 to the planner.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,23 +12,23 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from bench.unrolled import Params, attended, cross_entropy, heads, shape, trained
 from meshdsl.api import Program
 
-Params = Any
 BATCH = {"batch/inputs": "data=S(0)", "batch/labels": "data=S(0)"}
 
 
 def accumulated(layers: int = 12, microbatches: int = 8, width: int = 2048, batch: int = 512) -> Program:
     """A transformer whose weights are read, and their gradients summed, in every microbatch."""
-    block = {**_attention(width), **_mlp(width), "norm1": _shape(width), "norm2": _shape(width)}
-    params = {"embed": _shape(50304, width), "norm": _shape(width), "layers": [block] * layers}
+    block = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
+    params = {"embed": shape(50304, width), "norm": shape(width), "layers": [block] * layers}
     adam = optax.adamw(1e-4)
 
     def loss(params: Params, tokens: jax.Array, labels: jax.Array) -> jax.Array:
         x = params["embed"][tokens]
         for p in params["layers"]:
             x = _fed(p, _attended(p, x, _normed(x, p["norm1"])) + x)
-        return _cross_entropy(_normed(x, params["norm"]) @ params["embed"].T, labels)
+        return cross_entropy(_normed(x, params["norm"]) @ params["embed"].T, labels)
 
     def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
         made = [jax.value_and_grad(loss)(params, batch["inputs"][i], batch["labels"][i]) for i in range(microbatches)]
@@ -46,9 +45,9 @@ def accumulated(layers: int = 12, microbatches: int = 8, width: int = 2048, batc
 
 def translated(layers: int = 24, width: int = 2048, batch: int = 512, length: int = 512) -> Program:
     """An encoder and a decoder, every layer of which reads what the encoder's last has made; Adafactor."""
-    encoder = {**_attention(width), **_mlp(width), "norm1": _shape(width), "norm2": _shape(width)}
-    decoder = {**encoder, "across": _attention(width), "norm3": _shape(width)}
-    params = {"embed": _shape(32128, width), "norm": _shape(width)}
+    encoder = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
+    decoder = {**encoder, "across": _attention(width), "norm3": shape(width)}
+    params = {"embed": shape(32128, width), "norm": shape(width)}
     params |= {"encoder": [encoder] * layers, "decoder": [decoder] * layers}
 
     def loss(params: Params, batch: Any) -> jax.Array:
@@ -58,18 +57,18 @@ def translated(layers: int = 24, width: int = 2048, batch: int = 512, length: in
         for p in params["decoder"]:
             y = y + _attended(p, y, _normed(y, p["norm1"]))
             y = _fed(p, y + _attended(p["across"], _normed(y, p["norm3"]), x, causal=False))
-        return _cross_entropy(_normed(y, params["norm"]) @ params["embed"].T, batch["labels"])
+        return cross_entropy(_normed(y, params["norm"]) @ params["embed"].T, batch["labels"])
 
     tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    return _trained(loss, optax.adafactor(1e-3), params, _batch(tokens, tokens))
+    return trained(loss, optax.adafactor(1e-3), params, _batch(tokens, tokens), BATCH)
 
 
 def adapted(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 128) -> Program:
     """Adapters of low rank (Hu et al. 2021) on weights in bfloat16 that stay as they are; layers are recomputed."""
-    block = {**_attention(width), **_mlp(width, 28672), "norm1": _shape(width), "norm2": _shape(width)}
-    ends = {"embed": _shape(128256, width), "norm": _shape(width), "head": _shape(width, 128256)}
+    block = {**_attention(width), **_mlp(width, 28672), "norm1": shape(width), "norm2": shape(width)}
+    ends = {"embed": shape(128256, width), "norm": shape(width), "head": shape(width, 128256)}
     frozen = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16), {**ends, "layers": [block] * layers})
-    one = {f"{name}_{side}": _shape(*at) for name in "qv" for side, at in (("a", (width, rank)), ("b", (rank, width)))}
+    one = {f"{name}_{side}": shape(*at) for name in "qv" for side, at in (("a", (width, rank)), ("b", (rank, width)))}
 
     def layer(p: Params, adapter: Params, x: jax.Array) -> jax.Array:
         more = {name: (adapter[f"{name}_a"] @ adapter[f"{name}_b"]).astype(x.dtype) for name in "qv"}
@@ -81,16 +80,16 @@ def adapted(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 12
         x = frozen["embed"][batch["inputs"]]
         for p, adapter in zip(frozen["layers"], adapters, strict=True):
             x = jax.checkpoint(layer)(p, adapter, x)
-        return _cross_entropy(_normed(x, frozen["norm"]) @ frozen["head"], batch["labels"])
+        return cross_entropy(_normed(x, frozen["norm"]) @ frozen["head"], batch["labels"])
 
     tokens = jax.ShapeDtypeStruct((batch, 4096), jnp.int32)
-    return _trained(loss, optax.adam(1e-4), [one] * layers, {**_batch(tokens, tokens), "frozen": frozen})
+    return trained(loss, optax.adam(1e-4), [one] * layers, {**_batch(tokens, tokens), "frozen": frozen}, BATCH)
 
 
 def recurrent(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program:
     """An LSTM (Hochreiter and Schmidhuber 1997) over time steps that are written out: all read the same weights."""
-    params = {"w": _shape(width, 4 * width), "u": _shape(width, 4 * width), "b": _shape(4 * width)}
-    params["out"] = _shape(width, 1024)
+    params = {"w": shape(width, 4 * width), "u": shape(width, 4 * width), "b": shape(4 * width)}
+    params["out"] = shape(width, 1024)
 
     def loss(params: Params, batch: Any) -> jax.Array:
         h = c = jnp.zeros((batch["inputs"].shape[0], width))
@@ -99,21 +98,10 @@ def recurrent(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program
             enters, stays, new, shown = jnp.split(gates, 4, -1)
             c = jax.nn.sigmoid(stays) * c + jax.nn.sigmoid(enters) * jnp.tanh(new)
             h = jax.nn.sigmoid(shown) * jnp.tanh(c)
-        return _cross_entropy(h @ params["out"], batch["labels"])
+        return cross_entropy(h @ params["out"], batch["labels"])
 
-    inputs, labels = _shape(batch, steps, width), jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return _trained(loss, optax.adam(1e-3), params, _batch(inputs, labels))
-
-
-def _trained(
-    loss: Callable[[Params, Any], jax.Array], optimizer: optax.GradientTransformation, params: Params, batch: Any
-) -> Program:
-    def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(params, batch)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    return Program(step, (params, jax.eval_shape(optimizer.init, params), batch), BATCH)
+    inputs, labels = shape(batch, steps, width), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return trained(loss, optax.adam(1e-3), params, _batch(inputs, labels), BATCH)
 
 
 def _batch(inputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct) -> dict[str, jax.ShapeDtypeStruct]:
@@ -121,21 +109,17 @@ def _batch(inputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct) -> dict[s
 
 
 def _attention(width: int) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: _shape(width, width) for name in ("q", "k", "v", "out")}
+    return {name: shape(width, width) for name in ("q", "k", "v", "out")}
 
 
 def _mlp(width: int, hidden: int | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-    return {"up": _shape(width, hidden or 4 * width), "down": _shape(hidden or 4 * width, width)}
+    return {"up": shape(width, hidden or 4 * width), "down": shape(hidden or 4 * width, width)}
 
 
 def _attended(p: Params, x: jax.Array, memory: jax.Array, causal: bool = True) -> jax.Array:
     """What ``x`` takes from ``memory``, ``[batch length width]``, by heads of 128."""
-    q, k, v = (y.reshape(*y.shape[:2], -1, 128) for y in (x @ p["q"], memory @ p["k"], memory @ p["v"]))
-    scores = jnp.einsum("bshd,bthd->bhst", q, k).astype(jnp.float32) / 128**0.5
-    if causal:
-        scores = scores + jnp.triu(jnp.full(scores.shape[-2:], -1e9), 1)
-    weights = jax.nn.softmax(scores).astype(v.dtype)
-    return jnp.einsum("bhst,bthd->bshd", weights, v).reshape(x.shape) @ p["out"]
+    q, k, v = (heads(y, y.shape[-1] // 128) for y in (x @ p["q"], memory @ p["k"], memory @ p["v"]))
+    return attended(q, k, v, causal).reshape(x.shape) @ p["out"]
 
 
 def _fed(p: Params, x: jax.Array) -> jax.Array:
@@ -145,11 +129,3 @@ def _fed(p: Params, x: jax.Array) -> jax.Array:
 def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
     return centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
-
-
-def _shape(*lengths: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(lengths, jnp.float32)

@@ -118,8 +118,7 @@ class Certificate:
             if self._shorter:
                 self._shorter.begin(messages, self._limit)
         messages.run(passes)
-        if evaluator:
-            self._consider(messages.states, evaluator)
+        self._consider(messages.states, evaluator)
         if self.work > _LARGE:
             self.bound = max(self.bound, messages.bound)
             self._messages = messages.trimmed(self.best.cost)
@@ -139,13 +138,14 @@ class Certificate:
         """
         domains, tables = self._network.listed()
         found = eliminate(domains, tables, [0] * len(domains), largest, self._network.derived)
-        if found.exact and evaluator:
+        if found.exact:
             self._consider(self._network.named(self._network.order, found.states), evaluator)
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
 
-    def _consider(self, chosen: dict[int, int], evaluator: Evaluator) -> None:
-        """Take the plan that some states of the variables stand for, if it is better."""
+    def _consider(self, chosen: dict[int, int], evaluator: Evaluator | None) -> None:
+        """Note the plan that some states of the variables stand for; take it if it can be seen to be better."""
         self._pointed = self.joint.rows(chosen)
-        found = evaluator.exact(evaluator.evaluate(self._pointed))
-        self.best = min(self.best, found, key=lambda choice: choice.cost)
+        if evaluator:
+            found = evaluator.exact(evaluator.evaluate(self._pointed))
+            self.best = min(self.best, found, key=lambda choice: choice.cost)
