@@ -34,11 +34,12 @@ class Certificate:
 
     def __init__(self, joint: Joint, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
-        self._trees, self._missed, self._pointed = trees, missed, best.rows
+        self._trees, self._missed = trees, missed
         self._whole, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
         self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
         self._made: Network | None = None
         self._messages: Passing | None = None
+        self._pointed: dict[int, int] | None = None  # states that messages which are gone pointed to
         self.bound: float = 0.0 if self._shorter else bound(self._network)
 
     @property
@@ -85,7 +86,7 @@ class Certificate:
             return self.joint.rows(self._messages.states)
         if self._messages and self._shorter:
             return self.joint.rows(self._shorter.states(self._messages))
-        return self._pointed
+        return self.best.rows if self._pointed is None else self.joint.rows(self._pointed)
 
     @property
     def states(self) -> int:
@@ -144,8 +145,8 @@ class Certificate:
         self.bound = max(self.bound, self._network.constant + least)
 
     def _consider(self, chosen: dict[int, int], evaluator: Evaluator | None) -> None:
-        """Note the plan that some states of the variables stand for; take it if it can be seen to be better."""
-        self._pointed = self.joint.rows(chosen)
+        """Note some states of the variables; take the plan that they stand for if it can be seen to be better."""
+        self._pointed = chosen
         if evaluator:
-            found = evaluator.exact(evaluator.evaluate(self._pointed))
+            found = evaluator.exact(evaluator.evaluate(self.joint.rows(chosen)))
             self.best = min(self.best, found, key=lambda choice: choice.cost)

@@ -25,11 +25,11 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
-from meshdsl.planner.raising import raised
+from meshdsl.planner.raising import has_few_layouts, is_light, raised
 from meshdsl.planner.search import jointly
 
 _SMALL = 8_000  # nodes up to which ...
-_STEPS, _FACTOR = 5, 1.4  # ... more prices are tried, and how far they are apart
+_STEPS, _FACTOR = 5, 1.4  # ... more prices are tried on one or two mesh axes, and how far they are apart
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 
@@ -45,13 +45,14 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
         return fitter.bound
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
     full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors]
-    if not full or not jointly(model) or model.clock.is_up():
+    if not full or not has_few_layouts(model) or model.clock.is_up():
         return fitter.bound
     most = max(full, key=lambda dual: dual.hoped)
     little = model.scale.seconds(free.cost + _WORTH * best.cost)
     if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
         return fitter.bound
-    return max(fitter.bound, most.best(_STEPS if most.is_small and not fitter.quick else 0))
+    steps = _STEPS if most.is_small and jointly(model) and not fitter.quick else 0
+    return max(fitter.bound, most.best(steps))
 
 
 class _Dual:
@@ -105,7 +106,8 @@ class _Dual:
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES)
         small = self._rounds and certificate.work <= _LARGEST
-        least = min(paid, lifted(certificate) if small else raised(certificate))
+        light = is_light(certificate)
+        least = min(paid, lifted(certificate) if small else raised(certificate) if light else 0.0)
         model.prices = Prices()
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit)))
 

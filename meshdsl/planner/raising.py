@@ -50,13 +50,22 @@ def affordable(entries: int) -> int:
 def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
     """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
     model.focus()
-    small = sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
-    if small and not quick and not model.clock.is_up():
+    if not quick and has_few_layouts(model) and not model.clock.is_up():
         certificate = Certificate(Joint(model), best, FIRST_TREES)
-        if (certificate.shortened or certificate.work) <= _LIFTED:
+        if is_light(certificate):
             raised(certificate, settle=True)
             return redrawn(certificate, enough=GAP)
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+
+
+def has_few_layouts(model: Model) -> bool:
+    """Whether all mesh axes may be seen jointly for a bound."""
+    return sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
+
+
+def is_light(certificate: Certificate) -> bool:
+    """Whether messages over its network, or over that of a shorter step, are affordable."""
+    return (certificate.shortened or certificate.work) <= _LIFTED
 
 
 def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
@@ -75,7 +84,7 @@ def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) ->
     clock = certificate.model.clock
     certificate.model.focus()
     for _ in range(_REDRAWN):
-        if certificate.gap <= enough or clock.is_up() or (certificate.shortened or certificate.work) > _LIFTED:
+        if certificate.gap <= enough or clock.is_up() or not is_light(certificate):
             break
         before = certificate
         certificate = Certificate(before.joint, before.best, FIRST_TREES, before.missed)

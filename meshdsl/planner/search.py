@@ -14,7 +14,7 @@ A plan that does not fit the memory is only where the search for one that does b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
@@ -157,7 +157,12 @@ def _known(bound: float) -> Proof:
 
 
 def plans(
-    model: Model, evaluator: Evaluator, known: Sequence[Choice] = (), sweep: bool = True, joint: Joint | None = None
+    model: Model,
+    evaluator: Evaluator,
+    known: Sequence[Choice] = (),
+    sweep: bool = True,
+    joint: Joint | None = None,
+    pairs: bool = True,
 ) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
@@ -165,6 +170,7 @@ def plans(
       joint: the networks at other prices, if all mesh axes can be looked at jointly.
       known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
       sweep: whether one axis at a time is decided exactly, after messages have.
+      pairs: of many mesh axes, whether two of them move by themselves as well, the others being as they are.
     """
     best = min(known, key=evaluator.objective, default=None)
     if jointly(model):
@@ -172,11 +178,12 @@ def plans(
         start = best or evaluator.evaluate(model.whole)
         return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
     found = [best] if best else []
-    for groups in _neighbourhoods(model.wide, not known):
+    near = [_as_taken(model.wide, best.rows)] if best else _as_fewer(model.wide)
+    for groups in chain(near, _pairs(model.wide) if pairs else ()):
         model.focus(groups, best.rows if best else model.whole)
-        near = _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
-        best = min([best, *near] if best else near, key=evaluator.objective)
-        found += near
+        here = _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
+        best = min([best, *here] if best else here, key=evaluator.objective)
+        found += here
     return found
 
 
@@ -197,6 +204,11 @@ def _every_axis(model: Model) -> Groups:
 def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
     """Groups of mesh axes that move at the same time: as if there were fewer axes, if ``far``, then two axes."""
     yield from _as_fewer(axes) if far else ()
+    yield from _pairs(axes)
+
+
+def _pairs(axes: tuple[int, ...]) -> Iterator[Groups]:
+    """Two of the mesh axes, each by itself."""
     yield from (((a,), (b,)) for a, b in combinations(axes, 2))
 
 
@@ -206,6 +218,15 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
         yield (axes,)
     if len(axes) > 2:
         yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
+
+
+def _as_taken(axes: tuple[int, ...], rows: Assignment) -> Groups:
+    """The two groups of neighbours, of those above, whose axes take the same row in most operations of a plan."""
+
+    def alike(groups: Groups) -> int:
+        return int(np.logical_and.reduce([(rows[:, some] == rows[:, some[:1]]).all(axis=1) for some in groups]).sum())
+
+    return max((groups for groups in _as_fewer(axes) if len(groups) > 1), key=alike)
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:
