@@ -16,8 +16,9 @@ from meshdsl.planner.packed import Packed, packed
 from meshdsl.planner.trail import Stamped
 
 _AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
-_WORK = 2_000_000_000  # ... and entries that they may touch together
-_SETTLED = 1e-6  # part of its cost by which plan or bound must change for more of them
+_WORK = 2_000_000_000  # ... and entries that they touch together, before the bound must rise for more of them ...
+_RISES = 1e-3  # ... by this part of the plan's cost
+_SETTLED = 1e-6  # part of its cost by which plan or bound must change in any case
 _NONE = -1
 
 
@@ -111,13 +112,16 @@ class Shorter:
 
 
 def _pass_on(messages: Passing) -> None:
-    """Pass messages until neither the plan that they point to nor the bound changes."""
-    most = max(_LEAST, min(_MOST, _WORK // max(1, messages.entries)))
-    for _ in range(most // _AT_A_TIME):
+    """Pass messages until neither the plan that they point to nor the bound changes, or too little for their work."""
+    enough = max(_LEAST, _WORK // max(1, messages.entries))
+    for passes in range(_AT_A_TIME, _MOST + 1, _AT_A_TIME):
         before = messages.cost, messages.lower
         messages.run(_AT_A_TIME)
+        fell, rose = before[0] - messages.cost, messages.lower - before[1]
         least = _SETTLED * abs(messages.cost)
-        if messages.gap <= _SETTLED or (before[0] - messages.cost <= least and messages.lower - before[1] <= least):
+        if messages.gap <= _SETTLED or (fell <= least and rose <= least):
+            break
+        if passes >= enough and rose <= _RISES * abs(messages.cost):
             break
 
 
