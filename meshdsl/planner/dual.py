@@ -25,7 +25,7 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
-from meshdsl.planner.raising import has_few_layouts, is_light, raised
+from meshdsl.planner.raising import has_few_layouts, is_light, raised, redrawn
 from meshdsl.planner.search import jointly
 
 _SMALL = 8_000  # nodes up to which ...
@@ -105,11 +105,18 @@ class _Dual:
         paid = self.paid(price)
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = Certificate(joint, priced, FIRST_TREES)
-        small = self._rounds and certificate.work <= _LARGEST
-        light = is_light(certificate)
-        least = min(paid, lifted(certificate) if small else raised(certificate) if light else 0.0)
+        least = min(paid, self._least(certificate))
         model.prices = Prices()
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit)))
+
+    def _least(self, certificate: Certificate) -> float:
+        """What a certificate proves, in rounds where that is quick."""
+        if self._rounds and certificate.work <= _LARGEST:
+            return lifted(certificate)
+        if not is_light(certificate):
+            return 0.0
+        raised(certificate)
+        return redrawn(certificate) if self._rounds and self.is_small else certificate.bound
 
     def paid(self, price: float) -> float:
         """What the plan costs in the network at most, where every term is rounded by itself."""

@@ -57,12 +57,12 @@ class _Tables:
 
     def joined(self, used: Ids, limit: float = np.inf) -> tuple[Costs, Ids]:
         """Some tables, one after the other, no entry above ``limit``, and where each of all begins."""
-        begins, costs = np.zeros(len(self._tables), dtype=np.intp), np.zeros(0)
-        begins[used] = offsets(array(self.of(i).size for i in used.tolist()))[:-1]
-        if used.size:
-            costs = np.concatenate([self.of(i).ravel() for i in used.tolist()])
-        if limit < np.inf:
-            np.minimum(costs, limit, out=costs)
+        begins, stops = np.zeros(len(self._tables), dtype=np.intp), offsets(array(self.of(i).size for i in used))
+        begins[used] = stops[:-1]
+        costs = np.empty(stops[-1])
+        for i, begin, stop in zip(used.tolist(), stops, stops[1:], strict=False):
+            table = self.of(i)
+            np.minimum(table, limit, out=costs[begin:stop].reshape(table.shape))
         return costs, begins
 
 

@@ -9,7 +9,10 @@ import meshdsl as md
 from meshdsl.layouts.rules import Rules
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
+from meshdsl.planner import dual as dual_module
+from meshdsl.planner import fit as fit_module
 from meshdsl.planner import joint as joint_module
+from meshdsl.planner import search as search_module
 from meshdsl.planner.dual import _Dual, dual_bound
 from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
 from meshdsl.planner.fit import Fitter
@@ -92,8 +95,13 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     assert 0.2 < max(shares) <= 1 + 1e-12
 
 
-def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits():
-    mesh = md.Mesh(data=8, topology="dgx-h100")
+@pytest.mark.parametrize("axes", [{"data": 8}, {"pod": 2, "data": 2, "model": 2}], ids=str)
+def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits(monkeypatch, axes):
+    """Also where the plan was found in neighbourhoods, and rounds are not affordable."""
+    if len(axes) > 2:
+        monkeypatch.setattr(search_module, "_JOINTLY", 0)
+        monkeypatch.setattr(dual_module, "_LARGEST", 0)
+    mesh = md.Mesh(**axes, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True, rules=Rules.of(PROGRAM.rules))
     fitter = Fitter(model, pins)
     limit = 0.85 * fitter.peak(find(model, lambda _: False)[0]).bytes
@@ -125,3 +133,22 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
             }
             assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price)
             model.prices = Prices()
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monkeypatch, pairs):
+    """Where all axes are too many to be looked at jointly, and steps so large that no two axes move by themselves."""
+    two, three = md.Mesh(data=4, model=2, topology="dgx-h100"), md.Mesh(pod=2, data=2, model=2, topology="dgx-h100")
+    seconds, limit = [], 0.0
+    for mesh in (two, three):
+        model, pins = model_of(*gpt_step(), mesh, True)
+        fitter = Fitter(model, pins)
+        free, _ = find(model, lambda _: False)
+        limit = limit or 0.85 * fitter.peak(free).bytes
+        best, peak = fitter.cheaper(fitter.fit(free, limit)[0], free, limit)
+        assert peak.bytes <= limit
+        seconds.append(model.scale.seconds(best.cost))
+        monkeypatch.setattr(search_module, "_JOINTLY", 0)
+        if not pairs:
+            monkeypatch.setattr(fit_module, "_PRICED", 0)
+    assert seconds[1] <= seconds[0] * 1.001
