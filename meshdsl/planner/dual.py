@@ -25,11 +25,11 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
-from meshdsl.planner.raising import has_few_layouts, is_light, raised, redrawn
+from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redrawn
 from meshdsl.planner.search import jointly
 
 _SMALL = 8_000  # nodes up to which ...
-_STEPS, _FACTOR = 5, 1.4  # ... more prices are tried on one or two mesh axes, and how far they are apart
+_STEPS, _FACTOR = 4, 1.4  # ... more prices are tried on one or two mesh axes, and how far they are apart at first
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 
@@ -77,16 +77,21 @@ class _Dual:
         )
 
     def best(self, steps: int) -> float:
-        """The highest bound found, from that price on, in so many steps from price to price."""
-        price, step = self.price, _FACTOR
+        """The highest bound found, from that price on, in so many steps.
+
+        On while it rises, and back; shorter ones as long as much is open.
+        """
+        price, factor, ahead = self.price, _FACTOR, True
         self.at(price)
         for _ in range(steps):
             if self.model.clock.is_up():
                 break
-            if self.at(price * step) > self.at(price):
-                price *= step
-            elif step > 1 and len(self._known) == 2:
-                step = 1 / step
+            if self.at(price * factor) > self.at(price):
+                price, ahead = price * factor, False
+            elif ahead:
+                factor, ahead = 1 / factor, False
+            elif self.at(price) < (1 - GAP) * self.choice.cost:
+                factor, ahead = factor**-0.5, True
             else:
                 break
         return max(self._known.values(), default=0.0)

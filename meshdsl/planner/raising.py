@@ -8,14 +8,16 @@ from meshdsl.planner.model import Model
 from meshdsl.planner.projection import projections
 
 GAP = 1e-2  # large enough for more than messages
-_WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together
+_WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together ...
+_FURTHER = 8_000_000_000  # ... and those of all stages, if each helps
 _FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
 _SHAPES = 10_000_000  # pairs of layouts, over all shapes, up to which many axes are seen jointly, ...
 _LIFTED = 400_000_000  # ... and entries
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_REDRAWN, _HELPED = 4, 0.9  # times that a network is drawn anew at most, and what must be left of the gap at most
+_REDRAWN = 4  # times that a network is drawn anew at most
+_HELPED = 0.9  # what is left of the gap at most by what has helped
 _TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
 
 
@@ -27,19 +29,27 @@ def raised(
     Args:
       settle: drop states on the way, for rounds follow; else only where that is cheap.
     """
-    left, passes = min(most, affordable(certificate.work)), _FIRST
     if certificate.shortened:
         certificate.lift(1)
-        left = left if certificate.work <= (_LIFTED if settle else _SETTLED) else 0  # more of them have found nothing
-    while left > 0 and certificate.gap >= _TIGHT and not certificate.exhausted and not certificate.model.clock.is_up():
-        before = certificate.gap
-        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(min(passes, left))
-        left, passes = left - passes, 2 * passes
-        if before - certificate.gap < _STALLED:
+    clock, (enough, most), passes, done = certificate.model.clock, _passes(certificate, most, settle), _FIRST, 0
+    while done < most and certificate.gap >= _TIGHT and not certificate.exhausted and not clock.is_up():
+        before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
+        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(stage)
+        done, passes = done + stage, 2 * passes
+        if before - certificate.gap < _STALLED or (done >= enough and certificate.gap > _HELPED * before):
             break
-    if certificate.gap >= GAP and certificate.work < _MIDDLE and not certificate.model.clock.is_up():
+    if certificate.gap >= GAP and certificate.work < _MIDDLE and not clock.is_up():
         certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
     return certificate.bound
+
+
+def _passes(certificate: Certificate, most: int, settle: bool) -> tuple[int, int]:
+    """How many of them are affordable, and how many with those that are only if the last ones have helped."""
+    work = max(1, certificate.work)
+    if certificate.shortened and work > (_LIFTED if settle else _SETTLED):
+        return 0, 0  # more of them than those of the shorter step have found nothing
+    enough = min(most, affordable(work))
+    return enough, max(enough, min(most, _FURTHER // work))
 
 
 def affordable(entries: int) -> int:
