@@ -21,7 +21,7 @@ from meshdsl.pipeline.spec import Pipeline
 from meshdsl.trace import flatten_call
 from meshdsl.units import bytes_text, seconds_text
 
-TOPOLOGY, STRATEGY = "dgx-h100", "fsdp+tensor"
+TOPOLOGY, STRATEGY, THREE = "dgx-h100", "fsdp+tensor", "pod=8,data=16,model=8"
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Case:
 CASES = {
     "gpt3-175b": Case("gpt3-175b", 1536),
     "llama3-405b": Case("llama3-405b", 256),
+    "gpt3-175b, three axes": Case("gpt3-175b", 1536, THREE),
+    "llama3-405b, three axes": Case("llama3-405b", 256, THREE),
     "llama3-405b, 16 stages": Case("llama3-405b", 2048, "pipe=16,data=128,model=8", 16),
 }
 HEADER = ("step", "mesh", "operations", "trace, s", "stages, s", "plan, s", "predicted step", "gap", "memory", "sent")

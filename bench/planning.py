@@ -48,6 +48,7 @@ CASES: dict[str, Case] = {
     "GPT-3 175B, unrolled": Case(unrolled.gpt3, TWO),
     "GPT-3 175B, unrolled, three axes": Case(unrolled.gpt3, THREE),
     "Llama 3 405B, unrolled": Case(unrolled.llama3, TWO),
+    "Llama 3 405B, unrolled, three axes": Case(unrolled.llama3, THREE),
     "12 layers, 8 microbatches, unrolled": Case(varied.accumulated, SMALLER),
     "encoder and decoder, 24 layers each, unrolled": Case(varied.translated, SMALLER),
     "80 layers with adapters, unrolled": Case(varied.adapted, SMALLER),
