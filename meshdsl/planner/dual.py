@@ -5,7 +5,8 @@ For every price, and every plan that fits,
     seconds >= seconds + price * (floor - limit) >= least of (seconds + price * floor) - price * limit
 
 since a plan that fits has floor <= memory <= limit (Lagrangian relaxation). The least is bounded as ever, on the
-network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large.
+network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large, or
+of small steps at least drawn anew.
 
 Every plan known, whether it fits or not, says what this can be at most: a line over the price. Of the operations at
 which plans were too large the one counts where their least is highest, and prices are looked for from there on
@@ -29,7 +30,7 @@ from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redr
 from meshdsl.planner.search import jointly
 
 _SMALL = 8_000  # nodes up to which ...
-_STEPS, _FACTOR = 4, 1.4  # ... more prices are tried on one or two mesh axes, and how far they are apart at first
+_STEPS, _FACTOR = 4, 1.4  # ... more prices are tried where all states are searched, and how far they are apart at first
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 

@@ -8,8 +8,8 @@ from meshdsl.planner.model import Model
 from meshdsl.planner.projection import projections
 
 GAP = 1e-2  # large enough for more than messages
-_WORK = 200_000_000  # table entries that the passes of messages of one stage may touch together ...
-_FURTHER = 8_000_000_000  # ... and those of all stages, if each helps
+_WORK = 200_000_000  # table entries that passes of messages may touch together in any case ...
+_FURTHER = 8_000_000_000  # ... and as long as the last ones have helped
 _FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
 _SHAPES = 10_000_000  # pairs of layouts, over all shapes, up to which many axes are seen jointly, ...
 _LIFTED = 400_000_000  # ... and entries
@@ -53,7 +53,7 @@ def _passes(certificate: Certificate, most: int, settle: bool) -> tuple[int, int
 
 
 def affordable(entries: int) -> int:
-    """Passes of messages that a stage may take."""
+    """Passes of messages, whether they help or not."""
     return max(_LEAST, min(MOST, _WORK // max(1, entries)))
 
 

@@ -170,7 +170,7 @@ def plans(
       joint: the networks at other prices, if all mesh axes can be looked at jointly.
       known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
       sweep: whether one axis at a time is decided exactly, after messages have.
-      pairs: of many mesh axes, whether two of them move by themselves as well, the others being as they are.
+      pairs: of many mesh axes, whether two move by themselves as well, the others being as they are; all do in groups.
     """
     best = min(known, key=evaluator.objective, default=None)
     if jointly(model):
@@ -178,8 +178,8 @@ def plans(
         start = best or evaluator.evaluate(model.whole)
         return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
     found = [best] if best else []
-    near = [_as_taken(model.wide, best.rows)] if best else _as_fewer(model.wide)
-    for groups in chain(near, _pairs(model.wide) if pairs else ()):
+    two = _pairs(model.wide) if pairs else ()
+    for groups in chain(two, [_as_taken(model.wide, best.rows)]) if best else chain(_as_fewer(model.wide), two):
         model.focus(groups, best.rows if best else model.whole)
         here = _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
         best = min([best, *here] if best else here, key=evaluator.objective)
@@ -209,7 +209,7 @@ def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
 
 def _pairs(axes: tuple[int, ...]) -> Iterator[Groups]:
     """Two of the mesh axes, each by itself."""
-    yield from (((a,), (b,)) for a, b in combinations(axes, 2))
+    return (((a,), (b,)) for a, b in combinations(axes, 2))
 
 
 def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
