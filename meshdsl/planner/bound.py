@@ -78,9 +78,10 @@ class Certificate:
     @property
     def missed(self) -> Missed:
         """The values that are worth more in the next network, with the plans that say so."""
-        return self.joint.missed(self._pointed_to(), self.best, self._trees, self._missed)
+        return self.joint.missed(self.pointed, self.best, self._trees, self._missed)
 
-    def _pointed_to(self) -> Assignment:
+    @property
+    def pointed(self) -> Assignment:
         """The plan that messages point to."""
         if isinstance(self._messages, Messages):
             return self.joint.rows(self._messages.states)

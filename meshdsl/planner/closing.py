@@ -42,9 +42,9 @@ def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, floa
     return certificate.best, min(certificate.bound, certificate.best.cost)
 
 
-def lifted(certificate: Certificate) -> float:
-    """A cost that no plan undercuts, from rounds that look for no plan."""
-    return _rounds(certificate, None, _tightened(certificate, None, _LIFTING, _PASSES[1]))[0].bound
+def lifted(certificate: Certificate) -> Certificate:
+    """One that proves more, from rounds that look for no plan."""
+    return _rounds(certificate, None, _tightened(certificate, None, _LIFTING, _PASSES[1]))[0]
 
 
 def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) -> tuple[Certificate, int]:

@@ -9,8 +9,8 @@ network whose nodes pay for the bytes that they hold in any case (``floor``), in
 of small steps at least drawn anew.
 
 Every plan known, whether it fits or not, says what this can be at most: a line over the price. Of the operations at
-which plans were too large the one counts where their least is highest, and prices are looked for from there on
-(cutting planes, Kelley 1960).
+which plans were too large the one counts where their least is highest. The price is the one there. The plan that
+messages then point to is another line, and says which price to try next (cutting planes, Kelley 1960).
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,17 @@ import numpy as np
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, lifted
 from meshdsl.planner.exact import TIES
-from meshdsl.planner.extract import Choice
+from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redrawn
-from meshdsl.planner.search import jointly
+from meshdsl.planner.search import evaluated, jointly
 
 _SMALL = 8_000  # nodes up to which ...
-_STEPS, _FACTOR = 4, 1.4  # ... more prices are tried where all states are searched, and how far they are apart at first
+_STEPS = 4  # ... more prices are tried where all states are searched ...
+_MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
 
@@ -52,8 +53,8 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> floa
     little = model.scale.seconds(free.cost + _WORTH * best.cost)
     if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
         return fitter.bound
-    steps = _STEPS if most.is_small and jointly(model) and not fitter.quick else 0
-    return max(fitter.bound, most.best(steps))
+    many = 0 if fitter.quick or not most.is_small else _STEPS if jointly(model) else 1
+    return max(fitter.bound, most.best(many))
 
 
 class _Dual:
@@ -68,40 +69,35 @@ class _Dual:
 
     def __init__(self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
-        self._known: dict[float, float] = {}
         self._rounds = rounds
         self.is_small = len(self.model.nodes) <= _SMALL
-        lines = {(self.model.scale.seconds(plan.cost), floor.bytes(plan) - limit) for plan in plans}
-        crossings = [(a - b) / (y - x) for (a, x), (b, y) in combinations(lines, 2) if (a - b) * (y - x) > 0]
-        self.hoped, self.price = max(
-            (min(cost + price * over for cost, over in lines), price) for price in (0.0, *crossings)
-        )
+        self._lines = {self._line(plan) for plan in plans}
+        self._over: dict[float, float] = {}  # by price, bytes over the limit of the plan that messages pointed to
+        self.hoped, self.price = self._highest()
 
-    def best(self, steps: int) -> float:
-        """The highest bound found, from that price on, in so many steps.
+    def _line(self, plan: Choice) -> tuple[float, float]:
+        """What the bound can be at most as far as a plan says, over the price: seconds, and bytes over the limit."""
+        return self.model.scale.seconds(plan.cost), self.floor.bytes(plan) - self.limit
 
-        On while it rises, and back; shorter ones as long as much is open.
-        """
-        price, factor, ahead = self.price, _FACTOR, True
-        self.at(price)
-        for _ in range(steps):
-            if self.model.clock.is_up():
+    def _highest(self) -> tuple[float, float]:
+        """The most that all lines leave, and the price there."""
+        pairs = combinations(self._lines, 2)
+        crossings = [(a - b) / (y - x) for (a, x), (b, y) in pairs if (a - b) * (y - x) > 0]
+        return max((min(cost + price * over for cost, over in self._lines), price) for price in (0.0, *crossings))
+
+    def best(self, more: int) -> float:
+        """The highest bound found, at that price and so many others, as long as much is open and may be less."""
+        known, next_price = dict[float, float](), self.price
+        for left in range(more, -1, -1):
+            known[next_price] = self._bound(next_price)
+            price, found = max(known.items(), key=lambda each: each[1])
+            hoped, next_price = self._highest()
+            if next_price in known:  # that line is above the others here
+                next_price = price * _APART ** np.sign(self._over[price])
+            little = found >= (1 - GAP) * self.choice.cost or hoped <= self.model.scale.seconds(found * (1 + _MORE))
+            if not left or little or next_price in known or self.model.clock.is_up():
                 break
-            if self.at(price * factor) > self.at(price):
-                price, ahead = price * factor, False
-            elif ahead:
-                factor, ahead = 1 / factor, False
-            elif self.at(price) < (1 - GAP) * self.choice.cost:
-                factor, ahead = factor**-0.5, True
-            else:
-                break
-        return max(self._known.values(), default=0.0)
-
-    def at(self, price: float) -> float:
-        """The bound at a price."""
-        if price not in self._known:
-            self._known[price] = self._bound(price)
-        return self._known[price]
+        return found
 
     def _bound(self, price: float) -> float:
         """In exact costs, rounded down."""
@@ -110,19 +106,21 @@ class _Dual:
         model.prices = self.floor.prices(price)
         paid = self.paid(price)
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
-        certificate = Certificate(joint, priced, FIRST_TREES)
-        least = min(paid, self._least(certificate))
+        certificate = self._raised(Certificate(joint, priced, FIRST_TREES))
         model.prices = Prices()
+        line = self._line(evaluated(model, Evaluator(model), certificate.pointed))
+        self._lines.add(line)
+        self._over[price] = line[1]
+        least = min(paid, certificate.bound) if is_light(certificate) else 0.0
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit)))
 
-    def _least(self, certificate: Certificate) -> float:
-        """What a certificate proves, in rounds where that is quick."""
+    def _raised(self, certificate: Certificate) -> Certificate:
+        """One that proves more, in rounds where that is quick."""
         if self._rounds and certificate.work <= _LARGEST:
             return lifted(certificate)
-        if not is_light(certificate):
-            return 0.0
-        raised(certificate)
-        return redrawn(certificate) if self._rounds and self.is_small else certificate.bound
+        if is_light(certificate):
+            raised(certificate)
+        return redrawn(certificate) if self._rounds and self.is_small else certificate
 
     def paid(self, price: float) -> float:
         """What the plan costs in the network at most, where every term is rounded by itself."""

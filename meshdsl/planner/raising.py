@@ -64,7 +64,7 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
         certificate = Certificate(Joint(model), best, FIRST_TREES)
         if is_light(certificate):
             raised(certificate, settle=True)
-            return redrawn(certificate, enough=GAP)
+            return redrawn(certificate, enough=GAP).bound
     return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
 
 
@@ -83,11 +83,11 @@ def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
     joint.model.focus()
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, most=most)
-    return redrawn(certificate, most) if again else certificate.bound
+    return (redrawn(certificate, most) if again else certificate).bound
 
 
-def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> float:
-    """The bound of a certificate that has been raised; if much is open, of others as well, as long as they help.
+def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> Certificate:
+    """A certificate that has been raised; if much is open, the last of others, as long as they help.
 
     In them those values are worth more that pay too little in the plan that messages point to.
     """
@@ -102,4 +102,4 @@ def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) ->
         certificate.bound = max(certificate.bound, before.bound)
         if certificate.gap > _HELPED * before.gap:
             break
-    return certificate.bound
+    return certificate

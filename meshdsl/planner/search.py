@@ -145,7 +145,7 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
             certificate.best = better
             raised(certificate, evaluator, settle=few)
     best, bound = certificate.best, certificate.bound
-    proof: Proof = cache(lambda: redrawn(certificate, most)) if sweep else _known(bound)
+    proof: Proof = cache(lambda: redrawn(certificate, most).bound) if sweep else _known(bound)
     if few and worth(best):
         best, bound = closed(certificate, evaluator)
         proof = _known(bound)
