@@ -102,7 +102,7 @@ Axes of two devices each. From four axes on (three, for some models), joint stat
 together: the plan comes from neighbourhoods of two groups of axes, the bound from parts of the axes where the joint
 network, that of a shorter step if there is one, has more than 400 million entries. Where memory is short, all axes move
 at every price, in two groups, and in steps of up to 20,000 nodes every two of them by themselves as well; the bound has
-a price of bytes, too. Steps so large are in `docs/models.md`.
+a price of bytes, too. Such steps are in `docs/models.md` and in the README.
 """
 AGAIN = """
 ## Another pin

@@ -72,7 +72,6 @@ class _Dual:
         self._rounds = rounds
         self.is_small = len(self.model.nodes) <= _SMALL
         self._lines = {self._line(plan) for plan in plans}
-        self._over: dict[float, float] = {}  # by price, bytes over the limit of the plan that messages pointed to
         self.hoped, self.price = self._highest()
 
     def _line(self, plan: Choice) -> tuple[float, float]:
@@ -87,20 +86,26 @@ class _Dual:
 
     def best(self, more: int) -> float:
         """The highest bound found, at that price and so many others, as long as much is open and may be less."""
-        known, next_price = dict[float, float](), self.price
+        known = dict[float, tuple[float, float]]()  # by price, the bound and how much the plan pointed to is too large
+        price, found = self.price, 0.0
         for left in range(more, -1, -1):
-            known[next_price] = self._bound(next_price)
-            price, found = max(known.items(), key=lambda each: each[1])
-            hoped, next_price = self._highest()
-            if next_price in known:  # that line is above the others here
-                next_price = price * _APART ** np.sign(self._over[price])
-            little = found >= (1 - GAP) * self.choice.cost or hoped <= self.model.scale.seconds(found * (1 + _MORE))
-            if not left or little or next_price in known or self.model.clock.is_up():
+            bound, certificate = self._bound(price)
+            found = max(found, bound)
+            if not left or found >= (1 - GAP) * self.choice.cost or self.model.clock.is_up():
+                break
+            line = self._line(evaluated(self.model, Evaluator(self.model), certificate.pointed))
+            self._lines.add(line)
+            known[price] = bound, line[1]
+            hoped, price = self._highest()
+            if price in known:  # that line is above the others here
+                (_, over), price = max((each, at) for at, each in known.items())
+                price *= _APART ** np.sign(over)
+            if price in known or not price or hoped <= self.model.scale.seconds(found * (1 + _MORE)):
                 break
         return found
 
-    def _bound(self, price: float) -> float:
-        """In exact costs, rounded down."""
+    def _bound(self, price: float) -> tuple[float, Certificate]:
+        """In exact costs, rounded down, and what proves it."""
         model = self.model
         model.focus()
         model.prices = self.floor.prices(price)
@@ -108,11 +113,8 @@ class _Dual:
         joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
         certificate = self._raised(Certificate(joint, priced, FIRST_TREES))
         model.prices = Prices()
-        line = self._line(evaluated(model, Evaluator(model), certificate.pointed))
-        self._lines.add(line)
-        self._over[price] = line[1]
         least = min(paid, certificate.bound) if is_light(certificate) else 0.0
-        return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit)))
+        return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
 
     def _raised(self, certificate: Certificate) -> Certificate:
         """One that proves more, in rounds where that is quick."""

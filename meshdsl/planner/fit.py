@@ -235,6 +235,6 @@ class Fitter:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
         joint = self.joint
         self.model.prices = self.points.prices(price, self.keeps)
-        found = plans(self.model, self.evaluator, known, sweep, joint, self._is_small or not self.keeps)
+        found = plans(self.model, self.evaluator, known, joint, sweep, self._is_small or not self.keeps)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))

@@ -14,7 +14,7 @@ A plan that does not fit the memory is only where the search for one that does b
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain, combinations
+from itertools import combinations
 
 import numpy as np
 
@@ -157,33 +157,25 @@ def _known(bound: float) -> Proof:
 
 
 def plans(
-    model: Model,
-    evaluator: Evaluator,
-    known: Sequence[Choice] = (),
-    sweep: bool = True,
-    joint: Joint | None = None,
-    pairs: bool = True,
+    model: Model, evaluator: Evaluator, known: Sequence[Choice], joint: Joint | None, sweep: bool, pairs: bool
 ) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
     Args:
+      known: plans of which the best at these prices is where to begin.
       joint: the networks at other prices, if all mesh axes can be looked at jointly.
-      known: plans of which the best at these prices is where to begin; without any, all is done everywhere at first.
-      sweep: whether one axis at a time is decided exactly, after messages have.
+      sweep: whether one axis at a time is decided exactly then, after messages have.
       pairs: of many mesh axes, whether two move by themselves as well, the others being as they are; all do in groups.
     """
-    best = min(known, key=evaluator.objective, default=None)
-    if jointly(model):
-        joint = Joint(model) if joint is None else joint.priced()
-        start = best or evaluator.evaluate(model.whole)
-        return _plans_near(joint, _every_axis(model) if sweep else (), evaluator, start)
-    found = [best] if best else []
-    two = _pairs(model.wide) if pairs else ()
-    for groups in chain(two, [_as_taken(model.wide, best.rows)]) if best else chain(_as_fewer(model.wide), two):
-        model.focus(groups, best.rows if best else model.whole)
-        here = _plans_near(Joint(model), groups, evaluator, best or evaluator.evaluate(model.whole))
-        best = min([best, *here] if best else here, key=evaluator.objective)
-        found += here
+    best = min(known, key=evaluator.objective)
+    if joint is not None:
+        return _plans_near(joint.priced(), _every_axis(model) if sweep else (), evaluator, best)
+    found = [best]
+    for groups in (*(_pairs(model.wide) if pairs else ()), _as_taken(model.wide, best.rows)):
+        model.focus(groups, best.rows)
+        near = _plans_near(Joint(model), groups, evaluator, best)
+        best = min([best, *near], key=evaluator.objective)
+        found += near
     return found
 
 

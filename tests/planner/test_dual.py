@@ -7,6 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.rules import Rules
+from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
 from meshdsl.planner import dual as dual_module
@@ -24,6 +25,7 @@ from meshdsl.planner.placed import placed
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find
+from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import minimum, shape
 
@@ -152,3 +154,32 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monk
         if not pairs:
             monkeypatch.setattr(fit_module, "_PRICED", 0)
     assert seconds[1] <= seconds[0] * 1.001
+
+
+def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
+    """All in groups end elsewhere, from where no plan was found that fits."""
+    monkeypatch.setattr(search_module, "_JOINTLY", 0)
+    monkeypatch.setattr(fit_module, "MOST", -1)
+    topology = Topology("two links", 1e8, 1e8, 1e8, 4e9, 1e-7, (Link(1e-6, 1e8, 2), Link(2e-6, 2e7)))
+    program = trace(lambda a, b: jnp.tanh(a @ b + jnp.sum(a)) @ b.T @ b, (shape(32, 16), shape(16, 32)))
+    pins = Pins((md.Layout(),) * 2, (md.Layout(),), (None,))
+    model = Model(make_problem(program, md.Mesh(x=2, y=1, z=2, w=2, topology=topology), pins))
+    fitter = Fitter(model, pins)
+    _, peak = fitter.fit(find(model, lambda _: False)[0], 3225)
+    assert peak.bytes <= 3225
+
+
+@pytest.mark.parametrize("off", [0.5, 2.0])
+def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
+    model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
+    fitter = Fitter(model, pins)
+    free, _ = find(model, lambda _: False)
+    limit = 0.85 * fitter.peak(free).bytes
+    best, _ = fitter.fit(free, limit)
+    plans = (free, *fitter.over, best)
+    duals = [_Dual(floor, plans, limit, True) for floor in fitter.points.floors if floor.bytes(free) > limit]
+    dual = max(duals, key=lambda dual: dual.hoped)
+    good, _ = dual._bound(dual.price)
+    dual.price *= off
+    alone, _ = dual._bound(dual.price)
+    assert alone < 0.99 * good <= dual.best(4) <= best.cost
