@@ -23,7 +23,7 @@ from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.redecided import redecided
-from meshdsl.planner.search import evaluated, jointly, plans
+from meshdsl.planner.search import as_two, evaluated, jointly, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
 
@@ -35,7 +35,8 @@ _FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operat
 _QUICK = 12  # ... and at least where the search began from another plan
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
-_DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well
+_DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well ...
+_DEARER = 1e-2  # ... and for it to be decided anew on many mesh axes, where messages settle worse
 _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
 _LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
 
@@ -174,10 +175,21 @@ class Fitter:
         fitting.sort(key=lambda choice: choice.cost)
         found = [self.mixed(choice, free, limit) for choice in (fitting if self._is_small else fitting[:1])]
         best, _ = min(found, key=lambda found: found[0].cost)
-        if self._is_small and best.cost > free.cost * (1 + _DEAR) and (joint := self.joint):
-            prices = Prices(), self.points.prices(self.price * _LOW, True)
-            best = redecided(joint, self.evaluator, best, prices, partial(self._fitting, limit))
+        dear = _DEAR if jointly(self.model) else _DEARER
+        if self._is_small and best.cost > free.cost * (1 + dear):
+            best = self._redecided(best, limit)
         return best, self.peak(best)
+
+    def _redecided(self, best: Choice, limit: float) -> Choice:
+        """A plan as good as ``best`` or better; on many mesh axes, from neighbourhood to neighbourhood."""
+        prices = Prices(), self.points.prices(self.price * _LOW, True)
+        decide = partial(redecided, evaluator=self.evaluator, prices=prices, fitting=partial(self._fitting, limit))
+        if joint := self.joint:
+            return decide(joint, best=best)
+        for groups in as_two(self.model.wide):
+            self.model.focus(groups, best.rows)
+            best = decide(Joint(self.model), best=best)
+        return best
 
     def _fitting(self, limit: float, best: Choice, other: Choice) -> Choice:
         """The other plan if it fits, else ``best`` with what can be taken over from it."""

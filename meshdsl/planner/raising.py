@@ -12,7 +12,8 @@ _WORK = 200_000_000  # table entries that passes of messages may touch together 
 _FURTHER = 8_000_000_000  # ... and as long as the last ones have helped
 _FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
 _SHAPES = 10_000_000  # pairs of layouts, over all shapes, up to which many axes are seen jointly, ...
-_LIFTED = 400_000_000  # ... and entries
+_LIGHT = 1_000_000_000  # ... and entries
+_LIFTED = 400_000_000  # entries of a network with a shorter step that passes over all of it are affordable for
 _SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
 _SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
 _NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
@@ -75,7 +76,7 @@ def has_few_layouts(model: Model) -> bool:
 
 def is_light(certificate: Certificate) -> bool:
     """Whether messages over its network, or over that of a shorter step, are affordable."""
-    return (certificate.shortened or certificate.work) <= _LIFTED
+    return (certificate.shortened or certificate.work) <= _LIGHT
 
 
 def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:

@@ -14,6 +14,7 @@ from meshdsl.planner.boxed import boxed
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.prices import Prices
+from meshdsl.planner.search import evaluated
 
 _SEED = 1998
 _LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
@@ -43,8 +44,7 @@ def redecided(
         held = np.flatnonzero(random.random(len(model.nodes)) < part).tolist()
         network = networks[i % len(networks)]
         rows = network.decided(network.held(best.rows, held)).rows
-        model.focus()
-        choice = evaluator.exact(evaluator.evaluate(rows))
+        choice = evaluated(model, evaluator, rows)
         better = fitting(best, choice) if choice.cost < best.cost else best
         if better.cost < best.cost:
             best = better

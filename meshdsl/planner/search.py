@@ -70,10 +70,9 @@ def find(
         model.focus()
         joint = joint or Joint(model)
         best, proof = _proved(joint, evaluator, best, worth, known is None)
-        if known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
-            best = _moved(model, _as_fewer(model.wide), evaluator, best, worth, True)
-            model.focus()
+        again = True
     else:
+        again = not worth(best)  # then neighbourhoods are not worth rounds until one is left for a plan that is
         best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth, known is None)
         if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()
@@ -81,6 +80,12 @@ def find(
             raised(certificate, evaluator, settle=True)
             best, bound = closed(certificate, evaluator)
             proof = _known(bound)
+    if again and known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
+        least, first = proof(), best
+        best = _moved(model, _as_fewer(model.wide), evaluator, first, worth, True)
+        if best.cost < (1 - OPEN) * first.cost and not jointly(model):
+            proof = cache(lambda: max(least, bound_on_many_axes(model, best, False)))
+        model.focus()
 
     def prove() -> float:
         least = proof()
@@ -157,7 +162,7 @@ def _known(bound: float) -> Proof:
 
 
 def plans(
-    model: Model, evaluator: Evaluator, known: Sequence[Choice], joint: Joint | None, sweep: bool, pairs: bool
+    model: Model, evaluator: Evaluator, known: Sequence[Choice], joint: Joint | None, sweep: bool, every: bool
 ) -> list[Choice]:
     """Good plans at the model's present memory prices.
 
@@ -165,13 +170,14 @@ def plans(
       known: plans of which the best at these prices is where to begin.
       joint: the networks at other prices, if all mesh axes can be looked at jointly.
       sweep: whether one axis at a time is decided exactly then, after messages have.
-      pairs: of many mesh axes, whether two move by themselves as well, the others being as they are; all do in groups.
+      every: of many mesh axes, whether two move by themselves as well, the others being as they are, and all do in any
+        two groups; else all do in the two groups that they are in.
     """
     best = min(known, key=evaluator.objective)
     if joint is not None:
         return _plans_near(joint.priced(), _every_axis(model) if sweep else (), evaluator, best)
     found = [best]
-    for groups in (*(_pairs(model.wide) if pairs else ()), _as_taken(model.wide, best.rows)):
+    for groups in as_two(model.wide) if every else (_as_taken(model.wide, best.rows),):
         model.focus(groups, best.rows)
         near = _plans_near(Joint(model), groups, evaluator, best)
         best = min([best, *near], key=evaluator.objective)
@@ -199,6 +205,12 @@ def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
     yield from _pairs(axes)
 
 
+def as_two(axes: tuple[int, ...]) -> Iterator[Groups]:
+    """Two of the mesh axes, then all of them in two groups."""
+    yield from _pairs(axes)
+    yield from _in_two(axes)
+
+
 def _pairs(axes: tuple[int, ...]) -> Iterator[Groups]:
     """Two of the mesh axes, each by itself."""
     return (((a,), (b,)) for a, b in combinations(axes, 2))
@@ -209,16 +221,21 @@ def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
     if len(axes) > 1:
         yield (axes,)
     if len(axes) > 2:
-        yield from ((axes[:i], axes[i:]) for i in range(1, len(axes)))
+        yield from _in_two(axes)
+
+
+def _in_two(axes: tuple[int, ...]) -> Iterator[Groups]:
+    """All mesh axes, in two groups of neighbours."""
+    return ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
 def _as_taken(axes: tuple[int, ...], rows: Assignment) -> Groups:
-    """The two groups of neighbours, of those above, whose axes take the same row in most operations of a plan."""
+    """The two groups whose axes take the same row in most operations of a plan."""
 
     def alike(groups: Groups) -> int:
         return int(np.logical_and.reduce([(rows[:, some] == rows[:, some[:1]]).all(axis=1) for some in groups]).sum())
 
-    return max((groups for groups in _as_fewer(axes) if len(groups) > 1), key=alike)
+    return max(_in_two(axes), key=alike)
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:
