@@ -37,6 +37,7 @@ _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at
 _ONCE = 50_000_000  # ... and once, for the certificate and rounds
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
 _FEW = 2_000  # ... and nodes up to which it is in any case
+_LITTLE = 800  # nodes up to which plans are worth rounds in any case: a better one may fit
 _DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
 ROUNDED = 1e-9  # of a bound: sums of floats round
 
@@ -62,6 +63,7 @@ def find(
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
+    worth = worth if len(model.nodes) > _LITTLE else lambda _: True
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:

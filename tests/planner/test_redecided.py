@@ -1,13 +1,20 @@
 """Plans within a limit from known ones: with some operations held, the others are decided anew."""
 
 import meshdsl as md
+from bench import varied
 from bench.programs import deep_gpt
+from meshdsl.pins import make_pins
 from meshdsl.planner import fit
+from meshdsl.planner import search as search_module
 from meshdsl.planner.extract import Evaluator
+from meshdsl.planner.fit import Fitter
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.model import Model
 from meshdsl.planner.prices import Prices
+from meshdsl.planner.problem import make_problem
 from meshdsl.planner.redecided import redecided
-from meshdsl.planner.search import search
+from meshdsl.planner.search import find, search
+from meshdsl.trace import trace
 from tests.planner.graphs import TWO, problem_of
 
 
@@ -41,3 +48,25 @@ def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch)
     monkeypatch.setattr(fit, "redecided", lambda joint, evaluator, best, prices, fitting: best)
     assert found.memory <= limit
     assert found.seconds < 0.95 * planned(limit).seconds
+
+
+def test_so_are_two_microbatches_on_many_axes(monkeypatch):
+    """Where all axes are too many to be looked at jointly, from neighbourhood to neighbourhood."""
+    program, mesh, found = varied.accumulated(1, 2, 256, 32), md.Mesh(pod=2, data=4, model=2, topology="dgx-h100"), []
+    traced = trace(program.step, program.args)
+    pins = make_pins(traced, mesh, program.layouts)
+
+    def noted(joint, best, **others):
+        found.extend((best, redecided(joint, best=best, **others)))
+        return found[-1]
+
+    monkeypatch.setattr(fit, "redecided", noted)
+    monkeypatch.setattr(search_module, "_JOINTLY", 0)
+    model = Model(make_problem(traced, mesh, pins))
+    fitter = Fitter(model, pins)
+    free, _ = find(model, lambda _: False)
+    limit = 0.85 * fitter.peak(free).bytes
+    best, peak = fitter.cheaper(fitter.fit(free, limit)[0], free, limit)
+    assert peak.bytes <= limit
+    assert best is found[-1]
+    assert best.cost < 0.995 * found[0].cost

@@ -11,6 +11,7 @@ from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find
+from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 
 MESH = Mesh(data=16, model=8, topology="dgx-h100")
@@ -44,6 +45,16 @@ def test_weights_that_many_read_are_proved_to_lie_well(monkeypatch, rounds):
     model = model_of(varied.accumulated(2, 4))
     best, prove = find(model, lambda _: True)
     assert prove() >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
+
+
+@pytest.mark.parametrize("sizes", [(4, 1024, 256), (6, 512, 512)], ids=["jointly", "in neighbourhoods"])
+def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
+    """Although the plans on the way to it do not."""
+    program, mesh = varied.recurrent(*sizes), Mesh(pod=4, data=4, model=4, topology="dgx-h100")
+    traced = trace(program.step, program.args)
+    pins = make_pins(traced, mesh, program.layouts)
+    free = solve(traced, mesh, pins, 1e15)
+    assert solve(traced, mesh, pins, 1.05 * free.peak).seconds == free.seconds
 
 
 def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
