@@ -53,6 +53,8 @@ CASES: dict[str, Case] = {
     "encoder and decoder, 24 layers each, unrolled": Case(varied.translated, SMALLER),
     "80 layers with adapters, unrolled": Case(varied.adapted, SMALLER),
     "LSTM, 200 time steps, unrolled": Case(varied.recurrent, SMALLER),
+    "LSTM, 200 time steps, unrolled, three axes": Case(varied.recurrent, THREE),
+    "encoder and decoder, 24 layers each, unrolled, three axes": Case(varied.translated, THREE),
 }
 HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 

@@ -9,7 +9,8 @@ neighbourhood to neighbourhood of the best plan so far: first the axes take rows
 were no more, then two axes move and the others stay. If they can be looked at once, that gives the bound. Where a
 plan is not proved to be near the optimum, fewer axes are tried as well, so more axes are not worse than fewer.
 
-A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds.
+A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds. Of
+many axes fewer are tried again then from the plan that they have led to, if that fits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +38,6 @@ _JOINTLY = 2_000_000  # pairs of layouts, over all values, that can be looked at
 _ONCE = 50_000_000  # ... and once, for the certificate and rounds
 _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is closed ...
 _FEW = 2_000  # ... and nodes up to which it is in any case
-_LITTLE = 800  # nodes up to which plans are worth rounds in any case: a better one may fit
 _DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
 ROUNDED = 1e-9  # of a bound: sums of floats round
 
@@ -63,7 +63,6 @@ def find(
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
     """
     evaluator = Evaluator(model)
-    worth = worth if len(model.nodes) > _LITTLE else lambda _: True
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
@@ -74,7 +73,7 @@ def find(
         best, proof = _proved(joint, evaluator, best, worth, known is None)
         again = True
     else:
-        again = not worth(best)  # then neighbourhoods are not worth rounds until one is left for a plan that is
+        again = not worth(best)  # the first neighbourhoods are not gone through in rounds then
         best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth, known is None)
         if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()

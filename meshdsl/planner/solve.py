@@ -20,6 +20,7 @@ from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
+_LITTLE = 800  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does
 _NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
 
 
@@ -135,7 +136,8 @@ def search_plan(
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins), clock)
     fitter = Fitter(model, pins)
-    best, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit, fitter.joint)
+    is_little = len(model.nodes) <= _LITTLE
+    best, prove = find(model, lambda choice: is_little or fitter.peak(choice).bytes <= limit, fitter.joint)
     return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
