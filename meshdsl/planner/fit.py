@@ -22,8 +22,8 @@ from meshdsl.planner.placer import Placer
 from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.redecided import redecided
-from meshdsl.planner.search import as_two, evaluated, jointly, plans
+from meshdsl.planner.redecided import redecided, redecided_on_many_axes
+from meshdsl.planner.search import evaluated, jointly, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
 
@@ -175,21 +175,12 @@ class Fitter:
         fitting.sort(key=lambda choice: choice.cost)
         found = [self.mixed(choice, free, limit) for choice in (fitting if self._is_small else fitting[:1])]
         best, _ = min(found, key=lambda found: found[0].cost)
-        dear = _DEAR if jointly(self.model) else _DEARER
-        if self._is_small and best.cost > free.cost * (1 + dear):
-            best = self._redecided(best, limit)
+        joint = self.joint
+        if self._is_small and best.cost > free.cost * (1 + (_DEAR if joint else _DEARER)):
+            prices = Prices(), self.points.prices(self.price * _LOW, True)
+            decided = partial(redecided, joint) if joint else partial(redecided_on_many_axes, self.model)
+            best = decided(self.evaluator, best, prices, partial(self._fitting, limit))
         return best, self.peak(best)
-
-    def _redecided(self, best: Choice, limit: float) -> Choice:
-        """A plan as good as ``best`` or better; on many mesh axes, from neighbourhood to neighbourhood."""
-        prices = Prices(), self.points.prices(self.price * _LOW, True)
-        decide = partial(redecided, evaluator=self.evaluator, prices=prices, fitting=partial(self._fitting, limit))
-        if joint := self.joint:
-            return decide(joint, best=best)
-        for groups in as_two(self.model.wide):
-            self.model.focus(groups, best.rows)
-            best = decide(Joint(self.model), best=best)
-        return best
 
     def _fitting(self, limit: float, best: Choice, other: Choice) -> Choice:
         """The other plan if it fits, else ``best`` with what can be taken over from it."""

@@ -13,6 +13,8 @@ import numpy as np
 from meshdsl.planner.boxed import boxed
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.model import Model
+from meshdsl.planner.near import as_two
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.search import evaluated
 
@@ -21,13 +23,20 @@ _LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
 _DRAWS, _WORK = 24, 40_000  # at most, and nodes of all draws together
 
 
-def redecided(
-    joint: Joint,
-    evaluator: Evaluator,
-    best: Choice,
-    prices: Sequence[Prices],
-    fitting: Callable[[Choice, Choice], Choice],
+Fitting = Callable[[Choice, Choice], Choice]
+
+
+def redecided_on_many_axes(
+    model: Model, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting
 ) -> Choice:
+    """As ``redecided``, where all mesh axes are too many: from neighbourhood to neighbourhood of the best plan."""
+    for groups in as_two(model.wide):
+        model.focus(groups, best.rows)
+        best = redecided(Joint(model), evaluator, best, prices, fitting)
+    return best
+
+
+def redecided(joint: Joint, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting) -> Choice:
     """A plan that is better than ``best`` and fits, or that one.
 
     Args:

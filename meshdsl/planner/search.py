@@ -15,7 +15,6 @@ many axes fewer are tried again then from the plan that they have led to, if tha
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.near import Groups
+from meshdsl.planner.near import Axes, Groups, apart, as_fewer, as_taken, as_two, in_pairs
 from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised, redrawn
 from meshdsl.planner.start import EXACT, Start, started
 from meshdsl.planner.sweep import States, Sweeper, sweep_order
@@ -83,7 +82,7 @@ def find(
             proof = _known(bound)
     if again and known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
         least, first = proof(), best
-        best = _moved(model, _as_fewer(model.wide), evaluator, first, worth, True)
+        best = _moved(model, as_fewer(model.wide), evaluator, first, worth, True)
         if best.cost < (1 - OPEN) * first.cost and not jointly(model):
             proof = cache(lambda: max(least, bound_on_many_axes(model, best, False)))
         model.focus()
@@ -145,7 +144,7 @@ def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, swe
     certificate = Certificate(joint, best, FIRST_TREES)
     raised(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
-        swept = _swept(start, _every_axis(model), model.width)
+        swept = _swept(start, apart(model.wide), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.stretched(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
@@ -176,9 +175,9 @@ def plans(
     """
     best = min(known, key=evaluator.objective)
     if joint is not None:
-        return _plans_near(joint.priced(), _every_axis(model) if sweep else (), evaluator, best)
+        return _plans_near(joint.priced(), apart(model.wide) if sweep else (), evaluator, best)
     found = [best]
-    for groups in as_two(model.wide) if every else (_as_taken(model.wide, best.rows),):
+    for groups in as_two(model.wide) if every else (as_taken(model.wide, best.rows),):
         model.focus(groups, best.rows)
         near = _plans_near(Joint(model), groups, evaluator, best)
         best = min([best, *near], key=evaluator.objective)
@@ -196,47 +195,10 @@ def _layouts(model: Model) -> int:
     return sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
 
 
-def _every_axis(model: Model) -> Groups:
-    return tuple((axis,) for axis in model.wide)
-
-
-def _neighbourhoods(axes: tuple[int, ...], far: bool) -> Iterator[Groups]:
+def _neighbourhoods(axes: Axes, far: bool) -> Iterator[Groups]:
     """Groups of mesh axes that move at the same time: as if there were fewer axes, if ``far``, then two axes."""
-    yield from _as_fewer(axes) if far else ()
-    yield from _pairs(axes)
-
-
-def as_two(axes: tuple[int, ...]) -> Iterator[Groups]:
-    """Two of the mesh axes, then all of them in two groups."""
-    yield from _pairs(axes)
-    yield from _in_two(axes)
-
-
-def _pairs(axes: tuple[int, ...]) -> Iterator[Groups]:
-    """Two of the mesh axes, each by itself."""
-    return (((a,), (b,)) for a, b in combinations(axes, 2))
-
-
-def _as_fewer(axes: tuple[int, ...]) -> Iterator[Groups]:
-    """The mesh axes as if there were fewer: all in one group, then in two groups of neighbours."""
-    if len(axes) > 1:
-        yield (axes,)
-    if len(axes) > 2:
-        yield from _in_two(axes)
-
-
-def _in_two(axes: tuple[int, ...]) -> Iterator[Groups]:
-    """All mesh axes, in two groups of neighbours."""
-    return ((axes[:i], axes[i:]) for i in range(1, len(axes)))
-
-
-def _as_taken(axes: tuple[int, ...], rows: Assignment) -> Groups:
-    """The two groups whose axes take the same row in most operations of a plan."""
-
-    def alike(groups: Groups) -> int:
-        return int(np.logical_and.reduce([(rows[:, some] == rows[:, some[:1]]).all(axis=1) for some in groups]).sum())
-
-    return max(_in_two(axes), key=alike)
+    yield from as_fewer(axes) if far else ()
+    yield from in_pairs(axes)
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:

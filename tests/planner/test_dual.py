@@ -169,7 +169,7 @@ def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
     assert peak.bytes <= 3225
 
 
-@pytest.mark.parametrize("off", [0.5, 2.0])
+@pytest.mark.parametrize("off", [0.25, 2.0])
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
     fitter = Fitter(model, pins)
@@ -182,4 +182,4 @@ def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(of
     good, _ = dual._bound(dual.price)
     dual.price *= off
     alone, _ = dual._bound(dual.price)
-    assert alone < 0.998 * good <= dual.best(4) <= best.cost
+    assert alone < 0.99 * good <= dual.best(4) <= best.cost

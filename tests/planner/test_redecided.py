@@ -12,7 +12,7 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
-from meshdsl.planner.redecided import redecided
+from meshdsl.planner.redecided import redecided, redecided_on_many_axes
 from meshdsl.planner.search import find, search
 from meshdsl.trace import trace
 from tests.planner.graphs import TWO, problem_of
@@ -56,11 +56,11 @@ def test_so_are_two_microbatches_on_many_axes(monkeypatch):
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, program.layouts)
 
-    def noted(joint, best, **others):
-        found.extend((best, redecided(joint, best=best, **others)))
+    def noted(model, evaluator, best, *others):
+        found.extend((best, redecided_on_many_axes(model, evaluator, best, *others)))
         return found[-1]
 
-    monkeypatch.setattr(fit, "redecided", noted)
+    monkeypatch.setattr(fit, "redecided_on_many_axes", noted)
     monkeypatch.setattr(search_module, "_JOINTLY", 0)
     model = Model(make_problem(traced, mesh, pins))
     fitter = Fitter(model, pins)
