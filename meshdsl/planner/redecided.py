@@ -20,9 +20,7 @@ from meshdsl.planner.search import evaluated
 
 _SEED = 1998
 _LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
-_DRAWS, _WORK = 24, 40_000  # at most, and nodes of all draws together
-
-
+_DRAWS, _FEWER, _WORK = 24, 8, 40_000  # at most, at most in a neighbourhood, and nodes of all draws together
 Fitting = Callable[[Choice, Choice], Choice]
 
 
@@ -32,21 +30,24 @@ def redecided_on_many_axes(
     """As ``redecided``, where all mesh axes are too many: from neighbourhood to neighbourhood of the best plan."""
     for groups in as_two(model.wide):
         model.focus(groups, best.rows)
-        best = redecided(Joint(model), evaluator, best, prices, fitting)
+        best = redecided(Joint(model), evaluator, best, prices, fitting, _FEWER)
     return best
 
 
-def redecided(joint: Joint, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting) -> Choice:
+def redecided(
+    joint: Joint, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting, draws: int = _DRAWS
+) -> Choice:
     """A plan that is better than ``best`` and fits, or that one.
 
     Args:
       joint: the networks of all states. prices: of memory, one after the other.
       fitting: of two plans, the second being cheaper, one that fits and costs no more than the first.
+      draws: at most.
     """
     model = joint.model
     networks = [boxed(joint, each, Joint.plans, best.rows) for each in prices]
     random = np.random.default_rng(_SEED)
-    for i in range(min(_DRAWS, _WORK // len(model.nodes))):
+    for i in range(min(draws, _WORK // len(model.nodes))):
         if model.clock.is_up():
             break
         part = random.uniform(_LEAST, _MOST) if i >= len(networks) else 0.0

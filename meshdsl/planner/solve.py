@@ -20,7 +20,7 @@ from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
-_LITTLE = 800  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does
+_LITTLE = 600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does
 _NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
 
 

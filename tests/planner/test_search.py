@@ -24,6 +24,7 @@ from meshdsl.planner.closing import closed
 from meshdsl.planner.extract import Evaluator, trees_of
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
+from meshdsl.planner.near import as_fewer
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find, search
 from meshdsl.planner.solution import Pins
@@ -91,6 +92,24 @@ def test_a_plan_that_does_not_fit_is_not_taken_through_rounds(monkeypatch):
         best, prove = find(model, lambda choice: False)
         assert 0 < prove() <= model.scale.seconds(best.cost)
         monkeypatch.setattr(search_module, "_JOINTLY", 0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkeypatch, first):
+    """If that is not proved; what was tried while nothing fitted was not taken through rounds."""
+    seen, near = [], search_module._near
+    monkeypatch.setattr(search_module, "_JOINTLY", 0)
+    monkeypatch.setattr(search_module, "_ONCE", 0)
+    monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: 0.0)
+    monkeypatch.setattr(
+        search_module, "_near", lambda model, groups, *rest: seen.append(groups) or near(model, groups, *rest)
+    )
+    model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    whole = search_module.evaluated(model, Evaluator(model), model.whole)
+    find(model, lambda choice: first or choice.cost < whole.cost)
+    fewer = list(as_fewer(model.wide))
+    assert seen[: len(fewer)] == fewer
+    assert (seen[-len(fewer) :] == fewer) is not first
 
 
 @pytest.mark.parametrize("name", STEPS)
