@@ -2,8 +2,10 @@
 
 python -m bench.planning
 
-Seconds are those of the processor, after tracing. The other pin splits the first matrix of the parameters, or leaves it
-whole if it is split; the plan with it is made as ``Sharded.pinned`` makes it.
+Seconds are those of the clock, after tracing; two threads take part in some of it. What a report shows besides, the
+plan's spans and its simulated seconds, is worked out when it is first read, and is not in them. The other pin splits
+the first matrix of the parameters, or leaves it whole if it is split; the plan with it is made as ``Sharded.pinned``
+makes it.
 """
 
 import resource
@@ -83,8 +85,8 @@ def _choose(
     """The plan of a program, begun from another if there is one, and what making it takes."""
     making = parallelize(program.step, mesh, program.layouts, rules=program.rules, memory=memory).kept.making
     traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program
-    start = time.process_time()
-    return making.choose(traced, before), time.process_time() - start
+    start = time.perf_counter()
+    return making.choose(traced, before), time.perf_counter() - start
 
 
 def _other(plan: Plan) -> tuple[str, Layout]:

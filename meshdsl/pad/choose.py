@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, prod
 
+from meshdsl.beside import beside
 from meshdsl.collector import uncollected
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir import Graph, Op, Program, walk
@@ -119,10 +120,18 @@ def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
         found, said = overlapped(found)
         notes = [*notes, said]
     program = replace(best.program, notes=notes)
-    plan = build_plan(program, found.solution(), best.pins, found.model.problem.kinds)
+    plan = _built(program, found, best.pins)
     return Chosen(
         program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found.spent()), overlap
     )
+
+
+def _built(program: Program, found: Found, pins: Pins) -> Plan:
+    """The plan; what proves its bound is mostly compiled loops, which run beside the building of it."""
+    solution = found.draft()
+    with beside(found.bound) as bound:
+        plan = build_plan(program, solution, pins, found.model.problem.kinds)
+        return replace(plan, solution=replace(solution, lower_bound=bound.result()))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from functools import cache
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
 from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value
+from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P
@@ -16,7 +17,7 @@ from meshdsl.plan.overlap import simulated_seconds
 from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.spans import Lines, make_spans
-from meshdsl.plan.value import Array, Collective, Plan
+from meshdsl.plan.value import Array, Collective, Plan, Timing
 from meshdsl.plan.work import Work
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Pins, Solution
@@ -37,7 +38,12 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
     reasons = Reasons(program, solution)
     waits = _waits(program, solution, reasons)
     lines, work = Lines(reasons), Work(program, solution, reasons, kinds)
-    number = Counter(op.id for op, _ in waits)
+
+    def timing() -> Timing:
+        number = Counter(op.id for op, _ in waits)
+        spans = make_spans(solution, pins.donated, reasons, lines, number, work)
+        return Timing(tuple(spans), simulated_seconds(program, solution, work))
+
     return Plan(
         name=program.name,
         fingerprint=fingerprint(program),
@@ -50,8 +56,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
         solution=solution,
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
-        spans=tuple(make_spans(solution, pins.donated, reasons, lines, number, work)),
-        simulated_seconds=simulated_seconds(program, solution, work),
+        timing=Later(timing),
     )
 
 

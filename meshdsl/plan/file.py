@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshdsl.errors import MeshDSLError, NotationError, PlanFileError, faults, first_line, is_a, shortened
+from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.notation import parse_placement
@@ -19,7 +20,7 @@ from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.damage import damage, mesh_of
 from meshdsl.plan.record import FORMAT, VERSION, Head, Moved, PlanFile, SignatureRecord, as_json, broken_seals, seals_of
-from meshdsl.plan.value import Plan
+from meshdsl.plan.value import Plan, Timing
 from meshdsl.planner.solution import Solution
 
 _REMEDY = "take the file as it was saved, or plan again and save that"
@@ -140,8 +141,8 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
-    more = f.padded, f.pipeline, f.lines, f.spans
-    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more, f.simulated_seconds)
+    more = f.padded, f.pipeline, f.lines, Later.known(Timing(f.spans, f.simulated_seconds))
+    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more)
 
 
 def _solution(f: PlanFile) -> Solution:

@@ -9,13 +9,14 @@ objective the planner minimised, ``memory`` the predicted peak.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.errors import ArgumentError, LayoutError, is_a
 from meshdsl.globs import nearest_path
 from meshdsl.ir import array_type
+from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
@@ -121,6 +122,13 @@ class Span(NamedTuple):
     collectives: int
 
 
+class Timing(NamedTuple):
+    """What a step takes, operation by operation, and all of it if what nobody waits for is sent meanwhile."""
+
+    spans: tuple[Span, ...] = ()
+    simulated_seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Plan:
     """A planned step; ``print`` it to read it.
@@ -134,9 +142,7 @@ class Plan:
       padded: lengths of dims that are padded inside the step, each with what it is padded to.
       pipeline: how the step takes its batch in microbatches, if it does.
       lines: of the source, file by file, with some around those that have operations.
-      spans: the step in program order; with the collectives their seconds add up to the plan's.
-      simulated_seconds: predicted seconds of one step if collectives that nobody waits for run beside the computation
-        (see ``meshdsl.plan.streams``); ``seconds``, which the planner minimises, has one thing after the other.
+      timing: ``spans`` and ``simulated_seconds``, which are worked out when one of them is first read.
     """
 
     name: str
@@ -151,8 +157,20 @@ class Plan:
     padded: tuple[tuple[int, int], ...] = ()
     pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
-    spans: tuple[Span, ...] = ()
-    simulated_seconds: float = 0.0
+    timing: Later[Timing] = field(default_factory=lambda: Later.known(Timing()))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The step in program order; with the collectives their seconds add up to the plan's."""
+        return self.timing.value.spans
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Predicted seconds of one step if collectives that nobody waits for run beside the computation.
+
+        See ``meshdsl.plan.streams``; ``seconds``, which the planner minimises, has one thing after the other.
+        """
+        return self.timing.value.simulated_seconds
 
     @property
     def mesh(self) -> Mesh:

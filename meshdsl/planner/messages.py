@@ -34,7 +34,7 @@ class Passing:
         self.order, self.flat, self.unary, self.tables, self.constant = packed
         self.sent = np.zeros(int(self.flat.out[-1] + self._width(-1)) if self.flat.out.size else 0)
         self._at = np.zeros(self.order.size, dtype=np.int64)
-        self._best, self.cost = self._at, np.inf
+        self._best, self.cost = self._at.copy(), np.inf
         self.lower = -np.inf  # what no states undercut by the last pass, aside from the network's constant
 
     def _width(self, half: int) -> int:
@@ -46,10 +46,8 @@ class Passing:
         """Pass over the variables forwards and backwards, so many times."""
         from meshdsl.planner import kernels
 
-        for forward in (True, False) * passes:
-            cost, self.lower = kernels.sweep(forward, self.flat, self.unary, self.tables, self.sent, self._at)
-            if cost < self.cost:
-                self._best, self.cost = self._at.copy(), cost
+        network = self.flat, self.unary, self.tables
+        self.cost, self.lower = kernels.passes(passes, *network, self.sent, self._at, self._best, self.cost)
 
     @property
     def entries(self) -> int:

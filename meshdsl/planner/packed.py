@@ -55,14 +55,19 @@ class _Tables:
             self._sums[one, other] = self.number(self.of(one) + self.of(other))
         return self._sums[one, other]
 
-    def joined(self, used: Ids, limit: float = np.inf) -> tuple[Costs, Ids]:
-        """Some tables, one after the other, no entry above ``limit``, and where each of all begins."""
+    def joined(self, used: Ids, limit: float = np.inf, rounded_down: bool = False) -> tuple[NDArray[Any], Ids]:
+        """Some tables, one after the other, no entry above ``limit``, and where each of all begins.
+
+        Args:
+          rounded_down: if they are large together, their entries may be, to half as many bytes.
+        """
         begins, stops = np.zeros(len(self._tables), dtype=np.intp), offsets(array(self.of(i).size for i in used))
         begins[used] = stops[:-1]
-        costs = np.empty(stops[-1])
+        narrow = rounded_down and stops[-1] >= _MANY
+        costs = np.empty(stops[-1], dtype=np.float32 if narrow else np.float64)
         for i, begin, stop in zip(used.tolist(), stops, stops[1:], strict=False):
-            table = self.of(i)
-            np.minimum(table, limit, out=costs[begin:stop].reshape(table.shape))
+            table = np.minimum(self.of(i), limit)
+            costs[begin:stop] = (_narrowed(table) if narrow else table).ravel()
         return costs, begins
 
 
@@ -100,10 +105,8 @@ def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool
     """
     tables = _Tables()
     laid = [_laid_out(stamps, tables) for stamps in networks]
-    costs: NDArray[Any]
-    costs, begins = tables.joined(np.unique(np.concatenate([each.halves.table for each in laid])), limit)
-    if rounded_down and costs.size >= _MANY:
-        costs = _narrowed(costs)
+    used = np.unique(np.concatenate([each.halves.table for each in laid]))
+    costs, begins = tables.joined(used, limit, rounded_down)
     return [
         Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
         for each in laid

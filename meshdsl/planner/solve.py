@@ -47,13 +47,17 @@ class Found:
         """What the plan takes."""
         return self.model.scale.seconds(self.choice.cost)
 
-    def solution(self) -> Solution:
-        """The plan with its bound."""
+    def bound(self) -> float:
+        """Seconds that no plan can be below that fits; nothing is searched any more."""
         bound = self._prove_short()
         if bound <= self.model.scale.seconds(self.free.cost):
             bound = max(bound, self.prove())
         self.model.let_go()
-        return written(self.model, self.fitter.pins, self.choice, self.peak, bound)
+        return bound
+
+    def solution(self) -> Solution:
+        """The plan with its bound."""
+        return replace(self.draft(), lower_bound=self.bound())
 
     def settled(self) -> "Found":
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
@@ -76,7 +80,7 @@ class Found:
 
     def draft(self) -> Solution:
         """The plan, with no bound yet."""
-        return written(self.model, self.fitter.pins, self.choice, self.peak, 0.0)
+        return written(self.model, self.fitter.pins, self.choice, self.peak)
 
     def hiding(self, hidden: Mapping[int, Hidden]) -> "Found":
         """The best plan found where moves of some values cost less; cost and bound are those without that.
@@ -141,12 +145,8 @@ def search_plan(
     return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
-def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) -> Solution:
-    """A choice as a solution.
-
-    Args:
-      peak: its fullest point. bound: seconds that no plan can be below.
-    """
+def written(model: Model, pins: Pins, choice: Choice, peak: Peak) -> Solution:
+    """A choice, with its fullest point, as a solution that nothing is proved of."""
     problem = model.problem
     own, uses = layouts_of(model, choice.rows)
     trees = trees_of(model, choice)
@@ -158,7 +158,7 @@ def written(model: Model, pins: Pins, choice: Choice, peak: Peak, bound: float) 
         uses=uses,
         trees=trees,
         seconds=model.scale.seconds(choice.cost),
-        lower_bound=bound,
+        lower_bound=0.0,
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
         held=peak.held(),
