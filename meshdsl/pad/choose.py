@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil, prod
 
-from meshdsl.beside import beside
+from meshdsl.beside import Start, beside
 from meshdsl.collector import uncollected
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir import Graph, Op, Program, walk
@@ -57,7 +57,8 @@ class Chosen:
         notes = [
             f"{_named(self.attempt, n)} is padded to {m} inside the step, as it was before" for n, m in sizes.items()
         ]
-        return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes], self.overlap)
+        with beside() as start:
+            return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes], self.overlap, start)
 
 
 def plan_program(
@@ -98,9 +99,10 @@ def choose_plan(
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory, clock)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
-    if isinstance(best.outcome, Found):
-        best = replace(best, outcome=best.outcome.settled())
-    return _in_time(_chosen(best, [*program.notes, *notes], overlap), clock)
+    with beside() as start:
+        if isinstance(best.outcome, Found):
+            best = replace(best, outcome=best.outcome.settled(start))
+        return _in_time(_chosen(best, [*program.notes, *notes], overlap, start), clock)
 
 
 def _in_time(chosen: Chosen, clock: Clock) -> Chosen:
@@ -112,26 +114,23 @@ def _in_time(chosen: Chosen, clock: Clock) -> Chosen:
     return replace(chosen, plan=replace(chosen.plan, notes=notes))
 
 
-def _chosen(best: "_Attempt", notes: list[str], overlap: bool) -> Chosen:
+def _chosen(best: "_Attempt", notes: list[str], overlap: bool, start: Start) -> Chosen:
+    """What the best attempt has led to.
+
+    Args:
+      start: for what proves the bound, which is mostly compiled loops, beside the building of the plan.
+    """
     found = best.outcome
     if isinstance(found, MemoryLimitError):
         raise found
     if overlap:
         found, said = overlapped(found)
         notes = [*notes, said]
-    program = replace(best.program, notes=notes)
-    plan = _built(program, found, best.pins)
-    return Chosen(
-        program, replace(plan, padded=tuple(best.sizes.items())), replace(best, outcome=found.spent()), overlap
-    )
-
-
-def _built(program: Program, found: Found, pins: Pins) -> Plan:
-    """The plan; what proves its bound is mostly compiled loops, which run beside the building of it."""
-    solution = found.draft()
-    with beside(found.bound) as bound:
-        plan = build_plan(program, solution, pins, found.model.problem.kinds)
-        return replace(plan, solution=replace(solution, lower_bound=bound.result()))
+    program, solution = replace(best.program, notes=notes), found.draft()
+    bound = start(found.bound)
+    plan = build_plan(program, solution, best.pins, found.model.problem.kinds)
+    plan = replace(plan, padded=tuple(best.sizes.items()), solution=replace(solution, lower_bound=bound.result()))
+    return Chosen(program, plan, replace(best, outcome=found.spent()), overlap)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,14 @@ messages then point to is another line, and says which price to try next (cuttin
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
+from meshdsl.beside import Start
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, lifted
 from meshdsl.planner.exact import TIES
@@ -34,27 +38,63 @@ _STEPS = 4  # ... more prices are tried where all states are searched ...
 _MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
+_ALIKE = 5e-3  # part of a price by which another one is nearly the same
 
 
-def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float) -> float:
+class Begun(NamedTuple):
+    """The bound at a price of what memory holds at least, worked out beside the search for a better plan."""
+
+    floor: Floor
+    price: float
+    found: "Future[float]"
+
+    def will_do(self, dual: "_Dual") -> bool:
+        """Whether what is known now says nearly the same price."""
+        return self.floor is dual.floor and abs(dual.price - self.price) <= _ALIKE * self.price
+
+
+def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start) -> Begun | None:
+    """The bound of a large step, begun; None where it is not worth its time, or many prices may be tried.
+
+    Args:
+      free, best: as for ``dual_bound``, so far.
+    """
+    dual = None if fitter.quick or fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
+    if dual is None or dual.is_small:
+        return None
+    dual.model = fitter.model.apart()
+    return Begun(dual.floor, dual.price, start(partial(dual.best, 0)))
+
+
+def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float, known: Begun | None = None) -> float:
     """What no plan that fits can cost less than; 0 where memory says nothing, or too little for what it takes.
 
     Args:
       free: the cheapest plan found that need not fit. best: the cheapest found that fits.
+      known: one that was begun before.
     """
-    model, plans = fitter.model, (free, *fitter.over, best)
     if fitter.bound >= best.cost:
         return fitter.bound
+    dual = None if fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
+    found = fitter.bound
+    if dual and not (known and known.will_do(dual)):
+        many = 0 if fitter.quick or not dual.is_small else _STEPS if jointly(fitter.model) else 1
+        found = max(found, dual.best(many))
+    return max(found, known.found.result()) if known else found
+
+
+def _most_open(fitter: Fitter, free: Choice, best: Choice, limit: float) -> "_Dual | None":
+    """The bound that may be the highest, if it is worth its time."""
+    model, plans = fitter.model, (free, *fitter.over, best)
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
     full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors]
-    if not full or not has_few_layouts(model) or model.clock.is_up():
-        return fitter.bound
+    if not full or not has_few_layouts(model):
+        return None
     most = max(full, key=lambda dual: dual.hoped)
     little = model.scale.seconds(free.cost + _WORTH * best.cost)
     if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
-        return fitter.bound
-    many = 0 if fitter.quick or not most.is_small else _STEPS if jointly(model) else 1
-    return max(fitter.bound, most.best(many))
+        return None
+    return most
 
 
 class _Dual:

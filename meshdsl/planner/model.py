@@ -67,6 +67,14 @@ class Model:
         other._pin()
         return other
 
+    def apart(self) -> "Model":
+        """The same model with prices and states in question of its own, so that another thread may ask it."""
+        other = copy(self)
+        other._known_units, other._finite = dict(self._known_units), dict(self._finite)
+        other._closures = Closures()
+        other._begin()
+        return other
+
     def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)

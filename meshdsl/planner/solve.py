@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from meshdsl.beside import Start, beside
 from meshdsl.collector import uncollected
 from meshdsl.ir import Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.allowed import adds_to
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.distances import Hidden
-from meshdsl.planner.dual import dual_bound
+from meshdsl.planner.dual import Begun, begun, dual_bound
 from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
@@ -32,6 +33,7 @@ class Found:
       limit: of memory, in bytes. peak: the plan's fullest point.
       free: the best plan found, memory aside; the same if it fits.
       prove: seconds that no plan can be below, whether it fits or not.
+      begun: a bound on those that fit.
     """
 
     model: Model
@@ -41,6 +43,7 @@ class Found:
     choice: Choice
     peak: Peak
     prove: Callable[[], float]
+    begun: Begun | None = None
 
     @property
     def seconds(self) -> float:
@@ -59,14 +62,21 @@ class Found:
         """The plan with its bound."""
         return replace(self.draft(), lower_bound=self.bound())
 
-    def settled(self) -> "Found":
-        """The same or a better plan, where memory is short, and of such as cost the same a simpler one."""
+    def settled(self, start: Start) -> "Found":
+        """The same or a better plan, where memory is short, and of such as cost the same a simpler one.
+
+        Args:
+          start: for the bound of a large step, beside this.
+        """
         choice, short = self.choice, self.choice is not self.free
+        bound = begun(self.fitter, self.free, choice, self.limit, start) if short else None
         if short:
             choice, _ = self.fitter.proved(self.fitter.cheaper(choice, self.free, self.limit)[0], self.limit)
         if jointly(self.model):
             choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
-        return replace(self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice)
+        return replace(
+            self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice, begun=bound
+        )
 
     def _fits(self, choice: Choice) -> bool:
         return self.fitter.peak(choice).bytes <= self.limit
@@ -75,7 +85,7 @@ class Found:
         """Seconds that no plan can be below that fits; 0 where memory says nothing."""
         if self.choice is self.free:
             return 0.0
-        least = dual_bound(self.fitter, self.free, self.choice, self.limit)
+        least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.begun)
         return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
 
     def draft(self) -> Solution:
@@ -118,7 +128,7 @@ class Found:
     def spent(self) -> "Found":
         """Without what has found it and proved the bound, which may be large."""
         self.fitter.let_go()
-        return replace(self, prove=lambda: 0.0)
+        return replace(self, prove=lambda: 0.0, begun=None)
 
 
 @uncollected
@@ -130,7 +140,8 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
-    return search_plan(program, mesh, pins, memory).settled().solution()
+    with beside() as start:
+        return search_plan(program, mesh, pins, memory).settled(start).solution()
 
 
 def search_plan(
