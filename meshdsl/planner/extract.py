@@ -14,7 +14,7 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import Reading, grouped, numbered
+from meshdsl.planner.numbering import Reading, array, grouped, numbered
 from meshdsl.planner.paying import paid_in
 from meshdsl.planner.ports import Read
 from meshdsl.planner.tree import Edges, moves_of, tree
@@ -34,7 +34,12 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._alike = [(model.unit(int(nodes[0])), nodes) for nodes in grouped(numbered(map(id, model.units)))]
+        alike = grouped(numbered(map(id, model.units)))
+        self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
+        self._units = [(model.unit(int(nodes[0])).ravel(), nodes.size) for nodes in alike]
+        shapes = np.array([unit.shape for unit in model.units], dtype=np.intp).reshape(-1, model.width)
+        self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
+        self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
         self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
         self._kept = Kept(model)
@@ -52,9 +57,10 @@ class Evaluator:
 
     def _alone(self, rows: Assignment) -> float:
         """What the nodes of a state cost, moves aside."""
-        costs = np.empty(len(rows))
-        for unit, nodes in self._alike:
-            costs[nodes] = unit[tuple(rows[nodes].T)]
+        at, costs, begin = (rows * self._steps).sum(axis=1)[self._nodes], np.empty(len(rows)), 0
+        for unit, count in self._units:
+            costs[begin : begin + count] = unit[at[begin : begin + count]]
+            begin += count
         return float(costs.sum())
 
     def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Read]) -> float:
@@ -76,9 +82,12 @@ class Evaluator:
         for distances, moves in asked.items():
             self._price(distances, moves - self._exact[distances].keys())
         total = self._alone(choice.rows)
+        sums: dict[tuple[Distances, Edges], float] = {}
         for value, edges in choice.edges.items():
-            costs = self._exact[model.distances[value]]
-            total += sum(costs[edge] for edge in edges) * model.trips(value)
+            key = model.distances[value], edges
+            if key not in sums:
+                sums[key] = sum(map(self._exact[key[0]].__getitem__, edges))
+            total += sums[key] * model.trips(value)
         return Choice(choice.rows, total, choice.edges)
 
     def _price(self, distances: Distances, moves: Iterable[tuple[int, int]]) -> None:

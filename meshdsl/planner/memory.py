@@ -7,18 +7,20 @@ no memory. A loop adds the peak of its body while it runs. What may lie in the s
 told by ``planner/places.py``, when copies live by ``planner/lives.py``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.ir import Op, Value
+from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.numbering import Stretch
+from meshdsl.planner.numbering import Stretch, array
 from meshdsl.planner.placed import NOWHERE, Placed
+from meshdsl.planner.timeline import Timeline
 
 
 class Copy(NamedTuple):
@@ -29,13 +31,26 @@ class Copy(NamedTuple):
     bytes: int
 
 
+class Held(NamedTuple):
+    """Copies, by the numbers of their values and layouts, and their bytes."""
+
+    values: Ids
+    layouts: Ids
+    bytes: Ids
+
+
 @dataclass(frozen=True)
 class Peak:
-    """The fullest program point: its operation, the graphs around it, and what lives there."""
+    """The fullest program point: its operation and the graphs around it; what lives there is listed when asked for."""
 
     bytes: int
     op: Op | None
-    copies: tuple[Copy, ...]
+    alive: Later[tuple[Copy, ...]]
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """What lives there."""
+        return self.alive.value
 
     def held(self) -> tuple[tuple[int, int], ...]:
         """(value id, bytes) of what lives there, largest first."""
@@ -57,7 +72,8 @@ class Liveness:
         """The fullest point of the step."""
         total, places = self._fullest(self.placed.timeline.step)
         op = self.placed.timeline.numbers.ops[places[-1]]
-        return Peak(total, op, tuple(copy for at in places for copy in self._alive(at)))
+        alive = [held for at in places for held in self._alive(at)]
+        return Peak(total, op, Later(partial(_listed, self.placed.timeline, self.placed.layouts, alive)))
 
     def points(self) -> dict[int, int]:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
@@ -80,16 +96,13 @@ class Liveness:
         place = int(held.argmax())
         return int(held[place]), (stretch.start + place, *inside.get(stretch.start + place, (0, ()))[1])
 
-    def _alive(self, at: int) -> Iterator[Copy]:
-        """What lives at a position."""
+    def _alive(self, at: int) -> tuple[Held, Held]:
+        """What lives at a position, and what its operation needs besides."""
         placed, (first, last) = self.placed, self._spans
-        values, copies = placed.timeline.numbers.values, placed.copies
-        here = np.flatnonzero((first <= at) & (at <= last))
-        found = (copies.values[here].tolist(), copies.layouts[here].tolist(), copies.bytes[here].tolist())
-        yield from (Copy(values[v], placed.layouts[layout], size) for v, layout, size in zip(*found, strict=True))
-        for room in placed.timeline.rooms:
-            if room.at == at:
-                yield Copy(values[room.value], placed.layouts[placed.own[room.value]], placed.room(room))
+        here, rooms = np.flatnonzero((first <= at) & (at <= last)), [r for r in placed.timeline.rooms if r.at == at]
+        values = array(room.value for room in rooms)
+        more = Held(values, placed.own[values], array(map(placed.room, rooms)))
+        return Held(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
 
     @cached_property
     def _held(self) -> Ids:
@@ -115,3 +128,9 @@ class Liveness:
         last[: made.size][~timeline.counted] = NOWHERE
         last[: made.size][fixed & (made < timeline.step.start)] = timeline.step.stop - 1
         return first, last
+
+
+def _listed(timeline: Timeline, layouts: Sequence[Layout], alive: Iterable[Held]) -> tuple[Copy, ...]:
+    """Copies by their numbers."""
+    every = (zip(*(column.tolist() for column in held), strict=True) for held in alive)
+    return tuple(Copy(timeline.numbers.values[v], layouts[at], size) for some in every for v, at, size in some)

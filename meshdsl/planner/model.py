@@ -129,9 +129,10 @@ class Model:
         self.every_state, self.states, self.alike = False, [], array(())
         layouts = self.ports.layouts(plan)
         most = int(layouts.max(initial=0)) + 1
-        found, ports = np.unique(self.spaces * most + layouts, return_index=True)
-        spaces, layouts = np.divmod(found, most)
-        values = self.wiring.values[ports].tolist()
+        asked, ports = self.spaces * most + layouts, np.full(int(self.spaces.max(initial=0) + 1) * most, -1)
+        ports[asked] = np.arange(asked.size)
+        spaces, layouts = np.divmod(np.flatnonzero(ports >= 0), most)
+        values = self.wiring.values[ports[ports >= 0]].tolist()
         self.closures = self._closures.held(
             (self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces)
         )

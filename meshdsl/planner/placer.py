@@ -4,11 +4,15 @@ The memory of many plans of one program is asked for. Which port makes which val
 worked out once for all of them; what moves lead through, once for equal values that are moved alike.
 """
 
+from itertools import chain
+
+import numpy as np
+
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice, moves_along
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import array
+from meshdsl.planner.numbering import array, numbered
 from meshdsl.planner.placed import Moved, Placed
 from meshdsl.planner.timeline import timeline_of
 from meshdsl.planner.tree import Edges
@@ -39,10 +43,16 @@ class Placer:
 
     def _moved(self, choice: Choice) -> Moved:
         """The moves of a plan."""
-        ends = [self._ends(value, edges) for value, edges in choice.edges.items()]
-        values = self.timeline.numbers.of(choice.edges).repeat(array(map(len, ends)))
-        before, after = (array(end[i] for some in ends for end in some) for i in range(2))
-        return Moved(values, before, after)
+        values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self._own]
+        ways = numbered(map(id, choice.edges.values()))  # those that lead alike are mostly one object
+        alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
+        moved = list(choice.edges.items())
+        ends = [array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
+        counts = array(map(len, ends))[alike[2]]
+        begins = np.cumsum([0, *map(len, ends)])[alike[2]]
+        at = np.arange(counts.sum()) + (begins - np.cumsum(counts) + counts).repeat(counts)
+        before, after = np.concatenate([np.empty((0, 2), dtype=np.intp), *ends])[at].T
+        return Moved(values.repeat(counts), before, after)
 
     def _ends(self, value: int, edges: Edges) -> list[tuple[int, int]]:
         """The layouts between which a value is moved, by number."""
