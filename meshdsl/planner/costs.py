@@ -8,9 +8,11 @@ cannot be fused makes it or reads it whole, if it has several readers, or if it 
 leaves a graph.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -70,16 +72,20 @@ def is_heavy(op: Op) -> bool:
     return name in HEAVY or name not in RULES or name.startswith(("reduce_", "scatter"))
 
 
-def materialised(graph: Graph, again: bool = False) -> set[int]:
-    """Ids of the values that are written to memory, in this graph and its bodies.
+_WRITTEN: WeakKeyDictionary[Graph, dict[bool, frozenset[int]]] = WeakKeyDictionary()
+
+
+def materialised(graph: Graph, again: bool = False) -> frozenset[int]:
+    """Ids of the values that are written to memory, in this graph and its bodies; worked out once.
 
     Args:
       again: what could be fused is kept neither for several readers, each of which computes it again, nor for products.
     """
-    found: set[int] = set()
-    for inside in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
-        found |= _materialised_here(inside, again)
-    return found
+    known = _WRITTEN.setdefault(graph, {})
+    if again not in known:
+        inside = (graph, *(body for _, op in walk(graph) for body in op.bodies))
+        known[again] = frozenset().union(*(_materialised_here(each, again) for each in inside))
+    return known[again]
 
 
 def _materialised_here(graph: Graph, again: bool) -> set[int]:
@@ -102,7 +108,7 @@ def _materialised_here(graph: Graph, again: bool) -> set[int]:
     return found if again else found | several
 
 
-def work_of(op: Op, kept: set[int]) -> Work:
+def work_of(op: Op, kept: Set[int]) -> Work:
     """The work of one operation; ``kept`` are the materialised values."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
@@ -132,7 +138,7 @@ def room_of(op: Op) -> int:
     return int(spent.room) if spent else 0
 
 
-def _is_kept(x: Value | Literal, kept: set[int]) -> bool:
+def _is_kept(x: Value | Literal, kept: Set[int]) -> bool:
     return isinstance(x, Value) and x.id in kept
 
 

@@ -15,6 +15,7 @@ So the sum is no more than the predicted memory of any plan, and a bound may pri
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -65,6 +66,12 @@ class Floor:
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
+
+    def under(self, model: Model) -> "Floor":
+        """The same of the same program's model under other pins, with the same inputs given up."""
+        other = copy(self)
+        other.model, other._smallest = model, Kept(model)
+        return other
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""

@@ -5,7 +5,7 @@ parameters, shapes, dtypes and literals are equal, and the same operands and res
 value counts: zeros are parts of a sum, and a negative factor turns maxima into minima.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ class Kinds:
       kept: ids of the values that are kept in memory.
     """
 
-    def __init__(self, kept: set[int]) -> None:
+    def __init__(self, kept: Set[int]) -> None:
         self.kept = kept
         self._of: dict[int, int] = {}  # by op id
         self._numbers: dict[Hashable, int] = {}
@@ -69,7 +69,7 @@ class Kinds:
         return Kind(rows, shapes_of((*values(op.inputs), *op.outputs)), _work(op, self.kept))
 
 
-def _parts(op: Op, kept: set[int]) -> list[_Part]:
+def _parts(op: Op, kept: Set[int]) -> list[_Part]:
     """What there is to say of the operands and results; never the same of a literal and a value."""
     return [
         (x.shape, x.dtype, x.id in kept) if isinstance(x, Value) else (x.shape, x.dtype, None, _bits(x.value))
@@ -82,7 +82,7 @@ def _question(op: Op, parts: Sequence[_Part]) -> Hashable:
     return op.name, tuple(parts), len(op.inputs), tuple(op.params.items())
 
 
-def _work(op: Op, kept: set[int]) -> Work:
+def _work(op: Op, kept: Set[int]) -> Work:
     """What an operation does, its literals left out."""
     work, real = work_of(op, kept), _real(op)
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)

@@ -29,7 +29,8 @@ class Points:
     def __init__(self, model: Model, donated: frozenset[int], like: "Points | None" = None) -> None:
         self.model, self._donated = model, donated
         self._peaks: dict[int, Peak] = dict(like._peaks) if like else {}
-        self._known: dict[int, Floor] = {}
+        again = like._known if like and like.model.tables is model.tables and like._donated == donated else {}
+        self._known: dict[int, Floor] = {op: floor.under(model) for op, floor in again.items()}
 
     def __contains__(self, peak: Peak) -> bool:
         return _at(peak) in self._peaks

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.beside import beside
 from meshdsl.layouts.rules import Rules
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
@@ -14,7 +15,7 @@ from meshdsl.planner import dual as dual_module
 from meshdsl.planner import fit as fit_module
 from meshdsl.planner import joint as joint_module
 from meshdsl.planner import search as search_module
-from meshdsl.planner.dual import _Dual, dual_bound
+from meshdsl.planner.dual import _Dual, begun, dual_bound
 from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
@@ -22,8 +23,9 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.model import Model
 from meshdsl.planner.placed import placed
+from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
-from meshdsl.planner.problem import make_problem
+from meshdsl.planner.problem import make_problem, repin
 from meshdsl.planner.search import find
 from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
@@ -183,3 +185,45 @@ def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(of
     dual.price *= off
     alone, _ = dual._bound(dual.price)
     assert alone < 0.99 * good <= dual.best(4) <= best.cost
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
+def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes):
+    mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
+    model, pins = model_of(*gpt_step(), mesh, True, rules=rules)
+    fitter = Fitter(model, pins)
+    free, _ = find(model, lambda _: False)
+    limit = 0.85 * fitter.peak(free).bytes
+    first, _ = fitter.fit(free, limit)
+    with beside() as start:
+        assert begun(fitter, free, first, limit, start) is None, "a small one is not: more prices may be tried"
+        monkeypatch.setattr(dual_module, "_SMALL", 0)
+        known = begun(fitter, free, first, limit, start)
+        best, _ = fitter.cheaper(first, free, limit)
+    alone, _ = _Dual(known.floor, (first,), limit, True)._bound(known.price)
+    assert 0 < known.found.result() == alone <= best.cost
+    anew = dual_bound(fitter, free, best, limit)
+    assert alone <= dual_bound(fitter, free, best, limit, known) <= best.cost
+    other = known._replace(price=known.price * 2)
+    assert dual_bound(fitter, free, best, limit, other) == max(alone, anew), "the price has changed: both are asked"
+
+
+def test_what_memory_holds_at_least_is_known_under_other_pins():
+    mesh = md.Mesh(data=4, model=2, topology="dgx-h100")
+    model, pins = model_of(*gpt_step(), mesh, True)
+    fitter = Fitter(model, pins)
+    free, _ = find(model, lambda _: False)
+    fitter.fit(free, 0.85 * fitter.peak(free).bytes)
+    program = model.problem.program
+    stated = make_pins(program, mesh, layouts={"params/*": "model=S(0)"}, donated=pins.donated)
+    again = model.repinned(repin(model.problem, stated))
+    known, anew = Points(again, pins.donated, fitter.points), Points(again, pins.donated)
+    rng = np.random.default_rng(0)
+    states = [np.argwhere(np.isfinite(again.unit(n))) for n in range(len(again.nodes))]
+    plans = [Evaluator(again).evaluate(np.array([rng.choice(s) for s in states])) for _ in range(4)]
+    floors = known.floors
+    assert floors and all(floor.model is again for floor in floors)
+    for floor, op in zip(floors, sorted(fitter.points._peaks), strict=True):
+        other = anew.floor(op)
+        assert [floor.bytes(plan) for plan in plans] == [other.bytes(plan) for plan in plans]
+        assert floor.kept_at(1.0) == other.kept_at(1.0)
