@@ -60,10 +60,12 @@ class Drawn(InQuestion):
     def _add_prices(self, network: Network, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
         prices, (source, *readers) = self.model.prices, self._ends[value]
-        if len(self.model.closure(value).fitting) == 1:
+        paying = [reader for reader in readers if reader in prices.read or reader in prices.later]
+        if not paying or len(self.model.closure(value).fitting) == 1:
             return
-        for reader in readers:
-            own, read = self.read(source), self.read(reader)
+        own = self.read(source)
+        for reader in paying:
+            read = self.read(reader)
             if copied := prices.read.get(reader):
                 network.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
             if waiting := prices.later.get(reader):
