@@ -10,17 +10,14 @@ divides by itself. The plan's notes say what was padded, what was not, and why.
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
-from math import ceil, prod
 
 from meshdsl.beside import Start, beside
 from meshdsl.collector import uncollected
 from meshdsl.errors import MemoryLimitError
-from meshdsl.ir import Graph, Op, Program, walk
+from meshdsl.ir import Op, Program, walk
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pad.cut import padded_strands
+from meshdsl.pad.lengths import padded_length, padded_sizes, stated_sizes
 from meshdsl.pad.rewrite import pad_program
-from meshdsl.pin_faults import LONG
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.overlap import overlapped
 from meshdsl.plan.value import Plan
@@ -89,7 +86,7 @@ def choose_plan(
     Raises PinError and MemoryLimitError as ``solve`` does.
     """
     candidates, clock = padded_sizes(program, mesh), Clock(seconds)
-    stated = {n: m for n, m in candidates.items() if n in set(_stated(program.graph, mesh))}
+    stated = {n: m for n, m in candidates.items() if n in set(stated_sizes(program.graph, mesh))}
     best = _attempt(program, stated, mesh, pins_of, memory, clock)
     large = len(list(walk(program.graph))) > _LARGE
     even = {n for n in candidates if large and n not in stated and not any(n % k for k in mesh.sizes)}
@@ -165,32 +162,6 @@ def _attempt(
         return _Attempt(sizes, made, pins, search_plan(made, mesh, pins, memory, clock))
     except MemoryLimitError as error:
         return _Attempt(sizes, made, pins, error)
-
-
-def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
-    """The candidates, longest first: lengths that could be padded, and to what."""
-    graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
-    made = (some for graph in graphs for some in (graph.inputs, *[op.outputs for op in graph.ops]))
-    lengths = {n for shape in {v.shape for some in made for v in some} for n in shape}
-    uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
-    found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
-    return {n: uneven[n] for n in sorted(found, reverse=True)}
-
-
-def padded_length(n: int, mesh: Mesh) -> int:
-    """``n``, rounded up to a multiple of as many devices as may split it."""
-    products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
-    blocks = max((k for k in products if n >= LONG * k), default=1)
-    return ceil(n / blocks) * blocks
-
-
-def _stated(graph: Graph, mesh: Mesh) -> Iterator[int]:
-    """Lengths that the user said are split although they do not divide."""
-    for _, op in walk(graph):
-        for d, n in enumerate(op.outputs[0].shape) if op.name == "constrain" else ():
-            axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]
-            if n % prod(mesh.axis(axis) for axis in axes):
-                yield n
 
 
 def _stated_note(made: _Attempt, n: int) -> str:

@@ -3,7 +3,8 @@
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans
 from meshdsl.plan.file import load_plan
-from meshdsl.plan.value import Array, Collective, Line, Plan, Span
+from meshdsl.plan.timing import Line, Span
+from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.planner.strategies import Answer, Instance, load_instance, solve
 
 __all__ = [

@@ -17,7 +17,8 @@ from meshdsl.plan.overlap import simulated_seconds
 from meshdsl.plan.priced import priced
 from meshdsl.plan.reason import Reasons
 from meshdsl.plan.spans import Lines, make_spans
-from meshdsl.plan.value import Array, Collective, Plan, Timing
+from meshdsl.plan.timing import Timing
+from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.plan.work import Work
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Pins, Solution

@@ -20,7 +20,8 @@ from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.damage import damage, mesh_of
 from meshdsl.plan.record import FORMAT, VERSION, Head, Moved, PlanFile, SignatureRecord, as_json, broken_seals, seals_of
-from meshdsl.plan.value import Plan, Timing
+from meshdsl.plan.timing import Timing
+from meshdsl.plan.value import Plan
 from meshdsl.planner.solution import Solution
 
 _REMEDY = "take the file as it was saved, or plan again and save that"

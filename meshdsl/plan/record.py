@@ -16,7 +16,8 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Placement
 from meshdsl.layouts.topology import Topology
 from meshdsl.pipeline.pipelined import Pipelined
-from meshdsl.plan.value import Array, Collective, Line, Span
+from meshdsl.plan.timing import Line, Span
+from meshdsl.plan.value import Array, Collective
 
 VERSION = 1
 FORMAT = "meshdsl plan"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from meshdsl.ir import Op, Source
 from meshdsl.plan.reason import Reasons
-from meshdsl.plan.value import Line, Span
+from meshdsl.plan.timing import Line, Span
 from meshdsl.plan.work import Work
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.placed import placed

@@ -148,10 +148,10 @@ class _Graph:
 
     def relaxed(self, costs: Costs) -> Costs:
         """Costs [layouts, rows] after any number of moves."""
-        from meshdsl.planner import kernels  # with its compiler, too much to import for those who plan nothing
+        from meshdsl.planner.relaxed import relax  # with its compiler, too much to import for those who plan nothing
 
         best = costs.copy()
-        kernels.relax(self.source, self.target, self.price, best)
+        relax(self.source, self.target, self.price, best)
         return best
 
 

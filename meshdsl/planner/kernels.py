@@ -1,18 +1,14 @@
-"""Loops that are compiled: those of message passing, and of cheapest paths between layouts.
+"""The loops of message passing, compiled.
 
 A pass of messages over a training step has a million additions in tiny tables. There everything is flat (see
 ``Flat``): variables are numbered in order, and each has a *half edge* to every neighbour.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Costs = NDArray[np.float64]
+from meshdsl.planner.compiled import Costs, Ints, compiled
 
 
 class Flat(NamedTuple):
@@ -33,15 +29,6 @@ class Flat(NamedTuple):
     back: Ints
     out: Ints
     table: Ints
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def compiled(function: _Function) -> _Function:
-    """The function as machine code, kept on disk; a minimum may be taken in any order."""
-    made: Any = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
-    return cast("_Function", made)
 
 
 @compiled
@@ -239,29 +226,3 @@ def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned
     for i in range(total.size):
         for j in range(width):
             tables[at + i * along + j * across] += total[i] / share
-
-
-@compiled
-def relax(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
-    """Make costs [ends, rows] those after any number of moves: passes over all moves until none helps.
-
-    Args:
-      source: per move, where it begins. target: where it leads. price: what it costs.
-    """
-    ends, rows = costs.shape
-    fresh = np.ones(ends, dtype=np.bool_)  # lowered since the moves from there were looked at
-    helped = True
-    while helped:
-        helped = False
-        known = fresh.copy()
-        fresh[:] = False
-        for i in range(source.size):
-            s, t = source[i], target[i]
-            if known[s] or fresh[s]:
-                before, after, paid, lower = costs[s], costs[t], price[i], False
-                for j in range(rows):
-                    found = before[j] + paid
-                    lower |= found < after[j]
-                    after[j] = min(after[j], found)
-                if lower:
-                    fresh[t] = helped = True

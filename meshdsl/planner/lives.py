@@ -8,8 +8,8 @@ is written over an operand ends the life of that one before its own begins.
 
 import numpy as np
 
+from meshdsl.planner.compiled import compiled
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.kernels import compiled
 from meshdsl.planner.placed import NOWHERE, Copies
 from meshdsl.planner.timeline import Flags, Line
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from meshdsl.planner.compiled import compiled
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.kernels import compiled
 
 
 @compiled

@@ -70,8 +70,7 @@ class Model:
     def apart(self) -> "Model":
         """The same model with prices and states in question of its own, so that another thread may ask it."""
         other = copy(self)
-        other._known_units, other._finite = dict(self._known_units), dict(self._finite)
-        other._closures = Closures()
+        other._known_units, other._finite, other._closures = dict(self._known_units), dict(self._finite), Closures()
         other._begin()
         return other
 
@@ -132,10 +131,8 @@ class Model:
         asked, ports = self.spaces * most + layouts, np.full(int(self.spaces.max(initial=0) + 1) * most, -1)
         ports[asked] = np.arange(asked.size)
         spaces, layouts = np.divmod(np.flatnonzero(ports >= 0), most)
-        values = self.wiring.values[ports[ports >= 0]].tolist()
-        self.closures = self._closures.held(
-            (self.distances[values[some[0]]], layouts[some]) for some in grouped(spaces)
-        )
+        values, alike = self.wiring.values[ports[ports >= 0]].tolist(), grouped(spaces)
+        self.closures = self._closures.held((self.distances[values[some[0]]], layouts[some]) for some in alike)
 
     def let_go(self) -> None:
         """Of the closures, which are large on many axes, until it is focused on something again."""

@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.pad import plan_program
-from meshdsl.pad.choose import padded_length, padded_sizes
+from meshdsl.pad.lengths import padded_length, padded_sizes
 from meshdsl.pins import make_pins
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace

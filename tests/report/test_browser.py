@@ -7,7 +7,7 @@ from shutil import which
 import pytest
 
 from meshdsl.later import Later
-from meshdsl.plan.value import Timing
+from meshdsl.plan.timing import Timing
 from meshdsl.report import report_html
 from meshdsl.units import bytes_text
 from tests.report.conftest import HOSTILE

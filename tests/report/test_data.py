@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from meshdsl.later import Later
-from meshdsl.plan.value import Timing
+from meshdsl.plan.timing import Timing
 from meshdsl.report import perfetto_trace, report_data
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.later import Later
-from meshdsl.plan.value import Timing
+from meshdsl.plan.timing import Timing
 from meshdsl.report import report_data, report_html, summary_html
 from tests.report.conftest import HOSTILE
 

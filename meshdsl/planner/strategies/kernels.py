@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.compiled import compiled
 from meshdsl.planner.exact import Costs, Ints
-from meshdsl.planner.kernels import Flat, compiled
+from meshdsl.planner.kernels import Flat
 
 
 class Held(NamedTuple):
