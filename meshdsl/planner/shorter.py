@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.blocks import Block, Blocks
+from meshdsl.planner.clock import Clock
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.messages import Passing
 from meshdsl.planner.network import Network, Stamp
@@ -85,7 +86,7 @@ class Shorter:
     def _settle(self, few: Packed) -> Passing:
         """Messages between these copies, passed until they say no more; kept for the next time."""
         self._known = Passing(few)
-        _pass_on(self._known)
+        _pass_on(self._known, self.blocks.model.clock)
         return self._known
 
     def like(self, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
@@ -111,7 +112,7 @@ class Shorter:
         return found
 
 
-def _pass_on(messages: Passing) -> None:
+def _pass_on(messages: Passing, clock: Clock) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes, or too little for their work."""
     enough = max(_LEAST, _WORK // max(1, messages.entries))
     for passes in range(_AT_A_TIME, _MOST + 1, _AT_A_TIME):
@@ -119,7 +120,7 @@ def _pass_on(messages: Passing) -> None:
         messages.run(_AT_A_TIME)
         fell, rose = before[0] - messages.cost, messages.lower - before[1]
         least = _SETTLED * abs(messages.cost)
-        if messages.gap <= _SETTLED or (fell <= least and rose <= least):
+        if messages.gap <= _SETTLED or (fell <= least and rose <= least) or clock.is_up():
             break
         if passes >= enough and rose <= _RISES * abs(messages.cost):
             break
