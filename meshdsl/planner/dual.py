@@ -54,12 +54,13 @@ class Begun(NamedTuple):
 
 
 def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start) -> Begun | None:
-    """The bound of a large step, begun; None where it is not worth its time, or many prices may be tried.
+    """The bound of a large step, begun; None where it is not worth its time, which may be limited, or has many prices.
 
     Args:
       free, best: as for ``dual_bound``, so far.
     """
-    dual = None if fitter.quick or fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
+    hurried = fitter.quick or fitter.model.clock.seconds is not None
+    dual = None if hurried else _most_open(fitter, free, best, limit)
     if dual is None or dual.is_small:
         return None
     dual.model = fitter.model.apart()
