@@ -4,7 +4,7 @@ python -m bench.models
 
 Layers are one loop, and no devices are needed. Importing jax and flax is not counted; everything else is: the
 shapes of the parameters, tracing forward, backward and update, the search, and the certificate. Seconds are those
-of the processor, which other programs on the machine do not change much; tracing and planning use one at a time.
+of the clock: planning uses a second thread in part.
 """
 
 import time

@@ -4,7 +4,7 @@ INTRO = """# The planner, measured
 
 Written by `make bench-planner`. A model of every family of `models/` on meshes of one, two and three axes, topology
 `dgx-h100`, the batch split over `data`, everything else left open; memory is not limited. Seconds of planning are those
-of the processor, after tracing, in a process that has planned something before.
+of the processor, after tracing, in a process that has planned something before; both threads count where there are two.
 
 ## How plans are proved
 
@@ -37,7 +37,9 @@ knows of the limit then. While an operation runs, memory holds in any case what 
 operations read that run later, and of every value that was made before and is read once more, some copy on the way
 there: so a gathered weight that is kept for the backward pass pays, and so does gathering it again (`floor.py`,
 `kept.py`). No plan that fits costs less than the least of cost and priced bytes, less the price of the limit
-(`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest.
+(`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest. Of a step of more
+than 8,000 operations that is begun beside the search for a better plan, at the price that is known by then, and done
+again if what is found says another one; the bound of any step is proved while its plan is written down.
 """
 GAPS = """
 ![gaps](planner-gaps.svg)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
+from meshdsl.collector import uncollected
 from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value
 from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
@@ -40,6 +41,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
     waits = _waits(program, solution, reasons)
     lines, work = Lines(reasons), Work(program, solution, reasons, kinds)
 
+    @uncollected
     def timing() -> Timing:
         number = Counter(op.id for op, _ in waits)
         spans = make_spans(solution, pins.donated, reasons, lines, number, work)
