@@ -8,18 +8,37 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 
 Start = Callable[[Callable[[], float]], "Future[float]"]
 _INTERVAL = 2e-4  # seconds
 
 
+class _Often:
+    """Hands the interpreter over often, as long as some block asks for it; several threads may have one."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks, self._before = Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _INTERVAL))
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                sys.setswitchinterval(self._before)
+
+
+_OFTEN = _Often()
+
+
 @contextmanager
 def beside() -> Iterator[Start]:
     """What calls a function in a thread of its own while the block runs, which ends when both have."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, _INTERVAL))
-    try:
-        with ThreadPoolExecutor() as others:
-            yield others.submit
-    finally:
-        sys.setswitchinterval(interval)
+    with _OFTEN, ThreadPoolExecutor() as others:
+        yield others.submit

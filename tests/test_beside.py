@@ -3,6 +3,7 @@
 import pickle
 import sys
 from copy import deepcopy
+from threading import Event, Thread
 
 import pytest
 
@@ -18,6 +19,24 @@ def test_the_block_ends_when_what_it_has_started_has_ended():
         assert sys.getswitchinterval() < before
         sums = [start(lambda i=i: done.append(i) or sum(range(i))) for i in (10, 100_000)]
     assert sorted(done) == [10, 100_000] and [s.result() for s in sums] == [45, 4999950000]
+    assert sys.getswitchinterval() == before
+
+
+def test_blocks_of_several_threads_leave_the_interval_as_it_was():
+    before, inside, out = sys.getswitchinterval(), Event(), Event()
+
+    def longer():
+        with beside():
+            inside.set()
+            out.wait()
+
+    with beside():
+        other = Thread(target=longer)
+        other.start()
+        inside.wait()
+    assert sys.getswitchinterval() < before, "the other is not over"
+    out.set()
+    other.join()
     assert sys.getswitchinterval() == before
 
 
