@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 
 import meshdsl.rules  # noqa: F401  (registers every rule)
 from meshdsl.collector import uncollected
@@ -49,7 +49,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
 
     return Plan(
         name=program.name,
-        fingerprint=fingerprint(program),
+        identity=Later(uncollected(partial(fingerprint, program))),
         operations=dict(sorted(Counter([op.name for _, op in reasons.ops]).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),

@@ -143,7 +143,7 @@ def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
     more = f.padded, f.pipeline, f.lines, Later.known(Timing(f.spans, f.simulated_seconds))
-    return Plan(f.name, f.fingerprint, f.operations, *arrays, f.notes, _solution(f), *more)
+    return Plan(f.name, Later.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
 
 
 def _solution(f: PlanFile) -> Solution:

@@ -91,7 +91,7 @@ class Plan:
 
     Args:
       name: of the step.
-      fingerprint: of the traced program; a plan runs only what it was made for.
+      identity: the ``fingerprint``, which is worked out when it is first read.
       operations: how many operations of each name the program has.
       held: what fills the memory at its fullest point, as (name, bytes), largest first.
       notes: what the reader should know, such as operations without a rule.
@@ -102,7 +102,7 @@ class Plan:
     """
 
     name: str
-    fingerprint: str
+    identity: Later[str]
     operations: Mapping[str, int]
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -114,6 +114,11 @@ class Plan:
     pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
     timing: Later[Timing] = field(default_factory=lambda: Later.known(Timing()))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the traced program; a plan runs only what it was made for."""
+        return self.identity.value
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -5,7 +5,8 @@ states, costs and prices, and their values go to the same nodes, of this layer, 
 What is worked out for a block is then true of all its copies. Choices are not tied: every copy keeps its own variables.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.layers import Layers
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import array, numbered
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.paying import payers, terms
 
 MANY = 8_000  # nodes from which on equal layers are looked for
@@ -59,11 +60,22 @@ class Blocks:
         self.model, self.count = model, len(model.nodes)
         self._wiring = wiring = model.wiring
         self._equal = model.layers if apart and self.count >= MANY else Layers.none(self.count, wiring)
-        self.layers = layers = self._equal.nodes
+        self.layers = self._equal.nodes
         self.layer, self.column = self._equal.layer, self._equal.column
         self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
         self._touched = self._leaving()
-        groups = self._groups()
+        self._kinds = self._without_prices()
+        self._divide()
+
+    def priced(self) -> "Blocks":
+        """The same at what the model's prices are now; the states in question must be what they were."""
+        other = copy(self)
+        other._divide()
+        return other
+
+    def _divide(self) -> None:
+        """Into blocks, and say what the shorter step leaves out."""
+        groups, layers = self._groups(), self.layers
         self._weights = _shared_out(groups, len(layers))
         self._stays = self._weights > 0
         left = np.append(np.flatnonzero(self._stays), len(layers))
@@ -123,13 +135,26 @@ class Blocks:
         """Equal layers, where there are several."""
         if not self.layers.size:
             return []
-        nodes, links, groups = self._of_nodes(), self._of_links(), dict[Hashable, list[int]]()
+        equal = list(zip(self._kinds, self._by_layer(self._pays(), self._prices()), strict=True))
+        return [group.tolist() for group in grouped(numbered(equal)) if group.size > 1]
+
+    def _without_prices(self) -> list[tuple[bytes, bytes]]:
+        """What each layer has in common with those that are equal but for prices."""
+        if not self.layers.size:
+            return []
+        model, wiring = self.model, self._wiring
+        _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
+        values = wiring.values[wiring.makers[first]].tolist()
+        closures = array(model.closure(v).number for v in values)[space]
+        links = np.stack([model.alike[self._reader], closures, model.lengths], axis=1)
+        links = np.hstack([self._equal.links[:, 1:], links[self._equal.order]])
+        return list(self._by_layer(np.stack([model.alike, self._touched], axis=1), links))
+
+    def _by_layer(self, nodes: Ids, links: Ids) -> Iterator[tuple[bytes, bytes]]:
+        """What nodes are, and readings in the order of ``Layers``, layer by layer."""
         bounds = np.searchsorted(self._equal.links[:, 0], np.arange(len(self.layers) + 1))
         for layer, row in enumerate(self.layers):
-            here = slice(bounds[layer], bounds[layer + 1])
-            equal = nodes[row].tobytes(), self._equal.links[here, 1:].tobytes(), links[here].tobytes()
-            groups.setdefault(equal, []).append(layer)
-        return [group for group in groups.values() if len(group) > 1]
+            yield nodes[row].tobytes(), links[bounds[layer] : bounds[layer + 1]].tobytes()
 
     def _leaving(self) -> NDArray[np.bool_]:
         """Whether nodes make or read a value that leaves its layer."""
@@ -139,29 +164,20 @@ class Blocks:
         found[self._maker[far]] = found[self._reader[far]] = True
         return found
 
-    def _of_nodes(self) -> Ids:
-        """What a node must have in common with those of its column: states and costs, what it pays, who knows of it."""
+    def _pays(self) -> Ids:
+        """A number for what each node pays."""
         pays = np.zeros(self.count, dtype=np.intp)
         if paying := payers(self.model):
             pays[paying] = 1 + numbered(terms(self.model, n) for n in paying)
-        return np.stack([self.model.alike, pays, self._touched], axis=1)
+        return pays
 
-    def _of_links(self) -> Ids:
-        """What readings of values must have in common with those of others besides, in the order of ``Layers``."""
-        model, wiring = self.model, self._wiring
-        _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
-        values = wiring.values[wiring.makers[first]].tolist()
-        columns = [
-            model.alike[self._reader],
-            array(model.closure(v).number for v in values)[space],
-            model.lengths,
-            self._priced(model.prices.read),
-            self._priced(model.prices.later),
-            self._priced(model.prices.kept),
-        ]
+    def _prices(self) -> Ids:
+        """What readings pay, in the order of ``Layers``."""
+        prices = self.model.prices
+        columns = [self._paid(each) for each in (prices.read, prices.later, prices.kept)]
         return np.stack(columns, axis=1)[self._equal.order]
 
-    def _priced(self, prices: Mapping[tuple[int, int], float]) -> Ids:
+    def _paid(self, prices: Mapping[tuple[int, int], float]) -> Ids:
         """Prices of readings, as whole numbers."""
         found = np.zeros(self._wiring.nodes.size)
         if prices:

@@ -71,19 +71,19 @@ class Joint(Drawn):
         super().__init__(model, left)
         self._wide, self._stays = list(filter(self._is_wide, model.shared)), stays
         self.beside = stays.union(n for v in self._wide for n, _ in self._ends[v])
-        self._begin(Derived())
+        self._begin(Derived(), Blocks(model, not left))
 
     def priced(self) -> "Joint":
         """The same at what the model's memory prices are now; the states in question must be what they were."""
         other = copy(self)
-        other._begin(self._derived)
+        other._begin(self._derived, self._blocks.priced())
         return other
 
-    def _begin(self, derived: Derived) -> None:
+    def _begin(self, derived: Derived, blocks: Blocks) -> None:
         """Draw the networks of all values but those of many readers, prices included, reduced."""
         self._derive(derived.copy())
         paying = frozenset(payers(self.model))
-        self._blocks = Blocks(self.model, not self._left)
+        self._blocks = blocks
         self._planned: list[tuple[Block, Network]] = []  # the parts of plans, when they are first asked for
         self._searched: dict[bool, Network] = {}
         self._parts = [self._part(block, paying) for block in self._blocks.all]

@@ -5,7 +5,6 @@ what is read once more, at most one other reader having gone before, some copy i
 can be priced instead (``Floor.kept``), which does not charge a copy that two readers share twice.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
@@ -58,7 +57,7 @@ class Points:
             kept.update(there)
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
-            inside = (self._readers.get(around.id, ()) for around in self._around.get(op, ()))
+            inside = (self._read_by(around) for around in self._around.get(op, ()))
             copies = (self.model.problem.used.get(value, ()) for value in alive)
             read.update(dict.fromkeys(chain.from_iterable((*copies, *inside)), price))
         return Prices(own, read, kept=kept)
@@ -74,14 +73,10 @@ class Points:
         """Per op id, the ops it stands in, itself included."""
         return dict(_chains(self.model.problem.program.graph, ()))
 
-    @cached_property
-    def _readers(self) -> dict[int, list[End]]:
-        """By op id, the ports that read for it."""
-        found = defaultdict[int, list[End]](list)
-        for reading in self.model.wiring.reading:
-            if end := self.model.wiring.end(reading):
-                found[reading[0]].append(end)
-        return found
+    def _read_by(self, op: Op) -> list[End]:
+        """The ports that read for an operation."""
+        ends = (self.model.wiring.end((op.id, i)) for i in range(len(op.inputs)))
+        return [end for end in ends if end]
 
 
 def _at(peak: Peak) -> int:
