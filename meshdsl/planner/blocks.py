@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.layers import Layers
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import array, grouped, numbered
+from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.paying import payers, terms
 
 MANY = 8_000  # nodes from which on equal layers are looked for
@@ -95,7 +95,7 @@ class Blocks:
             yield self._block(self.layers[group[0]], self.layer == group[0], np.array(group))
 
     def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> Block:
-        outside = np.unique(self._reader[inside[self._maker] & ~inside[self._reader]])
+        outside = occurring(self._reader[inside[self._maker] & ~inside[self._reader]])
         names = np.concatenate([nodes, outside])
         touched = frozenset(names[self._touched[names]].tolist())
         return Block(nodes.tolist(), outside.tolist(), touched, group, self._copies(names, group))
@@ -128,7 +128,7 @@ class Blocks:
         """The copies of a block that the shorter step leaves, by how many layers' cost they bear if it ``weighs``."""
         layers, copies = self.shorter(block)
         weights = np.where((layers < 0) | (not weighs), 1, self._weights[layers])
-        for weight in np.unique(weights).tolist():
+        for weight in occurring(weights).tolist():
             yield weight, copies[weights == weight]
 
     def _groups(self) -> list[list[int]]:
@@ -146,7 +146,7 @@ class Blocks:
         _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
         values = wiring.values[wiring.makers[first]].tolist()
         closures = array(model.closure(v).number for v in values)[space]
-        links = np.stack([model.alike[self._reader], closures, model.lengths], axis=1)
+        links = np.stack([model.alike[self._reader], closures, model.often[wiring.makers]], axis=1)
         links = np.hstack([self._equal.links[:, 1:], links[self._equal.order]])
         return list(self._by_layer(np.stack([model.alike, self._touched], axis=1), links))
 

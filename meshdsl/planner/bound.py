@@ -9,6 +9,7 @@ width allows: if it is narrow, the bound is the optimum.
 from types import MappingProxyType
 
 from meshdsl.planner.eliminate import eliminate, lower_bound
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint, Missed
 from meshdsl.planner.messages import Messages, Passing, bound, cap, fix
@@ -39,7 +40,7 @@ class Certificate:
         self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
         self._made: Network | None = None
         self._messages: Passing | None = None
-        self._pointed: dict[int, int] | None = None  # states that messages which are gone pointed to
+        self._pointed: Ids | None = None  # states that messages which are gone pointed to
         self.bound: float = 0.0 if self._shorter else bound(self._network)
 
     @property
@@ -145,7 +146,7 @@ class Certificate:
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
 
-    def _consider(self, chosen: dict[int, int], evaluator: Evaluator | None) -> None:
+    def _consider(self, chosen: Ids, evaluator: Evaluator | None) -> None:
         """Note some states of the variables; take the plan that they stand for if it can be seen to be better."""
         self._pointed = chosen
         if evaluator:

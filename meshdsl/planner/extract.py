@@ -46,18 +46,18 @@ class Evaluator:
 
     def evaluate(self, rows: Assignment) -> Choice:
         """Cost and moves of a state."""
-        ports, trips, total = self.model.ports, self.model.problem.trips, self._alone(rows)
+        ports, trips, total = self.model.ports, self.model.often, self._alone(rows)
         edges: dict[int, Edges] = {}
         for read in ports.elsewhere(ports.layouts(rows)):
             cost, found = self._tree(read)
             if found:
-                total += cost * sum([trips[value] for value in read.values])
+                total += cost * int(trips[read.makers].sum())
                 edges.update(dict.fromkeys(read.values, found))
         return Choice(rows, total, edges)
 
     def _alone(self, rows: Assignment) -> float:
         """What the nodes of a state cost, moves aside."""
-        at, costs, begin = (rows * self._steps).sum(axis=1)[self._nodes], np.empty(len(rows)), 0
+        at, costs, begin = np.einsum("ij,ij->i", rows, self._steps)[self._nodes], np.empty(len(rows)), 0
         for unit, count in self._units:
             costs[begin : begin + count] = unit[at[begin : begin + count]]
             begin += count

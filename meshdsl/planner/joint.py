@@ -29,10 +29,10 @@ import numpy as np
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.derived import Derived
 from meshdsl.planner.drawn import Drawn
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.numbering import array
 from meshdsl.planner.pairs import hub_cost, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import payers
 from meshdsl.planner.sets import add_sets, asked_for_by
@@ -135,10 +135,9 @@ class Joint(Drawn):
         network.reduce(LARGEST)
         return network
 
-    def stretched(self, chosen: dict[int, int]) -> Assignment:
+    def stretched(self, chosen: Ids) -> Assignment:
         """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""
-        here, where = np.unique(self._blocks.like, return_inverse=True)
-        return self._assigned(array(map(chosen.__getitem__, here.tolist()))[where])
+        return self._assigned(chosen[self._blocks.like])
 
     def _add_plans(self) -> Callable[[Network, int], None]:
         """How values of many readers are added to the network of plans."""

@@ -9,7 +9,7 @@ better one and goes.
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.exact import Costs
+from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.network import Network
 from meshdsl.planner.packed import Packed, alone, offsets
 
@@ -78,11 +78,15 @@ class Passing:
 
 
 class Messages(Passing):
-    """Messages of one network; ``states`` are the best that a pass has come by, by label."""
+    """Messages of one network; ``states`` are the best that a pass has come by, by label.
 
-    def __init__(self, network: Network) -> None:
+    Args:
+      limit: of entries of tables.
+    """
+
+    def __init__(self, network: Network, limit: float = np.inf) -> None:
         self.network = network
-        super().__init__(alone(network))
+        super().__init__(alone(network, limit))
 
     @property
     def latest(self) -> _Ints:
@@ -90,7 +94,7 @@ class Messages(Passing):
         return self._at
 
     @property
-    def states(self) -> dict[int, int]:
+    def states(self) -> Ids:
         """The best states so far of all variables of the network, those it has lost included."""
         return self.network.named(self.order.tolist(), self.pointed)
 

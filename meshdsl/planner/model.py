@@ -24,7 +24,7 @@ from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, near
 from meshdsl.planner.node import Kind, Problem
-from meshdsl.planner.numbering import array, grouped, numbered
+from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
@@ -167,7 +167,7 @@ class Model:
             n = int(wiring.nodes[port])
             layouts = self.numbers(n, int(places[port]), self.states[n].T)
             found[self.distances[int(wiring.values[port])]].append(layouts)
-        return {d: np.unique(np.concatenate(layouts)) for d, layouts in found.items()}
+        return {d: occurring(np.concatenate(layouts)) for d, layouts in found.items()}
 
     @cached_property
     def spaces(self) -> Ids:
@@ -225,9 +225,9 @@ class Model:
         return [v for v, ends in self.ends.items() if len(ends) > 2]
 
     @cached_property
-    def lengths(self) -> Ids:
-        """Per reading of a value, how often its moves run."""
-        return array(map(self.problem.trips.__getitem__, self.wiring.values[self.wiring.makers].tolist()))
+    def often(self) -> Ids:
+        """Per port, how often the moves of its value run."""
+        return array(map(self.problem.trips.__getitem__, self.wiring.values.tolist()))
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run."""

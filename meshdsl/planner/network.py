@@ -213,13 +213,15 @@ class Network:
         else:
             self.constant += float(unary.min())
 
-    def named(self, order: Sequence[int], positions: NDArray[np.int64]) -> dict[int, int]:
+    def named(self, order: Sequence[int], positions: NDArray[np.int64]) -> Labels:
         """The states of all variables, those lost included, given those that are left, in order, by position."""
         at = zip(order, positions.tolist(), strict=True)
-        return self.decode({v: int(self.labels[v][i]) if v in self.labels else i for v, i in at})
+        return self.decode(order, [self.labels[v][i] if v in self.labels else i for v, i in at])
 
-    def decode(self, chosen: dict[int, int]) -> dict[int, int]:
-        """The best states of all eliminated variables, given those of the others by label."""
+    def decode(self, left: Sequence[int], labels: Sequence[int]) -> Labels:
+        """The states of all variables, the best ones of those eliminated, given those that are left, by label."""
+        chosen = np.full(self._next, -1)
+        chosen[np.asarray(left, dtype=np.intp)] = labels
         for gone in reversed(self.trail):
             gone.decode(chosen)
         return chosen

@@ -65,7 +65,9 @@ class Numbering:
         self.ops = [op for part in parts for op in (None, *part.graph.ops)]
         made = [values for part in parts for values in (part.graph.inputs, *[op.outputs for op in part.graph.ops])]
         self.values, self.made = list(chain.from_iterable(made)), np.repeat(np.arange(len(made)), array(map(len, made)))
-        self._number = {v.id: i for i, v in enumerate(self.values)}
+        ids = array(v.id for v in self.values)
+        self._number = np.full(ids.max(initial=-1) + 1, -1)  # by value id
+        self._number[ids] = np.arange(ids.size)
         read = [
             (at, (op.id, i), x.id)
             for at, op in enumerate(self.ops)
@@ -80,7 +82,7 @@ class Numbering:
 
     def of(self, values: Iterable[int]) -> Ids:
         """Numbers of values, given by their ids."""
-        return array(map(self._number.__getitem__, values))
+        return np.asarray(self._number[array(values)])
 
     def flags(self, values: Iterable[int]) -> NDArray[np.bool_]:
         """Which values are among some, given by their ids."""
@@ -102,6 +104,12 @@ def numbered(things: Iterable[Hashable]) -> Ids:
     """A number for each thing, the same for equal ones."""
     known: dict[Hashable, int] = {}
     return array(known.setdefault(thing, len(known)) for thing in things)
+
+
+def occurring(numbers: Ids) -> Ids:
+    """The numbers that occur, in rising order, as ``np.unique`` has them, which hashes them first and takes longer."""
+    found = np.sort(numbers)
+    return np.asarray(found[np.append(found[:-1] != found[1:], found.size > 0)[: found.size]])
 
 
 def grouped(numbers: Ids) -> list[Ids]:

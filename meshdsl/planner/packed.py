@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.network import Network, Stamp
-from meshdsl.planner.numbering import array
+from meshdsl.planner.numbering import array, occurring
 
 if TYPE_CHECKING:
     from meshdsl.planner.kernels import Flat
@@ -105,7 +105,7 @@ def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool
     """
     tables = _Tables()
     laid = [_laid_out(stamps, tables) for stamps in networks]
-    used = np.unique(np.concatenate([each.halves.table for each in laid]))
+    used = occurring(np.concatenate([each.halves.table for each in laid]))
     costs, begins = tables.joined(used, limit, rounded_down)
     return [
         Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
@@ -113,10 +113,10 @@ def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool
     ]
 
 
-def alone(network: Network) -> Packed:
-    """One network."""
+def alone(network: Network, limit: float = np.inf) -> Packed:
+    """One network; no entry is above ``limit``."""
     names = list(network.unary)
-    return packed([Stamp(network, names, np.array([names], dtype=np.intp).reshape(1, -1))])[0]
+    return packed([Stamp(network, names, np.array([names], dtype=np.intp).reshape(1, -1))], limit=limit)[0]
 
 
 def offsets(sizes: Ids) -> Ids:
@@ -134,7 +134,7 @@ def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
     for stamp, here in zip(stamps, variables.here, strict=True):
         own = _Tables()
         numbers = array(map(own.number, stamp.part.unary.values()))
-        costs, begins = own.joined(np.unique(numbers))
+        costs, begins = own.joined(occurring(numbers))
         places = here.ravel()
         begin = np.tile(begins[numbers], len(here))
         added(costs, unary, begin, begin + variables.sizes[places], start[places])

@@ -16,7 +16,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.numbering import array, grouped, numbered
+from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.tables import Table
 from meshdsl.planner.wiring import Wiring
 
@@ -24,9 +24,10 @@ Order = tuple[str, ...]  # of mesh axes
 
 
 class Read(NamedTuple):
-    """Values of one space, by their ids: their own layout, and the others in which they are read."""
+    """Values of one space, by their ids, and the ports that make them: their own layout, and others that are read."""
 
     values: list[int]
+    makers: Ids
     own: int
     others: tuple[int, ...]
 
@@ -67,16 +68,17 @@ class Ports:
         makers, most = self._wiring.makers, int(layouts.max(initial=0)) + 1
         read = layouts[self._wiring.read]
         differ = read != layouts[makers]
-        made, other = np.divmod(np.unique(makers[differ] * most + read[differ]), most)
+        made, other = np.divmod(occurring(makers[differ] * most + read[differ]), most)
         begins = np.flatnonzero(np.diff(made, prepend=-1))
         counts = np.diff(begins, append=made.size)
-        for count in np.unique(counts).tolist():
+        for count in occurring(counts).tolist():
             at = begins[counts == count]
             ports, others = made[at], other[at[:, None] + np.arange(count)]
             for alike in grouped(_equal([self._spaces[ports], layouts[ports], *others.T])):
                 first = alike[0]
-                values = self._wiring.values[ports[alike]].tolist()
-                yield Read(values, int(layouts[ports[first]]), tuple(others[first].tolist()))
+                mine = ports[alike]
+                values = self._wiring.values[mine].tolist()
+                yield Read(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
 
     def named(self, layouts: Ids) -> Ids:
         """The layouts of ports, by their numbers in ``every`` one."""

@@ -27,7 +27,8 @@ from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Axes, Groups, apart, as_fewer, as_taken, as_two, in_pairs
 from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised, redrawn
 from meshdsl.planner.start import EXACT, Start, started
-from meshdsl.planner.sweep import States, Sweeper, sweep_order
+from meshdsl.planner.sweep import Sweeper, sweep_order
+from meshdsl.planner.trail import Labels
 
 _LARGEST = 20_000  # entries of the largest table of a sweep
 _ROUNDS = 3  # sweeps over all axes
@@ -213,5 +214,5 @@ def _sweepable(model: Model) -> float:
     return EXACT if len(model.nodes) <= _DEEPEST else _FAR
 
 
-def _swept(start: Start, groups: Groups, width: int) -> States:
+def _swept(start: Start, groups: Groups, width: int) -> Labels:
     return Sweeper(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)

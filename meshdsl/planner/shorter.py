@@ -76,9 +76,10 @@ class Shorter:
         """Begin the messages of the whole network, which are none yet, with those of these copies."""
         _take(messages, self._known or self._settle(packed(self.stamps, limit=limit)[0]), self)
 
-    def states(self, messages: Passing) -> dict[int, int]:
+    def states(self, messages: Passing) -> Ids:
         """What messages between all copies point to, for all nodes."""
-        chosen = dict(zip(messages.order.tolist(), messages.pointed.tolist(), strict=True))
+        chosen = np.full(1 + max(int(numbers.max(initial=_NONE)) for _, _, numbers in self._whole), _NONE)
+        chosen[messages.order] = messages.pointed
         for part, variables, numbers in self._whole:
             Stamped(part.trail, variables, numbers).decode(chosen)
         return chosen

@@ -17,6 +17,7 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
+from meshdsl.planner.numbering import occurring
 
 _LARGEST = 1 << 16  # entries of the largest table
 _TRIALS, _TRIED = 8, 8_000  # at most, and nodes of all trials together
@@ -32,7 +33,7 @@ def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[C
             trials -= 1
             found = _decided(Joint(model, left), evaluator)
             others = _laid(model, found)
-            fewer = np.unique(others).size < np.unique(laid).size
+            fewer = occurring(others).size < occurring(laid).size
             if found.cost <= best.cost and fewer and fits(found):
                 best, laid = found, others
     return best
@@ -40,7 +41,7 @@ def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[C
 
 def distinct(model: Model, choice: Choice) -> int:
     """How many layouts values are made and read in."""
-    return int(np.unique(_laid(model, choice)).size)
+    return occurring(_laid(model, choice)).size
 
 
 def _laid(model: Model, choice: Choice) -> Ids:
@@ -61,7 +62,7 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
     used = {every[i] for i in set(laid.tolist()) - {layout}}
     elsewhere = {value: read for read in ports.elsewhere(ports.layouts(best.rows)) for value in read.values}
     left: dict[int, Ids] = {}
-    for n in np.unique(model.wiring.nodes[laid == layout]).tolist():
+    for n in occurring(model.wiring.nodes[laid == layout]).tolist():
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
         keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(model.nodes[n].ports)):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import Messages, cap
+from meshdsl.planner.messages import Messages
 from meshdsl.planner.network import Network
 from meshdsl.planner.raising import affordable
-from meshdsl.planner.sweep import States
+from meshdsl.planner.trail import Labels
 
 _AT_A_TIME, _IDLE = 8, 2  # the search ends when so many passes have found nothing better, so many times
 _RISES = 1e-4  # part of the cost by which what it is at least rises as long as more passes may find something better
@@ -20,7 +20,7 @@ class Start(NamedTuple):
 
     choice: Choice
     network: Network
-    states: States
+    states: Labels
     left: float
     weighs: bool
 
@@ -43,17 +43,15 @@ def started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> Sta
     return best
 
 
-def _pointed_to(network: Network, limit: float, patient: bool) -> tuple[States, float]:
+def _pointed_to(network: Network, limit: float, patient: bool) -> tuple[Labels, float]:
     """The states that messages point to, for all variables, and the part of their cost that others may save.
 
     Args:
       patient: go on while the bound rises, although nothing better is found.
     """
-    guide = network.copy()
-    cap(guide, limit + 1.0)
-    messages = Messages(guide)
+    messages = Messages(network, limit + 1.0)
     idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
-    for _ in range(affordable(guide.entries) // _AT_A_TIME):
+    for _ in range(affordable(messages.entries) // _AT_A_TIME):
         before, lower = messages.cost, messages.lower
         messages.run(next(passes))
         rises = patient and messages.lower - lower > _RISES * messages.cost

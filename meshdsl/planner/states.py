@@ -7,7 +7,7 @@ from functools import cached_property
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.numbering import array, grouped, numbered
+from meshdsl.planner.numbering import grouped, numbered
 from meshdsl.planner.pairs import End
 from meshdsl.planner.twins import each_of
 
@@ -42,9 +42,9 @@ class InQuestion:
         here = {n: network.labels[n] for n in network.unary if n < len(self.states) and n in network.labels}
         return {**self._left, **{n: self._left[n][at] if n in self._left else at for n, at in here.items()}}
 
-    def rows(self, chosen: dict[int, int]) -> Assignment:
+    def rows(self, chosen: Ids) -> Assignment:
         """The plan that a state of every variable stands for."""
-        return self._assigned(array(map(chosen.__getitem__, range(len(self.states)))))
+        return self._assigned(chosen[: len(self.states)])
 
     def _assigned(self, at: Ids) -> Assignment:
         """The plan of some states, by position, one per node."""

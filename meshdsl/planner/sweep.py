@@ -18,7 +18,6 @@ from meshdsl.planner.network import Network
 from meshdsl.planner.trail import Labels
 
 Axes = tuple[int, ...]  # mesh axes by number
-States = dict[int, int]  # by variable
 
 
 class Sweeper:
@@ -34,9 +33,9 @@ class Sweeper:
         self._at = {v: i for i, v in enumerate(sorted(network.unary))}
         self._domains: dict[tuple[int, Axes, int | tuple[int, ...]], Labels] = {}
 
-    def sweep(self, start: States, order: Sequence[Axes], rounds: int) -> States:
+    def sweep(self, start: Labels, order: Sequence[Axes], rounds: int) -> Labels:
         """Improve ``start``, taking groups of mesh axes in ``order``, until none has anything left to change."""
-        best = {v: start[v] for v in self._at}
+        best = {v: int(start[v]) for v in self._at}
         settled: set[Axes] = set()
         for axes in list(order) * rounds:
             solved = self._solve(best, axes)
@@ -44,9 +43,9 @@ class Sweeper:
             best = solved
             if len(settled) == len(order):
                 break
-        return self.network.decode(best)
+        return self.network.decode(list(best), list(best.values()))
 
-    def _solve(self, states: States, axes: Axes) -> States:
+    def _solve(self, states: dict[int, int], axes: Axes) -> dict[int, int]:
         """The best states in which every variable moves on one axis, or on several alike, or stays as it is."""
         domains = {v: self._domain(v, axes, states[v]) for v in self._at}
         incumbent = [int(np.searchsorted(domains[v], states[v])) for v in self._at]

@@ -19,14 +19,14 @@ class Gone:
     unary: Costs
     ends: tuple[tuple[int, Labels | None, Costs], ...]
 
-    def decode(self, chosen: dict[int, int]) -> None:
+    def decode(self, chosen: Labels) -> None:
         """Add its best state, given those of the variables that were left, by label."""
         cost = self.unary
         for w, labels, table in self.ends:
             at = chosen[w]
-            cost = cost + table[:, at if labels is None else int(np.searchsorted(labels, at))]
+            cost = cost + table[:, at if labels is None else np.searchsorted(labels, at)]
         best = int(cost.argmin())
-        chosen[self.variable] = best if self.labels is None else int(self.labels[best])
+        chosen[self.variable] = best if self.labels is None else self.labels[best]
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Stamped:
     names: list[int]
     numbers: Labels
 
-    def decode(self, chosen: dict[int, int]) -> None:
+    def decode(self, chosen: Labels) -> None:
         """Add the best states of all copies, given those of the variables that were left; their names are kept."""
         column = {v: i for i, v in enumerate(self.names)}
         states: dict[int, Labels] = {}
 
         def of(v: int) -> Labels:
             if v not in states:
-                states[v] = np.array([chosen[w] for w in self.numbers[:, column[v]].tolist()])
+                states[v] = chosen[self.numbers[:, column[v]]]
             return states[v]
 
         for gone in reversed(self.trail):
@@ -58,5 +58,4 @@ class Stamped:
                 cost = cost + table[:, of(w)]
             states[gone.variable] = cost.argmin(axis=0)
             if gone.variable in column:
-                numbers = self.numbers[:, column[gone.variable]]
-                chosen.update(zip(numbers.tolist(), states[gone.variable].tolist(), strict=True))
+                chosen[self.numbers[:, column[gone.variable]]] = states[gone.variable]

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.node import Node
+from meshdsl.planner.numbering import occurring
 
 T = TypeVar("T")
 
@@ -42,5 +43,5 @@ class Twins:
 
 def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:
     """What ``make`` says of every node, having been asked about the first of each that are alike."""
-    known = {n: make(n) for n in np.unique(firsts).tolist()}
+    known = {n: make(n) for n in occurring(firsts).tolist()}
     return [known[n] for n in firsts.tolist()]

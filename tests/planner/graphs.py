@@ -71,8 +71,8 @@ ONE, TWO = Mesh(x=4), Mesh(x=2, y=2)
 
 
 def minimum(network, fixed):
-    """The least cost of a network with some variables' states given."""
-    for v, state in fixed.items():
+    """The least cost of a network with the states of its first variables given."""
+    for v, state in enumerate(fixed):
         network.unary[v] = network.unary[v][[state]]
         for w, table in network.near[v].items():
             network.near[v][w] = table[[state]]

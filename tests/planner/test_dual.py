@@ -131,10 +131,7 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
             dual = _Dual(floor, (plan,), 0.0, True)
             model.prices = floor.prices(price)
             joint = Joint(model)
-            chosen = {
-                n: int(np.flatnonzero((s.rows == row).all(1))[0])
-                for n, (s, row) in enumerate(zip(joint.states, plan.rows))
-            }
+            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
             assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price)
             model.prices = Prices()
 

@@ -28,9 +28,10 @@ def many_readers(readers):
     return lambda mesh: Model(make_problem(program, mesh, pins))
 
 
-def _any_state(rng, rows):
-    """A state, often the last one: then the readers ask for partial copies."""
-    return len(rows) - 1 if rng.random() < 0.5 else int(rng.integers(len(rows)))
+def _any(rng, joint):
+    """A state per node, often the last one: then the readers ask for partial copies."""
+    counts = [len(states.rows) for states in joint.states]
+    return np.array([n - 1 if rng.random() < 0.5 else int(rng.integers(n)) for n in counts])
 
 
 @pytest.mark.parametrize("mesh", [ONE, TWO], ids=str)
@@ -44,7 +45,7 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
     rng = np.random.default_rng(readers)
     reference = evaluator.evaluate(model.whole)
     for _ in range(10):
-        chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(joint.states)}
+        chosen = _any(rng, joint)
         cost = evaluator.evaluate(joint.rows(chosen)).cost
         paid, bound = minimum(joint.plans(), chosen), minimum(joint.bounds(reference).network, chosen)
         assert bound <= cost * (1 + 1e-9) <= paid * (1 + 2e-9)
@@ -60,7 +61,7 @@ def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, read
     joint, evaluator = Joint(model), Evaluator(model)
     rng = np.random.default_rng(readers)
     for _ in range(5):
-        chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(joint.states)}
+        chosen = _any(rng, joint)
         cost = evaluator.evaluate(joint.rows(chosen)).cost
         assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40).network, chosen) == cost
 
@@ -77,7 +78,7 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
     rng = np.random.default_rng(readers)
     reference, risen = evaluator.evaluate(model.whole), 0
     for _ in range(10):
-        chosen, other = ({n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)} for _ in range(2))
+        chosen, other = (_any(rng, joint) for _ in range(2))
         missed = joint.missed(joint.rows(chosen), reference, 0, {})
         before, after = (minimum(joint.bounds(reference, 0, known).network, chosen) for known in ({}, missed))
         cost = evaluator.evaluate(joint.rows(chosen)).cost
@@ -99,7 +100,7 @@ def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(m
     rng, risen = np.random.default_rng(7), 0
     reference = evaluator.evaluate(model.whole)
     for _ in range(10):
-        chosen = {n: _any_state(rng, s.rows) for n, s in enumerate(joint.states)}
+        chosen = _any(rng, joint)
         missed = joint.missed(joint.rows(chosen), reference, 0, {})
         before, after = (minimum(joint.bounds(reference, 0, known).network, chosen) for known in ({}, missed))
         cost = evaluator.evaluate(joint.rows(chosen)).cost
@@ -144,12 +145,12 @@ def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(monkeypatch,
     evaluator, rng = Evaluator(model), np.random.default_rng(readers)
     whole = Joint(model)
     for _ in range(20):
-        chosen = {n: _any_state(rng, states.rows) for n, states in enumerate(whole.states)}
+        chosen = _any(rng, whole)
         choice = evaluator.evaluate(whole.rows(chosen))
         bound = 0.0
         for part in projections(model):
             joint, rows = Joint(part), part.seen(choice).rows
-            at = {n: int((states.rows == rows[n]).all(axis=1).argmax()) for n, states in enumerate(joint.states)}
-            assert all((joint.states[n].rows[i] == rows[n]).all() for n, i in at.items())
+            at = [int((states.rows == row).all(axis=1).argmax()) for states, row in zip(joint.states, rows)]
+            assert all((states.rows[i] == row).all() for states, row, i in zip(joint.states, rows, at))
             bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))).network, at)
         assert 0.0 < bound <= choice.cost

@@ -162,7 +162,7 @@ def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkey
     blocks, best = Joint(model), Evaluator(model).evaluate(model.whole)
     for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         for _ in range(5):
-            chosen = {n: int(rng.integers(len(states.cost))) for n, states in enumerate(whole.states)}
+            chosen = [int(rng.integers(len(states.cost))) for states in whole.states]
             assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
 
 
@@ -208,7 +208,7 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     network = Joint(model).bounds(best, 1 << 12).network
     assert len(network.unary) > messages.order.size
-    cost = minimum(network, {n: states[n] for n in range(len(model.nodes))})
+    cost = minimum(network, states[: len(model.nodes)])
     assert messages.bound <= cost <= (messages.cost + messages.constant) * (1 + 1e-12)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from meshdsl.planner.exact import Costs, Ints
 from meshdsl.planner.network import Network
+from meshdsl.planner.numbering import array
 from meshdsl.planner.strategies.instance import Instance
 from meshdsl.planner.strategies.usage import Usage
 from meshdsl.planner.trail import Labels
@@ -67,9 +68,8 @@ class Core:
 
     def choice(self, states: dict[int, int]) -> list[int]:
         """The strategies of all nodes, given the states of the core's variables by position."""
-        labels = self.network.labels
-        chosen = self.network.decode({v: int(labels[v][i]) if v in labels else i for v, i in states.items()})
-        return [chosen[v] for v in range(len(chosen))]
+        chosen: list[int] = self.network.named(list(states), array(states.values())).tolist()
+        return chosen
 
 
 def core_of(instance: Instance, whole: bool = False) -> Core:
