@@ -61,13 +61,19 @@ class _Tables:
         Args:
           rounded_down: if they are large together, their entries may be, to half as many bytes.
         """
-        begins, stops = np.zeros(len(self._tables), dtype=np.intp), offsets(array(self.of(i).size for i in used))
+        from meshdsl.planner.kernels import round_down  # with its compiler, too much for those who plan nothing
+
+        begins, sizes = np.zeros(len(self._tables), dtype=np.intp), array(self.of(i).size for i in used)
+        stops = offsets(sizes)
         begins[used] = stops[:-1]
         narrow = rounded_down and stops[-1] >= _MANY
         costs = np.empty(stops[-1], dtype=np.float32 if narrow else np.float64)
+        room = np.empty(sizes.max(initial=0) if narrow else 0)
         for i, begin, stop in zip(used.tolist(), stops, stops[1:], strict=False):
-            table = np.minimum(self.of(i), limit)
-            costs[begin:stop] = (_narrowed(table) if narrow else table).ravel()
+            table, into = self.of(i), room[: stop - begin] if narrow else costs[begin:stop]
+            np.minimum(table, limit, out=into.reshape(table.shape))
+            if narrow:
+                round_down(into, costs[begin:stop])
         return costs, begins
 
 
@@ -211,11 +217,3 @@ def _merged(halves: _Halves, tables: _Tables, count: int) -> _Halves:
         table[into] = array(map(tables.sum, table[into].tolist(), more.tolist()))
     stays = np.sort(first)
     return _Halves(halves.source[stays], halves.target[stays], table[stays])
-
-
-def _narrowed(costs: Costs) -> NDArray[np.float32]:
-    """Costs in half as many bytes, none of them higher: what they prove as a lower bound stays true."""
-    found = costs.astype(np.float32)
-    over = found > costs
-    found[over] = np.nextafter(found[over], np.float32(-np.inf))
-    return found
