@@ -50,7 +50,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
     return Plan(
         name=program.name,
         identity=Later(uncollected(partial(fingerprint, program))),
-        operations=dict(sorted(Counter([op.name for _, op in reasons.ops]).items())),
+        operations=dict(sorted(Counter([op.name for _, op in reasons.index.ops]).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
@@ -89,13 +89,13 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
 def _waits(program: Program, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
     """Every collective with the operation that waits for it, in their order."""
     found = [*_moves(solution, reasons), *_inside(program, solution, reasons)]
-    return sorted(found, key=lambda pair: reasons.order[pair[0].id])
+    return sorted(found, key=lambda pair: reasons.index.order[pair[0].id])
 
 
 def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     """Every collective between operations, with the one that waits for it."""
-    for value, graph in reasons.values():
-        for move in solution.trees.get(value.id, ()):
+    for value, graph in reasons.moved():
+        for move in solution.trees[value.id]:
             if move.kind in COLLECTIVES:
                 reader, at, reason = reasons.explain(value, move)
                 yield reader, _collective(move, value, graph, at, reason, reasons)
@@ -129,12 +129,12 @@ def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason:
 def _opaque(reasons: Reasons) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    return _counted(_runs(op) for _, op in reasons.ops if op.name not in known and not _is_constant(op))
+    return _counted(_runs(op) for _, op in reasons.index.ops if op.name not in known and not _is_constant(op))
 
 
 def _rounded(reasons: Reasons, solution: Solution) -> list[str]:
     """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
-    casts = (op for _, op in reasons.ops if op.name == CAST)
+    casts = (op for _, op in reasons.index.ops if op.name == CAST)
     return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
 
 

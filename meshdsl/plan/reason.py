@@ -10,54 +10,46 @@ directly or through further moves.
 
 from collections.abc import Iterator, Sequence
 
-from meshdsl.ir import Graph, Op, Program, Value, walk
+from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import Partial, Split
-from meshdsl.plan.places import Places
+from meshdsl.plan.index import index_of
 from meshdsl.planner.solution import Solution
 
 
 class Reasons:
-    """Operations and their graphs, producers, readers and names of every value of a program, under one solution."""
+    """The index of a program, and the names of its values, under one solution."""
 
     def __init__(self, program: Program, solution: Solution) -> None:
-        self.program, self.solution = program, solution
-        self.ops = list(walk(program.graph))
-        self.order = {op.id: i for i, (_, op) in enumerate(self.ops)}
-        self.makers = {v.id: op for _, op in self.ops for v in op.outputs}
-        self.sources = list(dict.fromkeys([op.source for _, op in self.ops]))
-        self.places = Places(self.sources)
-        self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, program.graph) for v in program.graph.inputs}
-        self.readers: dict[int, list[tuple[Op, Layout]]] = {}  # of values that are moved
+        self.program, self.solution, self.index = program, solution, index_of(program.graph)
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
-        for graph, op in self.ops:
-            for value in op.outputs:
-                self.homes[value.id] = (value, graph)
+        for _, op in self.index.ops:
             if op.bodies:
                 self._enter_bodies(op)
-            self._enter_reader(op)
 
-    def values(self) -> Iterator[tuple[Value, Graph]]:
-        """Every value with its graph, in program order."""
-        return iter(self.homes.values())
+    def moved(self) -> Iterator[tuple[Value, Graph]]:
+        """Every value that is moved, with its graph, in program order."""
+        trees = self.solution.trees
+        return (home for value, home in self.index.homes.items() if value in trees)
 
     def name(self, value: Value) -> str:
         """Path of the input that the value is, or what made it."""
         if value.id in self.names:
             return self.names[value.id]
-        return self.makers[value.id].called if value.id in self.makers else "a loop's carry"
+        makers = self.index.makers
+        return makers[value.id].called if value.id in makers else "a loop's carry"
 
     def named(self, value: int) -> str:
         """The name of the value with this id, and the line that made it."""
-        maker = self.makers.get(value)
-        name = self.name(self.homes[value][0])
+        maker = self.index.makers.get(value)
+        name = self.name(self.index.homes[value][0])
         return f"{name} ({self.place(maker)})" if maker is not None and value not in self.names else name
 
     def place(self, op: Op) -> str:
         """The user's line that an operation comes from."""
-        return self.places.of(op.source)
+        return self.index.places.of(op.source)
 
     def reader(self, value: int, move: Move) -> Op:
         """The first operation that reads what the move leads to."""
@@ -65,29 +57,24 @@ class Reasons:
         for other in self.solution.trees[value]:
             if other.before in reached:
                 reached.add(other.after)
-        return next(op for op, layout in self.readers[value] if layout in reached)
+        uses = self.solution.uses
+        return next(op for op, i in self.index.readers[value] if uses[op.id, i] in reached)
 
     def explain(self, value: Value, move: Move) -> tuple[Op, Op, str]:
         """The first operation that waits for the collective, the one that it belongs to, and the sentence."""
-        reader, maker = self.reader(value.id, move), self.makers.get(value.id)
+        reader, maker = self.reader(value.id, move), self.index.makers.get(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
         return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
 
-    def _enter_reader(self, op: Op) -> None:
-        for i, x in enumerate(op.inputs):
-            if isinstance(x, Value) and x.id in self.solution.trees:
-                self.readers.setdefault(x.id, []).append((op, self.solution.uses[op.id, i]))
-
     def _enter_bodies(self, op: Op) -> None:
         for body, origins in zip(op.bodies, _origins(op), strict=True):
             for value, (origin, suffix) in zip(body.inputs, origins, strict=True):
-                self.homes[value.id] = (value, body)
                 if isinstance(origin, Value) and origin.id in self.names:
                     self.names[value.id] = self.names[origin.id] + suffix
 
     def _what(self, value: Value, move: Move) -> str:
-        maker = self.makers.get(value.id)
+        maker = self.index.makers.get(value.id)
         made = self.name(value) if maker is None else f"{_which(maker, value)} ({self.place(maker)})"
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"

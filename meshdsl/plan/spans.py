@@ -27,13 +27,16 @@ class Lines:
     def __init__(self, reasons: Reasons) -> None:
         own = {
             (s.file, s.line): s
-            for s in sorted(reasons.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)
+            for s in sorted(reasons.index.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)
         }
         around = {(file, n) for file, line in own for n in _around(file, line)}
-        keys = sorted({*own, *around}, key=lambda key: (reasons.places.of(Source(*key)).rpartition(":")[0], key[1]))
+        keys = sorted(
+            {*own, *around}, key=lambda key: (reasons.index.places.of(Source(*key)).rpartition(":")[0], key[1])
+        )
         self.number = {key: i for i, key in enumerate(keys)}
         self.texts = tuple(
-            Line(reasons.places.of(Source(*key)), own[key].function if key in own else "", _text(*key)) for key in keys
+            Line(reasons.index.places.of(Source(*key)), own[key].function if key in own else "", _text(*key))
+            for key in keys
         )
 
     def of(self, op: Op) -> int:
@@ -64,7 +67,7 @@ def make_spans(
     memory = Liveness(placed(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
-    for inside, op in reasons.ops:
+    for inside, op in reasons.index.ops:
         seconds, held, waited = work.seconds(op), memory[op.id], waits.get(op.id, 0)
         costs = seconds > 0 or waited > 0
         head = (lines.of(op), op.called, op.phase, inside.trips) if costs or not heads else heads[-1]

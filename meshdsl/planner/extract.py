@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshdsl.ir import Literal, Op
 from meshdsl.layouts.layout import Layout
@@ -12,6 +13,7 @@ from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.distances import Distances
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import Reading, array, grouped, numbered
@@ -20,7 +22,7 @@ from meshdsl.planner.ports import Read
 from meshdsl.planner.tree import Edges, moves_of, tree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """A state with its cost, as exact integers (see ``Scale``), and per value its moves between numbered layouts."""
 
@@ -55,13 +57,23 @@ class Evaluator:
                 edges.update(dict.fromkeys(read.values, found))
         return Choice(rows, total, edges)
 
+    def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
+        """Whether the pins allow the state of each node."""
+        found = np.empty(len(rows), dtype=np.bool_)
+        found[self._nodes] = np.isfinite(self._costs(rows))
+        return found
+
     def _alone(self, rows: Assignment) -> float:
         """What the nodes of a state cost, moves aside."""
+        return float(self._costs(rows).sum())
+
+    def _costs(self, rows: Assignment) -> Costs:
+        """The same node by node, those of equal costs together."""
         at, costs, begin = np.einsum("ij,ij->i", rows, self._steps)[self._nodes], np.empty(len(rows)), 0
         for unit, count in self._units:
             costs[begin : begin + count] = unit[at[begin : begin + count]]
             begin += count
-        return float(costs.sum())
+        return costs
 
     def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Read]) -> float:
         """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""

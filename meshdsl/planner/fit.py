@@ -6,9 +6,10 @@ relaxation with lazily generated rows). When the unpriced optimum fits, it is th
 prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from math import inf
+from weakref import WeakKeyDictionary
 
 from meshdsl.errors import PinError
 from meshdsl.layouts.mesh import Mesh
@@ -58,7 +59,7 @@ class Fitter:
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self.bound = 0.0  # what no plan that fits can cost less than, as far as boxes say
-        self._peaks: dict[Hashable, Peak] = {}
+        self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
         self._joint: Joint | None = None
         self.over: list[Choice] = []  # plans that did not fit, the latest first
 
@@ -82,10 +83,9 @@ class Fitter:
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
-        key = choice.rows.tobytes(), tuple(choice.edges.items())
-        if key not in self._peaks:
-            self._peaks[key] = self._peak(choice)
-        return self._peaks[key]
+        if choice not in self._peaks:
+            self._peaks[choice] = self._peak(choice)
+        return self._peaks[choice]
 
     def _peak(self, choice: Choice) -> Peak:
         return Liveness(self.placer.placed(choice), self.pins.donated).peak()

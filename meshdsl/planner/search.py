@@ -66,7 +66,8 @@ def find(
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
-        best = min(best, evaluated(model, evaluator, _allowed(model, known)), key=lambda choice: choice.cost)
+        rows = np.where(evaluator.allowed(known)[:, None], known, model.whole)
+        best = min(best, evaluated(model, evaluator, rows), key=lambda choice: choice.cost)
     if jointly(model):
         model.focus()
         joint = joint or Joint(model)
@@ -125,12 +126,6 @@ def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, wort
         return _proved(joint, evaluator, best, worth, True)[0]
     found = _plans_near(joint, groups, evaluator, best, both)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
-
-
-def _allowed(model: Model, rows: Assignment) -> Assignment:
-    """A plan that keeps all rows that its pins allow."""
-    fine = [np.isfinite(model.unit(n)[state]) for n, state in enumerate(map(tuple, rows.tolist()))]
-    return np.where(np.array(fine)[:, None], rows, model.whole)
 
 
 def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
