@@ -5,11 +5,13 @@ default; where a stage consists of hundreds of loops it would wait most of the t
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
+from typing import TypeVar
 
+T = TypeVar("T")
 Start = Callable[[Callable[[], float]], "Future[float]"]
 _INTERVAL = 2e-4  # seconds
 
@@ -42,3 +44,11 @@ def beside() -> Iterator[Start]:
     """What calls a function in a thread of its own while the block runs, which ends when both have."""
     with _OFTEN, ThreadPoolExecutor() as others:
         yield others.submit
+
+
+def together(functions: Sequence[Callable[[], T]]) -> list[T]:
+    """What functions return, which run beside each other if there are several."""
+    if len(functions) == 1:
+        return [functions[0]()]
+    with _OFTEN, ThreadPoolExecutor() as others:
+        return [started.result() for started in [others.submit(function) for function in functions]]

@@ -23,6 +23,7 @@ class Reasons:
 
     def __init__(self, program: Program, solution: Solution) -> None:
         self.program, self.solution, self.index = program, solution, index_of(program.graph)
+        self._changes: dict[int, str] = {}  # by the identity of a move: equal values share theirs
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
         self.names: dict[int, str] = {value.id: leaf.path for leaf, value in leaves}
         for _, op in self.index.ops:
@@ -65,7 +66,7 @@ class Reasons:
         reader, maker = self.reader(value.id, move), self.index.makers.get(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
-        return reader, at, f"{self._what(value, move)} {_change(move)}: {self._need(reader)}"
+        return reader, at, f"{self._what(value, move)} {self._change(move)}: {self._need(reader)}"
 
     def _enter_bodies(self, op: Op) -> None:
         for body, origins in zip(op.bodies, _origins(op), strict=True):
@@ -79,6 +80,11 @@ class Reasons:
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"
         return made if maker is None else f"result of {made}"
+
+    def _change(self, move: Move) -> str:
+        if id(move) not in self._changes:
+            self._changes[id(move)] = _change(move)
+        return self._changes[id(move)]
 
     def _need(self, reader: Op) -> str:
         if reader.name == "return":

@@ -25,18 +25,16 @@ class Lines:
     """The lines of a program's source, numbered in the order of files and lines."""
 
     def __init__(self, reasons: Reasons) -> None:
+        places = reasons.index.places
         own = {
             (s.file, s.line): s
             for s in sorted(reasons.index.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)
         }
         around = {(file, n) for file, line in own for n in _around(file, line)}
-        keys = sorted(
-            {*own, *around}, key=lambda key: (reasons.index.places.of(Source(*key)).rpartition(":")[0], key[1])
-        )
+        keys = sorted({*own, *around}, key=lambda key: (places.of(Source(*key)).rpartition(":")[0], key[1]))
         self.number = {key: i for i, key in enumerate(keys)}
         self.texts = tuple(
-            Line(reasons.index.places.of(Source(*key)), own[key].function if key in own else "", _text(*key))
-            for key in keys
+            Line(places.of(Source(*key)), own[key].function if key in own else "", _text(*key)) for key in keys
         )
 
     def of(self, op: Op) -> int:

@@ -1,8 +1,10 @@
 """Where messages point to: the plan that a search begins from."""
 
+from functools import partial
 from itertools import chain, repeat
 from typing import NamedTuple
 
+from meshdsl.beside import together
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.messages import Messages
@@ -32,12 +34,15 @@ def started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> Sta
       both: where a shorter step stands for the whole one, try if its layers should weigh as much as all of them, which
         the model notes; else they weigh what it says.
     """
-    found = []
+    networks: dict[bool, Network] = {}
     for weighs in (False, True) if both and joint.shortened else (joint.model.weighs,):
         joint.model.weighs = weighs
-        network, _ = joint.searched()
-        states, left = _pointed_to(network, limit, joint.shortened)
-        found.append(Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs))
+        networks[weighs], _ = joint.searched()
+    pointed = together([partial(_pointed_to, network, limit, joint.shortened) for network in networks.values()])
+    found = [
+        Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs)
+        for (weighs, network), (states, left) in zip(networks.items(), pointed, strict=True)
+    ]
     best = min(found, key=lambda start: start.choice.cost)
     joint.model.weighs = best.weighs
     return best
