@@ -14,8 +14,10 @@ say; those of the graphs around an operation count with its own:
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
+from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.pairs import End
 from meshdsl.planner.places import places_of
 from meshdsl.planner.prices import Prices
@@ -32,6 +35,19 @@ from meshdsl.planner.tables import per_axis
 
 _FORK = 3  # ends of a value of which the network knows the only fork
 _LATER = 10_000  # values that are read later are looked at, the largest
+
+
+class _Same(NamedTuple):
+    """Ports that hold ``shares`` of bytes at least by the states of their nodes, and in any state ``least``."""
+
+    shares: Costs
+    nodes: Ids
+    ports: Ids
+    least: Costs
+
+    def bytes(self, rows: Assignment) -> Costs:
+        """Of each."""
+        return np.asarray(self.shares[tuple(rows[self.nodes].T)])
 
 
 class Floor:
@@ -76,14 +92,14 @@ class Floor:
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
         layouts = self.model.ports.layouts(choice.rows)
-        as_made = self._as_made(layouts)
-        copies = (end for end in self.copies if not as_made(end))
-        later = [end for end in self.later if as_made(end)]
-        waiting = sum(self._smallest_part(end) for end in self.later if not as_made(end))
+        as_made = layouts == layouts[self.model.wiring.every]
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
-        there = sum(self._shares(end)[tuple(choice.rows[end[0]])] for end in (*self.ends, *copies, *later))
-        return kept + waiting + float(there)
+        ends, copies, later = self._alike
+        there = sum(same.bytes(choice.rows).sum() for same in ends)
+        copied = sum(same.bytes(choice.rows)[~as_made[same.ports]].sum() for same in copies)
+        waiting = sum(np.where(as_made[same.ports], same.bytes(choice.rows), same.least).sum() for same in later)
+        return kept + float(there + copied + waiting)
 
     def prices(self, price: float) -> Prices:
         """What all of it costs at a price per byte."""
@@ -104,11 +120,17 @@ class Floor:
         """How many of the prices may be rounded up."""
         return len(self.copies) + len(self.later) + len(self.kept)
 
-    def _as_made(self, layouts: Ids) -> Callable[[End], bool]:
-        """What tells of a port if it reads its value in the layout in which that is made."""
-        wiring = self.model.wiring
-        same = layouts == layouts[wiring.every]
-        return lambda end: bool(same[wiring.port(end)])
+    @cached_property
+    def _alike(self) -> list[list["_Same"]]:
+        """``ends``, ``copies`` and ``later``, those together that hold equal shares of their bytes."""
+        return [list(self._together(ends)) for ends in (self.ends, self.copies, self.later)]
+
+    def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
+        port = self.model.wiring.port
+        for some in grouped(numbered(id(self._shares(end)) for end in ends)):
+            same = [ends[i] for i in some.tolist()]
+            least = np.array([self._smallest_part(end) for end in same])
+            yield _Same(self._shares(same[0]), array(n for n, _ in same), array(map(port, same)), least)
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""

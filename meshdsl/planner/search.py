@@ -53,7 +53,11 @@ def search(model: Model) -> tuple[Choice, float]:
 
 
 def find(
-    model: Model, worth: Worth, joint: Joint | None = None, known: Assignment | None = None
+    model: Model,
+    worth: Worth,
+    joint: Joint | None = None,
+    known: Assignment | None = None,
+    evaluator: Evaluator | None = None,
 ) -> tuple[Choice, Callable[[], float]]:
     """The best plan found, memory aside, and what proves seconds that no plan can undercut, when they are asked for.
 
@@ -61,8 +65,9 @@ def find(
       worth: whether a plan is worth rounds.
       joint: the networks of all states, if they can be looked at together and were made before.
       known: a plan to begin from, perhaps of other pins; the proof is then a quick one.
+      evaluator: of the model, if there is one.
     """
-    evaluator = Evaluator(model)
+    evaluator = evaluator or Evaluator(model)
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
@@ -124,7 +129,7 @@ def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, wort
     joint = Joint(model)
     if joint.searched()[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, evaluator, best, worth, True)[0]
-    found = _plans_near(joint, groups, evaluator, best, both)
+    found = _plans_near(joint, groups, evaluator, evaluator.objective(best), both)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
@@ -169,13 +174,14 @@ def plans(
       every: of many mesh axes, whether two move by themselves as well, the others being as they are, and all do in any
         two groups; else all do in the two groups that they are in.
     """
-    best = min(known, key=evaluator.objective)
+    paid = [evaluator.objective(choice) for choice in known]
+    best = known[int(np.argmin(paid))]
     if joint is not None:
-        return _plans_near(joint.priced(), apart(model.wide) if sweep else (), evaluator, best)
+        return _plans_near(joint.priced(), apart(model.wide) if sweep else (), evaluator, min(paid))
     found = [best]
     for groups in as_two(model.wide) if every else (as_taken(model.wide, best.rows),):
         model.focus(groups, best.rows)
-        near = _plans_near(Joint(model), groups, evaluator, best)
+        near = _plans_near(Joint(model), groups, evaluator, evaluator.objective(best))
         best = min([best, *near], key=evaluator.objective)
         found += near
     return found
@@ -197,8 +203,8 @@ def _neighbourhoods(axes: Axes, far: bool) -> Iterator[Groups]:
     yield from in_pairs(axes)
 
 
-def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, best: Choice, both: bool = False) -> list[Choice]:
-    start = started(joint, evaluator, evaluator.objective(best), both)
+def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, limit: float, both: bool = False) -> list[Choice]:
+    start = started(joint, evaluator, limit, both)
     if not groups or start.left <= _sweepable(joint.model):
         return [start.choice]
     return [start.choice, evaluator.evaluate(joint.stretched(_swept(start, groups, joint.model.width)))]

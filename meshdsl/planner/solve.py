@@ -99,7 +99,7 @@ class Found:
         """
         model, pins = self.model.hiding(hidden), self.fitter.pins
         fitter = Fitter(model, pins, self.fitter)
-        rows = fitter.fit(find(model, lambda _: False, fitter.joint)[0], self.limit)[0].rows
+        rows = fitter.fit(find(model, lambda _: False, fitter.joint, None, fitter.evaluator)[0], self.limit)[0].rows
         choice = evaluated(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
@@ -115,7 +115,7 @@ class Found:
             return None
         model = self.model.repinned(problem)
         fitter = Fitter(model, pins, self.fitter)
-        best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows)
+        best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
         choice, peak = fitter.fit(best, self.limit)
         if choice is not best:
             choice, peak = fitter.proved(fitter.mixed(choice, best, self.limit)[0], self.limit)
@@ -152,7 +152,11 @@ def search_plan(
     model = Model(make_problem(program, mesh, pins), clock)
     fitter = Fitter(model, pins)
     is_little = len(model.nodes) <= _LITTLE
-    best, prove = find(model, lambda choice: is_little or fitter.peak(choice).bytes <= limit, fitter.joint)
+
+    def worth(choice: Choice) -> bool:
+        return is_little or fitter.peak(choice).bytes <= limit
+
+    best, prove = find(model, worth, fitter.joint, None, fitter.evaluator)
     return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
