@@ -38,7 +38,7 @@ def greedy(model: Model) -> Choice:
 def _greedy(model: Model, free: bool) -> Choice:
     rows, own = model.whole.copy(), {}
     for n, node in enumerate(model.nodes):
-        states, cost = model.states[n], model.unit(n)[tuple(model.states[n].T)].copy()
+        states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
         for p, port in enumerate(node.ports):
             v = port.value.id
             if not port.defines and v in own:
@@ -109,7 +109,7 @@ class _Names:
         model, rows = self.model, self.model.whole.copy()
         wanted = {v: self._layout(v, split) for v in model.problem.defined}
         for n, node in enumerate(model.nodes):
-            states, cost = model.states[n], model.unit(n)[tuple(model.states[n].T)].copy()
+            states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
             for p, port in enumerate(node.ports):
                 v, at = port.value.id, model.layout_ids(n, p, states.T)
                 costs = model.closure(v).costs
@@ -135,7 +135,7 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
     others = [a for a in range(rows.shape[1]) if a != axis]
     some = [s[(s[:, others] == rows[n][others]).all(axis=1)] for n, s in enumerate(model.states)]
     begin = np.concatenate([[0], np.cumsum([len(states) for states in some])])
-    costs = [model.unit(n)[tuple(states.T)] for n, states in enumerate(some)]
+    costs = [model.units[n][tuple(states.T)] for n, states in enumerate(some)]
     entries = [(np.repeat(np.arange(len(some)), np.diff(begin)), np.arange(begin[-1]), np.ones(begin[-1]))]
     width, height = int(begin[-1]), len(some)
     for v, (n, p) in model.problem.defined.items():

@@ -64,12 +64,13 @@ class Blocks:
         self.layer, self.column = self._equal.layer, self._equal.column
         self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
         self._touched = self._leaving()
-        self._kinds = self._without_prices()
+        self._kinds = self._without_prices()  # per layer
         self._divide()
 
-    def priced(self) -> "Blocks":
-        """The same at what the model's prices are now; the states in question must be what they were."""
+    def priced(self, model: Model) -> "Blocks":
+        """The same at the prices of a model that is this one's but for them."""
         other = copy(self)
+        other.model = model
         other._divide()
         return other
 
@@ -135,11 +136,11 @@ class Blocks:
         """Equal layers, where there are several."""
         if not self.layers.size:
             return []
-        equal = list(zip(self._kinds, self._by_layer(self._pays(), self._prices()), strict=True))
+        equal = zip(self._kinds, self._by_layer(self._pays(), self._prices()), strict=True)
         return [group.tolist() for group in grouped(numbered(equal)) if group.size > 1]
 
-    def _without_prices(self) -> list[tuple[bytes, bytes]]:
-        """What each layer has in common with those that are equal but for prices."""
+    def _without_prices(self) -> list[int]:
+        """A number for each layer, the same for those that are equal but for prices."""
         if not self.layers.size:
             return []
         model, wiring = self.model, self._wiring
@@ -148,7 +149,8 @@ class Blocks:
         closures = array(model.closure(v).number for v in values)[space]
         links = np.stack([model.alike[self._reader], closures, model.often[wiring.makers]], axis=1)
         links = np.hstack([self._equal.links[:, 1:], links[self._equal.order]])
-        return list(self._by_layer(np.stack([model.alike, self._touched], axis=1), links))
+        kinds: list[int] = numbered(self._by_layer(np.stack([model.alike, self._touched], axis=1), links)).tolist()
+        return kinds
 
     def _by_layer(self, nodes: Ids, links: Ids) -> Iterator[tuple[bytes, bytes]]:
         """What nodes are, and readings in the order of ``Layers``, layer by layer."""

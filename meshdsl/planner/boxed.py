@@ -72,9 +72,6 @@ class Boxed:
 
 
 def boxed(joint: Joint, prices: Prices, drawn: Callable[[Joint], Network], known: Assignment) -> Boxed:
-    """A network of ``joint`` at prices of memory, which the model has only meanwhile."""
-    joint.model.prices = prices
-    priced = joint.priced()
-    found = Boxed(priced, drawn(priced), known)
-    joint.model.prices = Prices()
-    return found
+    """A network of ``joint`` at prices of memory."""
+    priced = joint.priced(joint.model.at(prices))
+    return Boxed(priced, drawn(priced), known)

@@ -42,7 +42,7 @@ class Drawn(InQuestion):
         def make(unit: Costs, rows: Assignment) -> Costs:
             return np.asarray(paid(model, n)[tuple(rows.T)])
 
-        found: Costs = self._derived.get(("paid", terms(model, n)), (model.unit(n), rows), make)
+        found: Costs = self._derived.get(("paid", terms(model, n)), (model.units[n], rows), make)
         return found
 
     def _add(self, network: Network, value: int) -> None:

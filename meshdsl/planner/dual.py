@@ -29,7 +29,6 @@ from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.prices import Prices
 from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redrawn
 from meshdsl.planner.search import evaluated, jointly
 
@@ -63,7 +62,8 @@ def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start
     dual = None if hurried else _most_open(fitter, free, best, limit)
     if dual is None or dual.is_small:
         return None
-    dual.model = fitter.model.apart()
+    if dual.joint is None:
+        dual.model = fitter.model.apart()
     return Begun(dual.floor, dual.price, start(partial(dual.best, 0)))
 
 
@@ -88,7 +88,7 @@ def _most_open(fitter: Fitter, free: Choice, best: Choice, limit: float) -> "_Du
     """The bound that may be the highest, if it is worth its time."""
     model, plans = fitter.model, (free, *fitter.over, best)
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
-    full = [_Dual(floor, plans, limit, not fitter.quick) for floor in floors]
+    full = [_Dual(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
     if not full or not has_few_layouts(model):
         return None
     most = max(full, key=lambda dual: dual.hoped)
@@ -106,11 +106,14 @@ class _Dual:
     Args:
       plans: that are known; the last one fits.
       rounds: whether small networks go through them.
+      joint: the networks of all states, if they can be looked at together.
     """
 
-    def __init__(self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool) -> None:
+    def __init__(
+        self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool, joint: Joint | None = None
+    ) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
-        self._rounds = rounds
+        self._rounds, self.joint = rounds, joint
         self.is_small = len(self.model.nodes) <= _SMALL
         self._lines = {self._line(plan) for plan in plans}
         self.hoped, self.price = self._highest()
@@ -147,13 +150,10 @@ class _Dual:
 
     def _bound(self, price: float) -> tuple[float, Certificate]:
         """In exact costs, rounded down, and what proves it."""
-        model = self.model
-        model.focus()
-        model.prices = self.floor.prices(price)
-        paid = self.paid(price)
-        joint, priced = Joint(model), Choice(self.choice.rows, paid, {})
-        certificate = self._raised(Certificate(joint, priced, FIRST_TREES))
-        model.prices = Prices()
+        self.model.focus()
+        model, paid = self.model.at(self.floor.prices(price)), self.paid(price)
+        joint = self.joint.priced(model) if self.joint else Joint(model)
+        certificate = self._raised(Certificate(joint, Choice(self.choice.rows, paid, {}), FIRST_TREES))
         least = min(paid, certificate.bound) if is_light(certificate) else 0.0
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
 

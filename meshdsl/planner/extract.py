@@ -38,7 +38,7 @@ class Evaluator:
         self.model = model
         alike = grouped(numbered(map(id, model.units)))
         self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
-        self._units = [(model.unit(int(nodes[0])).ravel(), nodes.size) for nodes in alike]
+        self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
         shapes = np.array([unit.shape for unit in model.units], dtype=np.intp).reshape(-1, model.width)
         self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
         self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
@@ -78,7 +78,7 @@ class Evaluator:
     def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Read]) -> float:
         """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
         moves = (self._tree(elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
-        return float(self.model.unit(n)[tuple(rows[n])]) + sum(moves)
+        return float(self.model.units[n][tuple(rows[n])]) + sum(moves)
 
     def objective(self, choice: Choice) -> float:
         """The cost of a choice, the model's present prices of memory included."""

@@ -73,10 +73,11 @@ class Joint(Drawn):
         self.beside = stays.union(n for v in self._wide for n, _ in self._ends[v])
         self._begin(Derived(), Blocks(model, not left))
 
-    def priced(self) -> "Joint":
-        """The same at what the model's memory prices are now; the states in question must be what they were."""
+    def priced(self, model: Model) -> "Joint":
+        """The same at the memory prices of a model that is this one's but for them (``Model.at``)."""
         other = copy(self)
-        other._begin(self._derived, self._blocks.priced())
+        other.model = model
+        other._begin(self._derived, self._blocks.priced(model))
         return other
 
     def _begin(self, derived: Derived, blocks: Blocks) -> None:

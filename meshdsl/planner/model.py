@@ -39,11 +39,14 @@ State = tuple[int, ...]  # a row per mesh axis
 class Model:
     """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins.
 
+    ``units``: exact costs of each node in every joint state, pins included. ``width``: number of mesh axes.
+
     ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
     """
 
     def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
         self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
+        self.width = len(self.axes)
         self._take(problem)
         self.wiring = Wiring(problem.nodes)
         self._tables: dict[Hashable, Table] = {}
@@ -72,6 +75,12 @@ class Model:
         other = copy(self)
         other._known_units, other._finite, other._closures = dict(self._known_units), dict(self._finite), Closures()
         other._begin()
+        return other
+
+    def at(self, prices: Prices) -> "Model":
+        """The same model at other prices, with the same states in question."""
+        other = copy(self)
+        other.prices = prices
         return other
 
     def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
@@ -145,7 +154,7 @@ class Model:
 
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""
-        unit = self.unit(n)
+        unit = self.units[n]
         if id(unit) not in self._finite:
             self._finite[id(unit)] = np.argwhere(np.isfinite(unit))
         return self._finite[id(unit)]
@@ -174,12 +183,8 @@ class Model:
         """Per port, a number for the layouts of its value and what moving between them costs."""
         return numbered(id(self.distances[v]) for v in self.wiring.values.tolist())
 
-    def unit(self, n: int) -> Costs:
-        """Exact cost of node ``n`` in every joint state, pins included."""
-        return self.units[n]
-
     def _unit(self, n: int) -> Costs:
-        """As ``unit``; equal questions get the same array."""
+        """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
         stated = (node.pin, node.split, node.asked) if allowed is not None else ()
         key = (id(table), node.trips, stated)
@@ -243,8 +248,3 @@ class Model:
     def wide(self) -> Axes:
         """The mesh axes that have more than one device."""
         return tuple(axis for axis, size in enumerate(self.mesh.sizes) if size > 1)
-
-    @cached_property
-    def width(self) -> int:
-        """Number of mesh axes."""
-        return len(self.axes)

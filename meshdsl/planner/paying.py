@@ -25,7 +25,7 @@ def terms(model: Model, n: int) -> Hashable:
 
 def paid(model: Model, n: int) -> Costs:
     """What a node pays in every joint state; for bytes that are there whatever the plan, rounded down."""
-    total = np.zeros_like(model.unit(n))
+    total = np.zeros_like(model.units[n])
     for price, share in _made(model, n):
         total += model.scale.pack(price * share)
     for p in range(len(model.nodes[n].ports)):

@@ -23,25 +23,19 @@ class Projection(Model):
         self.problem, self.mesh, self.nodes, self.scale = whole.problem, whole.mesh, whole.nodes, whole.scale
         self.clock, self.wiring = whole.clock, whole.wiring
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
-        self.orders = [self.axes] * len(self.nodes)
-        self._whole, self._part, self._share = whole, part, 1 / len(parts)
-        self._others = tuple(axis for axis in range(whole.width) if axis not in part)
+        self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
+        others = tuple(axis for axis in range(whole.width) if axis not in part)
+        every = {id(unit): unit for unit in whole.units}  # those of equal nodes are one object
+        shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
+        self.units = [shares[id(unit)] for unit in whole.units]
         self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
         self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
-        self._shares: dict[int, Costs] = {}
         self._finite, self._closures, self._twins, self.weighs = {}, Closures(), whole._twins, False
         self._begin()
 
     def seen(self, choice: Choice) -> Choice:
         """A plan's rows on these axes, with its whole cost."""
         return Choice(choice.rows[:, self._part], choice.cost, {})
-
-    def unit(self, n: int) -> Costs:
-        """This part's share of what node ``n`` costs at least, by its rows on these axes."""
-        whole = self._whole.unit(n)
-        if id(whole) not in self._shares:
-            self._shares[id(whole)] = np.floor(whole.min(axis=self._others) * self._share)
-        return self._shares[id(whole)]
 
 
 def projections(model: Model) -> list[Projection]:

@@ -177,7 +177,7 @@ def plans(
     paid = [evaluator.objective(choice) for choice in known]
     best = known[int(np.argmin(paid))]
     if joint is not None:
-        return _plans_near(joint.priced(), apart(model.wide) if sweep else (), evaluator, min(paid))
+        return _plans_near(joint.priced(model), apart(model.wide) if sweep else (), evaluator, min(paid))
     found = [best]
     for groups in as_two(model.wide) if every else (as_taken(model.wide, best.rows),):
         model.focus(groups, best.rows)

@@ -64,7 +64,7 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
     left: dict[int, Ids] = {}
     for n in occurring(model.wiring.nodes[laid == layout]).tolist():
         values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
-        keep = model.unit(n)[tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
+        keep = model.units[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(model.nodes[n].ports)):
             keep &= _among(model, n, p, used)
         if not keep.any():

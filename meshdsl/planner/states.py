@@ -60,10 +60,10 @@ class InQuestion:
 
     def _states(self, n: int) -> States:
         model = self.model
-        key = (id(model.states[n]), id(model.unit(n)))
+        key = (id(model.states[n]), id(model.units[n]))
         if key not in self._known:
             rows = model.states[n]
-            self._known[key] = States(rows, model.unit(n)[tuple(rows.T)])
+            self._known[key] = States(rows, model.units[n][tuple(rows.T)])
         return self._known[key]
 
     def _some(self, states: States, at: Ids) -> States:

@@ -27,7 +27,7 @@ class _Search:
 
     def __init__(self, model: Model, known: float, visits: int) -> None:
         self.model, self.known, self.left, self.best = model, known, visits, np.inf
-        self.units = [model.unit(n) for n in range(len(model.nodes))]
+        self.units = [model.units[n] for n in range(len(model.nodes))]
         self.states = [sorted(map(tuple, np.argwhere(np.isfinite(u)).tolist()), key=u.__getitem__) for u in self.units]
         self.rest = np.cumsum([0.0, *(u.min() for u in reversed(self.units))])[::-1]
         self.finished = self._finished()

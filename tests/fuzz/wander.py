@@ -13,7 +13,7 @@ from meshdsl.planner.solution import Pins, Solution
 def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
     """A solution in which every operation runs in one of its signatures, whatever that costs; constants are whole."""
     model = Model(make_problem(program, mesh, pins))
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     drawn = np.array([found[rng.integers(len(found))] for found in states])
     unsent = [model.problem.defined[value][0] for value in sorted(model.problem.unsent)]
     drawn[unsent] = model.whole[unsent]

@@ -60,7 +60,7 @@ def problem_of(name, mesh):
 
 def exhaustive(model, largest=400_000):
     """The least cost over every joint state of every node; None if there are too many."""
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     if np.prod([float(len(s)) for s in states]) > largest:
         return None
     evaluator = Evaluator(model)

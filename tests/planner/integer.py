@@ -67,7 +67,7 @@ class Whole:
 
     def _node(self, n):
         states = self.model.states[n]
-        columns = self._columns(self.model.unit(n)[tuple(states.T)], 1)
+        columns = self._columns(self.model.units[n][tuple(states.T)], 1)
         self.rows.add(columns, np.ones(columns.size), 1, 1)
         return columns
 

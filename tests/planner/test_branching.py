@@ -24,7 +24,7 @@ FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all
 
 def every_plan(model):
     """Bytes and cost of every plan, the smallest first."""
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     evaluator, fitter = Evaluator(model), Fitter(model, model.problem.pins)
     plans = (evaluator.evaluate(np.array(rows)) for rows in product(*states))
     return sorted((fitter.peak(plan).bytes, plan.cost) for plan in plans)
@@ -70,7 +70,7 @@ def sorted_sums(shares):
     """A small step on a mesh on which bytes of a share are rounded, and all of its plans."""
     program, laid = trace(lambda a: jnp.sort(jnp.cumsum(a, 0), 0), (shape(25, 25),)), Layout.parse("x=S(0) y=S(0)")
     model = Model(make_problem(program, Mesh(x=shares, y=shares), Pins((laid,), (laid,), (None,))))
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     fitter = Fitter(model, model.problem.pins)
     return fitter, [fitter.evaluator.evaluate(np.array(rows)) for rows in product(*states)]
 

@@ -88,7 +88,7 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     mesh, rng = md.Mesh(x=2, y=2, topology=topology), np.random.default_rng(3)
     model, pins = model_of(*made(), mesh, donated)
     graph, evaluator = model.problem.program.graph, Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     floors = {chain[-1].id: Floor(model, pins.donated, chain) for chain in chains(graph)}
     shares = []
     for rows in (model.whole, *(np.array([rng.choice(s) for s in states]) for _ in range(4))):
@@ -123,7 +123,7 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
     mesh, rng = md.Mesh(x=8, topology="tpu-v5e"), np.random.default_rng(0)
     model, pins = model_of(lambda x, w: (x - (x * w).T, jnp.sin(x) @ w), (shape(64, 64),) * 2, mesh, False)
     evaluator = Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     for chain in chains(model.problem.program.graph):
         floor = Floor(model, pins.donated, chain)
         for price in 1e-12 * rng.uniform(0.1, 10, 20):
@@ -216,7 +216,7 @@ def test_what_memory_holds_at_least_is_known_under_other_pins():
     again = model.repinned(repin(model.problem, stated))
     known, anew = Points(again, pins.donated, fitter.points), Points(again, pins.donated)
     rng = np.random.default_rng(0)
-    states = [np.argwhere(np.isfinite(again.unit(n))) for n in range(len(again.nodes))]
+    states = [np.argwhere(np.isfinite(again.units[n])) for n in range(len(again.nodes))]
     plans = [Evaluator(again).evaluate(np.array([rng.choice(s) for s in states])) for _ in range(4)]
     floors = known.floors
     assert floors and all(floor.model is again for floor in floors)

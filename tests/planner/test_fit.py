@@ -40,7 +40,7 @@ def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
     assert apart(model, whole, whole) == []
     first, *_, last = range(len(rows))
     for n in (first, last):
-        rows[n] = np.argwhere(np.isfinite(model.unit(n)))[-1]
+        rows[n] = np.argwhere(np.isfinite(model.units[n]))[-1]
     groups = apart(model, whole, evaluator.evaluate(rows))
     assert groups == [[n] for n in (first, last) if (rows[n] != model.whole[n]).any()]
 
@@ -48,7 +48,7 @@ def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
 def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
     """Against every pair of nodes; the nodes of a part come each after a neighbour."""
     model, rng = problem_of("two layers", TWO), np.random.default_rng(0)
-    evaluator, draw = Evaluator(model), [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    evaluator, draw = Evaluator(model), [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     one, other = (evaluator.evaluate(np.array([rng.choice(states) for states in draw])) for _ in range(2))
     changed = [
         {

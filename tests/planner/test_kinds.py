@@ -50,7 +50,7 @@ def test_equal_operations_are_of_one_kind_and_literals_count():
     model = Model(found)
     at = {node: n for n, node in enumerate(found.nodes)}
     assert model.tables[at[products[1]]] is model.tables[at[products[2]]]
-    assert model.unit(at[products[1]]) is model.unit(at[products[2]])
+    assert model.units[at[products[1]]] is model.units[at[products[2]]]
 
 
 def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():

@@ -82,7 +82,7 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
             to = dict(zip(names, copy, strict=True))
             for n in block.nodes:
                 assert [[(to[m], p) for m, p in ends] for ends in readers[n]] == readers[to[n]]
-                assert model.unit(n) is model.unit(to[n])
+                assert model.units[n] is model.units[to[n]]
 
 
 def stated(layers):
@@ -127,7 +127,7 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
     blocks = Joint(model)
     if prices:
         model.prices = priced(model)
-        whole, blocks = whole.priced(), blocks.priced()
+        whole, blocks = whole.priced(model), blocks.priced(model)
     best = evaluator.evaluate(model.whole)
     for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, rows) = (optimum(joint, make(joint)) for joint in (whole, blocks))

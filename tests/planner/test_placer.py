@@ -33,7 +33,7 @@ def model_of(name, mesh, **pinned):
 def drawn(model, seed):
     """A random state that the pins allow."""
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(np.argwhere(np.isfinite(model.unit(n)))) for n in range(len(model.nodes))])
+    return np.array([rng.choice(np.argwhere(np.isfinite(model.units[n]))) for n in range(len(model.nodes))])
 
 
 @pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2), md.Mesh(x=2, y=2, z=2)], ids=str)

@@ -272,7 +272,7 @@ def test_operations_that_differ_in_a_literal_have_rows_of_their_own():
 def test_moves_that_were_found_near_a_plan_take_the_cheapest_way_of_all(mesh):
     model, rng, cheaper = problem_of("two layers", mesh), np.random.default_rng(0), 0
     evaluator = Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.unit(n))) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     for _ in range(20):
         rows = np.array([rng.choice(s) for s in states])
         model.focus(((0, 1),), rows)

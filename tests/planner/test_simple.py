@@ -33,7 +33,7 @@ def evaluated(model, placed):
     """The plan in which every node takes its first state with only this placement, or its first one."""
 
     def row(n):
-        states = np.argwhere(np.isfinite(model.unit(n)))
+        states = np.argwhere(np.isfinite(model.units[n]))
         ports = range(len(model.nodes[n].ports))
         fine = [s for s in states if {layout_of(model, n, p, s).on("x") for p in ports} <= {placed(n)}]
         return fine[0] if fine else states[0]
