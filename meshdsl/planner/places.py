@@ -80,8 +80,8 @@ class Places:
         self.within = {id(graph): self._within(graph)}
         self.bodies: dict[int, tuple[Body, ...]] = {}
         for _, op in walk(graph):
-            self.within.update((id(body), self._within(body)) for body in op.bodies)
             if op.bodies:
+                self.within.update((id(body), self._within(body)) for body in op.bodies)
                 self.bodies[op.id] = tuple(_body(op, body) for body in op.bodies)
 
     def _within(self, graph: Graph) -> Within:
@@ -89,12 +89,12 @@ class Places:
         return Within(self._runs(graph), views, self._reuses(graph))
 
     def _runs(self, graph: Graph) -> tuple[int, ...]:
-        runs = list(range(len(graph.ops)))
+        runs, kept = list(range(len(graph.ops))), self.kept
         read: dict[int, int] = {}  # by value id, where it is last read
         for at in reversed(range(len(runs))):
             op, last = graph.ops[at], at
             made = [v.id for v in op.outputs]
-            if made and self.kept.isdisjoint(made):
+            if made and kept.isdisjoint(made):
                 last = runs[at] = max([read.get(v, at) for v in made])
             for v in op.inputs:
                 if isinstance(v, Value) and read.get(v.id, -1) < last:
@@ -104,11 +104,14 @@ class Places:
     def _reuses(self, graph: Graph) -> dict[int, tuple[Reuse, ...]]:
         found: dict[int, tuple[Reuse, ...]] = {}
         fused: dict[int, list[Reading]] = {}
+        names = {op.name for op in graph.ops}
+        updates = {name for name in names if name.startswith(_UPDATES)}
+        by_element = {name for name in names if RULES.get(name) is elementwise}
         for at, op in enumerate(graph.ops):
-            if op.bodies or op.name.startswith(_UPDATES):
+            if op.bodies or op.name in updates:
                 made = tuple(reuse for reuse in _written_over(op) if reuse.over)
                 found.update({at: made} if made else {})
-            elif RULES.get(op.name) is elementwise and (over := _through(op, fused)):
+            elif op.name in by_element and (over := _through(op, fused)):
                 if op.outputs[0].id in self.kept:
                     found[at] = (Reuse(op.outputs[0].id, tuple(over)),)
                 else:
