@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -81,16 +82,22 @@ class Floor:
         self.later = tuple(at for at in largest if self._value(at).id not in alone)
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
+        self._bytes: WeakKeyDictionary[Choice, float] = WeakKeyDictionary()
         self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
 
     def under(self, model: Model) -> "Floor":
         """The same of the same program's model under other pins, with the same inputs given up."""
         other = copy(self)
-        other.model, other._smallest = model, Kept(model)
+        other.model, other._smallest, other._bytes = model, Kept(model), WeakKeyDictionary()
         return other
 
     def bytes(self, choice: Choice) -> float:
         """Of a plan."""
+        if choice not in self._bytes:
+            self._bytes[choice] = self._held(choice)
+        return self._bytes[choice]
+
+    def _held(self, choice: Choice) -> float:
         layouts = self.model.ports.layouts(choice.rows)
         as_made = layouts == layouts[self.model.wiring.every]
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
