@@ -3,12 +3,12 @@
 import pickle
 import sys
 from copy import deepcopy
-from threading import Event, Thread
+from threading import Barrier, Event, Thread, current_thread
 
 import pytest
 
 import meshdsl as md
-from meshdsl.beside import beside
+from meshdsl.beside import beside, together
 from meshdsl.later import Later
 from tests.planner.graphs import shape
 
@@ -49,6 +49,15 @@ def test_errors_come_out_of_both():
     assert sys.getswitchinterval() == before
 
 
+def test_several_functions_run_beside_each_other_and_one_where_it_is():
+    before, met = sys.getswitchinterval(), Barrier(2, timeout=60)
+    assert together([lambda: met.wait() * 0 + 1, lambda: met.wait() * 0 + 2]) == [1, 2]
+    assert together([current_thread]) == [current_thread()]
+    with pytest.raises(ZeroDivisionError):
+        together([lambda: 1, lambda: 1 / 0])
+    assert sys.getswitchinterval() == before
+
+
 def test_what_comes_later_is_made_once_and_is_what_it_is():
     made = []
     later = Later(lambda: made.append(1) or (1, 2))
@@ -69,7 +78,9 @@ def test_an_error_comes_again_when_it_is_asked_for_again():
 def test_what_reports_show_is_worked_out_when_it_is_read():
     made = []
     plan = md.parallelize(lambda a, b: a @ b, md.Mesh(x=2), layouts={"a": "x=S(0)"}).plan(shape(8, 8), shape(8, 8))
+    assert plan.identity._make is not None
     make = plan.timing._make
     plan.timing._make = lambda: made.append(1) or make()
     assert "peak" in repr(plan.solution) and plan.gap < 1e-6 and made == []
+    assert len(plan.fingerprint) == 64 and plan.identity._make is None
     assert plan.simulated_seconds > 0 and plan.spans and "with overlap" in str(plan) and made == [1]

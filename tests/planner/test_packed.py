@@ -5,8 +5,9 @@ import pytest
 
 from meshdsl.planner import packed as packed_module
 from meshdsl.planner.eliminate import eliminate
-from meshdsl.planner.messages import Messages, Passing
+from meshdsl.planner.messages import Messages, Passing, cap
 from meshdsl.planner.network import Network, Stamp
+from meshdsl.planner.numbering import occurring
 from meshdsl.planner.packed import packed
 
 
@@ -37,6 +38,24 @@ def test_variables_that_are_one_in_a_copy_keep_what_they_cost_together():
     whole.stamp(stamp)
     flat = packed([stamp])[0]
     assert flat.unary.tolist() == whole.unary[0].tolist() == [111, 0] and not flat.flat.to.size
+
+
+def test_messages_know_of_no_entry_above_their_limit():
+    rng, cut = np.random.default_rng(0), Network(None, 2)
+    for v in range(2):
+        cut.put(v, rng.integers(9, size=4).astype(float))
+    cut.add(0, 1, np.where(rng.random((4, 4)) < 0.5, np.inf, rng.integers(9, size=(4, 4))))
+    whole = cut.copy()
+    cap(cut, 20.0)
+    messages, capped = Messages(whole, 20.0), Messages(cut)
+    assert np.array_equal(messages.tables, capped.tables) and np.array_equal(messages.unary, capped.unary)
+    assert np.isinf(whole.near[0][1]).any() and messages.tables.max() == 20.0
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [2, 0, 2, 2, 5, 0], [1, 1, 1]])
+def test_numbers_that_occur(numbers):
+    numbers = np.array(numbers, dtype=np.intp)
+    assert occurring(numbers).tolist() == np.unique(numbers).tolist()
 
 
 @pytest.mark.parametrize("merged", [False, True])
