@@ -3,9 +3,9 @@
 python -m bench.planning
 
 Seconds are those of the clock, after tracing; two threads take part in some of it. What is not planning, the plan's
-spans, its simulated seconds and its fingerprint, is worked out when it is first read, and is not in them. The other pin splits
-the first matrix of the parameters, or leaves it whole if it is split; the plan with it is made as ``Sharded.pinned``
-makes it.
+spans, its simulated seconds and its fingerprint, is worked out when it is first read, and is not in them. The other pin
+splits the first matrix of the parameters, or leaves it whole if it is split; the plan with it is made as
+``Sharded.pinned`` makes it.
 """
 
 import resource

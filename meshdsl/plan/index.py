@@ -7,21 +7,21 @@ from meshdsl.plan.places import Places
 
 
 class Index:
-    """The operations of a graph and its bodies, in program order.
+    """The operations of a graph and its bodies, in program order; of the graph itself it does not keep hold.
 
     Args:
-      ops: with the graphs that they stand in. order: per op id, its position among them.
-      makers: by value id, what makes it. homes: the value, and the graph that it is in.
+      ops: with the bodies that they stand in, if they do. order: per op id, its position among them.
+      makers: by value id, what makes it. homes: the value, and the body that it is in, if it is.
       readers: by value id, the operations that read it, and as which operand.
       sources: the lines that they come from. places: what those are called.
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.ops = list(walk(graph))
+        self.ops = [(None if home is graph else home, op) for home, op in walk(graph)]
         self.order = {op.id: i for i, (_, op) in enumerate(self.ops)}
         self.makers: dict[int, Op] = {}
         self.readers: dict[int, list[tuple[Op, int]]] = {}
-        self.homes: dict[int, tuple[Value, Graph]] = {v.id: (v, graph) for v in graph.inputs}
+        self.homes: dict[int, tuple[Value, Graph | None]] = {v.id: (v, None) for v in graph.inputs}
         for home, op in self.ops:
             for v in op.outputs:
                 self.makers[v.id], self.homes[v.id] = op, (v, home)

@@ -30,10 +30,14 @@ class Reasons:
             if op.bodies:
                 self._enter_bodies(op)
 
+    def ops(self) -> Iterator[tuple[Graph, Op]]:
+        """Every operation with the graph that it stands in, in program order."""
+        return ((home or self.program.graph, op) for home, op in self.index.ops)
+
     def moved(self) -> Iterator[tuple[Value, Graph]]:
         """Every value that is moved, with its graph, in program order."""
-        trees = self.solution.trees
-        return (home for value, home in self.index.homes.items() if value in trees)
+        trees, graph = self.solution.trees, self.program.graph
+        return ((v, home or graph) for v, home in self.index.homes.values() if v.id in trees)
 
     def name(self, value: Value) -> str:
         """Path of the input that the value is, or what made it."""

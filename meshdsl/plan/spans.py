@@ -65,7 +65,7 @@ def make_spans(
     memory = Liveness(placed(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
-    for inside, op in reasons.index.ops:
+    for inside, op in reasons.ops():
         seconds, held, waited = work.seconds(op), memory[op.id], waits.get(op.id, 0)
         costs = seconds > 0 or waited > 0
         head = (lines.of(op), op.called, op.phase, inside.trips) if costs or not heads else heads[-1]

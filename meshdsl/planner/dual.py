@@ -29,6 +29,7 @@ from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
+from meshdsl.planner.prices import Prices
 from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redrawn
 from meshdsl.planner.search import evaluated, jointly
 
@@ -62,8 +63,7 @@ def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start
     dual = None if hurried else _most_open(fitter, free, best, limit)
     if dual is None or dual.is_small:
         return None
-    if dual.joint is None:
-        dual.model = fitter.model.apart()
+    dual.model = fitter.model.at(Prices()) if dual.joint else fitter.model.apart()
     return Begun(dual.floor, dual.price, start(partial(dual.best, 0)))
 
 

@@ -1,0 +1,41 @@
+"""What plans' texts ask of a program."""
+
+import gc
+from weakref import ref
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.ir import walk
+from meshdsl.plan.index import index_of
+from meshdsl.trace import trace
+from tests.planner.graphs import shape
+
+
+def step(x, w):
+    y, _ = jax.lax.scan(lambda carry, row: (jnp.tanh(carry * row), None), x, w)
+    return y * x + y
+
+
+def test_every_value_is_where_it_is_made_and_has_all_its_readers():
+    graph = trace(step, (shape(8), shape(4, 8))).graph
+    index, ops = index_of(graph), list(walk(graph))
+    assert index_of(graph) is index and len({id(home) for home, _ in ops}) == 2
+    assert [(home or graph, op) for home, op in index.ops] == ops
+    for at, (home, op) in enumerate(ops):
+        assert index.order[op.id] == at
+        for v in op.outputs:
+            value, where = index.homes[v.id]
+            assert index.makers[v.id] is op and value is v and (where or graph) is home
+    read = {(op.id, i): x.id for _, op in ops for i, x in enumerate(op.inputs) if hasattr(x, "id")}
+    assert {(op.id, i): v for v, found in index.readers.items() for op, i in found} == read
+    assert set(index.homes) == {v.id for home, _ in ops for v in home.inputs} | index.makers.keys()
+
+
+def test_a_program_is_let_go_of():
+    graph = trace(step, (shape(8), shape(4, 8))).graph
+    index_of(graph)
+    seen = ref(graph)
+    del graph
+    gc.collect()
+    assert seen() is None
