@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-Start = Callable[[Callable[[], float]], "Future[float]"]
 _INTERVAL = 2e-4  # seconds
+
+
+class Start(Protocol):
+    """Starts what runs beside other work."""
+
+    def __call__(self, function: Callable[[], T], /) -> "Future[T]":
+        """Call a function in a thread of its own."""
+        ...
 
 
 class _Often:
@@ -50,5 +57,5 @@ def together(functions: Sequence[Callable[[], T]]) -> list[T]:
     """What functions return, which run beside each other if there are several."""
     if len(functions) == 1:
         return [functions[0]()]
-    with _OFTEN, ThreadPoolExecutor() as others:
-        return [started.result() for started in [others.submit(function) for function in functions]]
+    with beside() as start:
+        return [started.result() for started in [start(function) for function in functions]]

@@ -1,13 +1,15 @@
-"""What plans' texts ask of a program."""
+"""What plans' texts ask of a program, and the numbers of its values."""
 
 import gc
 from weakref import ref
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from meshdsl.ir import walk
 from meshdsl.plan.index import index_of
+from meshdsl.planner.timeline import timeline_of
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
 
@@ -39,3 +41,14 @@ def test_a_program_is_let_go_of():
     del graph
     gc.collect()
     assert seen() is None
+
+
+def test_a_value_of_another_program_has_no_number():
+    graph = trace(step, (shape(8), shape(4, 8))).graph
+    numbers = timeline_of(graph, "cpu").numbers
+    ids = [v.id for v in numbers.values]
+    assert numbers.of(ids).tolist() == list(range(len(ids)))
+    unknown = next(i for i in range(max(ids) + 2) if i not in ids)
+    for value in (unknown, max(ids) + 1):
+        with pytest.raises(IndexError):
+            numbers.of([ids[0], value])

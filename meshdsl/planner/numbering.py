@@ -81,8 +81,11 @@ class Numbering:
         self._at = {reading: i for i, reading in enumerate(self.readings)}
 
     def of(self, values: Iterable[int]) -> Ids:
-        """Numbers of values, given by their ids."""
-        return np.asarray(self._number[array(values)])
+        """Numbers of values, given by their ids; IndexError for others."""
+        found: Ids = self._number[array(values)]
+        if found.min(initial=0) < 0:
+            raise IndexError("a value of another program")
+        return found
 
     def flags(self, values: Iterable[int]) -> NDArray[np.bool_]:
         """Which values are among some, given by their ids."""
