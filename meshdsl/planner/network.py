@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.derived import Derived, least, least_of_two, merged, plus_row, some
 from meshdsl.planner.exact import Costs
-from meshdsl.planner.trail import Gone, Labels, Stamped
+from meshdsl.planner.trail import UNDECIDED, Gone, Labels, Stamped
 
 
 class Network:
@@ -220,7 +220,7 @@ class Network:
 
     def decode(self, left: Sequence[int], labels: Sequence[int]) -> Labels:
         """The states of all variables, the best ones of those eliminated, given those that are left, by label."""
-        chosen = np.full(self._next, -1)
+        chosen = np.full(self._next, UNDECIDED)
         chosen[np.asarray(left, dtype=np.intp)] = labels
         for gone in reversed(self.trail):
             gone.decode(chosen)

@@ -14,7 +14,7 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.messages import Passing
 from meshdsl.planner.network import Network, Stamp
 from meshdsl.planner.packed import Packed, packed
-from meshdsl.planner.trail import Stamped
+from meshdsl.planner.trail import UNDECIDED, Stamped
 
 _AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
 _WORK = 2_000_000_000  # ... and entries that they touch together, before the bound must rise for more of them ...
@@ -78,7 +78,7 @@ class Shorter:
 
     def states(self, messages: Passing) -> Ids:
         """What messages between all copies point to, for all nodes."""
-        chosen = np.full(1 + max(int(numbers.max(initial=_NONE)) for _, _, numbers in self._whole), _NONE)
+        chosen = np.full(1 + max(int(numbers.max(initial=_NONE)) for _, _, numbers in self._whole), UNDECIDED)
         chosen[messages.order] = messages.pointed
         for part, variables, numbers in self._whole:
             Stamped(part.trail, variables, numbers).decode(chosen)

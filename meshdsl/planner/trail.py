@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from meshdsl.planner.exact import Costs
 
 Labels = NDArray[np.intp]
+UNDECIDED = np.iinfo(np.intp).max  # no table has this state, so reading what is not decided yet is an error
 
 
 @dataclass(frozen=True)

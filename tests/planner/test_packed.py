@@ -52,6 +52,20 @@ def test_messages_know_of_no_entry_above_their_limit():
     assert np.isinf(whole.near[0][1]).any() and messages.tables.max() == 20.0
 
 
+@pytest.mark.parametrize("kept", [None, [0, 2]], ids=["all states", "some states"])
+def test_what_is_not_decided_cannot_be_read(kept):
+    network = Network(None, 3)
+    for v in range(3):
+        network.put(v, np.arange(3.0))
+    network.add(0, 1, np.ones((3, 3)))
+    if kept:
+        network.restrict(1, np.array(kept))
+    network.reduce(1 << 10, frozenset((1, 2)))
+    assert network.decode([1, 2], [0, 2]).tolist() == [0, 0, 2]
+    with pytest.raises(IndexError):
+        network.decode([2], [1])
+
+
 @pytest.mark.parametrize("numbers", [[], [3], [2, 0, 2, 2, 5, 0], [1, 1, 1]])
 def test_numbers_that_occur(numbers):
     numbers = np.array(numbers, dtype=np.intp)
