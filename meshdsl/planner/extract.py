@@ -57,6 +57,16 @@ class Evaluator:
                 edges.update(dict.fromkeys(read.values, found))
         return Choice(rows, total, edges)
 
+    def shares(self, rows: Assignment) -> tuple[Costs, Costs]:
+        """What each node of a state costs, and by the port that makes it, what the moves of each value do."""
+        ready(self.model, rows)
+        ports, trips = self.model.ports, self.model.often
+        nodes, moves = np.empty(len(rows)), np.zeros(trips.size)
+        nodes[self._nodes] = self._costs(rows)
+        for read in ports.elsewhere(ports.layouts(rows)):
+            moves[read.makers] = self._tree(read)[0] * trips[read.makers]
+        return nodes, moves
+
     def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
         """Whether the pins allow the state of each node."""
         found = np.empty(len(rows), dtype=np.bool_)
@@ -120,6 +130,14 @@ class Evaluator:
             cost, edges = tree(closure.costs, closure.inner, start, wanted)
             self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
         return self._known[key]
+
+
+def ready(model: Model, rows: Assignment) -> None:
+    """Make a model such that a plan can be evaluated; on many mesh axes, copies are made from layouts near its own."""
+    if len(model.wide) > 2:
+        model.hold(rows)
+    else:
+        model.focus()
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:

@@ -6,20 +6,17 @@ relaxation with lazily generated rows). When the unpriced optimum fits, it is th
 prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from math import inf
-from weakref import WeakKeyDictionary
 
 from meshdsl.errors import PinError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.branching import MOST, Branching
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
-from meshdsl.planner.memory import Liveness, Peak
-from meshdsl.planner.mix import Mixer
+from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
-from meshdsl.planner.placer import Placer
 from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem
@@ -27,13 +24,12 @@ from meshdsl.planner.redecided import redecided, redecided_on_many_axes
 from meshdsl.planner.search import evaluated, jointly, plans
 from meshdsl.planner.short import larger, too_small
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.weigher import Weigher
 
 _ROUNDS, _TRIALS = 14, 2
 _RAISE = 3.0
 _FRESH = 2  # times that a price is tried again as points come in that did not pay it
 _MIXED = 3  # plans that do not fit of which parts are taken over
-_FEWEST, _TRIED = 20, 50_000  # plans that are mixed of two at least, and operations of all of them together ...
-_QUICK = 12  # ... and at least where the search began from another plan
 _FIRST = 100.0  # how much less than the first price is nearly nothing
 _FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
 _DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well ...
@@ -53,13 +49,12 @@ class Fitter:
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
-        self.placer: Placer = Placer(model, like.placer if like else None)
+        self.weigher: Weigher = Weigher(self.evaluator, pins.donated, like.weigher if like else None)
         self.points: Points = Points(model, pins.donated, like.points if like else None)
         self.price: float = like.price if like else 0.0  # the last one
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self.bound = 0.0  # what no plan that fits can cost less than, as far as boxes say
-        self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
         self._joint: Joint | None = None
         self.over: list[Choice] = []  # plans that did not fit, the latest first
 
@@ -83,12 +78,7 @@ class Fitter:
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
-        if choice not in self._peaks:
-            self._peaks[choice] = self._peak(choice)
-        return self._peaks[choice]
-
-    def _peak(self, choice: Choice) -> Peak:
-        return Liveness(self.placer.placed(choice), self.pins.donated).peak()
+        return self.weigher.peak(choice)
 
     def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
@@ -107,6 +97,19 @@ class Fitter:
         if self.peak(least).bytes <= limit:
             return least, self.peak(least)
         raise too_small(self.model.problem, self.pins, self.peak(least), limit, none, self._larger(self.price, limit))
+
+    def resumed(self, known: Choice, free: Choice, limit: float) -> Choice | None:
+        """The cheapest plan found that fits at the price that bytes have, with parts of plans that do not; often none.
+
+        Args:
+          known: where to begin. free: as for ``cheaper``.
+        """
+        found = [known, self._priced([known], self.price, limit)]
+        others = [free, *(choice for choice in found if self.peak(choice).bytes > limit)]
+        if len(others) > len(found):
+            found.append(self._fitted(found[-1], self.peak(found[-1]), self.price, limit, self._is_small)[0])
+        fitting = [choice for choice in found if self.peak(choice).bytes <= limit]
+        return self.mixed(min(fitting, key=lambda choice: choice.cost), others, limit) if fitting else None
 
     def _smallest(self, least: Choice, limit: float) -> tuple[Choice, bool]:
         """The smallest plan found, or one that fits, and whether that is proved to be the smallest of all."""
@@ -148,21 +151,22 @@ class Fitter:
                 self.keeps |= both
         return least
 
-    def cheaper(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
-        """The cheapest plan found that fits, between the price at which one did and the last at which none did.
+    def nearer(self, best: Choice, free: Choice, limit: float) -> list[Choice]:
+        """Plans that fit, the cheapest first, found between the price at which one did and the last at which none did.
 
         Args:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
-        low, high, fitting = self.low, self.price, [best]
+        low, high, fitting, between = self.low, self.price, [best], self._between(best, free)
         if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.clock.is_up():
             choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
             fitting += [choice] if self.peak(choice).bytes <= limit else []
-        for _ in range(max(_FEW, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
+        few = 0 if self.low > self.price / _FIRST else _FEW
+        for _ in range(max(few, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             best = min(fitting, key=lambda choice: choice.cost)
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
                 break
-            price = (low * high) ** 0.5
+            price, between = between if low < between < high else (low * high) ** 0.5, 0.0
             self.keeps ^= self._is_small
             choice = self._priced([best, free, *self.over[:1]], price, limit, sweep=False)
             peak = self.peak(choice)
@@ -172,33 +176,36 @@ class Fitter:
                 low, self.over = price if peak in self.points else low, [choice, *self.over]
                 self.points.add(peak)
         self.price = high
-        fitting.sort(key=lambda choice: choice.cost)
-        found = [self.mixed(choice, free, limit) for choice in (fitting if self._is_small else fitting[:1])]
-        best, _ = min(found, key=lambda found: found[0].cost)
+        return sorted(fitting, key=lambda choice: choice.cost)
+
+    def cheaper(self, fitting: list[Choice], free: Choice, limit: float) -> Choice:
+        """The cheapest plan that comes of some that fit, with parts of others, or decided anew."""
+        others = list({choice.cost: choice for choice in self.over}.values())[
+            : 2 * _MIXED if self._is_small else _MIXED
+        ]
+        found = [self.mixed(choice, others or [free], limit) for choice in (fitting if self._is_small else fitting[:1])]
+        best = min(found, key=lambda choice: choice.cost)
         joint = self.joint
         if self._is_small and best.cost > free.cost * (1 + (_DEAR if joint else _DEARER)):
             prices = Prices(), self.points.prices(self.price * _LOW, True)
             decided = partial(redecided, joint) if joint else partial(redecided_on_many_axes, self.model)
             best = decided(self.evaluator, best, prices, partial(self._fitting, limit))
-        return best, self.peak(best)
+        return best
+
+    def _between(self, best: Choice, free: Choice) -> float:
+        """The price at which a plan that fits and the cheapest of all cost the same."""
+        return self.model.scale.seconds(best.cost - free.cost) / (self.peak(free).bytes - self.peak(best).bytes)
 
     def _fitting(self, limit: float, best: Choice, other: Choice) -> Choice:
         """The other plan if it fits, else ``best`` with what can be taken over from it."""
-        return other if self.peak(other).bytes <= limit else self._mixed(best, other, limit)
+        return other if self.peak(other).bytes <= limit else self.weigher.mixed(best, other, limit)
 
-    def mixed(self, best: Choice, free: Choice, limit: float) -> tuple[Choice, Peak]:
-        """The cheapest plan found that does some things as those do that do not fit."""
-        others = list({choice.cost: choice for choice in self.over}.values())
-        for choice in others[: 2 * _MIXED if self._is_small else _MIXED] or [free]:
-            if max(free.cost, choice.cost) * (1 + _NEAR) < best.cost:
-                best = self._mixed(best, choice, limit)
-        return best, self.peak(best)
-
-    def _mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
-        """``best`` with as much as fits of what ``over`` does, which does not fit."""
-        tries = max(_QUICK if self.quick else _FEWEST, _TRIED // len(self.model.nodes))
-        made, room = partial(evaluated, self.model, self.evaluator), lambda choice: limit - self.peak(choice).bytes
-        return Mixer(self.model, best, over, made, room, tries).mixed()
+    def mixed(self, best: Choice, others: Iterable[Choice], limit: float) -> Choice:
+        """The cheapest plan found that does some things as others do that do not fit."""
+        for choice in others:
+            if choice.cost * (1 + _NEAR) < best.cost:
+                best = self.weigher.mixed(best, choice, limit)
+        return best
 
     def let_go(self) -> None:
         """Of the networks: nothing more is looked for."""

@@ -22,6 +22,8 @@ from meshdsl.planner.numbering import Stretch, array
 from meshdsl.planner.placed import NOWHERE, Placed
 from meshdsl.planner.timeline import Timeline
 
+_POINTS, _APART = 8, 64  # that are too full: at most, and of how many parts of the step they stand in others
+
 
 class Copy(NamedTuple):
     """One layout of one value, or what an operation needs beside its first result while it runs."""
@@ -41,11 +43,16 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest program point: its operation and the graphs around it; what lives there is listed when asked for."""
+    """The fullest program point: its operation and the graphs around it; what lives there is listed when asked for.
+
+    Args:
+      places: the positions of the loops around the operation, and its own.
+    """
 
     bytes: int
     op: Op | None
     alive: Later[tuple[Copy, ...]]
+    places: tuple[int, ...] = ()
 
     @property
     def copies(self) -> tuple[Copy, ...]:
@@ -73,7 +80,13 @@ class Liveness:
         total, places = self._fullest(self.placed.timeline.step)
         op = self.placed.timeline.numbers.ops[places[-1]]
         alive = [held for at in places for held in self._alive(at)]
-        return Peak(total, op, Later(partial(_listed, self.placed.timeline, self.placed.layouts, alive)))
+        return Peak(total, op, Later(partial(_listed, self.placed.timeline, self.placed.layouts, alive)), places)
+
+    def by_value(self, places: tuple[int, ...]) -> Ids:
+        """Bytes at a point, by the numbers of the values that they are of or needed with."""
+        found = [held for at in places for held in self._alive(at)]
+        values, sizes = (np.concatenate(column) for column in zip(*((h.values, h.bytes) for h in found), strict=True))
+        return np.bincount(values, sizes, self.placed.own.size).astype(np.intp)
 
     def points(self) -> dict[int, int]:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
@@ -87,14 +100,36 @@ class Liveness:
             for body in bodies:
                 yield from self._points(body, held[at - stretch.start])
 
+    def over(self, limit: float) -> list[tuple[int, tuple[int, ...]]]:
+        """Some points that hold more than a limit, apart from each other, the fullest first, as ``_point``."""
+        held, inside = self._totals(self.placed.timeline.step)
+        over, found = np.flatnonzero(held > limit), list[int]()
+        for at in over[np.argsort(-held[over], kind="stable")].tolist():
+            if len(found) == _POINTS:
+                break
+            if all(abs(at - other) * _APART >= held.size for other in found):
+                found.append(at)
+        return [self._point(self.placed.timeline.step, held, inside, at) for at in found]
+
     def _fullest(self, stretch: Stretch) -> tuple[int, tuple[int, ...]]:
-        """Bytes at the fullest point of a graph, and its position after those of the loops around it."""
+        """The fullest point of a graph, as ``_point``."""
+        held, inside = self._totals(stretch)
+        return self._point(stretch, held, inside, int(held.argmax()))
+
+    def _totals(self, stretch: Stretch) -> tuple[Ids, dict[int, tuple[int, tuple[int, ...]]]]:
+        """Bytes while each operation of a graph runs, and by position of those with bodies, the fullest point there."""
         inside = {at: max(map(self._fullest, bodies), key=lambda found: found[0]) for at, bodies in stretch.loops}
         held = self._held[stretch.start : stretch.stop].copy()
         for at, (more, _) in inside.items():
             held[at - stretch.start] += more
-        place = int(held.argmax())
-        return int(held[place]), (stretch.start + place, *inside.get(stretch.start + place, (0, ()))[1])
+        return held, inside
+
+    @staticmethod
+    def _point(
+        stretch: Stretch, held: Ids, inside: dict[int, tuple[int, tuple[int, ...]]], at: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """Bytes at an operation of a graph, and its position, those of the operations in loops after it."""
+        return int(held[at]), (stretch.start + at, *inside.get(stretch.start + at, (0, ()))[1])
 
     def _alive(self, at: int) -> tuple[Held, Held]:
         """What lives at a position, and what its operation needs besides."""

@@ -1,55 +1,71 @@
-"""Where two plans differ: parts that one can take over from the other, each by itself."""
+"""The cheapest plan that does some things as one that does not fit does them: as many as fit.
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import chain
+The plans come apart into parts that do not depend on each other (``parts``). Which of them to take over is a knapsack:
+each saves something, and needs memory at the points that are fullest, or leaves some for others. The plan that comes of
+it is tried; where it is too large after all, its fullest point is looked at as well. Parts that are too large as a
+whole are tried by halves in the end.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
+from meshdsl.planner.knapsack import packed_in
+from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import grouped, numbered
+from meshdsl.planner.numbering import grouped
+from meshdsl.planner.parts import Groups, Parts, apart
 
-_SMALLEST = 8  # nodes of a half of a group
-_IN_A_ROW = 3  # parts of a round that do not fit
-_WORTH = 1e-4  # part of a plan's cost that groups of one kind must be able to save
-_KINDS, _LAST = 12, 3  # of groups that are tried one by one, so many tries being left at last
-_LARGEST = 0.5  # part of all nodes
+_ROUNDS = 6  # plans that come of a knapsack
+_SMALLEST = 8  # nodes of a half of a part
+_IN_A_ROW = 3  # halves of a round that do not fit
+_WORTH = 1e-4  # part of a plan's cost that a part must be able to save for its halves to be tried
 
-Groups = list[list[int]]  # of nodes
+
+Places = tuple[int, ...]  # of a point: positions of the loops around an operation, and its own
+
+
+class Judge(NamedTuple):
+    """What tells what plans cost and need.
+
+    Args:
+      limit: of bytes. made: the plan of some rows. peak: its fullest point. over: points at which it passes the limit,
+        with their bytes before them.
+      parts: two plans, come apart into groups of nodes.
+    """
+
+    limit: float
+    made: Callable[[Assignment], Choice]
+    peak: Callable[[Choice], Peak]
+    over: Callable[[Choice], list[tuple[int, Places]]]
+    parts: Callable[[Choice, Choice, Groups], Parts]
+
+    def fits(self, plan: Choice) -> bool:
+        """Whether a plan keeps the limit."""
+        return self.peak(plan).bytes <= self.limit
 
 
 class Mixer:
-    """Looks for the cheapest plan that does some things as one that does not fit does them: as many as fit.
-
-    Where what is done otherwise comes in groups of few kinds, as in equal layers, all of a kind are tried together, and
-    those taken over that need least memory for what they save. Of equal groups that are too much, so many are tried
-    next as fit if all need as much; where groups differ, half.
+    """Looks for that plan.
 
     Args:
       best: fits. over: does not.
-      made: the plan of some rows. room: bytes that a plan leaves of the limit, below 0 for one that does not fit.
-      tries: plans that are made, or a few more.
+      tries: halves of parts that are tried.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        best: Choice,
-        over: Choice,
-        made: Callable[[Assignment], Choice],
-        room: Callable[[Choice], float],
-        tries: int,
-    ) -> None:
+    def __init__(self, model: Model, best: Choice, over: Choice, judge: Judge, tries: int) -> None:
         self.model, self.best, self.over = model, best, over
-        self._made, self._room, self._tries = made, room, tries
+        self._judge, self._tries = judge, tries
 
     def mixed(self) -> Choice:
         """The best plan in the end."""
-        parts = [apart(self.model, self.best, self.over)]
-        while parts and self._goes_on:
-            parts = self._round(parts)
+        halves = [half for group in self._left_of_knapsack() for half in split([group])]
+        while halves and self._goes_on:
+            halves = self._round(halves)
         return self.best
 
     @property
@@ -57,132 +73,91 @@ class Mixer:
         """Whether another plan may be made."""
         return self._tries > 0 and not self.model.clock.is_up()
 
-    def _round(self, parts: list[Groups]) -> list[Groups]:
-        """Try parts, and say which to try next; where some in a row are too much, the others are halved untried."""
+    def _left_of_knapsack(self) -> Groups:
+        """Take over what pays most together, and say what could save something still, most first."""
+        groups, judge = apart(self.model, self.best, self.over), self._judge
+        if not groups:
+            return []
+        parts = judge.parts(self.best, self.over, groups)
+        full = _Full(parts, judge.limit)
+        for places in (judge.peak(self.best).places, *(places for _, places in judge.over(self.over))):
+            full.add(places)
+        taken = np.zeros(len(groups), dtype=np.bool_)
+        for _ in range(_ROUNDS):
+            trial = full.best()
+            plan = self._taken_over([group for group, takes in zip(groups, trial, strict=True) if takes])
+            if not trial.any() or judge.fits(plan):
+                break
+            full.avoid(judge.over(plan))
+        if trial.any() and judge.fits(plan) and plan.cost < self.best.cost:
+            self.best, taken = plan, trial
+        worth = np.flatnonzero(~taken & (parts.saved > _WORTH * self.best.cost))
+        return [groups[i] for i in worth[np.argsort(-parts.saved[worth], kind="stable")].tolist()]
+
+    def _taken_over(self, some: Groups) -> Choice:
+        """The best plan with some groups as the other one has them."""
+        rows, nodes = self.best.rows.copy(), [n for group in some for n in group]
+        rows[nodes] = self.over.rows[nodes]
+        return self._judge.made(rows)
+
+    def _round(self, halves: list[Groups]) -> list[Groups]:
+        """Try halves, and say which to try next; where some in a row are too much, the others are halved untried."""
         left, failed = list[Groups](), 0
-        for some in parts:
-            if failed >= _IN_A_ROW or not self._goes_on:
-                left += split(some, 0.5)
-            elif self._takes(trial := self._tried(some)):
-                self.best, failed = trial.plan, 0
+        for some in halves:
+            if failed < _IN_A_ROW and self._goes_on and self._takes(some):
+                failed = 0
             else:
                 failed += 1
-                left += self._smaller(some, trial)
+                left += split(some)
         return left
 
-    def _tried(self, some: Groups) -> "_Trial":
-        """The best plan with some groups as the other one has them."""
-        rows, nodes = self.best.rows.copy(), list(chain.from_iterable(some))
-        rows[nodes] = self.over.rows[nodes]
-        self._tries, plan = self._tries - 1, self._made(rows)
-        saved = self.best.cost - plan.cost
-        return _Trial(plan, saved, self._room(self.best) - self._room(plan) if saved > 0 else 0.0)
-
-    def _takes(self, trial: "_Trial") -> bool:
-        """Whether it is better and fits."""
-        return trial.saved > 0 and trial.needs <= self._room(self.best)
-
-    def _smaller(self, some: Groups, trial: "_Trial") -> list[Groups]:
-        """What to try where some groups are too much together."""
-        kinds = self._kinds(some)
-        if 1 < len(kinds) <= min(_KINDS, len(some) // 2):
-            return self._ranked(kinds)
-        if len(kinds) > 1 or trial.saved <= 0:
-            return split(some, 0.5)
-        share = self._room(self.best) / trial.needs
-        if share * len(some) < 1 < len(some) or share * trial.saved < _WORTH * self.best.cost:
-            return []
-        return split(some, share)
-
-    def _kinds(self, some: Groups) -> list[Groups]:
-        """Groups by kind: as large as each other, and with a first node of one kind, as those of equal layers have."""
-        kinds = numbered((len(group), id(self.model.nodes[group[0]].kind)) for group in some)
-        return [[some[i] for i in alike] for alike in grouped(kinds)]
-
-    def _ranked(self, kinds: list[Groups]) -> list[Groups]:
-        """Take over as many as fit together, those first that need least for what they save; what is left of each kind.
-
-        What kinds need by themselves may not add up: if what should fit does not, there is so much less room.
-        """
-        kinds = sorted(kinds, key=lambda kind: -len(kind) * len(kind[0]))
-        few = max(_LAST, self._tries - _LAST)
-        trials = [(kind, self._tried(kind)) for kind in kinds[:few] if self._goes_on]
-        better = [(kind, trial.needs, trial.needs / trial.saved) for kind, trial in trials if trial.saved > 0]
-        better.sort(key=lambda found: found[2])
-        room = budget = self._room(self.best)
-        left = list[Groups]()
-        for _ in range(_LAST):
-            together, left = _filled([(kind, needs) for kind, needs, _ in better], budget)
-            if not together or not self._goes_on:
-                break
-            trial = self._tried(together)
-            if self._takes(trial):
-                self.best = trial.plan
-                break
-            left.append(together)
-            if trial.saved <= 0:
-                break
-            budget -= trial.needs - room
-        return [*left, *kinds[few:]]
+    def _takes(self, some: Groups) -> bool:
+        """Whether the best plan is better with some groups as the other one has them, and fits; it is that then."""
+        self._tries -= 1
+        plan = self._taken_over(some)
+        better = plan.cost < self.best.cost and self._judge.fits(plan)
+        if better:
+            self.best = plan
+        return better
 
 
-def _filled(kinds: Sequence[tuple[Groups, float]], room: float) -> tuple[Groups, list[Groups]]:
-    """As many groups, kind after kind, as fit if all of a kind need as much; what is left of each kind."""
-    together, left = Groups(), list[Groups]()
-    for kind, needs in kinds:
-        count = len(kind) if needs <= room else max(0, int(room / needs * len(kind)))
-        together, room = together + kind[:count], room - needs * count / len(kind)
-        left += [kind[count:]] if count < len(kind) else []
-    return together, left
+class _Full:
+    """The points that are fullest, and what may be taken over as far as these say."""
+
+    def __init__(self, parts: Parts, limit: float) -> None:
+        self._parts, self._limit = parts, limit
+        self._room: dict[Places, float] = {}
+        self._needs: list[Costs] = []
+
+    def add(self, places: Places) -> None:
+        """Look at a point as well."""
+        if places not in self._room:
+            self._room[places] = self._limit - self._parts.held(places)
+            self._needs.append(self._parts.needs(places))
+
+    def best(self) -> NDArray[np.bool_]:
+        """Which parts to take over, to save most: of equal ones the first."""
+        saved, needs = self._parts.saved, np.stack(self._needs, axis=1)
+        kinds = np.unique(np.column_stack([saved, needs]), axis=0, return_inverse=True)[1].ravel()
+        alike, taken = grouped(kinds), np.zeros(saved.size, dtype=np.bool_)
+        first, counts = [some[0] for some in alike], np.array([some.size for some in alike])
+        found = packed_in(saved[first], needs[first], counts, np.array(list(self._room.values())))
+        for some, count in zip(alike, found.tolist(), strict=True):
+            taken[some[:count]] = True
+        return taken
+
+    def avoid(self, over: list[tuple[int, Places]]) -> None:
+        """Look at points at which a plan was too large, or leave so much more room there."""
+        for held, places in over:
+            if places in self._room:
+                self._room[places] -= held - self._limit
+            self.add(places)
 
 
-class _Trial(NamedTuple):
-    """A plan, what it costs less than the best one, and the bytes that it needs more."""
-
-    plan: Choice
-    saved: float
-    needs: float
-
-
-def apart(model: Model, one: Choice, other: Choice) -> Groups:
-    """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
-
-    Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
-    come as they are met from its first in program order on, so that its first half is near: of equal layers in a row,
-    each with its part of the backward pass, the first ones.
-    """
-    ports, wiring = model.ports, model.wiring
-    moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
-    readers, values = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for n, value in zip(wiring.nodes[moved].tolist(), wiring.values[moved].tolist(), strict=True):
-        readers[value].append(n)
-        values[n].append(value)
-    left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
-    found: list[list[int]] = []
-    while left:
-        first = next(iter(left))
-        group = [first]
-        del left[first]
-        for n in group:  # which grows
-            near = [m for value in values[n] for m in readers.pop(value, ()) if m in left]
-            for m in dict.fromkeys(near):
-                del left[m]
-                group.append(m)
-        found += _by_layer(model, group) if len(group) > _LARGEST * len(model.nodes) else [group]
-    return found
-
-
-def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
-    """The nodes of each layer, and those of none."""
-    nodes = np.array(group)
-    return [nodes[some].tolist() for some in grouped(model.layers.layer[nodes])]
-
-
-def split(some: Groups, share: float) -> list[Groups]:
-    """A share of the groups and the rest, or one that is large enough in halves; none of plans that differ in moves."""
+def split(some: Groups) -> list[Groups]:
+    """Groups in two halves, or one that is large enough; none of plans that differ in moves."""
     if len(some) > 1:
-        first = min(max(1, int(share * len(some))), len(some) - 1)
-        return [some[:first], some[first:]]
+        return [some[: len(some) // 2], some[len(some) // 2 :]]
     nodes = some[0] if some else []
     half = len(nodes) // 2
     return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []

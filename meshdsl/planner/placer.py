@@ -23,12 +23,14 @@ class Placer:
 
     Args:
       like: one of the same program, under other pins.
+
+    ``values``: per value of the program, by its number, the port that makes it.
     """
 
     def __init__(self, model: Model, like: "Placer | None" = None) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
         numbers, wiring = self.timeline.numbers, model.wiring
-        self._own: Ids = like._own if like else array(wiring.made[v.id] for v in numbers.values)
+        self.values: Ids = like.values if like else array(wiring.made[v.id] for v in numbers.values)
         self._read: Ids = like._read if like else array(map(wiring.reading.__getitem__, numbers.readings))
         self._layouts = dict(model.ports.every)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
@@ -38,12 +40,12 @@ class Placer:
         ports = self.model.ports
         layouts, moved = ports.named(ports.layouts(choice.rows)), self._moved(choice)
         return Placed(
-            self.timeline, self.model.mesh, tuple(self._layouts), layouts[self._own], layouts[self._read], moved
+            self.timeline, self.model.mesh, tuple(self._layouts), layouts[self.values], layouts[self._read], moved
         )
 
     def _moved(self, choice: Choice) -> Moved:
         """The moves of a plan."""
-        values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self._own]
+        values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self.values]
         ways = numbered(map(id, choice.edges.values()))  # those that lead alike are mostly one object
         alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
         moved = list(choice.edges.items())

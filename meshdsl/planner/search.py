@@ -21,7 +21,7 @@ import numpy as np
 from meshdsl.planner.bound import Certificate
 from meshdsl.planner.closing import FIRST_TREES, OPEN, closed
 from meshdsl.planner.exact import TIES
-from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.extract import Choice, Evaluator, ready
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.near import Axes, Groups, apart, as_fewer, as_taken, as_two, in_pairs
@@ -71,8 +71,7 @@ def find(
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
-        rows = np.where(evaluator.allowed(known)[:, None], known, model.whole)
-        best = min(best, evaluated(model, evaluator, rows), key=lambda choice: choice.cost)
+        best = min(best, carried(model, evaluator, known), key=lambda choice: choice.cost)
     if jointly(model):
         model.focus()
         joint = joint or Joint(model)
@@ -94,12 +93,24 @@ def find(
             proof = cache(lambda: max(least, bound_on_many_axes(model, best, False)))
         model.focus()
 
-    def prove() -> float:
-        least = proof()
-        safe = least - TIES - ROUNDED * abs(least)
-        return max(0.0, model.scale.seconds(min(safe, best.cost)))
+    return best, lambda: _seconds(model, best, proof())
 
-    return best, prove
+
+def later(model: Model, best: Choice, joint: Joint | None) -> Proof:
+    """What proves seconds that no plan can undercut, memory aside, from a plan on, quickly.
+
+    Args:
+      joint: as for ``find``.
+    """
+    if joint:
+        return lambda: _seconds(model, best, lifted_later(joint, best, _QUICK, False))
+    return lambda: _seconds(model, best, bound_on_many_axes(model, best, True))
+
+
+def _seconds(model: Model, best: Choice, least: float) -> float:
+    """A bound in seconds, rounded down; no more than what a plan takes."""
+    safe = least - TIES - ROUNDED * abs(least)
+    return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
 
 def _moved(
@@ -116,12 +127,14 @@ def _moved(
 
 
 def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
-    """A plan with its cost; on many mesh axes, copies are made from layouts near its own."""
-    if len(model.wide) > 2:
-        model.hold(rows)
-    else:
-        model.focus()
+    """A plan with its cost."""
+    ready(model, rows)
     return evaluator.exact(evaluator.evaluate(rows))
+
+
+def carried(model: Model, evaluator: Evaluator, known: Assignment) -> Choice:
+    """A plan of other pins with what these do not allow done everywhere."""
+    return evaluated(model, evaluator, np.where(evaluator.allowed(known)[:, None], known, model.whole))
 
 
 def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth, both: bool) -> Choice:

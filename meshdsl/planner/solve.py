@@ -16,7 +16,7 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import ROUNDED, evaluated, find, jointly
+from meshdsl.planner.search import ROUNDED, carried, evaluated, find, jointly, later
 from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
@@ -33,7 +33,7 @@ class Found:
       limit: of memory, in bytes. peak: the plan's fullest point.
       free: the best plan found, memory aside; the same if it fits.
       prove: seconds that no plan can be below, whether it fits or not.
-      begun: a bound on those that fit.
+      begun: a bound on those that fit. loosest: the pins under which the bound is proved, if not those that there are.
     """
 
     model: Model
@@ -44,6 +44,7 @@ class Found:
     peak: Peak
     prove: Callable[[], float]
     begun: Begun | None = None
+    loosest: Pins | None = None
 
     @property
     def seconds(self) -> float:
@@ -69,9 +70,11 @@ class Found:
           start: for the bound of a large step, beside this.
         """
         choice, short = self.choice, self.choice is not self.free
-        bound = begun(self.fitter, self.free, choice, self.limit, start) if short else None
+        bound = None
         if short:
-            choice, _ = self.fitter.proved(self.fitter.cheaper(choice, self.free, self.limit)[0], self.limit)
+            fitting = self.fitter.nearer(choice, self.free, self.limit)
+            bound = begun(self.fitter, self.free, fitting[0], self.limit, start)
+            choice, _ = self.fitter.proved(self.fitter.cheaper(fitting, self.free, self.limit), self.limit)
         if jointly(self.model):
             choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
         return replace(
@@ -107,23 +110,41 @@ class Found:
         """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
 
         Args:
-          bound: seconds that no plan under the present pins can be below. Nor can one if others are stated besides,
-            and where these cost little, that is as good as a proof of its own.
+          bound: seconds that no plan can be below under the pins that ``loosest`` says. Nor can one under others that
+            add to them, and where these cost little, that is as good as a proof of its own.
         """
         problem = repin(self.model.problem, pins)
         if problem is None:
             return None
-        model = self.model.repinned(problem)
-        fitter = Fitter(model, pins, self.fitter)
+        fitter = Fitter(self.model.repinned(problem), pins, self.fitter)
+        found = self._resumed(fitter) or self._refound(fitter)
+        before = self.loosest or self.fitter.pins
+        least, prove = bound if adds_to(pins, before, self.model.mesh) else 0.0, found.prove
+        if least and found.choice.cost <= (1 + _NEAR) * self.choice.cost:
+            return replace(found, prove=lambda: least, loosest=before)
+        return replace(found, prove=lambda: max(least, prove()))
+
+    def _resumed(self, fitter: Fitter) -> "Found | None":
+        """The best plan found at the price that bytes have, if memory is short still and the pins cost little."""
+        model, evaluator = fitter.model, fitter.evaluator
+        if self.choice is self.free:
+            return None
+        known, free = (carried(model, evaluator, plan.rows) for plan in (self.choice, self.free))
+        if fitter.peak(free).bytes <= self.limit:
+            return None
+        choice = fitter.resumed(known, free, self.limit)
+        if choice is None or choice.cost > (1 + _NEAR) * self.choice.cost:
+            return None
+        return Found(model, fitter, self.limit, free, choice, fitter.peak(choice), later(model, free, fitter.joint))
+
+    def _refound(self, fitter: Fitter) -> "Found":
+        """The best plan found from this one on, memory aside, and then within it."""
+        model = fitter.model
         best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
         choice, peak = fitter.fit(best, self.limit)
         if choice is not best:
-            choice, peak = fitter.proved(fitter.mixed(choice, best, self.limit)[0], self.limit)
-        least = bound if adds_to(pins, self.fitter.pins, model.mesh) else 0.0
-        near = choice.cost <= (1 + _NEAR) * self.choice.cost
-        return Found(
-            model, fitter, self.limit, best, choice, peak, lambda: least if least and near else max(least, prove())
-        )
+            choice, peak = fitter.proved(fitter.mixed(choice, fitter.over or [best], self.limit), self.limit)
+        return Found(model, fitter, self.limit, best, choice, peak, prove)
 
     def spent(self) -> "Found":
         """Without what has found it and proved the bound, which may be large."""

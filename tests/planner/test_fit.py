@@ -1,5 +1,6 @@
 """Plans under a memory limit: as much of it is used as pays."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import jax
@@ -12,7 +13,10 @@ from meshdsl.models import gpt
 from meshdsl.planner import mix
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.mix import apart, split
+from meshdsl.planner.memory import Liveness, Peak
+from meshdsl.planner.mix import split
+from meshdsl.planner.parts import Parts, apart
+from meshdsl.planner.placer import Placer
 from tests.planner.graphs import TWO, layout_of, problem_of, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -113,26 +117,91 @@ def test_a_higher_price_is_tried_where_messages_settle_badly():
     assert little.memory <= 0.4 * free.memory and little.seconds < 1.2 * free.seconds
 
 
-def test_a_large_part_is_halved_or_parted_where_it_is_told():
-    assert split([[1], [2], [3]], 0.5) == split([[1], [2], [3]], 0.0) == [[[1]], [[2], [3]]]
-    assert split([[1], [2], [3]], 0.99) == [[[1], [2]], [[3]]]
-    assert split([], 0.5) == split([[1, 2, 3]], 0.5) == []
-    assert split([list(range(16))], 0.9) == [[list(range(8))], [list(range(8, 16))]]
+def test_a_large_part_is_halved():
+    assert split([[1], [2], [3]]) == [[[1]], [[2], [3]]]
+    assert split([]) == split([[1, 2, 3]]) == []
+    assert split([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]
 
 
-def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
-    """Twenty groups each of three kinds, of which one needs nothing and one too much for what it saves."""
-    saves, needs = np.repeat([1.0, 5.0, 5.0], 20), np.repeat([0.0, 10.0, 4.0], 20)
-    kinds = [object() for _ in range(3)]
-    model = SimpleNamespace(nodes=[SimpleNamespace(kind=kinds[n // 20]) for n in range(60)], clock=Clock())
-    monkeypatch.setattr(mix, "apart", lambda *_: [[n] for n in range(60)])
+class Separate:
+    """Parts that do not depend on each other: bytes by place, of the first plan, and what each part needs more."""
+
+    def __init__(self, saved, held, needs):
+        self.saved, self._held, self._needs = np.asarray(saved, float), held, needs
+
+    def held(self, places):
+        return self._held
+
+    def needs(self, places):
+        return self._needs[places]
+
+
+def mixed(monkeypatch, saved, needs, limit, tries=0):
+    """The plan that one without any of some parts becomes: each part a node, ``needs`` by place."""
+    count = len(saved)
+    monkeypatch.setattr(mix, "apart", lambda *_: [[n] for n in range(count)])
+    parts = Separate(saved, 0.0, needs)
     made = []
+
+    def bytes_of(choice):
+        return {places: float(more @ choice.rows[:, 0]) for places, more in needs.items()}
 
     def make(rows):
         made.append(rows)
-        return Choice(rows, 1000.0 - float(saves @ rows[:, 0]), {})
+        return Choice(rows, 1e6 - float(parts.saved @ rows[:, 0]), {})
 
-    best, over = Choice(np.zeros((60, 1)), 1000.0, {}), Choice(np.ones((60, 1)), 780.0, {})
-    found = mix.Mixer(model, best, over, make, lambda choice: 50.0 - float(needs @ choice.rows[:, 0]), 20).mixed()
-    assert found.rows.reshape(3, 20).sum(axis=1).tolist() == [20, 0, 12] and found.cost == 1000 - 20 - 5 * 12
-    assert len(made) <= 10
+    def peak(choice):
+        places, most = max(bytes_of(choice).items(), key=lambda found: found[1])
+        return Peak(most, None, None, places)
+
+    def over(choice):
+        full = sorted(((held, places) for places, held in bytes_of(choice).items() if held > limit), reverse=True)
+        return full[:1]
+
+    judge = mix.Judge(limit, make, peak, over, lambda *_: parts)
+    model = SimpleNamespace(clock=Clock())
+    best, whole = Choice(np.zeros((count, 1)), 1e6, {}), Choice(np.ones((count, 1)), 0.0, {})
+    return mix.Mixer(model, best, whole, judge, tries).mixed().rows[:, 0].astype(int), made
+
+
+def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
+    """Twenty each of three kinds, of which one needs nothing and one too much for what it saves."""
+    saves, needs = np.repeat([1.0, 5.0, 5.0], 20), np.repeat([0.0, 10.0, 4.0], 20)
+    taken, made = mixed(monkeypatch, saves, {(1,): needs}, 50.0)
+    assert taken.reshape(3, 20).sum(axis=1).tolist() == [20, 0, 12]
+    assert len(made) == 1
+
+
+def test_points_that_turn_out_too_full_are_looked_at(monkeypatch):
+    """Against all sets of parts; some parts leave room for others."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        saved = rng.integers(-3, 9, 9).astype(float)
+        needs = {(place,): rng.integers(-2, 8, 9).astype(float) for place in range(4)}
+        taken, _ = mixed(monkeypatch, saved, needs, 9.0)
+        sets = np.array(list(product((0, 1), repeat=9)))
+        fits = np.all([sets @ more <= 9.0 for more in needs.values()], axis=0)
+        assert saved @ taken == (sets[fits] @ saved).max()
+
+
+def test_parts_of_plans_add_up():
+    """What parts save and need, all of which are taken over one after the other."""
+    model, rng = problem_of("two layers", TWO), np.random.default_rng(1)
+    evaluator, placer = Evaluator(model), Placer(model)
+    draw = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    rows = evaluator.evaluate(model.whole).rows
+    for _ in range(10):
+        others = rows.copy()
+        for n in rng.choice(len(rows), 6, replace=False):
+            others[n] = rng.choice(draw[n])
+        one, other = evaluator.evaluate(rows), evaluator.evaluate(others)
+        groups = apart(model, one, other)
+        lives = [Liveness(placer.placed(choice)) for choice in (one, other)]
+        parts = Parts(evaluator, groups, (one, other), lives, placer.values)
+        assert one.cost - parts.saved.sum() == other.cost
+        places = lives[0].peak().places
+        assert parts.held(places) == lives[0].peak().bytes
+        for i, group in enumerate(groups):
+            only = rows.copy()
+            only[group] = others[group]
+            assert evaluator.evaluate(only).cost == one.cost - parts.saved[i]

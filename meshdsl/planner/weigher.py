@@ -1,0 +1,49 @@
+"""What plans of a model hold in memory, and the best one that comes of two of them."""
+
+from functools import partial
+from weakref import WeakKeyDictionary
+
+from meshdsl.planner.extract import Choice, Evaluator
+from meshdsl.planner.memory import Liveness, Peak
+from meshdsl.planner.mix import Judge, Mixer
+from meshdsl.planner.parts import Groups, Parts
+from meshdsl.planner.placer import Placer
+from meshdsl.planner.search import evaluated
+
+_TRIED = 50_000  # operations of all plans together that are made of halves of parts
+
+
+class Weigher:
+    """Weighs plans.
+
+    Args:
+      evaluator: of the model.
+      donated: positions of the inputs that are given up.
+      like: of the same program, under other pins.
+    """
+
+    def __init__(self, evaluator: Evaluator, donated: frozenset[int], like: "Weigher | None" = None) -> None:
+        self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
+        self._placer: Placer = Placer(self.model, like._placer if like else None)
+        self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
+
+    def peak(self, choice: Choice) -> Peak:
+        """The fullest point of a plan."""
+        if choice not in self._peaks:
+            self._peaks[choice] = self._lives(choice).peak()
+        return self._peaks[choice]
+
+    def mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
+        """``best`` with as much as fits of what ``over`` does, which does not fit."""
+        made = partial(evaluated, self.model, self._evaluator)
+        judge = Judge(limit, made, self.peak, lambda choice: self._lives(choice).over(limit), self._parts)
+        return Mixer(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
+
+    def _lives(self, choice: Choice) -> Liveness:
+        """The memory of a plan."""
+        return Liveness(self._placer.placed(choice), self._donated)
+
+    def _parts(self, one: Choice, other: Choice, groups: Groups) -> Parts:
+        """Two plans, come apart."""
+        lives = self._lives(one), self._lives(other)
+        return Parts(self._evaluator, groups, (one, other), lives, self._placer.values)
