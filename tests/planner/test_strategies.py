@@ -20,8 +20,11 @@ from meshdsl.planner.strategies.certify import prove
 from meshdsl.planner.strategies.contraction import Contraction
 from meshdsl.planner.strategies.core import core_of, unneeded
 from meshdsl.planner.strategies.flat import FlatCore
+from meshdsl.planner.strategies.plans import planned
 from meshdsl.planner.strategies.program import Program
+from meshdsl.planner.strategies.restarts import Restarts
 from meshdsl.planner.strategies.trees import Forests
+from meshdsl.planner.strategies.wide import Wide
 
 NEVER = 10**18
 SCRIPT = Path(__file__).parents[2] / "bench" / "iopddl.py"
@@ -155,6 +158,63 @@ def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     whole = [np.arange(core.network.unary[v].size) for v in flat.order]
     *_, last = Program(flat, whole, valid[-1]).solve(30.0)
     assert instance.score(flat.choice(last)).cost == best
+
+
+def flat_and_starts(instance):
+    """The core of an instance, hardly contracted, and all states of it."""
+    core = core_of(instance)
+    assume(core.cost_unit == 1)  # else costs are rounded down
+    Contraction(core)._consistent()
+    flat = FlatCore(core, core.most)
+    return flat, list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
+
+
+@given(instances(), st.sampled_from([1.0, 2.0, 4.0, 20.0]), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
+    best, rng = best_of(instance), np.random.default_rng(seed)
+    assume(best is not None and best < unneeded(instance))
+    flat, starts = flat_and_starts(instance)
+    candidates = rng.permutation(flat.size)[: rng.integers(1, flat.size + 1)]
+    plan = planned(flat.flat, candidates, rng.random(candidates.size), limit)
+    free = set(plan.order.tolist())
+    assert free <= set(candidates.tolist())
+    assert limit < 20 or len(free) == candidates.size
+    costs = flat.priced(rng.random(flat.limit.size))
+    before = starts[rng.integers(len(starts))]
+    found = Wide(flat, rng).solve(costs, plan, before)
+    held = [v for v in range(flat.size) if v not in free]
+    same = [s for s in starts if (s[held] == before[held]).all()]
+
+    def cost(states):
+        own = sum(costs[flat.flat.start[:-1] + states])
+        return own + sum(table[states[v], states[w]] for v, w, table in flat.edges)
+
+    assert any((found == s).all() for s in same)
+    assert cost(found) == pytest.approx(min(map(cost, same)))
+
+
+@given(instances(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, seed):
+    best = best_of(instance)
+    assume(best is not None and best < unneeded(instance))
+    flat, starts = flat_and_starts(instance)
+    wide = Wide(flat, np.random.default_rng(seed))
+    for states in starts[:: max(1, len(starts) // 8)]:
+        found = wide.within(states, exchange=True)
+        assert found is None or (flat.used(found) <= flat.limit).all()
+        fits = (flat.used(states) <= flat.limit).all()
+        better = wide.improved(states, exchange=False)
+        assert not fits or ((flat.used(better) <= flat.limit).all() and flat.cost(better) <= flat.cost(states))
+    ascent = Ascent(flat, np.zeros(flat.limit.size))
+    for _ in range(20):
+        ascent.step()
+    restarts = Restarts(flat, ascent.prices, seed)
+    for _ in range(30):
+        restarts.step(np.inf)
+    assert instance.score(flat.choice(restarts.best)).cost == best
+    assert instance.score(flat.choice(restarts.best)).fits
 
 
 @given(instances(nodes=4))

@@ -27,8 +27,10 @@ class FlatCore:
         self.order, self.flat = self.messages.order.tolist(), self.messages.flat
         self.unary, self.tables = self.messages.unary, self.messages.tables
         items = [(i, at, use) for i, v in enumerate(self.order) for at, use in core.usage.held.get(v, {}).items()]
+        owner = np.array([i for i, _, _ in items], dtype=np.int64)
         self.held = Held(
-            owner=np.array([i for i, _, _ in items], dtype=np.int64),
+            first=np.searchsorted(owner, np.arange(len(self.order) + 1)),
+            owner=owner,
             lo=np.array([lo for _, (lo, _), _ in items], dtype=np.int64),
             hi=np.array([hi for _, (_, hi), _ in items], dtype=np.int64),
             begin=np.concatenate([[0], np.cumsum([use.size for _, _, use in items])]).astype(np.int64),

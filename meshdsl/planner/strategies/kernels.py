@@ -14,12 +14,14 @@ class Held(NamedTuple):
     """What variables use, item by item.
 
     Args:
+      first: per variable, and one past the last, its first item.
       owner: per item, its variable.
       lo: the first point at which it is live. hi: the first at which it is no more.
       begin: per item, and one past the last, where its usages by state begin.
       use: the usages.
     """
 
+    first: Ints
     owner: Ints
     lo: Ints
     hi: Ints

@@ -21,12 +21,15 @@ from meshdsl.planner.strategies.core import Core, core_of
 from meshdsl.planner.strategies.flat import FlatCore
 from meshdsl.planner.strategies.instance import Instance, Score
 from meshdsl.planner.strategies.program import Program, promising
+from meshdsl.planner.strategies.restarts import Restarts
 from meshdsl.planner.strategies.trees import Forests
 
 _PRICING, _SEARCH = 0.3, 0.3  # parts of the time left that a round may take for prices, and for search
+_STARTS = 0.4  # likewise, before it, for starts at many prices where the core is small
 _STALLED = 400  # steps of prices without a better bound
 _MARGIN = 0.05  # part of the time that is kept for reading the answer back
-_PROGRAM, _MANY, _ENTRIES = 0.4, 1_000, 10_000  # the program's part of the time, most variables, and first pairs
+_MANY = 1_000  # variables of a small core at most
+_PROGRAM, _ENTRIES = 0.4, 10_000  # the program's part of the time, which it takes for small cores, and its first pairs
 _FINER = 4.0  # what an impossible combination costs, in costs of the best choice
 
 
@@ -106,6 +109,8 @@ class _Solver:
         flat = FlatCore(core, core.most if self.best is None else _FINER * self.best.score.cost)
         ascent = self._price(flat, prices)
         if self._open:
+            self._restart(flat, ascent.prices)
+        if self._open:
             self._search(flat, ascent)
         if self._open:
             self._program(flat, ascent.prices)
@@ -122,6 +127,18 @@ class _Solver:
                 self._judge(flat.choice(ascent.best))
         self.bound = max(self.bound, prove(flat, ascent.prices).bound)
         return ascent
+
+    def _restart(self, flat: FlatCore, prices: Costs) -> None:
+        """Search from many starts, other ones in every round."""
+        if flat.size > _MANY:
+            return
+        self.seed += 1
+        starts, until = Restarts(flat, prices, self.seed), self._until(_STARTS)
+        while time.perf_counter() < until and self._open:
+            before = starts.least
+            starts.step(until)
+            if starts.least < before:
+                self._judge(flat.choice(starts.best))
 
     def _search(self, flat: FlatCore, ascent: Ascent) -> None:
         search = Forests(flat, self._start(flat, ascent), ascent.prices, self.seed)
