@@ -86,8 +86,6 @@ class Certificate:
         """The plan that messages point to."""
         if isinstance(self._messages, Messages):
             return self.joint.rows(self._messages.states)
-        if self._messages and self._shorter:
-            return self.joint.rows(self._shorter.states(self._messages))
         return self.best.rows if self._pointed is None else self.joint.rows(self._pointed)
 
     @property
@@ -100,9 +98,15 @@ class Certificate:
         return (2 * passes + (_SETTLING if self.work <= _LARGE else 0)) * self.work
 
     def lift(self, passes: int) -> None:
-        """Pass messages and leave the tables as they are, shared between equal layers, which large networks need."""
-        if self._messages is None:
-            self._messages = self._shorter.passing(self._limit) if self._shorter else Messages(self._network)
+        """Pass messages and leave the tables as they are, shared between equal layers, which large networks need.
+
+        Those of a shorter step are passed as often as helps.
+        """
+        if self._shorter:
+            self.bound = max(self.bound, self._shorter.bound(self._limit))
+            self._pointed = self._shorter.states
+            return
+        self._messages = self._messages or Messages(self._network)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
 

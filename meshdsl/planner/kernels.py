@@ -90,7 +90,7 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
                 heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
                 for i in range(size):
                     paid[i] = total[i] / share - heard[i]
-                _least(paid, tables, table[h], sent[out[h] : out[h] + width])
+                leasts(paid, tables, table[h], sent[out[h] : out[h] + width])
     return cost, lower
 
 
@@ -127,7 +127,7 @@ def _where_least(costs: Costs) -> int:
 
 
 @compiled
-def _least(known: Costs, tables: Costs, at: int, least: Costs) -> None:
+def leasts(known: Costs, tables: Costs, at: int, least: Costs) -> None:
     """For each state of a neighbour, the least of what is known and a table together."""
     width, fours = least.size, known.size // 4
     for j in range(width):

@@ -6,12 +6,17 @@ that this bound rises; a state whose own share of it passes the cost of a known 
 better one and goes.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.network import Network
 from meshdsl.planner.packed import Packed, alone, offsets
+
+if TYPE_CHECKING:
+    from meshdsl.planner.kernels import Flat
 
 _LEAST = np.minimum.reduce
 _WORTH = 0.9  # of all entries, if no more would be left, states go
@@ -58,7 +63,7 @@ class Passing:
     @property
     def ends(self) -> tuple[_Ints, _Ints]:
         """The two variables of every half edge."""
-        return np.repeat(self.order, np.diff(self.flat.first)), self.order[self.flat.to]
+        return ends_of(self.flat, self.order)
 
     @property
     def pointed(self) -> _Ints:
@@ -75,6 +80,11 @@ class Passing:
         """The part of the cost of the best states that no others can save more than."""
         cost = self.cost + self.constant
         return float((self.cost - self.lower) / cost) if cost else 0.0
+
+
+def ends_of(flat: "Flat", order: Ids) -> tuple[_Ints, _Ints]:
+    """The two variables of every half edge, which lie in this order."""
+    return np.repeat(order, np.diff(flat.first)), order[flat.to]
 
 
 class Messages(Passing):

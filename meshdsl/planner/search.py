@@ -6,14 +6,15 @@ thousand operations then go through rounds that prove the plan, or find the bett
 
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
 neighbourhood to neighbourhood of the best plan so far: first the axes take rows in one group or two, as if there
-were no more, then two axes move and the others stay. If they can be looked at once, that gives the bound. Where a
+were no more, then two axes move and the others stay; the latter not in a large step that does not fit. If they can be
+looked at once, that gives the bound. Where a
 plan is not proved to be near the optimum, fewer axes are tried as well, so more axes are not worse than fewer.
 
 A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds. Of
 many axes fewer are tried again then from the plan that they have led to, if that fits.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -24,7 +25,7 @@ from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator, ready
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.near import Axes, Groups, apart, as_fewer, as_taken, as_two, in_pairs
+from meshdsl.planner.near import Groups, apart, as_fewer, as_taken, as_two, in_pairs, in_two
 from meshdsl.planner.raising import GAP, MOST, bound_on_many_axes, lifted_later, raised, redrawn
 from meshdsl.planner.start import EXACT, Start, started
 from meshdsl.planner.sweep import Sweeper, sweep_order
@@ -79,7 +80,11 @@ def find(
         again = True
     else:
         again = not worth(best)  # the first neighbourhoods are not gone through in rounds then
-        best = _moved(model, _neighbourhoods(model.wide, known is None), evaluator, best, worth, known is None)
+        large = len(model.nodes) > _DEEPEST
+        if known is None:  # one group is in two groups
+            best = _moved(model, (in_two if large else as_fewer)(model.wide), evaluator, best, worth, True)
+        if known is not None or not large or worth(best):
+            best = _moved(model, in_pairs(model.wide), evaluator, best, worth, known is None)
         if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()
             certificate = Certificate(Joint(model), best, FIRST_TREES)
@@ -208,12 +213,6 @@ def jointly(model: Model) -> bool:
 def _layouts(model: Model) -> int:
     """Pairs of layouts, over all values."""
     return sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
-
-
-def _neighbourhoods(axes: Axes, far: bool) -> Iterator[Groups]:
-    """Groups of mesh axes that move at the same time: as if there were fewer axes, if ``far``, then two axes."""
-    yield from as_fewer(axes) if far else ()
-    yield from in_pairs(axes)
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, limit: float, both: bool = False) -> list[Choice]:

@@ -1,9 +1,12 @@
 """A shorter step: one with fewer equal layers, whose messages are those of the whole one, or nearly.
 
-What messages say settles within a few layers; those in between hear the same from either side. So the whole network
-begins with the messages of the shorter one: its half edges get those of the half edges that they are like. They need
-not be right, for any messages prove a bound; but a pass or two over the whole network finds little to change.
+What messages say settles within a few layers; those in between hear the same from either side. So the half edges of
+the whole network get the messages of those that they are like in the shorter one. They need not be right, for any
+messages prove a bound; and what many variables hear alike, they prove alike: it is worked out once. Only where values
+skip a layer is more than that changed by what is left out, and the messages are passed once over the whole network.
 """
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +14,17 @@ from numpy.typing import NDArray
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.messages import Passing
+from meshdsl.planner.messages import Passing, ends_of
 from meshdsl.planner.network import Network, Stamp
 from meshdsl.planner.packed import Packed, packed
 from meshdsl.planner.trail import UNDECIDED, Stamped
 
-_AT_A_TIME, _LEAST, _MOST = 8, 16, 96  # passes over the shorter network ...
+if TYPE_CHECKING:
+    from meshdsl.planner.kernels import Flat
+
+_AT_A_TIME, _LEAST, _MOST = 4, 16, 96  # passes over the shorter network ...
 _WORK = 2_000_000_000  # ... and entries that they touch together, before the bound must rise for more of them ...
-_RISES = 1e-3  # ... by this part of the plan's cost
+_RISES = 5e-4  # ... by this part of the plan's cost
 _SETTLED = 1e-6  # part of its cost by which plan or bound must change in any case
 _NONE = -1
 
@@ -60,29 +66,44 @@ class Shorter:
         """Entries of all tables."""
         return sum(stamp.part.entries * len(stamp.numbers) for stamp in self.stamps)
 
-    def passing(self, limit: float) -> Passing:
-        """Messages between all copies, begun, which make no network of them, and prove a bound.
+    def bound(self, limit: float) -> float:
+        """What no states of all copies undercut by the messages of these, which are passed first.
 
         Args:
           limit: of entries of tables.
         """
+        from meshdsl.planner.alike import alike_bound  # with its compiler, too much for those who plan nothing
+
         few, every = packed(self.stamps, self._whole, limit=limit, rounded_down=True)
-        self._settle(few)
-        messages = Passing(every)
-        self.begin(messages, limit)
-        return messages
+        known = self._settle(few)
+        like = _like(known, every.flat, every.order, self)
+        if self._reaches_far(every) or like.min(initial=0) < 0:
+            messages = Passing(every)
+            _take(messages, known, like)
+            messages.run(1)
+            return messages.bound
+        return alike_bound(every, known, like)
+
+    def _reaches_far(self, every: Packed) -> bool:
+        """Whether variables of layers are neighbours that do not follow each other: what they hear differs then."""
+        mine, its = (np.concatenate(self._layer)[ends] for ends in ends_of(every.flat, every.order))
+        return bool((np.abs(mine - its)[(mine >= 0) & (its >= 0)] > 1).any())
 
     def begin(self, messages: Passing, limit: float) -> None:
         """Begin the messages of the whole network, which are none yet, with those of these copies."""
-        _take(messages, self._known or self._settle(packed(self.stamps, limit=limit)[0]), self)
+        known = self._known or self._settle(packed(self.stamps, limit=limit)[0])
+        _take(messages, known, _like(known, messages.flat, messages.order, self))
 
-    def states(self, messages: Passing) -> Ids:
-        """What messages between all copies point to, for all nodes."""
-        chosen = np.full(1 + max(int(numbers.max(initial=_NONE)) for _, _, numbers in self._whole), UNDECIDED)
-        chosen[messages.order] = messages.pointed
-        for part, variables, numbers in self._whole:
+    @property
+    def states(self) -> Ids:
+        """What messages between these copies point to, for all nodes; those left out do as the last one before them."""
+        assert self._known is not None, "messages are passed first"
+        most = max(int(stamp.numbers.max(initial=_NONE)) for stamp in self.stamps)
+        chosen = np.full(1 + most, UNDECIDED)
+        chosen[self._known.order] = self._known.pointed
+        for part, variables, numbers in self.stamps:
             Stamped(part.trail, variables, numbers).decode(chosen)
-        return chosen
+        return np.asarray(chosen[self.blocks.like])
 
     def _settle(self, few: Packed) -> Passing:
         """Messages between these copies, passed until they say no more; kept for the next time."""
@@ -127,21 +148,29 @@ def _pass_on(messages: Passing, clock: Clock) -> None:
             break
 
 
-def _take(messages: Passing, known: Passing, shorter: Shorter) -> None:
+def _take(messages: Passing, known: Passing, like: Ids) -> None:
     """Take over the messages of half edges that are like those of the shorter network; there are none before."""
     from meshdsl.planner import kernels
 
+    alike = like >= 0
+    half = like[alike]
+    stops = np.append(known.flat.out, known.sent.size)[half + 1]
+    kernels.added(known.sent, messages.sent, known.flat.out[half], stops, messages.flat.out[alike])
+
+
+def _like(known: Passing, flat: "Flat", order: Ids, shorter: Shorter) -> Ids:
+    """Per half edge of the whole network, the one of the shorter network that it is like; -1 where there is none."""
     if not known.sent.size:
-        return
-    sources, targets = messages.ends
-    ends, others = _joined(*known.ends), _joined(*shorter.like(sources, targets))
-    order = np.argsort(ends)
-    place = np.searchsorted(ends[order], others)
-    half = order[np.minimum(place, ends.size - 1)]
-    begins, stops = known.flat.out[half], np.append(known.flat.out, known.sent.size)[half + 1]
-    sizes = np.diff(messages.flat.out, append=messages.sent.size)
-    alike = (ends[half] == others) & (sizes == stops - begins)
-    kernels.added(known.sent, messages.sent, begins[alike], stops[alike], messages.flat.out[alike])
+        return np.full(flat.to.size, _NONE)
+    ends, others = _joined(*known.ends), _joined(*shorter.like(*ends_of(flat, order)))
+    by_end = np.argsort(ends)
+    half = by_end[np.minimum(np.searchsorted(ends[by_end], others), ends.size - 1)]
+    sizes, small = np.diff(flat.start)[flat.to], np.diff(known.flat.start)[known.flat.to]
+    fits = (sizes == small[half]) & (sizes[flat.back] == small[known.flat.back[half]])
+    found = np.where((ends[half] == others) & fits, half, _NONE)
+    ahead = flat.back > np.arange(flat.back.size)  # both halves of an edge are like those of one
+    found[flat.back[ahead]] = np.where(found[ahead] >= 0, known.flat.back[found[ahead]], _NONE)
+    return found
 
 
 def _joined(sources: Ids, targets: Ids) -> Ids:

@@ -146,8 +146,8 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monk
         fitter = Fitter(model, pins)
         free, _ = find(model, lambda _: False)
         limit = limit or 0.85 * fitter.peak(free).bytes
-        best, peak = fitter.cheaper(fitter.fit(free, limit)[0], free, limit)
-        assert peak.bytes <= limit
+        best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
+        assert fitter.peak(best).bytes <= limit
         seconds.append(model.scale.seconds(best.cost))
         monkeypatch.setattr(search_module, "_JOINTLY", 0)
         if not pairs:
@@ -196,7 +196,7 @@ def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes)
         assert begun(fitter, free, first, limit, start) is None, "a small one is not: more prices may be tried"
         monkeypatch.setattr(dual_module, "_SMALL", 0)
         known = begun(fitter, free, first, limit, start)
-        best, _ = fitter.cheaper(first, free, limit)
+        best = fitter.cheaper(fitter.nearer(first, free, limit), free, limit)
     alone, _ = _Dual(known.floor, (first,), limit, True)._bound(known.price)
     assert 0 < known.found.result() == alone <= best.cost
     anew = dual_bound(fitter, free, best, limit)
