@@ -21,7 +21,7 @@ from meshdsl.planner.strategies.contraction import Contraction
 from meshdsl.planner.strategies.core import core_of, unneeded
 from meshdsl.planner.strategies.flat import FlatCore
 from meshdsl.planner.strategies.plans import planned
-from meshdsl.planner.strategies.program import Program
+from meshdsl.planner.strategies.program import Program, narrowed, promising
 from meshdsl.planner.strategies.restarts import Restarts
 from meshdsl.planner.strategies.trees import Forests
 from meshdsl.planner.strategies.wide import Wide
@@ -215,6 +215,25 @@ def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, s
         restarts.step(np.inf)
     assert instance.score(flat.choice(restarts.best)).cost == best
     assert instance.score(flat.choice(restarts.best)).fits
+
+
+@given(instances(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_known_choices_are_combined_as_well_as_they_can_be(instance, seed):
+    best = best_of(instance)
+    assume(best is not None and best < unneeded(instance))
+    flat, starts = flat_and_starts(instance)
+    fits = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
+    known = [fits[i] for i in np.random.default_rng(seed).integers(len(fits), size=3)]
+    some = promising(flat, np.zeros(flat.unary.size, dtype=np.int64), known, entries=0)
+    assert [keep.tolist() for keep in some] == [sorted(set(states)) for states in zip(*(s.tolist() for s in known))]
+    mixed = [s for s in fits if all(state in keep for state, keep in zip(s, some))]
+    core = narrowed(flat, some)
+    part = FlatCore(core, flat.top)
+    whole = [np.arange(n) for n in np.diff(part.flat.start)]
+    choice = core.choice({}) if not part.size else part.choice([*Program(part, whole).solve(30.0)][-1])
+    assert instance.score(choice).fits
+    assert instance.score(choice).cost == min(instance.score(flat.choice(s)).cost for s in mixed)
 
 
 @given(instances(nodes=4))

@@ -1,9 +1,10 @@
-"""A core, or the most promising part of it, as a mixed integer program.
+"""A core, or the states of it that known choices have and the most promising others, as a mixed integer program.
 
 Every state is a binary column, every possible pair of states of neighbours a continuous one, and the
 pairs of a state add up to it; no linear program that speaks of pairs only is tighter. A time
 point gets its row when an answer passes the limit there: few ever bind. HiGHS solves it with tolerances, so
-its answers are states to be judged, never proofs.
+its answers are states to be judged, never proofs. Most variables of a large core have a single state in all known
+choices; contraction leaves a small core of the others, so known choices are combined in seconds (``narrowed``).
 """
 
 import time
@@ -15,6 +16,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from meshdsl.planner.exact import Costs, Ints
+from meshdsl.planner.strategies.contraction import Contraction
+from meshdsl.planner.strategies.core import Core
 from meshdsl.planner.strategies.flat import FlatCore
 from meshdsl.planner.trail import Labels
 
@@ -28,20 +31,21 @@ class Program:
 
     Args:
       some: per variable by position, its states in the program.
-      best: valid states, which are among those.
+      best: valid states, which are among those; None if none are known.
     """
 
-    def __init__(self, flat: FlatCore, some: list[Labels], best: Ints) -> None:
-        self.flat, self.some, self.best = flat, some, best
+    def __init__(self, flat: FlatCore, some: list[Labels], best: Ints | None = None) -> None:
+        self.flat, self.some = flat, some
+        self.best = np.full(len(some), -1) if best is None else best
         self.begin = np.concatenate([[0], np.cumsum([keep.size for keep in some])])
         self._costs = [flat.unary[flat.flat.start[i] + keep] for i, keep in enumerate(some)]
         self._rows, self._columns = [_owners(some)], [np.arange(self.begin[-1])]
         self._values = [np.ones(self.begin[-1])]
-        self._start = [np.concatenate([keep == best[i] for i, keep in enumerate(some)])]
+        self._start = [np.concatenate([keep == state for keep, state in zip(some, self.best, strict=True)])]
         self._height, self._width = len(some), int(self.begin[-1])
         for i, w, table in flat.edges:
             self._pair(i, w, table)
-        self.highs = _highs(self._model(max(flat.cost(best), 1.0) / _SCALE))
+        self.highs = _highs(self._model(max(flat.core.most if best is None else flat.cost(best), 1.0) / _SCALE))
 
     def solve(self, seconds: float) -> Iterator[Ints]:
         """Better and better states; the last ones are valid if time suffices."""
@@ -49,9 +53,10 @@ class Program:
 
         until = time.perf_counter() + seconds
         while (left := until - time.perf_counter()) > 0:
-            start = highspy.HighsSolution()
-            start.col_value = np.concatenate(self._start).astype(np.float64).tolist()
-            self.highs.setSolution(start)
+            if (self.best >= 0).all():
+                start = highspy.HighsSolution()
+                start.col_value = np.concatenate(self._start).astype(np.float64).tolist()
+                self.highs.setSolution(start)
             self.highs.setOptionValue("time_limit", self.highs.getRunTime() + left)
             self.highs.run()
             values = np.array(self.highs.getSolution().col_value)
@@ -123,11 +128,12 @@ class Program:
         self.highs.addRow(-np.inf, float(self.flat.limit[t]) / unit, columns.size, columns, row[columns] / unit)
 
 
-def promising(flat: FlatCore, excess: Ints, best: Ints, entries: int) -> list[Labels]:
-    """States by least excess, and those of a known choice, as many as make so many pairs at most."""
+def promising(flat: FlatCore, excess: Ints, known: list[Ints], entries: int) -> list[Labels]:
+    """States by least excess, and those of known choices, as many as make so many pairs at most."""
     start = flat.flat.start
     excess = excess.copy()
-    excess[start[:-1] + best] = 0
+    for states in known:
+        excess[start[:-1] + states] = -1
     levels = np.unique(excess)
     low, high = 0, levels.size - 1
     while low < high:  # the highest level that is small enough
@@ -137,6 +143,16 @@ def promising(flat: FlatCore, excess: Ints, best: Ints, entries: int) -> list[La
         low, high = (middle, high) if pairs <= entries else (low, middle - 1)
     fine = excess <= levels[low]
     return [np.flatnonzero(fine[a:b]) for a, b in pairwise(start)]
+
+
+def narrowed(flat: FlatCore, some: list[Labels]) -> Core:
+    """A core with these states only, contracted."""
+    core, sizes = flat.core.copy(), np.diff(flat.flat.start).tolist()
+    for v, size, keep in zip(flat.order, sizes, some, strict=True):
+        if keep.size < size:
+            core.restrict(v, keep)
+    Contraction(core).run()
+    return core
 
 
 def _owners(some: list[Labels]) -> Ints:

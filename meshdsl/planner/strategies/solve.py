@@ -1,4 +1,4 @@
-"""The stages of solving an instance: contract, price, fix, search; again on what is left, until time is up.
+"""The stages of solving an instance: contract, price, search, combine, fix; again on what is left, until time is up.
 
 Whatever is found is judged on the instance itself, in exact integers, and kept if it is valid and
 better; so there is an answer from the first valid choice on.
@@ -20,16 +20,17 @@ from meshdsl.planner.strategies.contraction import Contraction
 from meshdsl.planner.strategies.core import Core, core_of
 from meshdsl.planner.strategies.flat import FlatCore
 from meshdsl.planner.strategies.instance import Instance, Score
-from meshdsl.planner.strategies.program import Program, promising
+from meshdsl.planner.strategies.program import Program, narrowed, promising
 from meshdsl.planner.strategies.restarts import Restarts
 from meshdsl.planner.strategies.trees import Forests
 
-_PRICING, _SEARCH = 0.3, 0.3  # parts of the time left that a round may take for prices, and for search
-_STARTS = 0.4  # likewise, before it, for starts at many prices where the core is small
+_PRICING, _SEARCH = 0.2, 0.35  # parts of the time left that a round may take for prices, and for search
+_STARTS, _MANY = 0.4, 1_000  # likewise, before it, for starts at many prices where the core has no more variables
+_RUNS, _STEPS = 3, 200  # searches between two programs, and the steps of one
 _STALLED = 400  # steps of prices without a better bound
 _MARGIN = 0.05  # part of the time that is kept for reading the answer back
-_MANY = 1_000  # variables of a small core at most
-_PROGRAM, _ENTRIES = 0.4, 10_000  # the program's part of the time, which it takes for small cores, and its first pairs
+_PROGRAM, _ENTRIES = 0.2, 10_000  # the program's part of the time, and pairs at first
+_POOL = 6  # choices that the program combines
 _FINER = 4.0  # what an impossible combination costs, in costs of the best choice
 
 
@@ -72,6 +73,7 @@ class _Solver:
     def __init__(self, instance: Instance, deadline: float, seed: int) -> None:
         self.instance, self.deadline, self.seed = instance, deadline, seed
         self.best: Answer | None = None
+        self._pool: dict[int, list[int]] = {}  # the best valid choices by cost
         self.bound = 0
         self._entries = _ENTRIES
         self._reason = "there was no time to look for a valid choice"
@@ -107,18 +109,18 @@ class _Solver:
     def _round(self, core: Core, prices: Costs) -> tuple[Core, Costs]:
         """Raise prices, search, drop what cannot be better; the core that is left, and its prices."""
         flat = FlatCore(core, core.most if self.best is None else _FINER * self.best.score.cost)
-        ascent = self._price(flat, prices)
-        if self._open:
-            self._restart(flat, ascent.prices)
-        if self._open:
-            self._search(flat, ascent)
-        if self._open:
-            self._program(flat, ascent.prices)
+        prices = self._price(flat, prices)
+        self._combine(flat, prices, self._until(_SEARCH))
+        if flat.size <= _MANY:
+            self._restart(flat, prices)
+        until = self._until(_SEARCH)
+        while self._open and time.perf_counter() < until:
+            self._combine(flat, prices, until)
         if self.best is None or self._left < self._contracting:
-            return core, ascent.prices
-        return self._fix(flat, ascent.prices, self.best.score.cost)
+            return core, prices
+        return self._fix(flat, prices, self.best.score.cost)
 
-    def _price(self, flat: FlatCore, prices: Costs) -> Ascent:
+    def _price(self, flat: FlatCore, prices: Costs) -> Costs:
         ascent, until = Ascent(flat, prices), self._until(_PRICING)
         while time.perf_counter() < until and ascent.open and ascent.idle < _STALLED:
             before = ascent.cost
@@ -126,47 +128,72 @@ class _Solver:
             if ascent.cost < before and ascent.best is not None:
                 self._judge(flat.choice(ascent.best))
         self.bound = max(self.bound, prove(flat, ascent.prices).bound)
-        return ascent
+        return ascent.prices
 
     def _restart(self, flat: FlatCore, prices: Costs) -> None:
         """Search from many starts, other ones in every round."""
-        if flat.size > _MANY:
-            return
-        self.seed += 1
-        starts, until = Restarts(flat, prices, self.seed), self._until(_STARTS)
+        starts, until = Restarts(flat, prices, self._next_seed()), self._until(_STARTS)
         while time.perf_counter() < until and self._open:
             before = starts.least
             starts.step(until)
             if starts.least < before:
                 self._judge(flat.choice(starts.best))
 
-    def _search(self, flat: FlatCore, ascent: Ascent) -> None:
-        search = Forests(flat, self._start(flat, ascent), ascent.prices, self.seed)
-        until = self._until(_SEARCH)
-        while time.perf_counter() < until:
-            search.step()
-        self._judge(flat.choice(search.best))
+    def _combine(self, flat: FlatCore, prices: Costs, until: float) -> None:
+        """Search, and combine what is known by then."""
+        if self._open:
+            self._search(flat, prices, until)
+        if self._open:
+            self._program(flat, prices)
+
+    def _search(self, flat: FlatCore, prices: Costs, until: float) -> None:
+        """Search from some of the known choices, the best one first; all that is found is good for the program."""
+        for run in range(_RUNS):
+            start, seed = self._start(flat, run), self._next_seed()
+            search = Forests(flat, start, prices, seed, restless=self.best is not None)
+            steps = _STEPS + flat.size // 8
+            while time.perf_counter() < until and (steps > 0 or search.least == np.inf):
+                search.step()
+                steps -= 1
+            self._judge(flat.choice(search.best))
+
+    def _next_seed(self) -> int:
+        self.seed += 1
+        return self.seed
 
     def _program(self, flat: FlatCore, prices: Costs) -> None:
-        """Solve the most promising part of the core; more of it from round to round."""
-        states = None if self.best is None else flat.core.states(self.best.choice)
-        if states is None or flat.size > _MANY:
+        """Combine the known choices, with the most promising other states; with more of these from time to time."""
+        known = self._known(flat)
+        if not known or self.best is None or self._left < self._contracting:
             return
-        best = np.array([states[v] for v in flat.order])
-        some = promising(flat, prove(flat, prices).excess, best, self._entries)
-        program, until = Program(flat, some, best), self._until(_PROGRAM)
+        some = promising(flat, prove(flat, prices).excess, known, len(flat.edges) + self._entries)
+        core, until = narrowed(flat, some), self._until(_PROGRAM)
+        if not core.network.unary:
+            self._judge(core.choice({}))
+            return
+        part = FlatCore(core, flat.top)
+        program = Program(part, [np.arange(n) for n in np.diff(part.flat.start)], self._states(part, self.best.choice))
         for found in program.solve(until - time.perf_counter()):
-            if (flat.used(found) <= flat.limit).all():
-                self._judge(flat.choice(found))
-        if time.perf_counter() < until:
-            self._entries *= 2
+            if (part.used(found) <= part.limit).all():
+                self._judge(part.choice(found))
+        self._entries = self._entries * 2 if time.perf_counter() < until else self._entries // 2
 
-    def _start(self, flat: FlatCore, ascent: Ascent) -> Ints:
-        """Where to search from: the best choice, if the core has it, the best of the ascent, or its last states."""
-        states = None if self.best is None else flat.core.states(self.best.choice)
-        if states is not None:
-            return np.array([states[v] for v in flat.order])
-        return flat.messages.latest.copy() if ascent.best is None else ascent.best
+    def _states(self, flat: FlatCore, choice: list[int]) -> Ints | None:
+        """The states of a core in a choice; None if it has lost one of them."""
+        states = flat.core.states(choice)
+        return None if states is None else np.array([states[v] for v in flat.order])
+
+    def _known(self, flat: FlatCore) -> list[Ints]:
+        """The known choices that the core has, best first."""
+        found = (self._states(flat, choice) for choice in self._pool.values())
+        return [states for states in found if states is not None]
+
+    def _start(self, flat: FlatCore, run: int) -> Ints:
+        """Where to search from: a known choice, if the core has any, or where messages point to."""
+        known = self._known(flat)
+        if not known:
+            return flat.messages.latest.copy()
+        return known[run and self.seed % len(known)]
 
     def _fix(self, flat: FlatCore, prices: Costs, cost: int) -> tuple[Core, Costs]:
         """Drop states that no choice of this cost or less has, and contract what is left."""
@@ -189,5 +216,8 @@ class _Solver:
 
     def _judge(self, choice: list[int]) -> None:
         score = self.instance.score(choice)
-        if score.fits and (self.best is None or score.cost < self.best.score.cost):
-            self.best = Answer(choice, score, self.bound)
+        if score.fits:
+            self._pool[score.cost] = choice
+            self._pool = dict(sorted(self._pool.items())[:_POOL])
+            if self.best is None or score.cost < self.best.score.cost:
+                self.best = Answer(choice, score, self.bound)

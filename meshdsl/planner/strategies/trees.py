@@ -27,9 +27,10 @@ class Forests:
     Args:
       states: to begin with, which cost infinitely much while they are not valid.
       prices: of memory at every point, likewise.
+      restless: disturb costs at once.
     """
 
-    def __init__(self, flat: FlatCore, states: Ints, prices: Costs, seed: int) -> None:
+    def __init__(self, flat: FlatCore, states: Ints, prices: Costs, seed: int, restless: bool = False) -> None:
         self.flat, self.states = flat, states
         self.cost = flat.cost(states) if (flat.used(states) <= flat.limit).all() else np.inf
         self.best, self.least = self.states, self.cost
@@ -37,8 +38,8 @@ class Forests:
         self._first = prices
         self._random = np.random.default_rng(seed)
         self._whole = float(prices.sum()) or flat.cost(states) / (1.0 + float(flat.limit.sum())) * flat.limit.size
-        self._idle = 0
         self._patience = _PATIENCE + flat.size // 4
+        self._idle = self._patience if restless else 0
 
     def step(self) -> None:
         """Solve one forest, or disturb costs for a few and go on from there."""
