@@ -38,7 +38,7 @@ _STEPS = 4  # ... more prices are tried where all states are searched ...
 _MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST = 2_000_000  # entries of a network that is taken through rounds
-_ALIKE = 3e-2  # part of a price by which another one is nearly the same
+_ALIKE = 0.1  # part of a price by which another one is nearly the same
 
 
 class Begun(NamedTuple):

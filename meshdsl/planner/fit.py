@@ -104,7 +104,7 @@ class Fitter:
         Args:
           known: where to begin. free: as for ``cheaper``.
         """
-        found = [known, self._priced([known], self.price, limit)]
+        found = [known, self._priced([free], self.price, limit)]  # around one in which equal layers do alike
         others = [free, *(choice for choice in found if self.peak(choice).bytes > limit)]
         if len(others) > len(found):
             found.append(self._fitted(found[-1], self.peak(found[-1]), self.price, limit, self._is_small)[0])
@@ -149,6 +149,8 @@ class Fitter:
             elif fresh >= _FRESH:
                 self.low, price, fresh = price, price * _RAISE, 0
                 self.keeps |= both
+                if unpriced := self.weigher.unpriced(choice, limit, self.points.values):
+                    self.points.add(unpriced)
         return least
 
     def nearer(self, best: Choice, free: Choice, limit: float) -> list[Choice]:
@@ -180,9 +182,8 @@ class Fitter:
 
     def cheaper(self, fitting: list[Choice], free: Choice, limit: float) -> Choice:
         """The cheapest plan that comes of some that fit, with parts of others, or decided anew."""
-        others = list({choice.cost: choice for choice in self.over}.values())[
-            : 2 * _MIXED if self._is_small else _MIXED
-        ]
+        most = 2 * _MIXED if self._is_small else _MIXED
+        others = sorted(list({choice.cost: choice for choice in self.over}.values())[:most], key=lambda plan: plan.cost)
         found = [self.mixed(choice, others or [free], limit) for choice in (fitting if self._is_small else fitting[:1])]
         best = min(found, key=lambda choice: choice.cost)
         joint = self.joint
@@ -243,7 +244,7 @@ class Fitter:
 
     def _priced(self, known: list[Choice], price: float, limit: float, sweep: bool = True) -> Choice:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
-        joint = self.joint
+        joint = self._joint if self.quick else self.joint  # what is asked for once is made at its price
         self.model.prices = self.points.prices(price, self.keeps)
         found = plans(self.model, self.evaluator, known, joint, sweep, self._is_small or not self.keeps)
         self.model.prices = Prices()

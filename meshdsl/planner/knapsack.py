@@ -1,4 +1,8 @@
-"""As many of some things as pay, where there is room for what they need: a small integer program, solved by HiGHS."""
+"""As many of some things as pay, where there is room for what they need.
+
+A few things are an integer program, which HiGHS solves. Of many, those are taken that its relaxation takes as a whole,
+which are all but as many as there are places, and then what there is still room for.
+"""
 
 from typing import Any
 
@@ -6,7 +10,8 @@ import numpy as np
 
 from meshdsl.planner.exact import Costs, Ids
 
-_GAP, _NODES = 1e-4, 500  # part of the gain that may be left, and nodes of branch and bound
+_WHOLE = 1e-6  # that a part may miss
+_FEW = 100  # things that are an integer program
 
 
 def packed_in(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
@@ -29,12 +34,26 @@ def packed_in(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_ = np.arange(places + 1) * kinds
     model.a_matrix_.index_, model.a_matrix_.value_ = np.tile(np.arange(kinds), places), (needs / largest).T.ravel()
-    model.integrality_ = [highspy.HighsVarType.kInteger] * kinds
+    few = counts.sum() <= _FEW
+    model.integrality_ = [highspy.HighsVarType.kInteger] * kinds if few else []
     highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    options = (("output_flag", False), ("mip_rel_gap", _GAP), ("mip_max_nodes", _NODES), ("threads", 1))
-    for option, value in options:
+    for option, value in (("output_flag", False), ("threads", 1)):
         highs.setOptionValue(option, value)
     highs.passModel(model)
     highs.run()
     found = np.array(highs.getSolution().col_value)
-    return np.rint(found).astype(np.intp) if found.size else np.zeros(kinds, dtype=np.intp)
+    if not found.size:
+        return np.zeros(kinds, dtype=np.intp)
+    return np.rint(found).astype(np.intp) if few else _filled(found, gains, needs, counts, room)
+
+
+def _filled(found: Costs, gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
+    """What a solution of the relaxation takes as a whole, and besides what there is room for, what gains most first."""
+    taken = np.floor(found + _WHOLE).astype(np.intp)
+    left = room - taken @ needs
+    for i in np.argsort(-gains, kind="stable").tolist():
+        more = min(counts[i] - taken[i], 1) if gains[i] > 0 else 0
+        if more and (needs[i] <= left).all():
+            taken[i] += more
+            left = left - needs[i]
+    return taken

@@ -22,7 +22,7 @@ from meshdsl.planner.numbering import Stretch, array
 from meshdsl.planner.placed import NOWHERE, Placed
 from meshdsl.planner.timeline import Timeline
 
-_POINTS, _APART = 8, 64  # that are too full: at most, and of how many parts of the step they stand in others
+_POINTS, _APART = 24, 48  # that are too full: at most, and of how many parts of the step they stand in others
 
 
 class Copy(NamedTuple):
@@ -77,7 +77,10 @@ class Liveness:
 
     def peak(self) -> Peak:
         """The fullest point of the step."""
-        total, places = self._fullest(self.placed.timeline.step)
+        return self.at(*self._fullest(self.placed.timeline.step))
+
+    def at(self, total: int, places: tuple[int, ...]) -> Peak:
+        """A point, given as ``_point`` gives it."""
         op = self.placed.timeline.numbers.ops[places[-1]]
         alive = [held for at in places for held in self._alive(at)]
         return Peak(total, op, Later(partial(_listed, self.placed.timeline, self.placed.layouts, alive)), places)

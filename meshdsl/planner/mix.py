@@ -20,7 +20,7 @@ from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import grouped
 from meshdsl.planner.parts import Groups, Parts, apart
 
-_ROUNDS = 6  # plans that come of a knapsack
+_ROUNDS, _LAST = 8, 4  # plans that come of a knapsack, and those after which all points are left more room
 _SMALLEST = 8  # nodes of a half of a part
 _IN_A_ROW = 3  # halves of a round that do not fit
 _WORTH = 1e-4  # part of a plan's cost that a part must be able to save for its halves to be tried
@@ -83,12 +83,12 @@ class Mixer:
         for places in (judge.peak(self.best).places, *(places for _, places in judge.over(self.over))):
             full.add(places)
         taken = np.zeros(len(groups), dtype=np.bool_)
-        for _ in range(_ROUNDS):
+        for i in range(_ROUNDS):
             trial = full.best()
             plan = self._taken_over([group for group, takes in zip(groups, trial, strict=True) if takes])
             if not trial.any() or judge.fits(plan):
                 break
-            full.avoid(judge.over(plan))
+            full.avoid(judge.over(plan), i >= _LAST)
         if trial.any() and judge.fits(plan) and plan.cost < self.best.cost:
             self.best, taken = plan, trial
         worth = np.flatnonzero(~taken & (parts.saved > _WORTH * self.best.cost))
@@ -146,12 +146,14 @@ class _Full:
             taken[some[:count]] = True
         return taken
 
-    def avoid(self, over: list[tuple[int, Places]]) -> None:
-        """Look at points at which a plan was too large, or leave so much more room there."""
+    def avoid(self, over: list[tuple[int, Places]], everywhere: bool) -> None:
+        """Look at points at which a plan was too large, or leave so much more room there, or everywhere."""
         for held, places in over:
-            if places in self._room:
+            if places in self._room and not everywhere:
                 self._room[places] -= held - self._limit
             self.add(places)
+        for places in self._room if everywhere else ():
+            self._room[places] -= over[0][0] - self._limit
 
 
 def split(some: Groups) -> list[Groups]:

@@ -39,6 +39,11 @@ class Points:
         self._peaks[_at(peak)] = peak
 
     @property
+    def values(self) -> set[int]:
+        """Ids of the values that are alive at some point."""
+        return {copy.value.id for peak in self._peaks.values() for copy in peak.copies}
+
+    @property
     def floors(self) -> list[Floor]:
         """What memory holds at least at each point that is an operation, in their order."""
         return [self.floor(op) for op in sorted(self._peaks) if op in self._around]

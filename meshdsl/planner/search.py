@@ -101,15 +101,12 @@ def find(
     return best, lambda: _seconds(model, best, proof())
 
 
-def later(model: Model, best: Choice, joint: Joint | None) -> Proof:
-    """What proves seconds that no plan can undercut, memory aside, from a plan on, quickly.
-
-    Args:
-      joint: as for ``find``.
-    """
-    if joint:
-        return lambda: _seconds(model, best, lifted_later(joint, best, _QUICK, False))
-    return lambda: _seconds(model, best, bound_on_many_axes(model, best, True))
+def quick_bound(model: Model, best: Choice) -> float:
+    """Seconds that no plan can undercut, memory aside, from a plan on, quickly."""
+    if not jointly(model):
+        return _seconds(model, best, bound_on_many_axes(model, best, True))
+    model.focus()
+    return _seconds(model, best, lifted_later(Joint(model), best, _QUICK, False))
 
 
 def _seconds(model: Model, best: Choice, least: float) -> float:
@@ -187,15 +184,17 @@ def plans(
 
     Args:
       known: plans of which the best at these prices is where to begin.
-      joint: the networks at other prices, if all mesh axes can be looked at jointly.
+      joint: the networks at other prices, if all mesh axes can be looked at jointly and they are known.
       sweep: whether one axis at a time is decided exactly then, after messages have.
       every: of many mesh axes, whether two move by themselves as well, the others being as they are, and all do in any
         two groups; else all do in the two groups that they are in.
     """
     paid = [evaluator.objective(choice) for choice in known]
     best = known[int(np.argmin(paid))]
-    if joint is not None:
-        return _plans_near(joint.priced(model), apart(model.wide) if sweep else (), evaluator, min(paid))
+    if jointly(model):
+        model.focus()
+        here = joint.priced(model) if joint else Joint(model)
+        return _plans_near(here, apart(model.wide) if sweep else (), evaluator, min(paid))
     found = [best]
     for groups in as_two(model.wide) if every else (as_taken(model.wide, best.rows),):
         model.focus(groups, best.rows)

@@ -16,7 +16,7 @@ from meshdsl.planner.fit import Fitter
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import ROUNDED, carried, evaluated, find, jointly, later
+from meshdsl.planner.search import ROUNDED, carried, evaluated, find, jointly, quick_bound
 from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
@@ -135,7 +135,7 @@ class Found:
         choice = fitter.resumed(known, free, self.limit)
         if choice is None or choice.cost > (1 + _NEAR) * self.choice.cost:
             return None
-        return Found(model, fitter, self.limit, free, choice, fitter.peak(choice), later(model, free, fitter.joint))
+        return Found(model, fitter, self.limit, free, choice, fitter.peak(choice), lambda: quick_bound(model, free))
 
     def _refound(self, fitter: Fitter) -> "Found":
         """The best plan found from this one on, memory aside, and then within it."""

@@ -1,5 +1,6 @@
 """What plans of a model hold in memory, and the best one that comes of two of them."""
 
+from collections.abc import Iterable
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,18 @@ class Weigher:
         if choice not in self._peaks:
             self._peaks[choice] = self._lives(choice).peak()
         return self._peaks[choice]
+
+    def unpriced(self, choice: Choice, limit: float, priced: Iterable[int]) -> Peak | None:
+        """The point at which a plan holds most of what has no price, if more than a limit: no price will do then.
+
+        Args:
+          priced: ids of the values that have one.
+        """
+        lives = self._lives(choice)
+        free = ~lives.placed.timeline.numbers.flags(priced)
+        held = [(int(lives.by_value(point[1])[free].sum()), point) for point in lives.over(limit)]
+        most, point = max(held, key=lambda found: found[0], default=(0, (0, ())))
+        return lives.at(*point) if most > limit else None
 
     def mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
         """``best`` with as much as fits of what ``over`` does, which does not fit."""
