@@ -87,15 +87,14 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float, known: 
 def _most_open(fitter: Fitter, free: Choice, best: Choice, limit: float) -> "_Dual | None":
     """The bound that may be the highest, if it is worth its time."""
     model, plans = fitter.model, (free, *fitter.over, best)
+    small = len(model.nodes) <= _SMALL
+    if not has_few_layouts(model) or (fitter.quick and not small):
+        return None
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
     full = [_Dual(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
-    if not full or not has_few_layouts(model):
-        return None
-    most = max(full, key=lambda dual: dual.hoped)
-    little = model.scale.seconds(free.cost + _WORTH * best.cost)
-    if not most.price or not (most.is_small or (most.hoped > little and not fitter.quick)):
-        return None
-    return most
+    most = max(full, key=lambda dual: dual.hoped, default=None)
+    least = 0.0 if small else model.scale.seconds(free.cost + _WORTH * best.cost)
+    return most if most and most.price and most.hoped > least else None
 
 
 class _Dual:

@@ -27,6 +27,7 @@ class Weigher:
         self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
         self._placer: Placer = Placer(self.model, like._placer if like else None)
         self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
+        self._latest: tuple[Choice, Liveness] | None = None
 
     def peak(self, choice: Choice) -> Peak:
         """The fullest point of a plan."""
@@ -53,8 +54,10 @@ class Weigher:
         return Mixer(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
 
     def _lives(self, choice: Choice) -> Liveness:
-        """The memory of a plan."""
-        return Liveness(self._placer.placed(choice), self._donated)
+        """The memory of a plan; that of the last one asked for is kept."""
+        if self._latest is None or self._latest[0] is not choice:
+            self._latest = choice, Liveness(self._placer.placed(choice), self._donated)
+        return self._latest[1]
 
     def _parts(self, one: Choice, other: Choice, groups: Groups) -> Parts:
         """Two plans, come apart."""
