@@ -75,7 +75,7 @@ class _Solver:
         self.best: Answer | None = None
         self._pool: dict[int, list[int]] = {}  # the best valid choices by cost
         self.bound = 0
-        self._entries = _ENTRIES
+        self._entries, self._searched = _ENTRIES, False
         self._reason = "there was no time to look for a valid choice"
         self._contracting = 0.0  # seconds of the longest contraction
 
@@ -150,12 +150,13 @@ class _Solver:
         """Search from some of the known choices, the best one first; all that is found is good for the program."""
         for run in range(_RUNS):
             start, seed = self._start(flat, run), self._next_seed()
-            search = Forests(flat, start, prices, seed, restless=self.best is not None)
+            search = Forests(flat, start, prices, seed, restless=self._searched)
             steps = _STEPS + flat.size // 8
             while time.perf_counter() < until and (steps > 0 or search.least == np.inf):
                 search.step()
                 steps -= 1
             self._judge(flat.choice(search.best))
+        self._searched = True
 
     def _next_seed(self) -> int:
         self.seed += 1
