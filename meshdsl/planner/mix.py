@@ -21,6 +21,7 @@ from meshdsl.planner.numbering import grouped
 from meshdsl.planner.parts import Groups, Parts, apart
 
 _ROUNDS, _LAST = 8, 4  # plans that come of a knapsack, and those after which all points are left more room
+_MANY, _SPARE = 100, 2e-3  # of so many parts, this part of the limit is left for points that nothing is known of
 _SMALLEST = 8  # nodes of a half of a part
 _IN_A_ROW = 3  # halves of a round that do not fit
 _WORTH = 1e-4  # part of a plan's cost that a part must be able to save for its halves to be tried
@@ -132,7 +133,7 @@ class _Full:
     def add(self, places: Places) -> None:
         """Look at a point as well."""
         if places not in self._room:
-            self._room[places] = self._limit - self._parts.held(places)
+            self._room[places] = self._limit * (1 - _SPARE * (self._parts.saved.size > _MANY)) - self._parts.held(places)
             self._needs.append(self._parts.needs(places))
 
     def best(self) -> NDArray[np.bool_]:

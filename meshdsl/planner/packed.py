@@ -17,7 +17,7 @@ from meshdsl.planner.numbering import array, occurring
 if TYPE_CHECKING:
     from meshdsl.planner.kernels import Flat
 
-_MANY = 1 << 23  # entries of tables that take less time to read in half as many bytes
+_MANY = 1 << 20  # entries of tables that take less time to read in half as many bytes
 
 
 class Packed(NamedTuple):
