@@ -127,13 +127,14 @@ class _Full:
 
     def __init__(self, parts: Parts, limit: float) -> None:
         self._parts, self._limit = parts, limit
+        self._most = limit * (1 - _SPARE) if parts.saved.size > _MANY else limit
         self._room: dict[Places, float] = {}
         self._needs: list[Costs] = []
 
     def add(self, places: Places) -> None:
         """Look at a point as well."""
         if places not in self._room:
-            self._room[places] = self._limit * (1 - _SPARE * (self._parts.saved.size > _MANY)) - self._parts.held(places)
+            self._room[places] = self._most - self._parts.held(places)
             self._needs.append(self._parts.needs(places))
 
     def best(self) -> NDArray[np.bool_]:

@@ -50,7 +50,7 @@ class Parts:
 
     def _sums(self, labels: Ids, what: Costs) -> Costs:
         """Per group; what belongs to none has the last label."""
-        return np.bincount(labels, what, self._count + 1)[: self._count]
+        return np.asarray(np.bincount(labels, what, self._count + 1)[: self._count])
 
 
 def _labels(model: Model, groups: Groups, one: Choice, other: Choice) -> tuple[Ids, Ids]:
