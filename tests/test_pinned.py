@@ -1,5 +1,7 @@
 """Planning again under other pins: the same plans as anew, without tracing or building tables again."""
 
+from importlib import import_module
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from meshdsl.planner.solution import Pins
 from meshdsl.trace import trace
 from tests.planner.graphs import STEPS, TWO
 
+solve_module = import_module("meshdsl.planner.solve")
 MESH = md.Mesh(data=4, model=2)
 ARGS = ({"up": np.ones((64, 256), np.float32), "down": np.ones((256, 64), np.float32)}, np.ones((512, 64), np.float32))
 
@@ -74,6 +77,26 @@ def test_the_bound_stays_where_pins_are_added():
     assert dear.pinned({"w/up": None}).plan(*ARGS).lower_bound < plan.lower_bound
 
 
+def test_the_bound_stays_where_a_pin_changes_that_costs_little():
+    """It was proved without that pin."""
+    first = sharded()
+    bound = first.plan(*ARGS).lower_bound
+    free = first.plan(*ARGS).layout("w/down")
+    same = first.pinned({"w/down": str(free)})
+    assert same.plan(*ARGS).lower_bound == bound
+    other = same.pinned({"w/down": f"data={free.on('data')}"})
+    assert not adds_to(*(each.kept.making.pins(each.plan(*ARGS) and program_of(each)) for each in (other, same)), MESH)
+    assert other.plan(*ARGS).lower_bound == bound
+    dear = other.pinned({"w/down": "data=S(0) model=S(0)", "w/up": "data=S(0) model=S(0)"})
+    assert dear.plan(*ARGS).lower_bound > bound
+
+
+def program_of(sharded):
+    """What was traced for the only call."""
+    ((program, _),) = sharded.kept.planned.values()
+    return program
+
+
 def test_what_adds_to_pins():
     def pins(*layouts):
         return Pins(tuple(map(md.Layout.parse, layouts)), (), ())
@@ -112,6 +135,22 @@ def test_a_limit_is_kept_from_the_prices_that_met_it():
     assert again.plan(*ARGS).memory <= 0.9 * free
     with pytest.raises(MemoryLimitError):
         sharded(memory=0.2 * free).pinned({"*": "data=B model=B"}).plan(*ARGS)
+
+
+def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
+    """Nothing is searched again memory aside, unless that has become another question."""
+    searched, find = [], solve_module.find
+    monkeypatch.setattr(solve_module, "find", lambda *given: searched.append(given) or find(*given))
+    limit = 0.9 * sharded().plan(*ARGS).memory
+    tight = sharded(memory=limit)
+    before = tight.plan(*ARGS)
+    searched.clear()
+    same = tight.pinned({"w/up": str(before.layout("w/up"))}).plan(*ARGS)
+    assert not searched and same.memory <= limit
+    assert same.seconds <= before.seconds * (1 + 1e-9) and 0 < same.lower_bound <= same.seconds
+    again = tight.pinned({"w/*": "data=S(0) model=S(0)"}).plan(*ARGS)
+    assert searched and again.memory <= limit
+    assert 0 < again.lower_bound <= again.seconds
 
 
 def test_what_is_no_pin():

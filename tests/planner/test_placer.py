@@ -11,6 +11,7 @@ from meshdsl.planner.model import Model
 from meshdsl.planner.placed import placed
 from meshdsl.planner.placer import Placer
 from meshdsl.planner.problem import make_problem
+from meshdsl.planner.weigher import Weigher
 from meshdsl.trace import trace
 from tests.planner.graphs import layout_of
 from tests.planner.test_dual import mixed_step
@@ -100,3 +101,39 @@ def test_a_plan_and_its_layouts_by_name_take_the_same_memory(name, topology):
         assert sum(copy.bytes for copy in peak.copies) == peak.bytes and one.points() == other.points()
         peaks.add(peak.bytes)
     assert len(peaks) > 1
+
+
+@pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2), md.Mesh(x=4)], ids=str)
+@pytest.mark.parametrize("name", STEPS)
+def test_what_points_hold(name, mesh):
+    """By value, and the points that hold more than a limit: against all operations of the step, loops included."""
+    model = model_of(name, mesh)
+    choice = Evaluator(model).evaluate(drawn(model, 3))
+    lives = Liveness(Placer(model).placed(choice))
+    peak = lives.peak()
+    assert lives.by_value(peak.places).sum() == peak.bytes
+    assert lives.over(peak.bytes) == []
+    points = lives.over(0.5 * peak.bytes)
+    assert points[0] == (peak.bytes, peak.places)
+    assert [held for held, _ in points] == sorted((held for held, _ in points), reverse=True)
+    every = lives.points()
+    for held, places in points:
+        assert held == lives.by_value(places).sum() == lives.at(held, places).bytes > 0.5 * peak.bytes
+        inner = lives.placed.timeline.numbers.ops[places[-1]]
+        assert every[inner.id] == held
+        assert sum(copy.bytes for copy in lives.at(held, places).copies) == held
+
+
+def test_the_fullest_point_of_what_has_no_price():
+    model = model_of("mixed", md.Mesh(x=4))
+    evaluator = Evaluator(model)
+    weigher, choice = Weigher(evaluator, frozenset()), evaluator.evaluate(model.whole)
+    peak = weigher.peak(choice)
+    assert weigher.unpriced(choice, peak.bytes, ()) is None
+    limit = peak.bytes // 4
+    assert weigher.unpriced(choice, limit, ()).places == peak.places
+    priced = {copy.value.id for copy in peak.copies}
+    other = weigher.unpriced(choice, limit, priced)
+    left = [0] if other is None else [c.bytes for c in other.copies if c.value.id not in priced]
+    assert (other is None) == (sum(left) <= limit)
+    assert weigher.unpriced(choice, limit, [v.id for v in weigher._placer.timeline.numbers.values]) is None

@@ -24,7 +24,7 @@ from meshdsl.planner.closing import closed
 from meshdsl.planner.extract import Evaluator, trees_of
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
-from meshdsl.planner.near import as_fewer
+from meshdsl.planner.near import as_fewer, in_pairs, in_two
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.search import find, search
 from meshdsl.planner.solution import Pins
@@ -110,6 +110,21 @@ def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkey
     fewer = list(as_fewer(model.wide))
     assert seen[: len(fewer)] == fewer
     assert (seen[-len(fewer) :] == fewer) is not first
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkeypatch, fits):
+    seen, near = [], search_module._near
+    monkeypatch.setattr(search_module, "_JOINTLY", 0)
+    monkeypatch.setattr(search_module, "_ONCE", 0)
+    monkeypatch.setattr(search_module, "_DEEPEST", 0)
+    monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: 1e30)
+    monkeypatch.setattr(
+        search_module, "_near", lambda model, groups, *rest: seen.append(groups) or near(model, groups, *rest)
+    )
+    model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    find(model, lambda _: fits)
+    assert seen == [*in_two(model.wide), *(in_pairs(model.wide) if fits else ())]
 
 
 @pytest.mark.parametrize("name", STEPS)
