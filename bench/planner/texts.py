@@ -29,19 +29,20 @@ are found (`meshdsl/planner/simple.py`).
 
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
 The points of the program where plans are too large get a price per byte, which is raised until a plan fits and, in
-steps of up to 20,000 operations, lowered as far as one still does (`meshdsl/planner/fit.py`). Then parts of plans that
-do not fit are taken over. Two plans come apart into parts that do not depend on each other (`parts.py`): each saves
-something and needs memory, or leaves some, at the points that are fullest. Which ones to take is a knapsack (`mix.py`,
-`knapsack.py`); where the plan that comes of it is too large at a point that was not looked at, that one is as well.
-Where the limit costs much, operations are then decided anew while others hold (`redecided.py`), and steps of up to 150
-operations are gone through box by box until no cheaper plan can fit, or none at all (branch and bound,
-`branching.py`): such a plan is proved, or the least memory possible is said. The bound knows of the limit then. While an operation runs, memory holds in any case what it reads and writes, what fused
-operations read that run later, and of every value that was made before and is read once more, some copy on the way
-there: so a gathered weight that is kept for the backward pass pays, and so does gathering it again (`floor.py`,
-`kept.py`). No plan that fits costs less than the least of cost and priced bytes, less the price of the limit
-(`dual.py`; a Lagrangian). Known plans, whether they fit or not, say at which price that is highest. Of a step of more
-than 8,000 operations that is begun beside the mixing of plans, at the price that is known by then, and done again if
-what is found says another one; the bound of any step is proved while its plan is written down.
+steps of up to 20,000 operations, lowered as far as one still does (`meshdsl/planner/fit.py`). Then parts of plans
+that do not fit are taken over. Two plans come apart into parts that do not depend on each other (`parts.py`): each
+saves something and needs memory, or leaves some, at the points that are fullest. Which ones to take is a knapsack
+(`mix.py`, `knapsack.py`); where the plan that comes of it is too large at a point that was not looked at, that one is
+as well. Where the limit costs much, operations are then decided anew while others hold (`redecided.py`), and steps of
+up to 150 operations are gone through box by box until no cheaper plan can fit, or none at all (branch and bound,
+`branching.py`): such a plan is proved, or the least memory possible is said. The bound knows of the limit then. While
+an operation runs, memory holds in any case what it reads and writes, what fused operations read that run later, and
+of every value that was made before and is read once more, some copy on the way there: so a gathered weight that is
+kept for the backward pass pays, and so does gathering it again (`floor.py`, `kept.py`). No plan that fits costs less
+than the least of cost and priced bytes, less the price of the limit (`dual.py`; a Lagrangian). Known plans, whether
+they fit or not, say at which price that is highest. Of a step of more than 8,000 operations that is begun beside the
+mixing of plans, at the price that is known by then, and done again if what is found says another one; the bound of
+any step is proved while its plan is written down.
 """
 GAPS = """
 ![gaps](planner-gaps.svg)
@@ -83,19 +84,19 @@ EQUATIONS = """
 GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
 plan is worth, and the certificate ends below one percent.
 
-In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/layers.py`): runs of nodes that repeat in the
-arguments, the forward pass, backwards in the backward pass, and in the optimizer. Layers that are equal in all that
-costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once, and put
-together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of all of
-them. A *shorter* step has six of many layers in a row. Plans are searched on that one, and the layers that it leaves
-out do as the last one before them does. So that all fits the memory, some layers may do otherwise: the knapsack above
-says which. For the bound, the variables of the whole step hear the messages of those that they are like in the shorter
-one (`shorter.py`). Any messages prove something, and variables that have the same tables and hear the same prove the
-same: that is worked out once (`alike.py`). Only where values skip a layer, as those of an encoder may, one pass over
-the whole step follows. What operations of one kind have in common (signatures, work, costs, reshards) is found once;
-memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more
-than one stack of layers (microbatches, an encoder and a decoder, adapters, time steps) in `bench/varied.py`; their
-figures are in the README.
+In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/layers.py`): runs of nodes that repeat in
+the arguments, the forward pass, backwards in the backward pass, and in the optimizer. Layers that are equal in all
+that costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once,
+and put together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of
+all of them. A *shorter* step has six of many layers in a row. Plans are searched on that one, and the layers that it
+leaves out do as the last one before them does. So that all fits the memory, some layers may do otherwise: the
+knapsack above says which. For the bound, the variables of the whole step hear the messages of those that they are
+like in the shorter one (`shorter.py`). Any messages prove something, and variables that have the same tables and hear
+the same prove the same: that is worked out once (`alike.py`). Only where values skip a layer, as those of an encoder
+may, one pass over the whole step follows. What operations of one kind have in common (signatures, work, costs,
+reshards) is found once; memory of a plan is a few passes over arrays that are laid out once per program. GPT-3 and
+Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more than one stack of layers
+(microbatches, an encoder and a decoder, adapters, time steps) in `bench/varied.py`; their figures are in the README.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -115,10 +116,10 @@ AGAIN = """
 problem but for those whose pins change, all tables of costs and moves, the text of the program, and, where memory is
 short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
 sweeps and rounds. Where memory was short and is, one search at that price is mixed with what the plans before become
-under the new pins; if that costs more than 1%, all is searched again. The bound of a plan under fewer pins holds, and is
-taken over where those that came since cost 1% at most, also when one of them changes; else one is proved, on more than
-two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in the README
-(`python -m bench.planning`).
+under the new pins; if that costs more than 1%, all is searched again. The bound of a plan under fewer pins holds, and
+is taken over where those that came since cost 1% at most, also when one of them changes; else one is proved, on more
+than two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in the README (`python -m
+bench.planning`).
 """
 OVERLAP = """
 ## With overlap
