@@ -33,7 +33,7 @@ class Found:
       limit: of memory, in bytes. peak: the plan's fullest point.
       free: the best plan found, memory aside; the same if it fits.
       prove: seconds that no plan can be below, whether it fits or not.
-      begun: a bound on those that fit. loosest: the pins under which the bound is proved, if not those that there are.
+      begun: a bound on those that fit. loosest: pins that these add to, and seconds that no plan can be below there.
     """
 
     model: Model
@@ -44,7 +44,7 @@ class Found:
     peak: Peak
     prove: Callable[[], float]
     begun: Begun | None = None
-    loosest: Pins | None = None
+    loosest: tuple[Pins, float] | None = None
 
     @property
     def seconds(self) -> float:
@@ -110,19 +110,20 @@ class Found:
         """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
 
         Args:
-          bound: seconds that no plan can be below under the pins that ``loosest`` says. Nor can one under others that
-            add to them, and where these cost little, that is as good as a proof of its own.
+          bound: seconds that no plan can be below under the present pins. Nor can one under others that add to them;
+            where these cost little, that is as good as a proof of its own.
         """
         problem = repin(self.model.problem, pins)
         if problem is None:
             return None
-        fitter = Fitter(self.model.repinned(problem), pins, self.fitter)
+        fitter, mesh = Fitter(self.model.repinned(problem), pins, self.fitter), self.model.mesh
         found = self._resumed(fitter) or self._refound(fitter)
-        before = self.loosest or self.fitter.pins
-        least, prove = bound if adds_to(pins, before, self.model.mesh) else 0.0, found.prove
-        if least and found.choice.cost <= (1 + _NEAR) * self.choice.cost:
-            return replace(found, prove=lambda: least, loosest=before)
-        return replace(found, prove=lambda: max(least, prove()))
+        proved = (self.loosest, (self.fitter.pins, bound))
+        known = [each for each in proved if each and adds_to(pins, each[0], mesh)]
+        least, prove = max((seconds for _, seconds in known), default=0.0), found.prove
+        near = found.choice.cost <= (1 + _NEAR) * self.choice.cost
+        proof = (lambda: least) if least and near else (lambda: max(least, prove()))
+        return replace(found, prove=proof, loosest=known[0] if known else None)
 
     def _resumed(self, fitter: Fitter) -> "Found | None":
         """The best plan found at the price that bytes have, if memory is short still and the pins cost little."""
