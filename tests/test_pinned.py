@@ -161,6 +161,7 @@ def test_a_limit_is_kept_from_the_prices_that_met_it():
 def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     """Nothing is searched again memory aside, unless that has become another question."""
     searched, find = [], solve_module.find
+    monkeypatch.setattr(solve_module, "_LITTLE", 0)
     monkeypatch.setattr(solve_module, "find", lambda *given: searched.append(given) or find(*given))
     limit = 0.9 * sharded().plan(*ARGS).memory
     tight = sharded(memory=limit)

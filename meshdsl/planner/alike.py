@@ -19,7 +19,8 @@ def alike_bound(network: Packed, known: Passing, like: Ints) -> float:
 
     Args:
       known: messages of the smaller one, whose tables are those of the network.
-      like: per half edge, the one of the smaller one whose message is its own; -1 for no message.
+      like: per half edge, the one of the smaller one whose message is its own; -1 for no message. Its reverse must be
+        like the reverse of that one: the bound holds only if both ends of an edge know the same messages.
     """
     flat, heard = network.flat, like[network.flat.back]
     parts = np.where(like >= 0, _shares(known.flat)[like] / _shares(flat), 0.0)

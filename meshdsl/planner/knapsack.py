@@ -21,7 +21,7 @@ def packed_in(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
       gains: of one of each kind. needs: [kinds, places], what it takes up in each place; below 0 if it makes room.
       room: per place; none is passed by.
 
-    Where there is not room enough whatever is taken, nothing is.
+    Where there is not room enough whatever is taken, nothing is, or too much: the caller looks at what comes of it.
     """
     import highspy
 

@@ -7,8 +7,8 @@ thousand operations then go through rounds that prove the plan, or find the bett
 This looks at the joint states of two mesh axes. On a mesh of more, where these are too many, it goes from
 neighbourhood to neighbourhood of the best plan so far: first the axes take rows in one group or two, as if there
 were no more, then two axes move and the others stay; the latter not in a large step that does not fit. If they can be
-looked at once, that gives the bound. Where a
-plan is not proved to be near the optimum, fewer axes are tried as well, so more axes are not worse than fewer.
+looked at once, that gives the bound. Where a plan is not proved to be near the optimum, fewer axes are tried as well,
+so more axes are not worse than fewer.
 
 A plan that does not fit the memory is only where the search for one that does begins: it is not worth rounds. Of
 many axes fewer are tried again then from the plan that they have led to, if that fits.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshdsl.beside import Start, beside
 from meshdsl.collector import uncollected
@@ -21,8 +22,19 @@ from meshdsl.planner.simple import simplest
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.planner.stacks import split_stacks
 
-_LITTLE = 600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does
+_LITTLE = (
+    600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does;
+)
+# and up to which other pins are worth a search from the beginning
 _NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
+
+
+class Before(NamedTuple):
+    """What was found under some pins: seconds that no plan can be below, and what the plan costs."""
+
+    pins: Pins
+    bound: float
+    cost: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Found:
       limit: of memory, in bytes. peak: the plan's fullest point.
       free: the best plan found, memory aside; the same if it fits.
       prove: seconds that no plan can be below, whether it fits or not.
-      begun: a bound on those that fit. loosest: pins that these add to, and seconds that no plan can be below there.
+      begun: a bound on those that fit. loosest: what was found before under pins that these add to.
     """
 
     model: Model
@@ -44,7 +56,7 @@ class Found:
     peak: Peak
     prove: Callable[[], float]
     begun: Begun | None = None
-    loosest: tuple[Pins, float] | None = None
+    loosest: "Before | None" = None
 
     @property
     def seconds(self) -> float:
@@ -117,24 +129,24 @@ class Found:
         if problem is None:
             return None
         fitter, mesh = Fitter(self.model.repinned(problem), pins, self.fitter), self.model.mesh
-        found = self._resumed(fitter) or self._refound(fitter)
-        proved = (self.loosest, (self.fitter.pins, bound))
-        known = [each for each in proved if each and adds_to(pins, each[0], mesh)]
-        least, prove = max((seconds for _, seconds in known), default=0.0), found.prove
-        near = found.choice.cost <= (1 + _NEAR) * self.choice.cost
-        proof = (lambda: least) if least and near else (lambda: max(least, prove()))
+        before = (self.loosest, Before(self.fitter.pins, bound, self.choice.cost))
+        known = [each for each in before if each and adds_to(pins, each.pins, mesh)]
+        enough = (1 + _NEAR) * min((each.cost for each in known), default=0.0)
+        found = self._resumed(fitter, enough) or self._refound(fitter)
+        least, prove = max((each.bound for each in known), default=0.0), found.prove
+        proof = (lambda: least) if found.choice.cost <= enough else (lambda: max(least, prove()))
         return replace(found, prove=proof, loosest=known[0] if known else None)
 
-    def _resumed(self, fitter: Fitter) -> "Found | None":
-        """The best plan found at the price that bytes have, if memory is short still and the pins cost little."""
+    def _resumed(self, fitter: Fitter, enough: float) -> "Found | None":
+        """The best plan found at the price that bytes have, if memory is short still, and it costs so much at most."""
         model, evaluator = fitter.model, fitter.evaluator
-        if self.choice is self.free:
+        if self.choice is self.free or not enough or len(model.nodes) <= _LITTLE:
             return None
         known, free = (carried(model, evaluator, plan.rows) for plan in (self.choice, self.free))
         if fitter.peak(free).bytes <= self.limit:
             return None
         choice = fitter.resumed(known, free, self.limit)
-        if choice is None or choice.cost > (1 + _NEAR) * self.choice.cost:
+        if choice is None or choice.cost > enough:
             return None
         return Found(model, fitter, self.limit, free, choice, fitter.peak(choice), lambda: quick_bound(model, free))
 
@@ -143,8 +155,12 @@ class Found:
         model = fitter.model
         best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
         choice, peak = fitter.fit(best, self.limit)
+        if choice is not best and len(model.nodes) <= _LITTLE:
+            choice = fitter.cheaper(fitter.nearer(choice, best, self.limit), best, self.limit)
+        elif choice is not best:
+            choice = fitter.mixed(choice, fitter.over or [best], self.limit)
         if choice is not best:
-            choice, peak = fitter.proved(fitter.mixed(choice, fitter.over or [best], self.limit), self.limit)
+            choice, peak = fitter.proved(choice, self.limit)
         return Found(model, fitter, self.limit, best, choice, peak, prove)
 
     def spent(self) -> "Found":
