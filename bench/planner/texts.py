@@ -118,8 +118,9 @@ short, the points that bind and their price. It begins from the plan before, pas
 sweeps and rounds. Where memory was short and is, one search at that price is mixed with what the plans before become
 under the new pins; if that costs more than 1%, all is searched again. The bound of a plan under fewer pins holds, and
 is taken over where those that came since cost 1% at most, also when one of them changes; else one is proved, on more
-than two axes from parts of the axes. Steps in microbatches are planned anew. Figures are in the README (`python -m
-bench.planning`).
+than two axes from parts of the axes. Steps of up to 600 nodes are searched from the plan before on as thoroughly as a
+new one within the memory is, but for rounds. Steps in microbatches are planned anew. Figures are in the README
+(`python -m bench.planning`).
 """
 OVERLAP = """
 ## With overlap
