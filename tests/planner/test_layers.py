@@ -11,6 +11,7 @@ import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.planner import blocks as blocks_module
 from meshdsl.planner import joint as joint_module
+from meshdsl.planner import packed as packed_module
 from meshdsl.planner.alike import alike_bound
 from meshdsl.planner.blocks import Blocks
 from meshdsl.planner.bound import Certificate
@@ -213,9 +214,11 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
     assert bound <= cost <= best.cost
 
 
+@pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_heard_alike_is_proved_once(seed):
+def test_what_is_heard_alike_is_proved_once(monkeypatch, seed, narrow):
     """Messages that say anything, to copies of a part: the bound is that of all tables, each by itself."""
+    monkeypatch.setattr(packed_module, "_MANY", 0)
     rng = np.random.default_rng(seed)
     part = Network(None, 3)
     for v in range(3):
@@ -224,7 +227,8 @@ def test_what_is_heard_alike_is_proved_once(seed):
         part.add(v, w, rng.integers(9, size=(3, 3)).astype(float))
     copies = np.array([[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8]])
     few, every = (Network(None, 9).numbered(part, [0, 1, 2], some) for some in (copies[:2], copies))
-    small, whole = packed([few], [every])
+    small, whole = packed([few], [every], rounded_down=narrow)
+    assert whole.tables.dtype == (np.float32 if narrow else np.float64)
     known = Passing(small)
     known.run(int(rng.integers(3)))
     like = rng.integers(-1, 1 if seed % 2 else known.flat.to.size, whole.flat.to.size)
