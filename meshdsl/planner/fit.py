@@ -102,9 +102,9 @@ class Fitter:
         """The cheapest plan found that fits at the price that bytes have, with parts of plans that do not; often none.
 
         Args:
-          known: where to begin. free: as for ``cheaper``.
+          known: a plan that may fit. free: as for ``nearer``; the search is around it, for equal layers do alike there.
         """
-        found = [known, self._priced([free], self.price, limit)]  # around one in which equal layers do alike
+        found = [known, self._priced([free], self.price, limit)]
         others = [free, *(choice for choice in found if self.peak(choice).bytes > limit)]
         if len(others) > len(found):
             found.append(self._fitted(found[-1], self.peak(found[-1]), self.price, limit, self._is_small)[0])
@@ -163,7 +163,7 @@ class Fitter:
         if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.clock.is_up():
             choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
             fitting += [choice] if self.peak(choice).bytes <= limit else []
-        few = 0 if self.low > self.price / _FIRST else _FEW
+        few = _FEW if self.low <= self.price / _FIRST else 0  # a price at which none fitted has been tried
         for _ in range(max(few, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             best = min(fitting, key=lambda choice: choice.cost)
             if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
@@ -182,8 +182,8 @@ class Fitter:
 
     def cheaper(self, fitting: list[Choice], free: Choice, limit: float) -> Choice:
         """The cheapest plan that comes of some that fit, with parts of others, or decided anew."""
-        most = 2 * _MIXED if self._is_small else _MIXED
-        others = sorted(list({choice.cost: choice for choice in self.over}.values())[:most], key=lambda plan: plan.cost)
+        over = list({choice.cost: choice for choice in self.over}.values())
+        others = sorted(over[: 2 * _MIXED if self._is_small else _MIXED], key=lambda choice: choice.cost)
         found = [self.mixed(choice, others or [free], limit) for choice in (fitting if self._is_small else fitting[:1])]
         best = min(found, key=lambda choice: choice.cost)
         joint = self.joint

@@ -94,17 +94,22 @@ def test_a_plan_that_does_not_fit_is_not_taken_through_rounds(monkeypatch):
         monkeypatch.setattr(search_module, "_JOINTLY", 0)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkeypatch, first):
-    """If that is not proved; what was tried while nothing fitted was not taken through rounds."""
+def neighbourhoods_seen(monkeypatch, bound):
+    """A step on three axes that are not looked at jointly, and the groups of axes that have moved, as they come."""
     seen, near = [], search_module._near
     monkeypatch.setattr(search_module, "_JOINTLY", 0)
     monkeypatch.setattr(search_module, "_ONCE", 0)
-    monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: 0.0)
+    monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: bound)
     monkeypatch.setattr(
         search_module, "_near", lambda model, groups, *rest: seen.append(groups) or near(model, groups, *rest)
     )
-    model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    return problem_of("gradient", md.Mesh(x=2, y=2, z=2)), seen
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkeypatch, first):
+    """If that is not proved; what was tried while nothing fitted was not taken through rounds."""
+    model, seen = neighbourhoods_seen(monkeypatch, 0.0)
     whole = search_module.evaluated(model, Evaluator(model), model.whole)
     find(model, lambda choice: first or choice.cost < whole.cost)
     fewer = list(as_fewer(model.wide))
@@ -114,15 +119,8 @@ def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkey
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkeypatch, fits):
-    seen, near = [], search_module._near
-    monkeypatch.setattr(search_module, "_JOINTLY", 0)
-    monkeypatch.setattr(search_module, "_ONCE", 0)
     monkeypatch.setattr(search_module, "_DEEPEST", 0)
-    monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: 1e30)
-    monkeypatch.setattr(
-        search_module, "_near", lambda model, groups, *rest: seen.append(groups) or near(model, groups, *rest)
-    )
-    model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    model, seen = neighbourhoods_seen(monkeypatch, 1e30)
     find(model, lambda _: fits)
     assert seen == [*in_two(model.wide), *(in_pairs(model.wide) if fits else ())]
 
