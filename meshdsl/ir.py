@@ -19,7 +19,7 @@ closes over is passed as a const. ``check_graph`` enforces the grammar.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from meshdsl.errors import TraceError
 from meshdsl.pipeline.pipelined import Pipelined
@@ -48,8 +48,9 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Literal:
-    """A scalar that is written into the program."""
+    """A scalar that is written into the program; ``id`` is that of no value."""
 
+    id: ClassVar[int] = -1
     value: Any
     shape: tuple[int, ...]
     dtype: Any

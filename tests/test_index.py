@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.ir import walk
+from meshdsl.ir import Value, walk
 from meshdsl.plan.index import index_of
-from meshdsl.planner.timeline import timeline_of
+from meshdsl.planner.numbering import numbering_of
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
 
@@ -27,11 +27,13 @@ def test_every_value_is_where_it_is_made_and_has_all_its_readers():
     for at, (home, op) in enumerate(ops):
         assert index.order[op.id] == at
         for v in op.outputs:
-            value, where = index.homes[v.id]
-            assert index.makers[v.id] is op and value is v and (where or graph) is home
-    read = {(op.id, i): x.id for _, op in ops for i, x in enumerate(op.inputs) if hasattr(x, "id")}
-    assert {(op.id, i): v for v, found in index.readers.items() for op, i in found} == read
-    assert set(index.homes) == {v.id for home, _ in ops for v in home.inputs} | index.makers.keys()
+            assert index.maker(v.id) is op and index.value(v.id) is v and (index.home(v.id) or graph) is home
+    read = {(op.id, i): x.id for _, op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
+    inside = [v.id for _, op in ops for some in (op.outputs, *(body.inputs for body in op.bodies)) for v in some]
+    every = [*(v.id for v in graph.inputs), *inside]
+    assert {(op.id, i): v for v in every for op, i in index.readers(v)} == read
+    assert index.in_order(sorted(every, reverse=True)) == every
+    assert all(index.maker(v.id) is None for home, _ in ops for v in home.inputs)
 
 
 def test_a_program_is_let_go_of():
@@ -45,7 +47,7 @@ def test_a_program_is_let_go_of():
 
 def test_a_value_of_another_program_has_no_number():
     graph = trace(step, (shape(8), shape(4, 8))).graph
-    numbers = timeline_of(graph, "cpu").numbers
+    numbers = numbering_of(graph)
     ids = [v.id for v in numbers.values]
     assert numbers.of(ids).tolist() == list(range(len(ids)))
     unknown = next(i for i in range(max(ids) + 2) if i not in ids)

@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
+from meshdsl.ir import Value
 from meshdsl.layouts.placement import Split
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.model import Assignment, Model
@@ -96,10 +97,9 @@ class _Names:
     def assignments(self, most: int) -> Iterator[dict[Dim, int]]:
         """Axes by name: all combinations for the names of most bytes."""
         held: dict[Dim, int] = {}
-        for v, (n, p) in self.model.problem.defined.items():
-            tensor = self.model.nodes[n].ports[p].value
+        for tensor in self.model.problem.numbers.values:
             for d in range(len(tensor.shape)):
-                held[self._root((v, d))] = held.get(self._root((v, d)), 0) + tensor.bytes
+                held[self._root((tensor.id, d))] = held.get(self._root((tensor.id, d)), 0) + tensor.bytes
         names = sorted(held, key=held.get, reverse=True)[:most]
         for axes in product((None, *range(len(self.model.axes))), repeat=len(names)):
             yield {name: axis for name, axis in zip(names, axes, strict=True) if axis is not None}
@@ -107,7 +107,7 @@ class _Names:
     def rows(self, split: dict[Dim, int]) -> Assignment:
         """Every node in the state that costs least with all values in the layouts that their names say."""
         model, rows = self.model, self.model.whole.copy()
-        wanted = {v: self._layout(v, split) for v in model.problem.defined}
+        wanted = {v.id: self._layout(v, split) for v in model.problem.numbers.values}
         for n, node in enumerate(model.nodes):
             states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
             for p, port in enumerate(node.ports):
@@ -117,13 +117,12 @@ class _Names:
             rows[n] = states[int(cost.argmin())]
         return rows
 
-    def _layout(self, v: int, split: dict[Dim, int]) -> int:
+    def _layout(self, value: Value, split: dict[Dim, int]) -> int:
         """What the names say of one value, as far as its dims divide; the first dim of a name has its axis."""
-        model, (n, p) = self.model, self.model.problem.defined[v]
-        rank, closure = len(model.nodes[n].ports[p].value.shape), self.model.closure(v)
+        model, rank, closure = self.model, len(value.shape), self.model.closure(value.id)
         codes, ids = [rank] * len(model.axes), closure.ids(model.axes)
         for d in range(rank):
-            axis = split.get(self._root((v, d)))
+            axis = split.get(self._root((value.id, d)))
             if axis is not None and codes[axis] == rank:
                 tried = [*codes[:axis], d, *codes[axis + 1 :]]
                 codes = tried if ids[tuple(tried)] < closure.active.size else codes
@@ -138,8 +137,9 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
     costs = [model.units[n][tuple(states.T)] for n, states in enumerate(some)]
     entries = [(np.repeat(np.arange(len(some)), np.diff(begin)), np.arange(begin[-1]), np.ones(begin[-1]))]
     width, height = int(begin[-1]), len(some)
-    for v, (n, p) in model.problem.defined.items():
-        for m, q in model.problem.used.get(v, ()):
+    for v in (value.id for value in model.problem.numbers.values):
+        (n, p), *readers = model.wiring.ends(v)
+        for m, q in readers:
             ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
             left, right = np.nonzero(np.isfinite(table := model.closure(v).costs[ends[0][:, None], ends[1]]))
             columns = width + np.arange(left.size)

@@ -145,7 +145,7 @@ class _Run:
     def alike(self, op: Op, given: Sequence[Slices]) -> int:
         """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
         counts = {self.maker.slices(v) for v in op.outputs} | {len(s) for s in given if len(s) > 1}
-        whole = op.phase == "optimizer" or is_heavy(op) or turns(op)
+        whole = op.phase == "optimizer" or is_heavy(op.name) or turns(op)
         return 1 if whole or len(counts) != 1 else counts.pop()
 
     def in_pieces(self, op: Op, given: Sequence[Slices], count: int) -> bool:

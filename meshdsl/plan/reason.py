@@ -36,20 +36,20 @@ class Reasons:
 
     def moved(self) -> Iterator[tuple[Value, Graph]]:
         """Every value that is moved, with its graph, in program order."""
-        trees, graph = self.solution.trees, self.program.graph
-        return ((v, home or graph) for v, home in self.index.homes.values() if v.id in trees)
+        index, graph = self.index, self.program.graph
+        return ((index.value(v), index.home(v) or graph) for v in index.in_order(self.solution.trees))
 
     def name(self, value: Value) -> str:
         """Path of the input that the value is, or what made it."""
         if value.id in self.names:
             return self.names[value.id]
-        makers = self.index.makers
-        return makers[value.id].called if value.id in makers else "a loop's carry"
+        maker = self.index.maker(value.id)
+        return maker.called if maker else "a loop's carry"
 
     def named(self, value: int) -> str:
         """The name of the value with this id, and the line that made it."""
-        maker = self.index.makers.get(value)
-        name = self.name(self.index.homes[value][0])
+        maker = self.index.maker(value)
+        name = self.name(self.index.value(value))
         return f"{name} ({self.place(maker)})" if maker is not None and value not in self.names else name
 
     def place(self, op: Op) -> str:
@@ -63,11 +63,11 @@ class Reasons:
             if other.before in reached:
                 reached.add(other.after)
         uses = self.solution.uses
-        return next(op for op, i in self.index.readers[value] if uses[op.id, i] in reached)
+        return next(op for op, i in self.index.readers(value) if uses[op.id, i] in reached)
 
     def explain(self, value: Value, move: Move) -> tuple[Op, Op, str]:
         """The first operation that waits for the collective, the one that it belongs to, and the sentence."""
-        reader, maker = self.reader(value.id, move), self.index.makers.get(value.id)
+        reader, maker = self.reader(value.id, move), self.index.maker(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
         return reader, at, f"{self._what(value, move)} {self._change(move)}: {self._need(reader)}"
@@ -79,7 +79,7 @@ class Reasons:
                     self.names[value.id] = self.names[origin.id] + suffix
 
     def _what(self, value: Value, move: Move) -> str:
-        maker = self.index.makers.get(value.id)
+        maker = self.index.maker(value.id)
         made = self.name(value) if maker is None else f"{_which(maker, value)} ({self.place(maker)})"
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"

@@ -60,7 +60,7 @@ def _alike(op: Op) -> Iterator[Pair]:
             yield from _pairs(operands[:whole], body.inputs[:whole])
             results = body.returned if op.name != "scan" else body.returned[: len(carried)]
             yield from _pairs(results, op.outputs) if len(results) <= len(op.outputs) else ()
-    elif not is_heavy(op) and not turns(op):
+    elif not is_heavy(op.name) and not turns(op):
         read = list(values(op.inputs))
         yield from ((v, made) for v in read for made in op.outputs)
 

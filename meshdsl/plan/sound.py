@@ -125,14 +125,14 @@ def _orders(layout: Layout) -> Iterator[tuple[str, str]]:
 
 def _moves(problem: Problem, solution: Solution) -> Iterator[str]:
     """Moves are those of the table, and lead to every layout that somebody reads."""
-    for value, (n, p) in problem.defined.items():
-        tensor, made = problem.nodes[n].ports[p].value, {solution.layouts[value]}
+    for tensor in problem.numbers.values:
+        value, made = tensor.id, {solution.layouts[tensor.id]}
         for move in solution.trees.get(value, ()):
             possible = _arcs(move.before, len(tensor.shape), solution.mesh)
             if move.before not in made or all(arc.of(tensor.bytes) != move for arc in possible):
                 yield f"value {value}: no {move.kind} from {move.before} to {move.after} of {move.bytes} bytes"
             made.add(move.after)
-        for m, q in problem.used.get(value, ()):
+        for m, q in problem.wiring.ends(value)[1:]:
             read = _layout(problem.nodes[m].ports[q], solution)
             if read not in made:
                 yield f"{problem.nodes[m].what}: reads value {value} as {read}, which no move makes"

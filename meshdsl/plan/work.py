@@ -10,7 +10,7 @@ from meshdsl.ir import Op, Program, Value
 from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.reason import Reasons
-from meshdsl.planner.costs import materialised, tensors, work_of
+from meshdsl.planner.costs import tensors
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Solution
 from meshdsl.planner.tables import work_seconds
@@ -24,7 +24,7 @@ class Work:
     """
 
     def __init__(self, program: Program, solution: Solution, reasons: Reasons, kinds: Kinds | None = None) -> None:
-        self.solution, self._kinds = solution, kinds or Kinds(materialised(program.graph))
+        self.solution, self._kinds = solution, kinds or Kinds(program.graph)
         self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
         self._alone: dict[int, float] = {}
 
@@ -45,7 +45,7 @@ class Work:
         if key not in self._known:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
-            found = work_seconds(placed, shapes, work_of(op, self._kinds.kept), self.solution.mesh)
+            found = work_seconds(placed, shapes, self._kinds.work(op), self.solution.mesh)
             self._known[key] = float(found[tuple(range(len(rows)))])
         return self._known[key]
 

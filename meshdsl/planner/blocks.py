@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.arrays import array, grouped, numbered, occurring
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.layers import Layers
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.paying import payers, terms
 
 MANY = 8_000  # nodes from which on equal layers are looked for

@@ -28,8 +28,8 @@ from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.pairs import End
 from meshdsl.planner.points import Points
+from meshdsl.planner.wiring import End
 
 MOST = 150  # nodes up to which it is worth its time
 _BOXES, _LAST = 5_000, 10_000  # of all nodes together, and where nothing else is left to try ...
@@ -217,7 +217,7 @@ class Branching:
         ports, every = self.model.ports, list(self.model.ports.every)
         laid = ports.named(ports.layouts(seen.choice.rows))
         for copy in seen.peak.copies:
-            for end in self.model.ends.get(copy.value.id, ()):
+            for end in self.model.wiring.ends(copy.value.id):
                 if every[laid[self.model.wiring.port(end)]] == copy.layout:
                     yield end
 
@@ -227,7 +227,7 @@ class Branching:
 
     def _bytes(self, n: int, p: int, rows: Assignment) -> Costs:
         """Of a port in some states."""
-        distances = self.model.distances[self.model.nodes[n].ports[p].value.id]
+        distances = self.model.between((n, p))
         return np.asarray(distances.bytes * distances.shares[self.model.numbers(n, p, rows.T)])
 
 

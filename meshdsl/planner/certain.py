@@ -6,99 +6,103 @@ that are fused away; and in the body of a loop what may lie in memory of the gra
 that may be written over one of them, which is then as large, the operands count, if they are among the rest.
 """
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.ir import Graph, Op, Value
-from meshdsl.planner.places import Body, Places
+import numpy as np
 
-Reading = tuple[int, int]  # op id, operand
+from meshdsl.planner.exact import Ids
+from meshdsl.planner.numbering import Flags, Numbering
+from meshdsl.planner.places import Places
 
 
 @dataclass(frozen=True)
 class Certain:
-    """What one graph holds while its operation at a position runs.
+    """What one graph holds while its operation at a position runs; values and readings go by their numbers.
 
     Args:
-      read: by value id, where the operation reads it, or one before that is fused into this one or a later one.
-      written: ids of its results.
-      later: by value id, where it is last read, of values made before and needed afterwards.
-      once: those of them that are read but once afterwards.
+      read: per value, a reading by the operation, or by one before that is fused into this one or a later one.
+      written: its results.
+      later: of values made before and needed afterwards, the last reading.
+      once: those of these values that are read but once afterwards.
     """
 
-    read: dict[int, Reading]
-    written: tuple[int, ...]
-    later: dict[int, Reading]
-    once: frozenset[int]
+    read: Ids
+    written: Ids
+    later: Ids
+    once: Flags
 
 
-def certain(graph: Graph, op: Op, places: Places, counted: frozenset[int], lies: Body | None = None) -> Certain:
-    """What a graph holds while ``op`` runs.
+def certain(places: Places, at: int, counted: Flags) -> Certain:
+    """What the graph that a position is in holds while the operation there runs.
 
     Args:
-      counted: ids of the inputs that are the graph's own to hold.
-      lies: of a body, how its values lie in the memory around it.
+      counted: the inputs that are the graph's own to hold.
     """
-    at, views = graph.ops.index(op), _views(graph, places)
-    inputs = {v.id for v in graph.inputs}
-    inside = (
-        ((places.kept - inputs) | counted) - set(views) - (_elsewhere(graph, places, views, lies) if lies else set())
-    )
-    over, runs = _written_over(graph, places, at, views), places.within[id(graph)].runs
-    reading = [place for k in range(at, -1, -1) if runs[k] >= at for place in _readings(graph.ops[k])]
-    read = {v: place for v, place in reversed(reading) if v in inside and v not in over}
-    made = counted | {v.id for before in graph.ops[:at] for v in before.outputs}
-    waiting = (made & inside) - {v for v, _ in reading}
-    later = {v: place for after in graph.ops[at + 1 :] for v, place in _readings(after) if v in waiting}
-    under = {
-        reuse.value: {v: place for place, v in reuse.over if v in inside and v not in later}
-        for reuse in places.within[id(graph)].reuses.get(at, ())
-        if reuse.value in inside  # else it lies elsewhere, and they may be there
-    }
-    read |= {v: place for operands in under.values() for v, place in operands.items()}
-    written = tuple(v.id for v in op.outputs if v.id in inside and not under.get(v.id))
-    readings = Counter(x.id for after in graph.ops[at + 1 :] for x in after.inputs if isinstance(x, Value))
-    return Certain(read, written, later, frozenset(v for v in later if readings[v] == 1))
+    numbers, part = places.numbers, int(places.numbers.part[at])
+    start, stop = numbers.parts[part].start, numbers.parts[part].stop
+    own = places.kept & (numbers.made >= start)
+    inside = (own | counted) & ~numbers.are(_views(places)[0]) & ~_elsewhere(places, part)
+    there = np.arange(numbers.first[start], numbers.first[stop])
+    before = there[(numbers.at[there] <= at) & (places.runs[numbers.at[there]] >= at)]
+    waiting = inside & (counted | (numbers.made < at))
+    waiting[numbers.read[before]] = False
+    after = there[(numbers.at[there] > at) & waiting[numbers.read[there]]]
+    later = _last(numbers, after)
+    results, options = _reuses(places, at)
+    over = _viewed(places, numbers.read[options])
+    # what a result may be written over is there, or that result, unless it lies elsewhere
+    under = inside[results] & inside[numbers.read[options]] & ~numbers.are(numbers.read[later])[numbers.read[options]]
+    read = np.append(before[inside[numbers.read[before]] & ~over[numbers.read[before]]], options[under])
+    written = inside & (numbers.made == at)
+    written[results[under]] = False
+    once = np.bincount(numbers.read[after], minlength=inside.size) == 1
+    return Certain(_last(numbers, read), np.flatnonzero(written), later, once)
 
 
-def _readings(op: Op) -> Iterator[tuple[int, Reading]]:
-    """The values that an operation reads, each once, and where."""
-    seen: set[int] = set()
-    for i, value in enumerate(op.inputs):
-        if isinstance(value, Value) and value.id not in seen:
-            seen.add(value.id)
-            yield value.id, (op.id, i)
+def _last(numbers: Numbering, readings: Ids) -> Ids:
+    """Of the readings of each value, one by the last operation that reads it: of its first such operand."""
+    order = np.lexsort((numbers.operand[readings], -numbers.at[readings], numbers.read[readings]))
+    return readings[order[np.flatnonzero(np.diff(numbers.read[readings[order]], prepend=-1))]]
 
 
-def _views(graph: Graph, places: Places) -> dict[int, int]:
-    """Per value that may be a view, what it views, by their ids."""
-    ops = (graph.ops[at] for at in places.within[id(graph)].views)
-    return {op.outputs[0].id: op.inputs[0].id for op in ops if isinstance(op.inputs[0], Value)}
+def _reuses(places: Places, at: int) -> tuple[Ids, Ids]:
+    """Results of an operation and the readings that each may be written over."""
+    reuses = places.reuses
+    first, last = np.searchsorted(reuses.at, (at, at + 1))
+    options = reuses.options[first : last + 1]
+    return np.repeat(reuses.made[first:last], np.diff(options)), reuses.over[options[0] : options[-1]]
 
 
-def _written_over(graph: Graph, places: Places, at: int, views: dict[int, int]) -> set[int]:
-    """Ids of the values that results of an operation may be written over, through views."""
-    reuses = places.within[id(graph)].reuses.get(at, ())
-    return _viewed({value for reuse in reuses for _, value in reuse.over}, views)
+def _views(places: Places) -> tuple[Ids, Ids]:
+    """Values that may be views, and what each views."""
+    numbers = places.numbers
+    seen = numbers.reading_at(places.views, np.zeros_like(places.views))
+    return numbers.makes[places.views[seen >= 0]], numbers.read[seen[seen >= 0]]
 
 
-def _elsewhere(graph: Graph, places: Places, views: dict[int, int], lies: Body) -> set[int]:
-    """Ids of the values of a body that may lie in memory around it: in a carry's place, or where it returns them."""
-    found = {graph.inputs[i].id for i, _ in lies.carried}
-    reuses = places.within[id(graph)].reuses
-    for at, op in enumerate(graph.ops):
-        found |= {v.id for v in op.outputs if views.get(v.id) in found}
-        found |= {reuse.value for reuse in reuses.get(at, ()) if any(value in found for _, value in reuse.over)}
-    return found | _viewed({v.id for v in graph.returned if isinstance(v, Value)}, views)
-
-
-def _viewed(values: set[int], views: dict[int, int]) -> set[int]:
+def _viewed(places: Places, values: Ids) -> Flags:
     """Values, and what they view."""
-    found, left = set(values), list(values)
-    while left:
-        seen = views.get(left.pop())
-        if seen is not None and seen not in found:
-            found.add(seen)
-            left.append(seen)
-    return found
+    views, seen = _views(places)
+    return _reached(places.numbers.are(values), views, seen)
+
+
+def _elsewhere(places: Places, part: int) -> Flags:
+    """The values of a body that may lie in memory around it: in a carry's place, or where it returns them."""
+    numbers, (start, stop, *_, around) = places.numbers, places.numbers.parts[part]
+    if around is None:
+        return numbers.are(np.empty(0, dtype=np.intp))
+    carried = numbers.are(np.array([numbers.makes[start - 1] + i for i, _ in places.lies[part].carried], dtype=np.intp))
+    views, seen = _views(places)
+    over, made = numbers.read[places.reuses.over], np.repeat(places.reuses.made, np.diff(places.reuses.options))
+    found = _reached(carried, np.append(seen, over), np.append(views, made))
+    returned = numbers.read[numbers.first[stop - 1] : numbers.first[stop]]
+    return found | _viewed(places, returned)
+
+
+def _reached(found: Flags, sources: Ids, targets: Ids) -> Flags:
+    """Values, and those that arcs lead to from them."""
+    while True:
+        further = targets[found[sources] & ~found[targets]]
+        if not further.size:
+            return found
+        found[further] = True

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.planner.numbering import Flags, Numbering, numbering_of
 from meshdsl.rules import RULES
 from meshdsl.trace.read import read_jaxpr
 from meshdsl.trace.trips import count_trips
@@ -66,46 +67,41 @@ class Side:
     dims: tuple[int, ...]
 
 
-def is_heavy(op: Op) -> bool:
-    """Whether the operation ends a chain of fused ones."""
-    name = op.name
+def is_heavy(name: str) -> bool:
+    """Whether operations of this name end a chain of fused ones."""
     return name in HEAVY or name not in RULES or name.startswith(("reduce_", "scatter"))
 
 
-_WRITTEN: WeakKeyDictionary[Graph, dict[bool, frozenset[int]]] = WeakKeyDictionary()
+_WRITTEN: WeakKeyDictionary[Graph, dict[bool, Flags]] = WeakKeyDictionary()
 
 
 def materialised(graph: Graph, again: bool = False) -> frozenset[int]:
-    """Ids of the values that are written to memory, in this graph and its bodies; worked out once.
+    """Ids of the values that are ``written`` to memory."""
+    return frozenset(numbering_of(graph).ids(written(graph, again)))
+
+
+def written(graph: Graph, again: bool = False) -> Flags:
+    """The values that are written to memory, in this graph and its bodies, by number; worked out once.
 
     Args:
       again: what could be fused is kept neither for several readers, each of which computes it again, nor for products.
     """
     known = _WRITTEN.setdefault(graph, {})
     if again not in known:
-        inside = (graph, *(body for _, op in walk(graph) for body in op.bodies))
-        known[again] = frozenset().union(*(_materialised_here(each, again) for each in inside))
+        known[again] = _written(numbering_of(graph), again)
     return known[again]
 
 
-def _materialised_here(graph: Graph, again: bool) -> set[int]:
-    found = {v.id for v in graph.inputs}
-    first: dict[int, Op] = {}  # who reads a value
-    several: set[int] = set()
-    named = {op.name: op for op in graph.ops}
-    heavy = {name for name, op in named.items() if op.bodies or is_heavy(op)}
+def _written(numbers: Numbering, again: bool) -> Flags:
+    heavy = {name for name in numbers.names if is_heavy(name)} - {""}
     fusing = {name for name in heavy if name.startswith("reduce_") or (again and name in PRODUCTS)}
-    whole = heavy - fusing
-    for op in graph.ops:
-        for v in op.inputs:
-            if isinstance(v, Value):
-                if op.name in whole:
-                    found.add(v.id)
-                if first.setdefault(v.id, op) is not op:
-                    several.add(v.id)
-        if op.name in heavy:
-            found.update([v.id for v in op.outputs])
-    return found if again else found | several
+    found = numbers.named(heavy | {""})[numbers.made]  # by heavy operations, or coming in
+    found[numbers.read[numbers.named(heavy - fusing)[numbers.at]]] = True
+    if not again:
+        first, last = np.zeros(found.size, dtype=np.intp), np.zeros(found.size, dtype=np.intp)
+        first[numbers.read[::-1]], last[numbers.read] = numbers.at[::-1], numbers.at
+        found |= first != last  # several read them
+    return found
 
 
 def work_of(op: Op, kept: Set[int]) -> Work:

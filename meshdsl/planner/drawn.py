@@ -8,10 +8,10 @@ from meshdsl.planner.derived import Derived
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.pairs import End
 from meshdsl.planner.paying import paid, terms
 from meshdsl.planner.stars import Stars
 from meshdsl.planner.states import InQuestion, Left
+from meshdsl.planner.wiring import End
 
 _FORK = 3  # ends of a value with two readers, for which one hub is exact
 
@@ -25,7 +25,7 @@ class Drawn(InQuestion):
 
     def __init__(self, model: Model, left: Left) -> None:
         super().__init__(model, left)
-        self._ends = model.ends
+        self._ends = model.wiring.ends
 
     def _derive(self, derived: Derived) -> None:
         """Make all tables from now on from what is derived already."""
@@ -33,7 +33,7 @@ class Drawn(InQuestion):
 
     def _is_wide(self, value: int) -> bool:
         """Whether a value has more readers than one hub serves exactly."""
-        return len(self._ends[value]) > _FORK and len(self.model.closure(value).fitting) > 1
+        return len(self._ends(value)) > _FORK and len(self.model.closure(value).fitting) > 1
 
     def _price(self, n: int) -> Costs:
         """What node n pays for memory in its states; nodes that pay alike get the same array."""
@@ -47,7 +47,7 @@ class Drawn(InQuestion):
 
     def _add(self, network: Network, value: int) -> None:
         """Add the tables of a value, unless it has many readers."""
-        source, *readers = self._ends[value]
+        source, *readers = self._ends(value)
         if len(self.model.closure(value).fitting) == 1 or not readers:
             return
         if len(readers) == 1:
@@ -59,7 +59,7 @@ class Drawn(InQuestion):
 
     def _add_prices(self, network: Network, value: int) -> None:
         """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
-        prices, (source, *readers) = self.model.prices, self._ends[value]
+        prices, (source, *readers) = self.model.prices, self._ends(value)
         paying = [reader for reader in readers if reader in prices.read or reader in prices.later]
         if not paying or len(self.model.closure(value).fitting) == 1:
             return
@@ -73,7 +73,7 @@ class Drawn(InQuestion):
 
     def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
         """Some readers on one hub; a part of each one's own moves counts."""
-        source = self._ends[value][0]
+        source = self._ends(value)[0]
         hub = self._stars.new(network, value, source[0])
         network.add(source[0], hub, self._stars.to(value, self.read(source), weight))
         for reader, part in parts.items():

@@ -12,11 +12,12 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Signature
+from meshdsl.planner.arrays import array, grouped, numbered
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import Reading, array, grouped, numbered
+from meshdsl.planner.numbering import Reading
 from meshdsl.planner.paying import paid_in
 from meshdsl.planner.ports import Read
 from meshdsl.planner.tree import Edges, moves_of, tree
@@ -163,11 +164,11 @@ def _full_row(op: Op, row: Signature) -> Signature:
 
 def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[Reading, Layout]]:
     """The layout of every value, and of every operand as it is read."""
-    ports, every = model.ports, list(model.ports.every)
+    ports, every, wiring, numbers = model.ports, list(model.ports.every), model.wiring, model.problem.numbers
     found = [every[i] for i in ports.named(ports.layouts(rows)).tolist()]
-    return {v: found[i] for v, i in model.wiring.made.items()}, {
-        reading: found[i] for reading, i in model.wiring.reading.items()
-    }
+    made, read = wiring.made[wiring.made >= 0], wiring.reading.tolist()
+    own = {value: found[port] for value, port in zip(wiring.values[made].tolist(), made.tolist(), strict=True)}
+    return own, {reading: found[port] for reading, port in zip(numbers.readings, read, strict=True) if port >= 0}
 
 
 def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
@@ -177,6 +178,5 @@ def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
 
 def moves_along(model: Model, value: int, edges: Edges) -> tuple[Move, ...]:
     """The moves of a value between numbered layouts."""
-    n, port = model.problem.defined[value]
-    tensor = model.nodes[n].ports[port].value
+    tensor = model.problem.numbers.value(value)
     return moves_of(model.distances[value].space, tensor.shape, tensor.itemsize, edges)

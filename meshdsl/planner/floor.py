@@ -23,16 +23,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshdsl.ir import Op, Value
+from meshdsl.planner.arrays import array, grouped, numbered
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import array, grouped, numbered
-from meshdsl.planner.pairs import End
 from meshdsl.planner.places import places_of
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import per_axis
+from meshdsl.planner.wiring import End, Wiring
 
 _FORK = 3  # ends of a value of which the network knows the only fork
 _LATER = 10_000  # values that are read later are looked at, the largest
@@ -64,22 +64,21 @@ class Floor:
 
     def __init__(self, model: Model, donated: frozenset[int], chain: Sequence[Op]) -> None:
         graph, self.model = model.problem.program.graph, model
-        fixed = {v.id for i, v in enumerate(graph.inputs) if i not in donated}
+        numbers, wiring = model.problem.numbers, model.wiring
         levels = list(_levels(model, chain))
-        defined = model.problem.defined
-        end = model.wiring.end
-        read = [(v, at) for level in levels for v, reading in level.read.items() if (at := end(reading))]
-        written = [defined[v] for level in levels for v in level.written if v in defined]
-        later = [
-            at for level in levels for v, reading in level.later.items() if v not in fixed and (at := end(reading))
-        ]
-        self.ends = (*(defined[v] for v in sorted(fixed)), *(at for v, at in read if v not in fixed), *written)
-        self.copies = tuple(at for v, at in read if v in fixed)
-        once = frozenset[int]().union(*(level.once for level in levels))
-        largest = sorted(later, key=lambda at: (-self._value(at).bytes, at))[:_LATER]
-        alone = {v for v in once if len(model.ends[v]) <= _FORK}
-        self.kept = tuple(at for at in largest if self._value(at).id in alone)
-        self.later = tuple(at for at in largest if self._value(at).id not in alone)
+        fixed = numbers.are(array(i for i in range(len(graph.inputs)) if i not in donated))
+        read = _ports(wiring, [level.read for level in levels])
+        later = _ports(wiring, [level.later for level in levels])
+        written = wiring.made[np.concatenate([level.written for level in levels])]
+        given, copied = wiring.made[fixed], fixed[wiring.of[read]]
+        self.ends = tuple(wiring.ends_of(np.concatenate((given, read[~copied], written[written >= 0]))))
+        self.copies = tuple(wiring.ends_of(read[copied]))
+        waiting = wiring.ends_of(later[~fixed[wiring.of[later]]])
+        largest = sorted(waiting, key=lambda at: (-self._value(at).bytes, at))[:_LATER]
+        few = np.bincount(wiring.of, minlength=fixed.size) <= _FORK
+        alone = few & np.logical_or.reduce([level.once for level in levels])
+        self.kept = tuple(at for at in largest if alone[wiring.of[wiring.port(at)]])
+        self.later = tuple(at for at in largest if not alone[wiring.of[wiring.port(at)]])
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
         self._bytes: WeakKeyDictionary[Choice, float] = WeakKeyDictionary()
@@ -157,17 +156,21 @@ class Floor:
         return self._part(end) * self.model.distances[self._value(end).id].least_bytes
 
     def _value(self, end: End) -> Value:
-        return self.model.nodes[end[0]].ports[end[1]].value
+        return self.model.problem.numbers.values[int(self.model.wiring.of[self.model.wiring.port(end)])]
+
+
+def _ports(wiring: Wiring, readings: Sequence[Ids]) -> Ids:
+    """The ports that readings are, if nodes read there."""
+    found = wiring.reading[np.concatenate(readings)]
+    return found[found >= 0]
 
 
 def _levels(model: Model, chain: Sequence[Op]) -> Iterator[Certain]:
     """What the graphs hold, from the outermost in."""
-    graph, counted, lies = model.problem.program.graph, None, None
-    places = places_of(graph, model.mesh.topology.backend)
-    for op, inner in zip(chain, (*chain[1:], None), strict=True):
-        mine = frozenset(v.id for v in graph.inputs) if counted is None else counted
-        yield certain(graph, op, places, mine, lies)
-        if inner is not None:
-            at = next(i for i, body in enumerate(op.bodies) if inner in body.ops)
-            graph, lies = op.bodies[at], places.bodies[op.id][at]
-            counted = frozenset(graph.inputs[i].id for i in lies.sliced)
+    numbers = model.problem.numbers
+    places = places_of(model.problem.program.graph, model.mesh.topology.backend)
+    for op in chain:
+        at = int(numbers.position[op.id])
+        part = int(numbers.part[at])
+        enters = numbers.makes[numbers.parts[part].start - 1]
+        yield certain(places, at, numbers.are(array(enters + i for i in sorted(places.lies[part].sliced))))

@@ -70,7 +70,7 @@ class Joint(Drawn):
     def __init__(self, model: Model, left: Left = MappingProxyType({}), stays: frozenset[int] = frozenset()) -> None:
         super().__init__(model, left)
         self._wide, self._stays = list(filter(self._is_wide, model.shared)), stays
-        self.beside = stays.union(n for v in self._wide for n, _ in self._ends[v])
+        self.beside = stays.union(n for v in self._wide for n, _ in self._ends(v))
         self._begin(Derived(), Blocks(model, not left))
 
     def priced(self, model: Model) -> "Joint":
@@ -98,7 +98,7 @@ class Joint(Drawn):
         for n in block.outside:
             nothing = derived.get("nothing", (self.states[n].cost,), np.zeros_like)
             network.put(n, nothing, self.states[n].rows)
-        values = [port.value.id for n in block.nodes for port in model.nodes[n].ports if port.defines]
+        values = model.wiring.made_by(block.nodes)
         for value in values:
             self._add(network, value)
             self._add_prices(network, value)
@@ -146,7 +146,7 @@ class Joint(Drawn):
         least = sum([cheapest[id(states)] for states in self.states])
 
         def add(network: Network, value: int) -> None:
-            source, *readers = self._ends[value]
+            source, *readers = self._ends(value)
             if self._stake(value) < _STAKE * least:
                 self._star(network, value, dict.fromkeys(readers, 1.0))
             else:
@@ -189,7 +189,7 @@ class Joint(Drawn):
             yield block, network
 
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
-        ends = self._ends[value]
+        ends = self._ends(value)
         if self._on_a_hub(value, best, missed):
             shares = parts(self.model, ends, best.rows)
             self._star(network, value, dict(zip(ends[1:], shares, strict=True)))
@@ -199,7 +199,7 @@ class Joint(Drawn):
 
     def _on_a_hub(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
         """Whether a value has one hub, its readers being too many for pairs, or little at stake."""
-        return len(self._ends[value]) - 1 > _MANY or (not missed and self._stake(value) < _STAKE * best.cost)
+        return len(self._ends(value)) - 1 > _MANY or (not missed and self._stake(value) < _STAKE * best.cost)
 
     def missed(self, rows: Assignment, best: Choice, trees: int, missed: Missed) -> Missed:
         """``missed`` and, with the plan ``rows``, the values that pay too little in it in ``bounds``: most of that."""
@@ -223,7 +223,7 @@ class Joint(Drawn):
                     yield self._missing(value, like, best, missed.get(value, ())) * len(copies), value, like
 
     def _missing(self, value: int, rows: Assignment, best: Choice, missed: Sequence[Assignment]) -> float:
-        model, ends = self.model, self._ends[value]
+        model, ends = self.model, self._ends(value)
         whole = tree_cost(model, value, ends, rows)
         if not whole:
             return 0.0
@@ -238,12 +238,12 @@ class Joint(Drawn):
         """Entries that the exact trees of a value may have: more where pairs of readers will not do, or have not."""
         if value not in missed:
             return trees
-        return _MORE if len(self._ends[value]) - 1 > _MANY or len(missed[value]) > 1 else max(trees, _LARGER)
+        return _MORE if len(self._ends(value)) - 1 > _MANY or len(missed[value]) > 1 else max(trees, _LARGER)
 
     def _has_sets(self, value: int, most: int) -> bool:
         """Whether the exact trees of a value are in the network."""
-        return asked_for_by(self._derived, [self.read(end) for end in self._ends[value]], most) is not None
+        return asked_for_by(self._derived, [self.read(end) for end in self._ends(value)], most) is not None
 
     def _sets(self, network: Network, value: int, most: int) -> int:
-        ends = [(n, self.read((n, port))) for n, port in self._ends[value]]
+        ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
         return add_sets(network, self.model.closure(value), self.model.trips(value), ends, most)

@@ -8,8 +8,8 @@ import numpy as np
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.pairs import End
 from meshdsl.planner.tree import Edges, moves_of
+from meshdsl.planner.wiring import End
 
 
 class Kept:
@@ -54,7 +54,7 @@ class Kept:
         if end not in self._ports:
             model, wiring = self.model, self.model.wiring
             value = model.nodes[end[0]].ports[end[1]].value.id
-            port, *others = map(wiring.port, (end, *model.problem.used[value]))
+            port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
             self._ports[end] = port, [other for other in others if other != port]
         return self._ports[end]
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from meshdsl.planner.compiled import compiled
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.numbering import Flags
 from meshdsl.planner.placed import NOWHERE, Copies
-from meshdsl.planner.timeline import Flags, Line
+from meshdsl.planner.timeline import Line
 
 
 @compiled

@@ -17,8 +17,9 @@ import numpy as np
 from meshdsl.ir import Op, Value
 from meshdsl.later import Later
 from meshdsl.layouts.layout import Layout
+from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.numbering import Stretch, array
+from meshdsl.planner.numbering import Stretch
 from meshdsl.planner.placed import NOWHERE, Placed
 from meshdsl.planner.timeline import Timeline
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.arrays import grouped
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.knapsack import packed_in
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import grouped
 from meshdsl.planner.parts import Groups, Parts, apart
 
 _ROUNDS, _LAST = 8, 4  # plans that come of a knapsack, and those after which all points are left more room

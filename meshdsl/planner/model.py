@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.allowed import allowed_states, axis_order, first_allowed, has_states, require_states
+from meshdsl.planner.arrays import array, grouped, occurring
 from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.closures import Closures
@@ -24,13 +25,12 @@ from meshdsl.planner.exact import Costs, Ids, Scale
 from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, near
 from meshdsl.planner.node import Kind, Problem
-from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.ports import Ports
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.reshards import Known, Reshards
 from meshdsl.planner.tables import Table, make_table
 from meshdsl.planner.twins import Twins, each_of
-from meshdsl.planner.wiring import Wiring
+from meshdsl.planner.wiring import End
 
 Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
@@ -48,7 +48,6 @@ class Model:
         self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
         self.width = len(self.axes)
         self._take(problem)
-        self.wiring = Wiring(problem.nodes)
         self._tables: dict[Hashable, Table] = {}
         self._distances: Known = {}
         self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
@@ -94,6 +93,7 @@ class Model:
 
     def _take(self, problem: Problem) -> None:
         self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes)
+        self.wiring = problem.wiring
 
     def _pin(self) -> None:
         each = self._twins.each
@@ -137,11 +137,11 @@ class Model:
         self.every_state, self.states, self.alike = False, [], array(())
         layouts = self.ports.layouts(plan)
         most = int(layouts.max(initial=0)) + 1
-        asked, ports = self.spaces * most + layouts, np.full(int(self.spaces.max(initial=0) + 1) * most, -1)
-        ports[asked] = np.arange(asked.size)
-        spaces, layouts = np.divmod(np.flatnonzero(ports >= 0), most)
-        values, alike = self.wiring.values[ports[ports >= 0]].tolist(), grouped(spaces)
-        self.closures = self._closures.held((self.distances[values[some[0]]], layouts[some]) for some in alike)
+        asked = np.zeros(len(self.distances.every) * most, dtype=np.bool_)
+        asked[self.spaces * most + layouts] = True
+        spaces, layouts = np.divmod(np.flatnonzero(asked), most)
+        alike = grouped(spaces)
+        self.closures = self._closures.held((self.distances.every[spaces[some[0]]], layouts[some]) for some in alike)
 
     def let_go(self) -> None:
         """Of the closures, which are large on many axes, until it is focused on something again."""
@@ -175,13 +175,13 @@ class Model:
         for port in np.unique(asked, return_index=True)[1].tolist():
             n = int(wiring.nodes[port])
             layouts = self.numbers(n, int(places[port]), self.states[n].T)
-            found[self.distances[int(wiring.values[port])]].append(layouts)
+            found[self.distances.every[spaces[port]]].append(layouts)
         return {d: occurring(np.concatenate(layouts)) for d, layouts in found.items()}
 
     @cached_property
     def spaces(self) -> Ids:
         """Per port, a number for the layouts of its value and what moving between them costs."""
-        return numbered(id(self.distances[v]) for v in self.wiring.values.tolist())
+        return self.distances.of[self.wiring.values]
 
     def _unit(self, n: int) -> Costs:
         """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
@@ -196,47 +196,55 @@ class Model:
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
         codes = self.tables[n].codes[port]
-        ids = self.closure(self.nodes[n].ports[port].value.id).ids(self.orders[n])
+        ids = self.closures[self.between((n, port))].ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """As ``layout_ids``, as numbers among all layouts."""
         codes = self.tables[n].codes[port]
-        ids = self.distances[self.nodes[n].ports[port].value.id].ids(self.orders[n])
+        ids = self.between((n, port)).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
+
+    def between(self, end: End) -> Distances:
+        """Of the layouts of a port."""
+        return self.distances[int(self.wiring.values[self.wiring.port(end)])]
 
     @property
     def ports(self) -> Ports:
         """The tensors of all nodes, laid out when they are first asked for."""
         if self._ports is None:
-            self._ports = Ports(self.wiring, self.tables, self.orders, self.distances, self.spaces)
+            self._ports = Ports(self.wiring, self.tables, self.orders, self.distances.every, self.spaces)
         return self._ports
 
     @cached_property
     def layers(self) -> Layers:
         """Equal layers, whatever the pins."""
-        kinds, wiring = numbered((node.kind, node.trips) for node in self.nodes), self.wiring
-        found = layers_of(kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+        wiring = self.wiring
+        found = layers_of(self._twins.kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
         return Layers(found, len(self.nodes), wiring)
 
     @cached_property
-    def ends(self) -> dict[int, list[tuple[int, int]]]:
-        """Per value id, the (node, port) that makes it and those that read it."""
-        return {v: [at, *self.problem.used.get(v, ())] for v, at in self.problem.defined.items()}
-
-    @cached_property
     def shared(self) -> list[int]:
-        """The values that have several readers."""
-        return [v for v, ends in self.ends.items() if len(ends) > 2]
+        """The values that have several readers, by id."""
+        several = np.bincount(self.wiring.makers, minlength=self.wiring.nodes.size) > 1
+        found: list[int] = self.wiring.values[several].tolist()
+        return found
 
     @cached_property
     def often(self) -> Ids:
         """Per port, how often the moves of its value run."""
-        return array(map(self.problem.trips.__getitem__, self.wiring.values.tolist()))
+        return self.problem.numbers.trips[self.wiring.of]
 
     def trips(self, value: int) -> int:
-        """How often the moves of a value run."""
-        return self.problem.trips[value]
+        """How often the moves of a value run, given by its id."""
+        return self._trips[value]
+
+    @cached_property
+    def _trips(self) -> list[int]:
+        found = np.zeros(self.distances.of.size, dtype=np.intp)
+        found[self.wiring.values] = self.often
+        trips: list[int] = found.tolist()
+        return trips
 
     def _table(self, kind: Kind) -> Table:
         key = (id(kind.rows), kind.shapes, kind.work)

@@ -1,4 +1,4 @@
-"""What a planning problem is made of: nodes, their tensors, and who makes and reads every value."""
+"""What a planning problem is made of: nodes, their tensors, and how these are wired."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,10 +11,12 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.costs import Work
+from meshdsl.planner.numbering import Flags, Numbering, numbering_of
 from meshdsl.planner.solution import Pins
 
 if TYPE_CHECKING:
     from meshdsl.planner.kinds import Kinds
+    from meshdsl.planner.wiring import Wiring
 
 Rows = tuple[Signature, ...]
 Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
@@ -52,23 +54,30 @@ class Node:
     """A variable of the problem.
 
     Args:
-      ports: its tensors.
       op: the operation it stands for, if any.
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
       split: ports that axes have to split, along whichever dim.
       asked: rows that only some axes may take, those where a layout was stated that asks for them.
-      name: what it is called where it stands for no operation.
+      linked: its tensors, and ``name`` what it is called, where it stands for no operation.
     """
 
-    ports: tuple[Port, ...]
     kind: Kind
     op: Op | None = None
     trips: int = 1
     pin: Layout = FREE
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
     asked: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
+    linked: tuple[Port, ...] = ()
     name: str = ""
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Its tensors: of an operation the operands that are values, then the results."""
+        if self.op is None:
+            return self.linked
+        uses = [Port(v, False, (self.op.id, i)) for i, v in enumerate(self.op.inputs) if isinstance(v, Value)]
+        return (*uses, *[Port(v, True) for v in self.op.outputs])
 
     @property
     def rows(self) -> Rows:
@@ -91,11 +100,12 @@ class Node:
 
 @dataclass(eq=False)
 class Problem:
-    """Nodes, and per value id the (node, port) that defines it and those that use it.
+    """Nodes, and who makes and reads every value.
 
     Args:
       kinds: of the program's operations.
-      unsent: ids of values that are never sent: constants, which every device makes for itself.
+      wiring: of the nodes.
+      unsent: values that are never sent, by number: constants, which every device makes for itself.
       apart: per value id, axes that split it always, along whichever dim.
     """
 
@@ -104,33 +114,25 @@ class Problem:
     pins: Pins
     nodes: list[Node]
     kinds: "Kinds"
-    defined: dict[int, tuple[int, int]] = field(default_factory=dict)
-    used: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    trips: dict[int, int] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)
+    wiring: "Wiring"
+    unsent: Flags
     apart: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def index(self) -> None:
-        """Fill the tables by value id."""
-        for n, node in enumerate(self.nodes):
-            for p, (value, defines, _) in enumerate(node.ports):
-                if defines:
-                    self.defined[value.id] = (n, p)
-                elif value.id in self.used:
-                    self.used[value.id].append((n, p))
-                else:
-                    self.used[value.id] = [(n, p)]
+    @property
+    def numbers(self) -> Numbering:
+        """Of the program."""
+        return numbering_of(self.program.graph)
 
 
 def same_layout(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
     """A node all of whose ports have one layout."""
     kind = _alike(shapes_of(port.value for port in ports), partial)
-    return Node(ports, kind, trips=trips, pin=pin, name=name)
+    return Node(kind, trips=trips, pin=pin, linked=ports, name=name)
 
 
 def linking(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
     """A node for no operation, with a table of its own."""
-    return Node(ports, Kind(rows, shapes_of(port.value for port in ports)), trips=trips, name=name)
+    return Node(Kind(rows, shapes_of(port.value for port in ports)), trips=trips, linked=ports, name=name)
 
 
 @cache

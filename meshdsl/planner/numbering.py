@@ -2,120 +2,208 @@
 
 The operations of a graph stand in order, then the bodies in it, one after the other; before the first of every graph is
 a position at which its inputs come in. Values are numbered in the order in which they are made, and *readings*, the
-operands that are values, in the order of positions.
+operands that are values, in the order of positions. A program is gone through once for this; what is asked of all its
+operations is then asked of arrays.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import chain, repeat
-from typing import NamedTuple
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.ir import Graph, Op, Value
+from meshdsl.ir import Graph, Literal, Op, Value
+from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.places import Body, Places
 
+Flags = NDArray[np.bool_]
 Reading = tuple[int, int]  # op id, operand
 
 
-class Stretch(NamedTuple):
+class Part(NamedTuple):
     """Where a graph lies: from its first operation to one past its last.
 
     Args:
-      loops: the positions of operations that have bodies, and where these lie.
+      around: the operation whose body it is, and which one; None for the outermost.
     """
+
+    start: int
+    stop: int
+    inputs: tuple[Value, ...]
+    trips: int
+    around: tuple[Op, int] | None
+
+
+class Stretch(NamedTuple):
+    """The same, with the positions of operations that have bodies, and where these lie."""
 
     start: int
     stop: int
     loops: "tuple[tuple[int, tuple[Stretch, ...]], ...]"
 
 
-class Part(NamedTuple):
-    """A graph, the position of its first operation, and how its values lie in memory of the operation around it."""
-
-    graph: Graph
-    start: int
-    lies: Body
-
-
-def lay_out(graph: Graph, places: Places, lies: Body, parts: list[Part]) -> Stretch:
-    """Add a graph and its bodies to the parts of a line."""
-    start = parts[-1].start + len(parts[-1].graph.ops) + 1 if parts else 1
-    parts.append(Part(graph, start, lies))
-    loops = [(at, op) for at, op in enumerate(graph.ops, start) if op.bodies]
-    inside = tuple((at, _bodies(op, places, parts)) for at, op in loops)
-    return Stretch(start, start + len(graph.ops), inside)
-
-
-def _bodies(op: Op, places: Places, parts: list[Part]) -> tuple[Stretch, ...]:
-    return tuple(lay_out(body, places, how, parts) for body, how in zip(op.bodies, places.bodies[op.id], strict=True))
-
-
 class Numbering:
-    """The numbers of a program.
+    """The numbers of a program; of its graph it does not keep hold.
 
     Args:
-      ops: per position; None where inputs come in.
-      values: by number. made: where they are made.
-      readings: by number. read: the values that they are of. first: per position, and one past the last, its first one.
+      parts: the graph and its bodies. step: where the graph lies.
+      ops: per position; None where inputs come in. part: per position, that which it is of.
+      values: by number. by_id: their numbers by id; -1 where there is none.
+      made: per value, where it is made. makes: per position, and one past the last, the first value made there.
+      read: per reading, the value. at: where. operand: which one.
+      first: per position, and one past the last, its first reading.
+      literals: of operations: their position, which operand they are, and they themselves.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.ops = [op for part in parts for op in (None, *part.graph.ops)]
-        made = [values for part in parts for values in (part.graph.inputs, *[op.outputs for op in part.graph.ops])]
-        self.values, self.made = list(chain.from_iterable(made)), np.repeat(np.arange(len(made)), array(map(len, made)))
-        ids = array(v.id for v in self.values)
-        self._number = np.full(ids.max(initial=-1) + 1, -1)  # by value id
-        self._number[ids] = np.arange(ids.size)
-        read = [
-            (at, (op.id, i), x.id)
-            for at, op in enumerate(self.ops)
-            if op
-            for i, x in enumerate(op.inputs)
-            if isinstance(x, Value)
-        ]
-        places, self.readings, values = list(zip(*read, strict=True)) or [()] * 3
-        self.first = np.searchsorted(array(places), np.arange(len(self.ops) + 1))
-        self.read = self.of(values)
-        self._at = {reading: i for i, reading in enumerate(self.readings)}
+    def __init__(self, graph: Graph) -> None:
+        self.ops: list[Op | None] = []
+        self.parts: list[Part] = []
+        self.step = self._lay_out(graph, None)
+        self.part = np.repeat(np.arange(len(self.parts)), [part.stop - part.start + 1 for part in self.parts])
+        starts = {part.start - 1: part.inputs for part in self.parts}
+        made = [op.outputs if op else starts[at] for at, op in enumerate(self.ops)]
+        self.values = list(chain.from_iterable(made))
+        self.makes = np.cumsum([0, *map(len, made)])
+        self.made = np.repeat(np.arange(len(made)), np.diff(self.makes))
+        ids = array(map(_ID, self.values))
+        self.by_id = np.full(ids.max(initial=-1) + 1, -1)
+        self.by_id[ids] = np.arange(ids.size)
+        self._read()
+
+    def _lay_out(self, graph: Graph, around: tuple[Op, int] | None) -> Stretch:
+        """Add a graph and its bodies to the line."""
+        self.ops += (None, *graph.ops)
+        start, stop = len(self.ops) - len(graph.ops), len(self.ops)
+        self.parts.append(Part(start, stop, graph.inputs, graph.trips, around))
+        loops = [(at, op) for at, op in enumerate(graph.ops, start) if op.bodies]
+        inside = [(at, tuple(self._lay_out(body, (op, i)) for i, body in enumerate(op.bodies))) for at, op in loops]
+        return Stretch(start, stop, tuple(inside))
+
+    def _read(self) -> None:
+        """Number the readings."""
+        operands = [op.inputs if op else () for op in self.ops]
+        atoms, counts = list(chain.from_iterable(operands)), array(map(len, operands))
+        ids, at = array(map(_ID, atoms)), np.repeat(np.arange(counts.size), counts)
+        operand, are = np.arange(at.size) - (np.cumsum(counts) - counts)[at], ids >= 0
+        self.at, self.operand, self.read = at[are], operand[are], self.by_id[ids[are]]
+        self.first, self._most = np.searchsorted(self.at, np.arange(counts.size + 1)), counts.max(initial=1)
+        others = np.flatnonzero(~are)
+        literals: list[Literal] = [atoms[k] for k in others.tolist()]  # type: ignore[misc]
+        self.literals = list(zip(at[others].tolist(), operand[others].tolist(), literals, strict=True))
+
+    @cached_property
+    def position(self) -> Ids:
+        """By op id; -1 for others."""
+        at = np.flatnonzero([op is not None for op in self.ops])
+        ids = array(op.id for op in self.ops if op)
+        found = np.full(ids.max(initial=-1) + 1, -1)
+        found[ids] = at
+        return found
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """By number."""
+        ids = array(op.id if op else -1 for op in self.ops)
+        return list(zip(ids[self.at].tolist(), self.operand.tolist(), strict=True))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Of operations, by position."""
+        return [op.name if op else "" for op in self.ops]
+
+    @property
+    def shape(self) -> Ids:
+        """Per value, the number of its shape among ``shapes``."""
+        return self._shapes[0]
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """That there are."""
+        return self._shapes[1]
+
+    @property
+    def dtype(self) -> Ids:
+        """Per value, the number of its dtype."""
+        return self._dtypes[0]
+
+    @cached_property
+    def itemsizes(self) -> Ids:
+        """Per value, bytes of an element."""
+        return array(Value(0, (), dtype).itemsize for dtype in self._dtypes[1])[self.dtype]
+
+    @cached_property
+    def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:
+        return _said(self.values, "shape")
+
+    @cached_property
+    def _dtypes(self) -> tuple[Ids, tuple[Any, ...]]:
+        return _said(self.values, "dtype")
+
+    @cached_property
+    def trips(self) -> Ids:
+        """Per value, how often what makes it runs."""
+        return array(part.trips for part in self.parts)[self.part[self.made]]
 
     def of(self, values: Iterable[int]) -> Ids:
         """Numbers of values, given by their ids; IndexError for others."""
-        found: Ids = self._number[array(values)]
+        found: Ids = self.by_id[array(values)]
         if found.min(initial=0) < 0:
             raise IndexError("a value of another program")
         return found
 
-    def flags(self, values: Iterable[int]) -> NDArray[np.bool_]:
+    def value(self, value: int) -> Value:
+        """A value, given by its id."""
+        return self.values[int(self.of([value])[0])]
+
+    def flags(self, values: Iterable[int]) -> Flags:
         """Which values are among some, given by their ids."""
+        return self.are(self.of(values))
+
+    def are(self, values: Ids) -> Flags:
+        """Which values are among some, given by their numbers."""
         found = np.zeros(len(self.values), dtype=np.bool_)
-        found[self.of(values)] = True
+        found[values] = True
         return found
 
-    def at(self, readings: Iterable[Reading]) -> Ids:
+    def ids(self, values: Flags) -> list[int]:
+        """The ids of some values."""
+        return [self.values[i].id for i in np.flatnonzero(values).tolist()]
+
+    def named(self, names: Iterable[str]) -> Flags:
+        """The positions that have operations of these names."""
+        return np.fromiter(map(frozenset(names).__contains__, self.names), dtype=np.bool_)
+
+    def reading(self, readings: Iterable[Reading]) -> Ids:
         """Numbers of readings; -1 for literals."""
-        return array(map(self._at.get, readings, repeat(-1)))
+        ops, operands = array(chain.from_iterable(readings)).reshape(-1, 2).T
+        return self.reading_at(self.position[ops], operands)
+
+    def reading_at(self, at: Ids, operands: Ids) -> Ids:
+        """The same of operands of operations at positions."""
+        asked, known = at * self._most + operands, self.at * self._most + self.operand
+        found = np.searchsorted(known, asked)
+        return np.where(np.append(known, -1)[found] == asked, found, -1)
 
 
-def array(numbers: Iterable[int]) -> Ids:
-    """Numbers as an array."""
-    return np.fromiter(numbers, dtype=np.intp)
+_ID = attrgetter("id")
+_KNOWN: WeakKeyDictionary[Graph, Numbering] = WeakKeyDictionary()
 
 
-def numbered(things: Iterable[Hashable]) -> Ids:
-    """A number for each thing, the same for equal ones."""
-    known: dict[Hashable, int] = {}
-    return array(known.setdefault(thing, len(known)) for thing in things)
+def numbering_of(graph: Graph) -> Numbering:
+    """The numbers of a graph, worked out once."""
+    if graph not in _KNOWN:
+        _KNOWN[graph] = Numbering(graph)
+    return _KNOWN[graph]
 
 
-def occurring(numbers: Ids) -> Ids:
-    """The numbers that occur, in rising order, as ``np.unique`` has them, which hashes them first and takes longer."""
-    found = np.sort(numbers)
-    return np.asarray(found[np.append(found[:-1] != found[1:], found.size > 0)[: found.size]])
-
-
-def grouped(numbers: Ids) -> list[Ids]:
-    """The places of equal numbers."""
-    order = np.argsort(numbers, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
+def _said(values: list[Value], name: str) -> tuple[Ids, tuple[Any, ...]]:
+    """Per value, the number of what it has under a name, and what there is."""
+    found = list(map(attrgetter(name), values))
+    keys = list(map(id, found))  # most are one of few objects
+    known: dict[Any, int] = {}
+    number = {key: known.setdefault(each, len(known)) for key, each in dict(zip(keys, found, strict=True)).items()}
+    return array(map(number.__getitem__, keys)), tuple(known)

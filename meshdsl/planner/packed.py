@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshdsl.planner.arrays import array, occurring
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.network import Network, Stamp
-from meshdsl.planner.numbering import array, occurring
 
 if TYPE_CHECKING:
     from meshdsl.planner.kernels import Flat

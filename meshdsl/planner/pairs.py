@@ -9,8 +9,7 @@ from itertools import combinations
 
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import tree
-
-End = tuple[int, int]  # node and port
+from meshdsl.planner.wiring import End
 
 
 def weighted_pairs(

@@ -4,11 +4,11 @@ from collections import defaultdict
 
 import numpy as np
 
+from meshdsl.planner.arrays import grouped
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import grouped
 
 _LARGEST = 0.5  # part of all nodes that one part may have
 

@@ -4,15 +4,17 @@ from collections.abc import Hashable, Iterator
 
 import numpy as np
 
+from meshdsl.planner.arrays import array, grouped
 from meshdsl.planner.exact import TIES, Costs
 from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.numbering import array, grouped, numbered
 from meshdsl.planner.tables import per_axis
 
 
 def payers(model: Model) -> list[int]:
     """The nodes whose states cost more at the model's present prices, copies aside."""
-    return sorted({model.problem.defined[v][0] for v in model.prices.own} | {n for n, _ in model.prices.held})
+    wiring = model.wiring
+    made = wiring.nodes[wiring.made[model.problem.numbers.of(model.prices.own)]].tolist()
+    return sorted({*made, *(n for n, _ in model.prices.held)})
 
 
 def terms(model: Model, n: int) -> Hashable:
@@ -38,15 +40,14 @@ def paid(model: Model, n: int) -> Costs:
 def paid_in(model: Model, rows: Assignment) -> float:
     """What a plan pays for the values that it makes and the copies that it reads."""
     prices, wiring, layouts = model.prices, model.wiring, model.ports.layouts(rows)
-    own = {wiring.made[v]: price for v, price in prices.own.items()}
-    read = {wiring.port(end): price for end, price in prices.read.items()}
-    ports, price, total = array((*own, *read)), np.array([*own.values(), *read.values()]), 0.0
-    copies = np.arange(ports.size) >= len(own)
+    made, read = wiring.made[model.problem.numbers.of(prices.own)], array(map(wiring.port, prices.read))
+    ports, price, total = np.append(made, read), np.array([*prices.own.values(), *prices.read.values()]), 0.0
+    copies = np.arange(ports.size) >= made.size
     there = ~copies | (layouts[ports] != layouts[wiring.every[ports]])
     ports, price = ports[there], price[there]
-    values, layouts = wiring.values[ports].tolist(), layouts[ports]
-    for alike in grouped(numbered(id(model.distances[v]) for v in values)):
-        layout = model.distances[values[alike[0]]]
+    spaces, layouts = model.spaces[ports], layouts[ports]
+    for alike in grouped(spaces):
+        layout = model.distances.every[spaces[alike[0]]]
         held = layout.bytes * layout.shares[layouts[alike]]
         total += float(model.scale.pack(price[alike] * held).sum())
     return total

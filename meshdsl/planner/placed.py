@@ -16,8 +16,9 @@ from meshdsl.ir import Graph
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
+from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.numbering import Reading, array
+from meshdsl.planner.numbering import Reading
 from meshdsl.planner.timeline import Room, Timeline, timeline_of
 
 NOWHERE = -2  # where a copy ends that is not in memory

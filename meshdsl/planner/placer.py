@@ -9,10 +9,9 @@ from itertools import chain
 import numpy as np
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.exact import Ids
+from meshdsl.planner.arrays import array, numbered
 from meshdsl.planner.extract import Choice, moves_along
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import array, numbered
 from meshdsl.planner.placed import Moved, Placed
 from meshdsl.planner.timeline import timeline_of
 from meshdsl.planner.tree import Edges
@@ -21,17 +20,13 @@ from meshdsl.planner.tree import Edges
 class Placer:
     """Places plans of a model.
 
-    Args:
-      like: one of the same program, under other pins.
-
     ``values``: per value of the program, by its number, the port that makes it.
     """
 
-    def __init__(self, model: Model, like: "Placer | None" = None) -> None:
+    def __init__(self, model: Model) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
-        numbers, wiring = self.timeline.numbers, model.wiring
-        self.values: Ids = like.values if like else array(wiring.made[v.id] for v in numbers.values)
-        self._read: Ids = like._read if like else array(map(wiring.reading.__getitem__, numbers.readings))
+        wiring = model.wiring
+        self.values, self._read = wiring.made, wiring.reading
         self._layouts = dict(model.ports.every)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
 

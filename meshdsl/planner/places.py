@@ -11,41 +11,37 @@ These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser`
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from meshdsl.ir import Graph, Op, Value, walk
-from meshdsl.planner.costs import VIEWS, is_heavy, materialised
+import numpy as np
+
+from meshdsl.ir import LOOPS, Graph, Op, Value
+from meshdsl.planner.arrays import array, stretches
+from meshdsl.planner.costs import VIEWS, is_heavy, written
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.narrow import Reads, picks, reads
+from meshdsl.planner.numbering import Flags, Numbering, numbering_of
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace.graphs import carried_of, carried_operands
 
 _SAME = VIEWS | {"constrain", "optimization_barrier"}
 _UPDATES = ("dynamic_update_slice", "scatter")
-Reading = tuple[tuple[int, int], int]  # op id and operand, value id
 
 
-@dataclass(frozen=True)
-class Reuse:
-    """A result, by value id, and the operands that it may be written over."""
-
-    value: int
-    over: tuple[Reading, ...]
-
-
-@dataclass(frozen=True)
-class Within:
-    """The facts of one graph.
+class Reuses(NamedTuple):
+    """Results that may be written over operands, in the order of positions.
 
     Args:
-      runs: per position, the position at which the operation runs.
-      views: positions of operations whose result is their operand.
-      reuses: per position, results that may be written over operands.
+      at: their positions. made: the values.
+      options: per result, and one past the last, the first of the readings (``over``) that it may be written over.
     """
 
-    runs: tuple[int, ...]
-    views: tuple[int, ...]
-    reuses: dict[int, tuple[Reuse, ...]]
+    at: Ids
+    made: Ids
+    options: Ids
+    over: Ids
 
 
 @dataclass(frozen=True)
@@ -64,59 +60,31 @@ class Body:
 
 
 class Places:
-    """The facts of a program.
+    """The facts of a program; positions, values and readings go by their numbers.
 
     Args:
       backend: XLA's, which compiles for the devices (see ``Topology``).
-      kept: ids of the values that are written to memory.
+      kept: the values that are written to memory.
       reads: how float32 is read, if that decides how it is kept.
-      within: per graph, by its identity. bodies: per op id, how each of its bodies lies.
+      runs: per position, the one at which its operation runs.
+      views: positions of operations whose result is their operand.
+      reuses: what may be written over what.
+      lies: per part of the program, how its values lie in the memory around it.
     """
 
     def __init__(self, graph: Graph, backend: str) -> None:
+        from meshdsl.planner.fused import run_at  # with its compiler, too much to import for those who plan nothing
+
         tpu = backend == "tpu"
-        self.kept = materialised(graph, again=tpu) - (picks(graph) if tpu else set())
+        self.numbers = numbers = numbering_of(graph)
+        kept = written(graph, again=tpu)
+        self.kept = kept & ~numbers.flags(picks(graph)) if tpu else kept
         self.reads = reads(graph) if tpu else Reads()
-        self.within = {id(graph): self._within(graph)}
-        self.bodies: dict[int, tuple[Body, ...]] = {}
-        for _, op in walk(graph):
-            if op.bodies:
-                self.within.update((id(body), self._within(body)) for body in op.bodies)
-                self.bodies[op.id] = tuple(_body(op, body) for body in op.bodies)
-
-    def _within(self, graph: Graph) -> Within:
-        views = tuple(at for at, op in enumerate(graph.ops) if _is_view(op))
-        return Within(self._runs(graph), views, self._reuses(graph))
-
-    def _runs(self, graph: Graph) -> tuple[int, ...]:
-        runs, kept = list(range(len(graph.ops))), self.kept
-        read: dict[int, int] = {}  # by value id, where it is last read
-        for at in reversed(range(len(runs))):
-            op, last = graph.ops[at], at
-            made = [v.id for v in op.outputs]
-            if made and kept.isdisjoint(made):
-                last = runs[at] = max([read.get(v, at) for v in made])
-            for v in op.inputs:
-                if isinstance(v, Value) and read.get(v.id, -1) < last:
-                    read[v.id] = last
-        return tuple(runs)
-
-    def _reuses(self, graph: Graph) -> dict[int, tuple[Reuse, ...]]:
-        found: dict[int, tuple[Reuse, ...]] = {}
-        fused: dict[int, list[Reading]] = {}
-        names = {op.name for op in graph.ops}
-        updates = {name for name in names if name.startswith(_UPDATES)}
-        by_element = {name for name in names if RULES.get(name) is elementwise}
-        for at, op in enumerate(graph.ops):
-            if op.bodies or op.name in updates:
-                made = tuple(reuse for reuse in _written_over(op) if reuse.over)
-                found.update({at: made} if made else {})
-            elif op.name in by_element and (over := _through(op, fused)):
-                if op.outputs[0].id in self.kept:
-                    found[at] = (Reuse(op.outputs[0].id, tuple(over)),)
-                else:
-                    fused[op.outputs[0].id] = over
-        return found
+        self.runs: Ids = run_at(numbers.makes, numbers.first, numbers.read, self.kept)
+        self.views = _views(numbers)
+        self.reuses = _reuses(numbers, self.kept)
+        whole = Body(sliced=frozenset(range(len(graph.inputs))))
+        self.lies = [_body(*part.around) if part.around else whole for part in numbers.parts]
 
 
 _KNOWN: WeakKeyDictionary[Graph, dict[str, Places]] = WeakKeyDictionary()
@@ -130,6 +98,11 @@ def places_of(graph: Graph, backend: str) -> Places:
     return known[backend]
 
 
+def _views(numbers: Numbering) -> Ids:
+    maybe = np.flatnonzero(numbers.named((*_SAME, "transpose"))).tolist()
+    return array(at for at in maybe if (op := numbers.ops[at]) and _is_view(op))
+
+
 def _is_view(op: Op) -> bool:
     """Whether the result is the operand, at most under another shape."""
     if op.name == "transpose":  # of dims of length 1
@@ -138,36 +111,44 @@ def _is_view(op: Op) -> bool:
     return op.name in _SAME
 
 
-def _through(op: Op, fused: dict[int, list[Reading]]) -> list[Reading]:
-    """Operands of an elementwise operation that are as large as its result, and those of fused ones that made them."""
-    shape, found = op.outputs[0].shape, list[Reading]()
-    for i, x in enumerate(op.inputs):
-        if isinstance(x, Value) and x.shape == shape:
-            found.append(((op.id, i), x.id))
-            if x.id in fused:
-                found += fused[x.id]
-    return found
+def _reuses(numbers: Numbering, kept: Flags) -> Reuses:
+    """What may be written over what: by elementwise operations, through fused ones too, and by updates and loops."""
+    from meshdsl.planner.fused import written_over  # with its compiler, as above
+
+    names = set(numbers.names)
+    by_element = numbers.named(name for name in names if RULES.get(name) is elementwise)
+    found, options = written_over(by_element, numbers.makes, numbers.first, numbers.read, numbers.shape, kept)
+    updates = numbers.named(name for name in names if name.startswith(_UPDATES))
+    others = np.flatnonzero(updates | numbers.named(LOOPS)).tolist()
+    more = array(x for at in others if (op := numbers.ops[at]) for pair in _written_over(op) for x in (at, *pair))
+    at, results, operands = more.reshape(-1, 3).T
+    over = numbers.reading_at(at, operands)
+    there = np.flatnonzero(over >= 0)
+    begins = options.size + np.arange(there.size)
+    rows = np.stack([at[there], numbers.makes[at[there]] + results[there], begins, begins + 1], axis=1)
+    every = np.concatenate((found, rows))
+    at, made, begins, ends = every[np.argsort(every[:, 0], kind="stable")].T
+    options = np.append(options, over[there])[stretches(begins, ends - begins)]
+    return Reuses(at, made, np.cumsum([0, *(ends - begins)]), options)
 
 
-def _written_over(op: Op) -> Iterator[Reuse]:
-    """What the results of an update or a loop may be written over."""
+def _written_over(op: Op) -> Iterator[tuple[int, int]]:
+    """Results of an update or a loop, and the operand that each may be written over, by position."""
     if op.name.startswith(_UPDATES):
-        x = op.inputs[0]
-        yield Reuse(op.outputs[0].id, (((op.id, 0), x.id),) if isinstance(x, Value) else ())
+        yield 0, 0
     elif op.name in ("scan", "while"):
         carried = carried_operands(op)
-        for i, operand in enumerate(carried):
-            yield Reuse(op.outputs[i].id, _only_carried(op, carried, operand))
+        yield from ((i, at) for i, at in enumerate(carried) if _is_only_carried(op, carried, at))
 
 
-def _only_carried(op: Op, carried: range, operand: int) -> tuple[Reading, ...]:
-    """What a carry starts from, unless the loop reads it in every trip too."""
+def _is_only_carried(op: Op, carried: range, operand: int) -> bool:
+    """Whether a carry starts from it, and the loop does not read it in every trip too."""
     x = op.inputs[operand]
-    others = op.inputs[: carried.start] + op.inputs[carried.stop :]
-    return (((op.id, operand), x.id),) if isinstance(x, Value) and not any(x is y for y in others) else ()
+    return not any(x is y for y in (*op.inputs[: carried.start], *op.inputs[carried.stop :]))
 
 
-def _body(op: Op, body: Graph) -> Body:
+def _body(op: Op, which: int) -> Body:
+    body = op.bodies[which]
     if op.name == "cond":
         return Body(given=tuple(range(len(body.returned))))
     if body is not op.bodies[-1]:  # the condition of a loop
@@ -178,6 +159,6 @@ def _body(op: Op, body: Graph) -> Body:
 
 def _sliced(body: Graph, first: int) -> frozenset[int]:
     """Inputs from ``first`` on that something reads that is not fused."""
-    heavy = [op for op in body.ops if op.bodies or (is_heavy(op) and not op.name.startswith("reduce_"))]
+    heavy = [op for op in body.ops if op.bodies or (is_heavy(op.name) and not op.name.startswith("reduce_"))]
     read = {x.id for op in heavy for x in op.inputs if isinstance(x, Value)}
     return frozenset(i for i, v in enumerate(body.inputs) if i >= first and v.id in read)

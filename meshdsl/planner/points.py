@@ -5,16 +5,18 @@ what is read once more, at most one other reader having gone before, some copy i
 can be priced instead (``Floor.kept``), which does not charge a copy that two readers share twice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
+
+import numpy as np
 
 from meshdsl.ir import Graph, Op
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
-from meshdsl.planner.pairs import End
 from meshdsl.planner.prices import Prices
+from meshdsl.planner.wiring import End
 
 
 class Points:
@@ -63,8 +65,7 @@ class Points:
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
             inside = (self._read_by(around) for around in self._around.get(op, ()))
-            copies = (self.model.problem.used.get(value, ()) for value in alive)
-            read.update(dict.fromkeys(chain.from_iterable((*copies, *inside)), price))
+            read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))
         return Prices(own, read, kept=kept)
 
     def floor(self, op: int) -> Floor:
@@ -80,8 +81,16 @@ class Points:
 
     def _read_by(self, op: Op) -> list[End]:
         """The ports that read for an operation."""
-        ends = (self.model.wiring.end((op.id, i)) for i in range(len(op.inputs)))
-        return [end for end in ends if end]
+        numbers, wiring = self.model.problem.numbers, self.model.wiring
+        at = numbers.position[op.id]
+        ports = wiring.reading[numbers.first[at] : numbers.first[at + 1]]
+        return wiring.ends_of(ports[ports >= 0])
+
+    def _readers(self, values: Iterable[int]) -> list[End]:
+        """The ports that read some values, given by their ids."""
+        wiring, there = self.model.wiring, np.zeros(self.model.wiring.nodes.size, dtype=np.bool_)
+        there[wiring.made[self.model.problem.numbers.of(values)]] = True
+        return wiring.ends_of(wiring.read[there[wiring.makers]])
 
 
 def _at(peak: Peak) -> int:

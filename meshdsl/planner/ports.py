@@ -5,7 +5,7 @@ of the layouts of the port's value. Where the codes of a port lie, and which tab
 states: it is laid out here once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
@@ -14,9 +14,9 @@ import numpy as np
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
+from meshdsl.planner.arrays import array, equal, grouped, numbered, occurring
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
-from meshdsl.planner.numbering import array, grouped, numbered, occurring
 from meshdsl.planner.tables import Table
 from meshdsl.planner.wiring import Wiring
 
@@ -37,7 +37,7 @@ class Ports:
 
     Args:
       wiring: of the nodes. tables: of their rows. orders: of axes that split one dim.
-      distances: per value id, its layouts. spaces: per port, a number for those of its value.
+      distances: between the layouts of values. spaces: per port, the number of those of its value.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Ports:
         wiring: Wiring,
         tables: Sequence[Table],
         orders: Sequence[Order],
-        distances: Mapping[int, Distances],
+        distances: Sequence[Distances],
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
@@ -74,7 +74,7 @@ class Ports:
         for count in occurring(counts).tolist():
             at = begins[counts == count]
             ports, others = made[at], other[at[:, None] + np.arange(count)]
-            for alike in grouped(_equal([self._spaces[ports], layouts[ports], *others.T])):
+            for alike in grouped(equal([self._spaces[ports], layouts[ports], *others.T])):
                 first = alike[0]
                 mine = ports[alike]
                 values = self._wiring.values[mine].tolist()
@@ -94,7 +94,7 @@ class Ports:
         """The numbers in every one of the layouts of each space, one space after the other."""
         return array(map(self.every.__getitem__, self._all))
 
-    def _look_up(self, orders: Sequence[Order], distances: Mapping[int, Distances]) -> None:
+    def _look_up(self, orders: Sequence[Order], distances: Sequence[Distances]) -> None:
         """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
         wiring, ways = self._wiring, numbered(orders)
         tables: dict[int, tuple[Ids, int]] = {}
@@ -103,7 +103,7 @@ class Ports:
         self._all: list[Layout] = []
         size = 0
         for ports in grouped(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
-            found = distances[int(wiring.values[ports[0]])]
+            found = distances[self._spaces[ports[0]]]
             table = found.ids(orders[wiring.nodes[ports[0]]])
             if id(table) not in tables:
                 tables[id(table)] = table, size
@@ -114,14 +114,6 @@ class Ports:
             self._looked_up[ports], self._bases[ports] = tables[id(table)][1], max(table.shape, default=1)
             self._named[ports] = spaces[found.space]
         self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
-
-
-def _equal(columns: Sequence[Ids]) -> Ids:
-    """A number per row of some columns, the same for equal ones."""
-    found, *others = columns
-    for column in others:
-        found = np.unique(found * (column.max(initial=0) + 1) + column, return_inverse=True)[1]
-    return found
 
 
 def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:

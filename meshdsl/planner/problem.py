@@ -24,30 +24,31 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
+import numpy as np
+
 from meshdsl.errors import PinError, faults
-from meshdsl.ir import Graph, Op, Program, Value
+from meshdsl.ir import Graph, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.costs import materialised
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
+from meshdsl.planner.numbering import Flags, Numbering, numbering_of
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.stacks import Stack, split_stacks
+from meshdsl.planner.wiring import Wiring
 from meshdsl.trace.casts import asked_casts
-from meshdsl.trace.clone import made_on_the_spot
+from meshdsl.trace.clone import CHEAP
 
 
 def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
-    kinds = Kinds(materialised(program.graph))
+    numbers, kinds = numbering_of(program.graph), Kinds(program.graph)
     nodes = [*_boundary(program, pins), *_graph_nodes(program.graph, kinds)]
-    problem = Problem(program, mesh, pins, nodes, kinds, unsent=made_on_the_spot(program.graph))
-    problem.index()
+    problem = Problem(program, mesh, pins, nodes, kinds, Wiring(nodes, numbers), _made_of_nothing(numbers))
     for stack in split_stacks(program, pins, mesh):
         _keep_split(problem, stack)
-    _count_trips(program.graph, problem.trips)
     drop_unreachable_partials(problem)
     _require_rows(problem)
     return problem
@@ -67,7 +68,7 @@ def repin(problem: Problem, pins: Pins) -> Problem | None:
 
 def _keep_split(problem: Problem, stack: Stack) -> None:
     """No layout puts all of a stack on a device; if a reader has none that splits it, its scan alone keeps it split."""
-    ports = [at for v in stack.values for at in (problem.defined[v], *problem.used.get(v, ()))]
+    ports = [end for v in stack.values for end in problem.wiring.ends(v)]
     whole = all(_splits(problem.nodes[n], p, stack.axes, problem.mesh) for n, p in ports)
     for n, p in ports:
         node = problem.nodes[n]
@@ -112,22 +113,19 @@ def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
             yield same_layout(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.id in asked:
             kind, rows = kinds.asking(op)
-            yield Node(_ports(op), kind, op, graph.trips, asked=tuple((row, asked[op.id]) for row in rows))
+            yield Node(kind, op, graph.trips, asked=tuple((row, asked[op.id]) for row in rows))
         elif op.name != "return":
-            yield Node(_ports(op), kinds.of(op), op, graph.trips)
+            yield Node(kinds.of(op), op, graph.trips)
 
 
-def _ports(op: Op) -> tuple[Port, ...]:
-    uses = [Port(v, False, (op.id, i)) for i, v in enumerate(op.inputs) if isinstance(v, Value)]
-    return (*uses, *[Port(v, True) for v in op.outputs])
+def _made_of_nothing(numbers: Numbering) -> Flags:
+    """The values that cheap operations make of nothing."""
+    from meshdsl.planner.fused import made_of_nothing  # with its compiler, too much for those who plan nothing
 
-
-def _count_trips(graph: Graph, trips: dict[int, int]) -> None:
-    made = [*graph.inputs, *[v for op in graph.ops for v in op.outputs]]
-    trips.update(dict.fromkeys([v.id for v in made], graph.trips))
-    for op in graph.ops:
-        for body in op.bodies:
-            _count_trips(body, trips)
+    cheap = numbers.named(CHEAP)
+    at = np.flatnonzero(cheap)
+    cheap[at] = [not op.effects for i in at.tolist() if (op := numbers.ops[i])]
+    return np.asarray(made_of_nothing(cheap, numbers.makes, numbers.first, numbers.read))
 
 
 def _require_rows(problem: Problem) -> None:

@@ -14,6 +14,7 @@ from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Model
 from meshdsl.planner.near import Axes, Groups
+from meshdsl.planner.reshards import ByValue
 
 
 class Projection(Model):
@@ -28,8 +29,8 @@ class Projection(Model):
         every = {id(unit): unit for unit in whole.units}  # those of equal nodes are one object
         shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
         self.units = [shares[id(unit)] for unit in whole.units]
-        self._distances = {d: _Projected(d, part, parts) for d in dict.fromkeys(whole.distances.values())}
-        self.distances = {v: self._distances[d] for v, d in whole.distances.items()}
+        self._distances = {d: _Projected(d, part, parts) for d in whole.distances.every}
+        self.distances = ByValue(list(self._distances.values()), whole.distances.of)
         self._finite, self._closures, self._twins, self.weighs = {}, Closures(), whole._twins, False
         self._begin()
 

@@ -71,7 +71,7 @@ def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
 
 def has_few_layouts(model: Model) -> bool:
     """Whether all mesh axes may be seen jointly for a bound."""
-    return sum(distances.fitting.size**2 for distances in set(model.distances.values())) <= _SHAPES
+    return sum(distances.fitting.size**2 for distances in model.distances.every) <= _SHAPES
 
 
 def is_light(certificate: Certificate) -> bool:

@@ -5,10 +5,14 @@ more can be partial. What a node makes of what it reads is worked out once for a
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from meshdsl.layouts.placement import REDUCTIONS, Partial
 from meshdsl.layouts.rule import Signature
 from meshdsl.planner.node import FREE, Kind, Node, Problem, Rows
+from meshdsl.planner.wiring import Wiring
 
 _Ways = int  # in which a tensor may be partial, a bit each
 _Given = tuple[tuple[int, _Ways], ...]  # by port
@@ -18,25 +22,57 @@ _BITS = {reduction: 1 << i for i, reduction in enumerate(REDUCTIONS)}
 
 def drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
-    nodes, used, passing = problem.nodes, problem.used, _Passing()
-    possible: dict[int, _Ways] = {}  # by value id
-    left = [node.kind for node in nodes]
-    due = bytearray(b"\1") * len(nodes)
-    n = due.find(1)
+    nodes, reach = problem.nodes, _Reach(problem.nodes, problem.wiring)
+    n = reach.due.find(1)
     while n >= 0:
-        due[n], ports = 0, nodes[n].ports
-        read = [_DEFINED if defines else possible.get(value.id, 0) for value, defines, _ in ports]
-        left[n], given = passing.of(nodes[n], read)
-        for p, ways in given:
-            value = ports[p].value.id
-            if possible.get(value) != ways:
-                possible[value] = ways
-                for reader, _ in used.get(value, ()):
-                    due[reader] = 1
-        later = due.find(1, n + 1)
-        n = later if later >= 0 else due.find(1)
-    for node, kind in zip(nodes, left, strict=True):
+        reach.visit(n)
+        later = reach.due.find(1, n + 1)
+        n = later if later >= 0 else reach.due.find(1)
+    for node, kind in zip(nodes, reach.left, strict=True):
         node.kind = kind
+
+
+class _Reach:
+    """What the kinds of nodes are ``left`` with as far as values can be partial, and which nodes are to be looked at.
+
+    In the beginning no value can be; operations of a kind are left alike then, and those that make one partial at once
+    are looked at again.
+    """
+
+    def __init__(self, nodes: Sequence[Node], wiring: Wiring) -> None:
+        self._nodes, self._passing, reads = nodes, _Passing(), wiring.every != np.arange(wiring.every.size)
+        self._ports = list(pairwise((*wiring.first.tolist(), reads.size)))
+        self._possible = [0] * len(wiring.made) + [_DEFINED]  # by value; what nodes define is read at the last place
+        self._read, self._made = np.where(reads, wiring.of, len(wiring.made)).tolist(), wiring.of.tolist()
+        self._begins, self._readers = (numbers.tolist() for numbers in wiring.readers)
+        self.due = bytearray(node.op is None for node in nodes)
+        first = {node.kind: n for n, node in enumerate(nodes) if node.op}
+        known = {kind: self._passed(n) for kind, n in first.items()}
+        nothing = {node.kind: (node.kind, ()) for node in nodes if node.op is None}
+        found = [known.get(node.kind) or nothing[node.kind] for node in nodes]
+        self.left = [kind for kind, _ in found]
+        for n, (_, given) in enumerate(found):
+            if given and nodes[n].op:
+                self._give(n, given)
+
+    def visit(self, n: int) -> None:
+        """Look at a node."""
+        self.due[n] = 0
+        self.left[n], given = self._passed(n)
+        self._give(n, given)
+
+    def _passed(self, n: int) -> "tuple[Kind, _Given]":
+        return self._passing.of(self._nodes[n], [self._possible[v] for v in self._read[slice(*self._ports[n])]])
+
+    def _give(self, n: int, given: _Given) -> None:
+        """Note in which ways the values that a node makes may be partial, and who reads them."""
+        begin, _ = self._ports[n]
+        for p, ways in given:
+            value = self._made[begin + p]
+            if self._possible[value] != ways:
+                self._possible[value] = ways
+                for reader in self._readers[self._begins[value] : self._begins[value + 1]]:
+                    self.due[reader] = 1
 
 
 class _Passing:

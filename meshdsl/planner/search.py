@@ -211,7 +211,8 @@ def jointly(model: Model) -> bool:
 
 def _layouts(model: Model) -> int:
     """Pairs of layouts, over all values."""
-    return sum(model.distances[value].fitting.size ** 2 for value in model.problem.defined)
+    sizes = np.array([distances.fitting.size for distances in model.distances.every])
+    return int((sizes[model.spaces[model.wiring.made[model.wiring.made >= 0]]] ** 2).sum())
 
 
 def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, limit: float, both: bool = False) -> list[Choice]:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 
 from meshdsl.layouts.layout import Layout
+from meshdsl.planner.arrays import occurring
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
-from meshdsl.planner.numbering import occurring
 
 _LARGEST = 1 << 16  # entries of the largest table
 _TRIALS, _TRIED = 8, 8_000  # at most, and nodes of all trials together

@@ -4,12 +4,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshdsl.planner.arrays import grouped, numbered
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.numbering import grouped, numbered
-from meshdsl.planner.pairs import End
 from meshdsl.planner.twins import each_of
+from meshdsl.planner.wiring import End
 
 Left = Mapping[int, Ids]  # by node, the states that are left in question, by position among those of the model
 
@@ -76,7 +76,7 @@ class InQuestion:
     def read(self, end: End) -> Ids:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
-        closure = self.model.closure(self.model.nodes[n].ports[port].value.id)
+        closure = self.model.closures[self.model.between((n, port))]
         key = (id(self.states[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
             self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)

@@ -5,22 +5,21 @@ which position, what runs with whom and what may lie in one place (``places``) i
 out here once, so that the memory of a plan takes a few passes over numbers (``lives``).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshdsl.ir import Graph, Value
+from meshdsl.ir import Graph
+from meshdsl.planner.arrays import array
 from meshdsl.planner.costs import room_of
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.narrow import Reads
-from meshdsl.planner.numbering import Numbering, Part, array, lay_out
-from meshdsl.planner.places import Body, Places, Reuse, places_of
-
-Flags = NDArray[np.bool_]
+from meshdsl.planner.numbering import Flags, Numbering
+from meshdsl.planner.places import Places, places_of
 
 
 class Line(NamedTuple):
@@ -83,16 +82,12 @@ class Timeline:
     """
 
     def __init__(self, graph: Graph, places: Places) -> None:
-        parts: list[Part] = []
-        self.step = lay_out(graph, places, Body(sliced=frozenset(range(len(graph.inputs)))), parts)
-        self.numbers = numbers = Numbering(parts)
-        shapes: dict[tuple[int, ...], int] = {}
-        self.shape = array(shapes.setdefault(v.shape, len(shapes)) for v in numbers.values)
-        self.shapes, self.itemsizes = tuple(shapes), array(v.itemsize for v in numbers.values)
+        self.numbers = numbers = places.numbers
+        self.step, self.shape, self.shapes = numbers.step, numbers.shape, numbers.shapes
+        self.itemsizes = numbers.itemsizes
         self.rooms = tuple(_rooms(numbers))
-        self.line = _line(numbers, parts, places)
-        sliced = numbers.flags(part.graph.inputs[i].id for part in parts for i in part.lies.sliced)
-        self.counted = np.where(self.line.inputs, sliced, self.line.kept)
+        self.line = _line(places)
+        self.counted = np.where(self.line.inputs, _sliced(places), self.line.kept)
         self.narrow = _narrow(numbers, places.reads, graph)
 
     def fixed(self, donated: Iterable[int]) -> Flags:
@@ -115,56 +110,54 @@ def timeline_of(graph: Graph, backend: str) -> Timeline:
 
 
 def _rooms(numbers: Numbering) -> Iterator[Room]:
-    for at, op in enumerate(numbers.ops):
+    for at in np.flatnonzero(numbers.named(["ruled"])).tolist():
+        op = numbers.ops[at]
         room = room_of(op) if op else 0
-        if op and room:
-            yield Room(at, int(numbers.of([op.outputs[0].id])[0]), room)
+        if room:
+            yield Room(at, int(numbers.makes[at]), room)
 
 
-def _line(numbers: Numbering, parts: Sequence[Part], places: Places) -> Line:
+def _line(places: Places) -> Line:
+    numbers, enters = places.numbers, np.array([op is None for op in places.numbers.ops])
+    ends = [(part.stop - 1, i) for part, lies in zip(numbers.parts, places.lies, strict=True) for i in lies.given]
     return Line(
         numbers.first,
-        np.concatenate([part.start + np.array((-1, *places.within[id(part.graph)].runs)) for part in parts]),
-        np.array([op is None for op in numbers.ops]),
-        numbers.flags(v.id for part in parts for v in part.graph.inputs),
-        numbers.flags(places.kept),
-        *_views(numbers, parts, places),
-        *_reuses(numbers, parts, places),
-        *_carried(numbers, parts),
-        numbers.at((part.graph.ops[-1].id, i) for part in parts for i in part.lies.given),
+        places.runs,
+        enters,
+        enters[numbers.made],
+        places.kept,
+        *_views(places),
+        *places.reuses,
+        *_carried(places),
+        numbers.reading_at(*array(chain.from_iterable(ends)).reshape(-1, 2).T),
     )
 
 
-def _views(numbers: Numbering, parts: Sequence[Part], places: Places) -> tuple[Ids, Ids]:
-    ops = [part.graph.ops[at] for part in parts for at in places.within[id(part.graph)].views]
-    views = [op for op in reversed(ops) if isinstance(x := op.inputs[0], Value) and _as_long(x, op.outputs[0])]
-    return numbers.at((op.id, 0) for op in views), numbers.of(op.outputs[0].id for op in views)
+def _views(places: Places) -> tuple[Ids, Ids]:
+    numbers, at = places.numbers, places.views[::-1]
+    seen, views = numbers.reading_at(at, np.zeros_like(at)), numbers.makes[at]
+    lengths = array(map(prod, numbers.shapes))[numbers.shape]
+    there = seen >= 0
+    there[there] = lengths[numbers.read[seen[there]]] == lengths[views[there]]
+    return seen[there], views[there]
 
 
-def _as_long(one: Value, other: Value) -> bool:
-    return prod(one.shape) == prod(other.shape)
+def _carried(places: Places) -> tuple[Ids, Ids]:
+    numbers = places.numbers
+    bodies = zip(numbers.parts, places.lies, strict=True)
+    ends = [(part.start - 1, at, part.stop - 1, back) for part, lies in bodies for at, back in lies.carried]
+    enters, inputs, last, back = array(chain.from_iterable(ends)).reshape(-1, 4).T
+    return numbers.makes[enters] + inputs, numbers.reading_at(last, back)
 
 
-def _reuses(numbers: Numbering, parts: Sequence[Part], places: Places) -> tuple[Ids, Ids, Ids, Ids]:
-    found = [place for part in parts for place in _written_over(part, places)]
-    over = [reading for _, reuse in found for reading, _ in reuse.over]
-    options = np.cumsum([0, *(len(reuse.over) for _, reuse in found)])
-    return array(at for at, _ in found), numbers.of(reuse.value for _, reuse in found), options, numbers.at(over)
-
-
-def _written_over(part: Part, places: Places) -> Iterator[tuple[int, Reuse]]:
-    """What may be written over what, with its position."""
-    for at, reuses in places.within[id(part.graph)].reuses.items():
-        yield from ((part.start + at, reuse) for reuse in reuses)
-
-
-def _carried(numbers: Numbering, parts: Sequence[Part]) -> tuple[Ids, Ids]:
-    ends = [(part.graph, at, back) for part in parts for at, back in part.lies.carried]
-    inputs = numbers.of(graph.inputs[at].id for graph, at, _ in ends)
-    return inputs, numbers.at((graph.ops[-1].id, back) for graph, _, back in ends)
+def _sliced(places: Places) -> Flags:
+    """Inputs that are copies of their own."""
+    numbers = places.numbers
+    bodies = zip(numbers.parts, places.lies, strict=True)
+    return numbers.are(array(numbers.makes[part.start - 1] + i for part, lies in bodies for i in sorted(lies.sliced)))
 
 
 def _narrow(numbers: Numbering, reads: Reads, graph: Graph) -> Narrow:
     given = {v.id for v in graph.inputs}
     made, wide = reads.read - reads.wide - given, reads.wide | given
-    return Narrow(numbers.at(reads.all), numbers.at(reads.full), numbers.of(made), numbers.of(wide))
+    return Narrow(numbers.reading(reads.all), numbers.reading(reads.full), numbers.of(made), numbers.of(wide))

@@ -8,21 +8,25 @@ from typing import TypeVar
 
 import numpy as np
 
+from meshdsl.planner.arrays import equal, first_of, numbered, occurring
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.node import Node
-from meshdsl.planner.numbering import occurring
 
 T = TypeVar("T")
 
 
 class Twins:
-    """``first``: per node, the first whose twin it is."""
+    """``first``: per node, the first whose twin it is; ``kinds``: a number, the same whatever is stated."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        found: dict[object, int] = {}
         # placements, not pins: those are equal whatever the order in which axes are stated
-        asked = [(node.kind, node.trips, node.pin.placements, node.split, node.asked) for node in nodes]
-        self.first: Ids = np.array([found.setdefault(question, n) for n, question in enumerate(asked)], dtype=np.intp)
+        stated = numbered(
+            (node.pin.placements, node.split, node.asked) if node.pin.placements or node.split or node.asked else ()
+            for node in nodes
+        )
+        kinds, trips = numbered(id(node.kind) for node in nodes), numbered(node.trips for node in nodes)
+        self.kinds = equal((kinds, trips))
+        self.first = first_of(equal((self.kinds, stated)))
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""

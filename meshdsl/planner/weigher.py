@@ -25,7 +25,7 @@ class Weigher:
 
     def __init__(self, evaluator: Evaluator, donated: frozenset[int], like: "Weigher | None" = None) -> None:
         self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
-        self._placer: Placer = Placer(self.model, like._placer if like else None)
+        self._placer: Placer = Placer(self.model)
         self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
         self._latest: tuple[Choice, Liveness] | None = None
 

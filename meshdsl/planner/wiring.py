@@ -1,37 +1,85 @@
 """The ports of all nodes in one sequence, node after node, and which of them make what others read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from meshdsl.planner.arrays import array, stretches
+from meshdsl.planner.exact import Ids
 from meshdsl.planner.node import Node
-from meshdsl.planner.numbering import Reading, array
+from meshdsl.planner.numbering import Numbering
+
+End = tuple[int, int]  # a node and one of its ports
 
 
 class Wiring:
-    """Per port, its node in ``nodes`` and its value, by id, in ``values``; ``first`` is the first one of each node.
+    """Per port, its node in ``nodes`` and its value, by number in ``of`` and by id in ``values``.
 
-    ``made`` is the port that makes a value, by its id, and ``every`` that of each port's value. ``read`` are the ports
-    that read one, value after value, and ``makers`` those that make what they read. ``reading``: that of a reading.
+    ``first`` is the first port of each node, which has so many (``sizes``). ``made`` is per value, by number, the port
+    that makes it, ``every`` that of each port's value, and ``reading`` per reading the port that it is; -1 for what no
+    node makes or reads. ``read`` are the ports that read a value, value after value, and ``makers`` those that make
+    what they read.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        ports = [port for node in nodes for port in node.ports]
-        sizes = array(len(node.ports) for node in nodes)
+    def __init__(self, nodes: Sequence[Node], numbers: Numbering) -> None:
+        links = [n for n, node in enumerate(nodes) if node.op is None]
+        ops = array(n for n, node in enumerate(nodes) if node.op is not None)
+        at = numbers.position[array(node.op.id for node in nodes if node.op is not None)]
+        reads, makes = numbers.first[at + 1] - numbers.first[at], numbers.makes[at + 1] - numbers.makes[at]
+        self.sizes = sizes = np.empty(len(nodes), dtype=np.intp)
+        sizes[ops], sizes[links] = reads + makes, array(len(nodes[n].ports) for n in links)
         self.nodes, self.first = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
-        self.values = array(port.value.id for port in ports)
-        self.made = {port.value.id: i for i, port in enumerate(ports) if port.defines}
-        self.every = array(map(self.made.__getitem__, self.values.tolist()))
-        uses = np.flatnonzero(self.every != np.arange(self.every.size))
+        self.of, defines = np.empty(self.nodes.size, dtype=np.intp), np.zeros(self.nodes.size, dtype=np.bool_)
+        self.reading = np.full(numbers.read.size, -1)
+        ports, readings = stretches(self.first[ops], reads), stretches(numbers.first[at], reads)
+        self.of[ports], self.reading[readings] = numbers.read[readings], ports
+        ports = stretches(self.first[ops] + reads, makes)
+        self.of[ports], defines[ports] = stretches(numbers.makes[at], makes), True
+        linked = [port for n in links for port in nodes[n].ports]
+        ports = stretches(self.first[links], sizes[links])
+        self.of[ports], defines[ports] = numbers.of(port.value.id for port in linked), [p.defines for p in linked]
+        self.reading[numbers.reading(p.reader for p in linked if p.reader)] = ports[[bool(p.reader) for p in linked]]
+        self.values = array(v.id for v in numbers.values)[self.of]
+        self.made = np.full(len(numbers.values), -1)
+        self.made[self.of[defines]] = np.flatnonzero(defines)
+        self.every = self.made[self.of]
+        uses = np.flatnonzero(~defines)
         self.read = uses[np.argsort(self.every[uses], kind="stable")]
         self.makers = self.every[self.read]
-        self.reading: dict[Reading, int] = {p.reader: i for i, p in enumerate(ports) if p.reader and not p.defines}
+        self._numbers, self._ends = numbers, dict[int, list[End]]()
 
-    def port(self, end: tuple[int, int]) -> int:
-        """The port that an end is: a node and one of its ports."""
+    @property
+    def readers(self) -> tuple[Ids, Ids]:
+        """Per value, and one past the last, where the nodes that read it begin, and these nodes."""
+        uses = np.flatnonzero(self.every != np.arange(self.every.size))
+        uses = uses[np.argsort(self.of[uses], kind="stable")]
+        return np.searchsorted(self.of[uses], np.arange(self.made.size + 1)), self.nodes[uses]
+
+    def port(self, end: End) -> int:
+        """The port that an end is."""
         return int(self.first[end[0]]) + end[1]
 
-    def end(self, reading: Reading) -> tuple[int, int] | None:
-        """The node and its port that a reading is; None for what no node reads."""
-        port = self.reading.get(reading)
-        return None if port is None else (int(self.nodes[port]), port - int(self.first[self.nodes[port]]))
+    def end(self, port: int) -> End:
+        """The end that a port is."""
+        node = int(self.nodes[port])
+        return node, port - int(self.first[node])
+
+    def ends(self, value: int) -> list[End]:
+        """The end that makes a value, given by its id, and those that read it."""
+        if value not in self._ends:
+            made = int(self.made[self._numbers.of([value])[0]])
+            readers = self.read[slice(*np.searchsorted(self.makers, (made, made + 1)))].tolist()
+            self._ends[value] = [self.end(port) for port in (made, *readers)] if made >= 0 else []
+        return self._ends[value]
+
+    def made_by(self, nodes: Iterable[int]) -> list[int]:
+        """The ids of the values that nodes make, node after node."""
+        every = array(nodes)
+        ports = stretches(self.first[every], self.sizes[every])
+        found: list[int] = self.values[ports[self.every[ports] == ports]].tolist()
+        return found
+
+    def ends_of(self, ports: Ids) -> list[End]:
+        """The ends that ports are."""
+        nodes = self.nodes[ports]
+        return list(zip(nodes.tolist(), (ports - self.first[nodes]).tolist(), strict=True))

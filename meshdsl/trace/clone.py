@@ -14,7 +14,7 @@ This pass comes last, because merging equal expressions undoes it.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshdsl.ir import Graph, Literal, Op, Value, walk
+from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.trace.graphs import Atom, Table, fresh_ids, in_bodies, kept, new_value, substitute, value_ids, with_ops
 
 LONGEST = 6
@@ -28,15 +28,6 @@ CHEAP = frozenset({"iota", "convert_element_type", *_COMPARE, *_ARITHMETIC, *_FU
 def clone_constants(graph: Graph) -> Graph:
     """The graph with a copy of every chain of cheap operations on no input for each of its readers."""
     return _cloned(graph, _Cheap(fresh_ids(graph)))
-
-
-def made_on_the_spot(graph: Graph) -> set[int]:
-    """Ids of the values, in this graph and its bodies, that cheap operations make of nothing."""
-    found: set[int] = set()
-    for _, op in walk(graph):
-        if op.name in CHEAP and not op.effects and found.issuperset(value_ids(op.inputs)):
-            found.update(value_ids(op.outputs))
-    return found
 
 
 class _Cheap:

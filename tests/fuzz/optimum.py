@@ -54,7 +54,7 @@ class _Search:
 
     def _moves(self, value: int) -> float:
         """Cost of the moves of a value whose readers are all decided."""
-        own, *wanted = (self._layout(n, port) for n, port in self._ends(value))
+        own, *wanted = (self._layout(n, port) for n, port in self.model.wiring.ends(value))
         return float(self.tree(value, own, frozenset(wanted)))
 
     def _tree(self, value: int, own: int, wanted: frozenset[int]) -> float:
@@ -64,13 +64,9 @@ class _Search:
     def _layout(self, n: int, port: int) -> int:
         return int(self.model.layout_ids(n, port, np.array(self.chosen[n])))
 
-    def _ends(self, value: int) -> list[tuple[int, int]]:
-        problem = self.model.problem
-        return [problem.defined[value], *problem.used.get(value, ())]
-
     def _finished(self) -> list[list[int]]:
         """Per node, the values of which it is the last one concerned."""
         found: list[list[int]] = [[] for _ in self.states]
-        for value in self.model.problem.defined:
-            found[max(n for n, _ in self._ends(value))].append(value)
+        for value in (v.id for v in self.model.problem.numbers.values):
+            found[max(n for n, _ in self.model.wiring.ends(value))].append(value)
         return found

@@ -15,7 +15,7 @@ def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -
     model = Model(make_problem(program, mesh, pins))
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     drawn = np.array([found[rng.integers(len(found))] for found in states])
-    unsent = [model.problem.defined[value][0] for value in sorted(model.problem.unsent)]
+    unsent = model.wiring.nodes[model.wiring.made[model.problem.unsent]]
     drawn[unsent] = model.whole[unsent]
     choice = Evaluator(model).evaluate(drawn)
     own, uses = layouts_of(model, choice.rows)

@@ -40,8 +40,8 @@ class Whole:
         self.model, self.unit, self.rows = model, unit, Rows()
         self.costs, self.whole = [], []
         self.first = [self._node(n) for n in range(len(model.nodes))]
-        for value, at in model.problem.defined.items():
-            readers = model.problem.used.get(value, ())
+        for value in (v.id for v in model.problem.numbers.values):
+            at, *readers = model.wiring.ends(value)
             if readers and len(model.closure(value).fitting) > 1:
                 self._value(value, at, readers)
 

@@ -9,6 +9,7 @@ from meshdsl.layouts.placement import Partial
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.model import Model
 from meshdsl.planner.node import Problem
+from meshdsl.planner.numbering import numbering_of
 from meshdsl.planner.problem import make_problem
 from meshdsl.planner.reach import drop_unreachable_partials
 from meshdsl.planner.solution import Pins
@@ -56,7 +57,8 @@ def test_equal_operations_are_of_one_kind_and_literals_count():
 def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
     program = trace(lambda x: jnp.exp(jnp.exp(jnp.exp(x))), (shape(8, 16),))
     first, second, third, _ = program.graph.ops
-    kinds = Kinds({v.id for v in (*first.inputs, *third.outputs)})
+    kept = numbering_of(program.graph).flags(v.id for v in (*first.inputs, *third.outputs))
+    kinds = Kinds(program.graph, kept)
     reads, fused, writes = map(kinds.of, (first, second, third))
     assert [kind.work.touched for kind in (reads, fused, writes)] == [(1, 0), (0, 0), (0, 1)]
     assert reads.rows is fused.rows is writes.rows

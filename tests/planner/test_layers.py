@@ -54,10 +54,10 @@ def model_of(mesh, pinned="", layers=LAYERS):
 
 def priced(model):
     """Prices for what is as large as a weight, in all layers, and for one value of one layer."""
-    values = {v: model.nodes[n].ports[p].value for v, (n, p) in model.problem.defined.items()}
+    values = {v.id: v for v in model.problem.numbers.values}
     some = dict.fromkeys([v for v, value in values.items() if value.shape == (8, 16)], 1e-9)
     some[max(v for v in values if v not in some)] = 2e-9
-    reads = {end: price for v, price in some.items() for end in model.problem.used.get(v, ())}
+    reads = {end: price for v, price in some.items() for end in model.wiring.ends(v)[1:]}
     return Prices(own=some, read=reads, later=reads)
 
 
@@ -79,8 +79,7 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
     covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
     assert sorted(covered) == list(range(len(model.nodes)))
     assert max(len(block.copies) for block in blocks) >= LAYERS - 4
-    used = model.problem.used
-    readers = [[used.get(p.value.id, []) for p in node.ports if p.defines] for node in model.nodes]
+    readers = [[model.wiring.ends(p.value.id)[1:] for p in node.ports if p.defines] for node in model.nodes]
     for block in blocks:
         names = [*block.nodes, *block.outside]
         for copy in block.copies.tolist():

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from meshdsl.planner import packed as packed_module
+from meshdsl.planner.arrays import occurring
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.messages import Messages, Passing, cap
 from meshdsl.planner.network import Network, Stamp
-from meshdsl.planner.numbering import occurring
 from meshdsl.planner.packed import packed
 
 

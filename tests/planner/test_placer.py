@@ -48,7 +48,7 @@ def test_the_layouts_of_all_ports_are_those_of_each(name, mesh):
             if port.defines or port.reader:
                 found = own[port.value.id] if port.defines else uses[port.reader]
                 assert found == layout_of(model, n, p, rows[n])
-    assert set(own) == set(model.problem.defined)
+    assert set(own) == {v.id for v in model.problem.numbers.values}
 
 
 @pytest.mark.parametrize("mesh", [md.Mesh(x=4), md.Mesh(x=2, y=1, z=2)], ids=str)
@@ -59,7 +59,8 @@ def test_values_that_are_read_elsewhere_are_told_once_with_all_other_layouts(nam
     ports, expected = {}, {}
     for i, (n, p) in enumerate((n, p) for n, node in enumerate(model.nodes) for p in range(len(node.ports))):
         ports[n, p] = int(layouts[i])
-    for value, (source, *readers) in model.ends.items():
+    for value in (v.id for v in model.problem.numbers.values):
+        source, *readers = model.wiring.ends(value)
         others = {ports[reader] for reader in readers} - {ports[source]}
         expected |= {value: (ports[source], tuple(sorted(others)))} if others else {}
     found = [(v, (read.own, read.others)) for read in model.ports.elsewhere(layouts) for v in read.values]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Costs, Ints
 from meshdsl.planner.network import Network
-from meshdsl.planner.numbering import array
 from meshdsl.planner.strategies.instance import Instance
 from meshdsl.planner.strategies.usage import Usage
 from meshdsl.planner.trail import Labels

@@ -1,0 +1,55 @@
+"""Numbers as arrays: of things, of those that occur, of those that are equal, of stretches."""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from meshdsl.planner.exact import Ids
+
+_SPARSE = 16  # times as many numbers as there are places
+
+
+def array(numbers: Iterable[int]) -> Ids:
+    """Numbers as an array."""
+    return np.fromiter(numbers, dtype=np.intp)
+
+
+def numbered(things: Iterable[Hashable]) -> Ids:
+    """A number for each thing, the same for equal ones."""
+    known: dict[Hashable, int] = {}
+    return array(known.setdefault(thing, len(known)) for thing in things)
+
+
+def occurring(numbers: Ids) -> Ids:
+    """The numbers that occur, in rising order, as ``np.unique`` has them, which hashes them first and takes longer."""
+    found = np.sort(numbers)
+    return np.asarray(found[np.append(found[:-1] != found[1:], found.size > 0)[: found.size]])
+
+
+def grouped(numbers: Ids) -> list[Ids]:
+    """The places of equal numbers."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
+
+
+def stretches(starts: Ids, sizes: Ids) -> Ids:
+    """The numbers from each start on, so many of them, one stretch after the other."""
+    ends = np.cumsum(sizes)
+    return np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
+
+
+def equal(columns: Sequence[Ids]) -> Ids:
+    """A number per row of some columns of numbers, the same for equal ones."""
+    found, *others = columns
+    for column in others:
+        found = found * (column.max(initial=0) + 1) + column
+        if found.max(initial=0) > found.size * _SPARSE:
+            found = np.unique(found, return_inverse=True)[1]
+    return found
+
+
+def first_of(numbers: Ids) -> Ids:
+    """Per place, the first that has the same number; these are not much larger than there are places."""
+    first = np.empty(numbers.max(initial=-1) + 1, dtype=np.intp)
+    first[numbers[::-1]] = np.arange(numbers.size)[::-1]
+    return first[numbers]
