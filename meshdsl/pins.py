@@ -21,13 +21,14 @@ from typing import Any
 from meshdsl.contradictions import contradictions, entries, merge
 from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
 from meshdsl.globs import Parts, matches, split_path, suggest
-from meshdsl.ir import Leaf, Op, Program, walk
+from meshdsl.ir import Leaf, Op, Program
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, P
 from meshdsl.layouts.rules import Rules
 from meshdsl.pin_faults import leaf_faults, uneven_axes, without_uneven
 from meshdsl.pipeline.pipelined import Pipelined
+from meshdsl.planner.numbering import named
 from meshdsl.planner.solution import Pins
 from meshdsl.rule_pins import RulePins
 from meshdsl.rules.registry import carries
@@ -58,9 +59,8 @@ def make_pins(
     staged = program.pipeline
     given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
     wanted = _Side("outputs", "output", program.outputs, mesh, rows, staged).read(outputs or {}, ruled.outputs)
-    for _, op in walk(program.graph):
-        if op.name == "constrain":
-            rows += _constrain_faults(op, mesh)
+    for op in named(program.graph, "constrain"):
+        rows += _constrain_faults(op, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
     kept = tuple(None if pin.axes else source for pin, source in zip(wanted, replaced, strict=True))

@@ -9,13 +9,16 @@ argument is taken for the parameters.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+import numpy as np
+
 from meshdsl.errors import nearest, shortened
 from meshdsl.globs import split_path
-from meshdsl.ir import Leaf, Program, Value, walk
+from meshdsl.ir import Leaf, Program
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules, conflicts, layout_of
 from meshdsl.pin_faults import leaf_faults, uneven_axes
+from meshdsl.planner.numbering import named, numbering_of
 from meshdsl.trace.phases import OPTIMIZER
 
 PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
@@ -99,11 +102,12 @@ def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
 
 def _read_before_the_update(program: Program) -> set[int]:
     """Inputs that the forward or the backward pass reads."""
-    ops = (op for op in program.graph.ops if op.phase != OPTIMIZER and op.name != "return")
-    return {x.id for op in ops for x in op.inputs if isinstance(x, Value)}
+    numbers = numbering_of(program.graph)
+    before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
+    return set(numbers.ids(numbers.are(numbers.read[np.array(before)[numbers.at]])))
 
 
 def _stated_dims(program: Program) -> Iterable[str]:
     """Names of what is pinned inside the step."""
-    stated = (op.params["names"] for _, op in walk(program.graph) if op.name == "constrain")
+    stated = (op.params["names"] for op in named(program.graph, "constrain"))
     return [name for names in stated for name in names if name]

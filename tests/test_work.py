@@ -65,7 +65,7 @@ def test_what_is_shared_is_what_each_has_alone(program, solution):
 
 def test_work_is_found_once_per_kind(program, solution, monkeypatch):
     work, asked = Work(program, solution, Reasons(program, solution)), []
-    monkeypatch.setattr("meshdsl.plan.work.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept))
+    monkeypatch.setattr("meshdsl.planner.kinds.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept))
     assert all(work.alone(op) >= 0 for _, op in walk(program.graph))
     names = [op.name for _, op in walk(program.graph)]
     assert 0 < asked.count("tanh") < names.count("tanh")

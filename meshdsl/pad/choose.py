@@ -22,6 +22,7 @@ from meshdsl.plan.build import build_plan
 from meshdsl.plan.overlap import overlapped
 from meshdsl.plan.value import Plan
 from meshdsl.planner.clock import Clock
+from meshdsl.planner.numbering import numbering_of
 from meshdsl.planner.solution import Pins
 from meshdsl.planner.solve import Found, search_plan
 from meshdsl.trace.graphs import values
@@ -88,7 +89,7 @@ def choose_plan(
     candidates, clock = padded_sizes(program, mesh), Clock(seconds)
     stated = {n: m for n, m in candidates.items() if n in set(stated_sizes(program.graph, mesh))}
     best = _attempt(program, stated, mesh, pins_of, memory, clock)
-    large = len(list(walk(program.graph))) > _LARGE
+    large = numbering_of(program.graph).count > _LARGE
     even = {n for n in candidates if large and n not in stated and not any(n % k for k in mesh.sizes)}
     notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
     notes += [_untried_note(program, n) for n in candidates if n in even]

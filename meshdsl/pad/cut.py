@@ -20,6 +20,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from meshdsl.ir import Graph, Op, Value
 from meshdsl.pad.strand import Port, Strand
 from meshdsl.pad.strands import LOOKUPS, strands
+from meshdsl.planner.numbering import Numbering, numbering_of
 from meshdsl.trace.graphs import Atom
 
 HEAVY = ("dot_general", *LOOKUPS)
@@ -64,6 +65,7 @@ class _Net:
         self.bytes: dict[int, int] = {}
         self.count = 2
         self._is_concerned = cache(lambda shape: any(n in sizes for n in shape))
+        self._among = self._concerned(numbering_of(graph))
         self._enter_graph(graph, {})
 
     def _enter_graph(self, graph: Graph, given: Mapping[Port, int]) -> None:
@@ -71,8 +73,14 @@ class _Net:
         for i, x in enumerate((*graph.inputs, *graph.returned)):
             self._connect(x, i >= len(graph.inputs), graph.trips, lambda d, i=i: given.get((i, d), PLAIN))  # type: ignore[misc]
         for op in graph.ops[:-1]:
-            if op.bodies or any(map(self._is_concerned, [x.shape for x in (*op.inputs, *op.outputs)])):
+            if op.bodies or op.id in self._among:
                 self._enter(op, graph.trips)
+
+    def _concerned(self, numbers: Numbering) -> set[int]:
+        """Ids of the operations that make or read something with a dim in question."""
+        concerned = np.array(list(map(self._is_concerned, numbers.shapes)), dtype=np.bool_)[numbers.shape]
+        there = {*numbers.made[concerned].tolist(), *numbers.at[concerned[numbers.read]].tolist()}
+        return {op.id for at in there if (op := numbers.ops[at])}
 
     def _enter(self, op: Op, trips: int) -> None:
         covered: dict[Port, int] = {}

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import ceil, prod
 
-from meshdsl.ir import Graph, Program, walk
+from meshdsl.ir import Graph, Program
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pad.cut import padded_strands
 from meshdsl.pin_faults import LONG
+from meshdsl.planner.numbering import named, numbering_of
 
 
 def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
     """The candidates, longest first: lengths that could be padded, and to what."""
-    graphs = [program.graph, *(body for _, op in walk(program.graph) for body in op.bodies)]
-    made = (some for graph in graphs for some in (graph.inputs, *[op.outputs for op in graph.ops]))
-    lengths = {n for shape in {v.shape for some in made for v in some} for n in shape}
+    lengths = {n for shape in numbering_of(program.graph).shapes for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
     found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
     return {n: uneven[n] for n in sorted(found, reverse=True)}
@@ -29,8 +28,8 @@ def padded_length(n: int, mesh: Mesh) -> int:
 
 def stated_sizes(graph: Graph, mesh: Mesh) -> Iterator[int]:
     """Lengths that the user said are split although they do not divide."""
-    for _, op in walk(graph):
-        for d, n in enumerate(op.outputs[0].shape) if op.name == "constrain" else ():
+    for op in named(graph, "constrain"):
+        for d, n in enumerate(op.outputs[0].shape):
             axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]
             if n % prod(mesh.axis(axis) for axis in axes):
                 yield n

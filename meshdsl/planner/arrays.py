@@ -16,8 +16,9 @@ def array(numbers: Iterable[int]) -> Ids:
 
 def numbered(things: Iterable[Hashable]) -> Ids:
     """A number for each thing, the same for equal ones."""
-    known: dict[Hashable, int] = {}
-    return array(known.setdefault(thing, len(known)) for thing in things)
+    every = list(things)
+    known = {thing: i for i, thing in enumerate(dict.fromkeys(every))}
+    return array(map(known.__getitem__, every))
 
 
 def occurring(numbers: Ids) -> Ids:

@@ -13,7 +13,7 @@ from meshdsl.planner.stars import Stars
 from meshdsl.planner.states import InQuestion, Left
 from meshdsl.planner.wiring import End
 
-_FORK = 3  # ends of a value with two readers, for which one hub is exact
+FORK = 3  # ends of a value with two readers, for which one hub is exact
 
 
 class Drawn(InQuestion):
@@ -33,7 +33,7 @@ class Drawn(InQuestion):
 
     def _is_wide(self, value: int) -> bool:
         """Whether a value has more readers than one hub serves exactly."""
-        return len(self._ends(value)) > _FORK and len(self.model.closure(value).fitting) > 1
+        return len(self._ends(value)) > FORK and len(self.model.closure(value).fitting) > 1
 
     def _price(self, n: int) -> Costs:
         """What node n pays for memory in its states; nodes that pay alike get the same array."""

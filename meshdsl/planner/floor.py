@@ -17,13 +17,14 @@ So the sum is no more than the predicted memory of any plan, and a bound may pri
 from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from meshdsl.ir import Op, Value
-from meshdsl.planner.arrays import array, grouped, numbered
+from meshdsl.planner.arrays import array, equal, first_of, grouped, numbered
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
@@ -59,13 +60,13 @@ class Floor:
 
     Args:
       donated: positions of the inputs that are given up.
-      chain: the operation, after those whose bodies it stands in, the outermost first.
+      around: the operation, after those whose bodies it stands in, the outermost first.
     """
 
-    def __init__(self, model: Model, donated: frozenset[int], chain: Sequence[Op]) -> None:
+    def __init__(self, model: Model, donated: frozenset[int], around: Sequence[Op]) -> None:
         graph, self.model = model.problem.program.graph, model
         numbers, wiring = model.problem.numbers, model.wiring
-        levels = list(_levels(model, chain))
+        levels = list(_levels(model, around))
         fixed = numbers.are(array(i for i in range(len(graph.inputs)) if i not in donated))
         read = _ports(wiring, [level.read for level in levels])
         later = _ports(wiring, [level.later for level in levels])
@@ -73,12 +74,11 @@ class Floor:
         given, copied = wiring.made[fixed], fixed[wiring.of[read]]
         self.ends = tuple(wiring.ends_of(np.concatenate((given, read[~copied], written[written >= 0]))))
         self.copies = tuple(wiring.ends_of(read[copied]))
-        waiting = wiring.ends_of(later[~fixed[wiring.of[later]]])
-        largest = sorted(waiting, key=lambda at: (-self._value(at).bytes, at))[:_LATER]
+        waiting = later[~fixed[wiring.of[later]]]
+        largest = waiting[np.lexsort((waiting, -numbers.bytes[wiring.of[waiting]]))][:_LATER]
         few = np.bincount(wiring.of, minlength=fixed.size) <= _FORK
-        alone = few & np.logical_or.reduce([level.once for level in levels])
-        self.kept = tuple(at for at in largest if alone[wiring.of[wiring.port(at)]])
-        self.later = tuple(at for at in largest if not alone[wiring.of[wiring.port(at)]])
+        alone = (few & np.logical_or.reduce([level.once for level in levels]))[wiring.of[largest]]
+        self.kept, self.later = (tuple(wiring.ends_of(largest[these])) for these in (alone, ~alone))
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
         self._bytes: WeakKeyDictionary[Choice, float] = WeakKeyDictionary()
@@ -132,11 +132,13 @@ class Floor:
         return [list(self._together(ends)) for ends in (self.ends, self.copies, self.later)]
 
     def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
-        port = self.model.wiring.port
-        for some in grouped(numbered(id(self._shares(end)) for end in ends)):
-            same = [ends[i] for i in some.tolist()]
-            least = np.array([self._smallest_part(end) for end in same])
-            yield _Same(self._shares(same[0]), array(n for n, _ in same), array(map(port, same)), least)
+        model, wiring = self.model, self.model.wiring
+        nodes, ports = array(chain.from_iterable(ends)).reshape(-1, 2).T
+        tables = first_of(numbered(map(id, model.tables)))
+        least = np.array([distances.least_bytes for distances in model.distances.every])
+        for some in grouped(equal((tables[nodes], ports))):
+            end, at = ends[int(some[0])], wiring.first[nodes[some]] + ports[some]
+            yield _Same(self._shares(end), nodes[some], at, self._part(end) * least[model.spaces[at]])
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
@@ -151,10 +153,6 @@ class Floor:
         """Of its bytes, which may be kept in 16 bits each."""
         return min(1.0, 2 / self._value(end).itemsize) if self._narrow else 1.0
 
-    def _smallest_part(self, end: End) -> float:
-        """Bytes of the value that a port reads, at least, whatever the layout."""
-        return self._part(end) * self.model.distances[self._value(end).id].least_bytes
-
     def _value(self, end: End) -> Value:
         return self.model.problem.numbers.values[int(self.model.wiring.of[self.model.wiring.port(end)])]
 
@@ -165,11 +163,11 @@ def _ports(wiring: Wiring, readings: Sequence[Ids]) -> Ids:
     return found[found >= 0]
 
 
-def _levels(model: Model, chain: Sequence[Op]) -> Iterator[Certain]:
+def _levels(model: Model, around: Sequence[Op]) -> Iterator[Certain]:
     """What the graphs hold, from the outermost in."""
     numbers = model.problem.numbers
     places = places_of(model.problem.program.graph, model.mesh.topology.backend)
-    for op in chain:
+    for op in around:
         at = int(numbers.position[op.id])
         part = int(numbers.part[at])
         enters = numbers.makes[numbers.parts[part].start - 1]

@@ -28,7 +28,7 @@ import numpy as np
 
 from meshdsl.planner.blocks import Block, Blocks
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.drawn import Drawn
+from meshdsl.planner.drawn import FORK, Drawn
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice
 from meshdsl.planner.model import Assignment, Model
@@ -69,7 +69,7 @@ class Joint(Drawn):
 
     def __init__(self, model: Model, left: Left = MappingProxyType({}), stays: frozenset[int] = frozenset()) -> None:
         super().__init__(model, left)
-        self._wide, self._stays = list(filter(self._is_wide, model.shared)), stays
+        self._wide, self._stays = list(filter(self._is_wide, model.read_by(FORK))), stays
         self.beside = stays.union(n for v in self._wide for n, _ in self._ends(v))
         self._begin(Derived(), Blocks(model, not left))
 

@@ -107,12 +107,11 @@ class Liveness:
     def over(self, limit: float) -> list[tuple[int, tuple[int, ...]]]:
         """Some points that hold more than a limit, apart from each other, the fullest first, as ``_point``."""
         held, inside = self._totals(self.placed.timeline.step)
-        over, found = np.flatnonzero(held > limit), list[int]()
-        for at in over[np.argsort(-held[over], kind="stable")].tolist():
-            if len(found) == _POINTS:
-                break
-            if all(abs(at - other) * _APART >= held.size for other in found):
-                found.append(at)
+        left, found, apart = np.where(held > limit, held, 0), list[int](), -(-held.size // _APART)
+        while len(found) < _POINTS and left.any():
+            at = int(left.argmax())
+            found.append(at)
+            left[max(0, at - apart + 1) : at + apart] = 0
         return [self._point(self.placed.timeline.step, held, inside, at) for at in found]
 
     def _fullest(self, stretch: Stretch) -> tuple[int, tuple[int, ...]]:

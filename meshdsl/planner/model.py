@@ -223,11 +223,10 @@ class Model:
         found = layers_of(self._twins.kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
         return Layers(found, len(self.nodes), wiring)
 
-    @cached_property
-    def shared(self) -> list[int]:
-        """The values that have several readers, by id."""
-        several = np.bincount(self.wiring.makers, minlength=self.wiring.nodes.size) > 1
-        found: list[int] = self.wiring.values[several].tolist()
+    def read_by(self, least: int) -> list[int]:
+        """The ids of the values that so many read at least."""
+        readers = np.bincount(self.wiring.makers, minlength=self.wiring.nodes.size)
+        found: list[int] = self.wiring.values[readers >= least].tolist()
         return found
 
     @cached_property

@@ -9,6 +9,7 @@ operations is then asked of arrays.
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
+from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -104,6 +105,20 @@ class Numbering:
         found[ids] = at
         return found
 
+    @property
+    def count(self) -> int:
+        """Of operations."""
+        return len(self.ops) - len(self.parts)
+
+    def around(self, op: int) -> tuple[Op, ...]:
+        """The operations that one stands in, given by its id, the outermost first, and itself."""
+        found, at = list[Op](), self.position[op]
+        while mine := self.ops[at]:
+            found.append(mine)
+            around = self.parts[int(self.part[at])].around
+            at = self.position[around[0].id] if around else 0
+        return tuple(reversed(found))
+
     @cached_property
     def readings(self) -> list[Reading]:
         """By number."""
@@ -134,6 +149,16 @@ class Numbering:
     def itemsizes(self) -> Ids:
         """Per value, bytes of an element."""
         return array(Value(0, (), dtype).itemsize for dtype in self._dtypes[1])[self.dtype]
+
+    @cached_property
+    def lengths(self) -> Ids:
+        """Per value, elements of the whole tensor."""
+        return array(map(prod, self.shapes))[self.shape]
+
+    @property
+    def bytes(self) -> Ids:
+        """Per value, of the whole tensor."""
+        return self.lengths * self.itemsizes
 
     @cached_property
     def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:
@@ -198,6 +223,12 @@ def numbering_of(graph: Graph) -> Numbering:
     if graph not in _KNOWN:
         _KNOWN[graph] = Numbering(graph)
     return _KNOWN[graph]
+
+
+def named(graph: Graph, *names: str) -> list[Op]:
+    """The operations of these names, in the graph and its bodies."""
+    numbers = numbering_of(graph)
+    return [op for at in np.flatnonzero(numbers.named(names)).tolist() if (op := numbers.ops[at])]
 
 
 def _said(values: list[Value], name: str) -> tuple[Ids, tuple[Any, ...]]:

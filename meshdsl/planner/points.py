@@ -5,18 +5,19 @@ what is read once more, at most one other reader having gone before, some copy i
 can be priced instead (``Floor.kept``), which does not charge a copy that two readers share twice.
 """
 
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
 
-from meshdsl.ir import Graph, Op
+from meshdsl.ir import Op
 from meshdsl.planner.floor import Floor
 from meshdsl.planner.memory import Peak
 from meshdsl.planner.model import Model
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.wiring import End
+
+_NOWHERE = -1  # where inputs come in
 
 
 class Points:
@@ -48,7 +49,7 @@ class Points:
     @property
     def floors(self) -> list[Floor]:
         """What memory holds at least at each point that is an operation, in their order."""
-        return [self.floor(op) for op in sorted(self._peaks) if op in self._around]
+        return [self.floor(op) for op in sorted(self._peaks) if op != _NOWHERE]
 
     def prices(self, price: float, keeps: bool) -> Prices:
         """What bytes cost.
@@ -60,24 +61,23 @@ class Points:
         read: dict[End, float] = {}
         kept: dict[End, float] = {}
         for op, peak in self._peaks.items():
-            there = self.floor(op).kept_at(price) if keeps and op in self._around else {}
+            there = self.floor(op).kept_at(price) if keeps and op != _NOWHERE else {}
             kept.update(there)
             alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
             own.update(dict.fromkeys(alive, price))
-            inside = (self._read_by(around) for around in self._around.get(op, ()))
+            inside = (self._read_by(around) for around in self._around(op))
             read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))
         return Prices(own, read, kept=kept)
 
     def floor(self, op: int) -> Floor:
         """What memory holds at least while an operation runs."""
         if op not in self._known:
-            self._known[op] = Floor(self.model, self._donated, self._around[op])
+            self._known[op] = Floor(self.model, self._donated, self._around(op))
         return self._known[op]
 
-    @cached_property
-    def _around(self) -> dict[int, tuple[Op, ...]]:
-        """Per op id, the ops it stands in, itself included."""
-        return dict(_chains(self.model.problem.program.graph, ()))
+    def _around(self, op: int) -> tuple[Op, ...]:
+        """The operations that one stands in, given by its id, the outermost first, and itself."""
+        return self.model.problem.numbers.around(op) if op != _NOWHERE else ()
 
     def _read_by(self, op: Op) -> list[End]:
         """The ports that read for an operation."""
@@ -95,12 +95,4 @@ class Points:
 
 def _at(peak: Peak) -> int:
     """The operation at which memory is fullest, by its id."""
-    return peak.op.id if peak.op else -1
-
-
-def _chains(graph: Graph, outside: tuple[Op, ...]) -> Iterator[tuple[int, tuple[Op, ...]]]:
-    """Per op id, the ops it stands in, itself included."""
-    for op in graph.ops:
-        yield op.id, (*outside, op)
-        for body in op.bodies:
-            yield from _chains(body, (*outside, op))
+    return peak.op.id if peak.op else _NOWHERE

@@ -44,7 +44,9 @@ class _Reach:
         self._ports = list(pairwise((*wiring.first.tolist(), reads.size)))
         self._possible = [0] * len(wiring.made) + [_DEFINED]  # by value; what nodes define is read at the last place
         self._read, self._made = np.where(reads, wiring.of, len(wiring.made)).tolist(), wiring.of.tolist()
-        self._begins, self._readers = (numbers.tolist() for numbers in wiring.readers)
+        self._begins = np.searchsorted(wiring.makers, wiring.made).tolist()
+        self._ends = np.searchsorted(wiring.makers, wiring.made, side="right").tolist()
+        self._readers = wiring.nodes[wiring.read].tolist()
         self.due = bytearray(node.op is None for node in nodes)
         first = {node.kind: n for n, node in enumerate(nodes) if node.op}
         known = {kind: self._passed(n) for kind, n in first.items()}
@@ -71,7 +73,7 @@ class _Reach:
             value = self._made[begin + p]
             if self._possible[value] != ways:
                 self._possible[value] = ways
-                for reader in self._readers[self._begins[value] : self._begins[value + 1]]:
+                for reader in self._readers[self._begins[value] : self._ends[value]]:
                     self.due[reader] = 1
 
 

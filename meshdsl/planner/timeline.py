@@ -7,7 +7,6 @@ out here once, so that the memory of a plan takes a few passes over numbers (``l
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from math import prod
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -136,7 +135,7 @@ def _line(places: Places) -> Line:
 def _views(places: Places) -> tuple[Ids, Ids]:
     numbers, at = places.numbers, places.views[::-1]
     seen, views = numbers.reading_at(at, np.zeros_like(at)), numbers.makes[at]
-    lengths = array(map(prod, numbers.shapes))[numbers.shape]
+    lengths = numbers.lengths
     there = seen >= 0
     there[there] = lengths[numbers.read[seen[there]]] == lengths[views[there]]
     return seen[there], views[there]

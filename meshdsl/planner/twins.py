@@ -21,10 +21,12 @@ class Twins:
     def __init__(self, nodes: Sequence[Node]) -> None:
         # placements, not pins: those are equal whatever the order in which axes are stated
         stated = numbered(
-            (node.pin.placements, node.split, node.asked) if node.pin.placements or node.split or node.asked else ()
-            for node in nodes
+            [
+                (node.pin.placements, node.split, node.asked) if node.pin.placements or node.split or node.asked else ()
+                for node in nodes
+            ]
         )
-        kinds, trips = numbered(id(node.kind) for node in nodes), numbered(node.trips for node in nodes)
+        kinds, trips = numbered([id(node.kind) for node in nodes]), numbered([node.trips for node in nodes])
         self.kinds = equal((kinds, trips))
         self.first = first_of(equal((self.kinds, stated)))
 

@@ -48,13 +48,6 @@ class Wiring:
         self.makers = self.every[self.read]
         self._numbers, self._ends = numbers, dict[int, list[End]]()
 
-    @property
-    def readers(self) -> tuple[Ids, Ids]:
-        """Per value, and one past the last, where the nodes that read it begin, and these nodes."""
-        uses = np.flatnonzero(self.every != np.arange(self.every.size))
-        uses = uses[np.argsort(self.of[uses], kind="stable")]
-        return np.searchsorted(self.of[uses], np.arange(self.made.size + 1)), self.nodes[uses]
-
     def port(self, end: End) -> int:
         """The port that an end is."""
         return int(self.first[end[0]]) + end[1]
