@@ -69,5 +69,7 @@ def adds_to(pins: Pins, others: Pins, mesh: Mesh) -> bool:
 
 
 def _stays(pin: Layout, other: Layout, mesh: Mesh) -> bool:
+    if pin.placements == other.placements:
+        return True
     stated = set(other.axes) <= set(pin.axes) and all(pin.on(axis) is placed for axis, placed in other.placements)
     return stated and axis_order(pin, mesh) == axis_order(other, mesh)

@@ -37,10 +37,12 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        alike = grouped(numbered(map(id, model.units)))
+        numbers = numbered(map(id, model.units))
+        alike = grouped(numbers)
         self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
         self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
-        shapes = np.array([unit.shape for unit in model.units], dtype=np.intp).reshape(-1, model.width)
+        shapes = np.array([model.units[int(nodes[0])].shape for nodes in alike], dtype=np.intp)
+        shapes = shapes.reshape(-1, model.width)[numbers]
         self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
         self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}

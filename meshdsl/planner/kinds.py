@@ -47,7 +47,9 @@ class Kinds:
     def of(self, op: Op) -> Kind:
         """The kind of one operation."""
         number = self._of[op.id]
-        return self._known.get(number) or self._known.setdefault(number, self._made(op))
+        if number not in self._known:
+            self._known[number] = self._made(op)
+        return self._known[number]
 
     def asking(self, op: Op) -> tuple[Kind, Rows]:
         """The kind of an operation with the rows that a layout may ask for, and those rows."""

@@ -65,7 +65,7 @@ class Model:
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
         other.clock = Clock()
-        other._take(problem)
+        other._take(problem, self._twins)
         other._pin()
         return other
 
@@ -91,8 +91,8 @@ class Model:
         other._begin()
         return other
 
-    def _take(self, problem: Problem) -> None:
-        self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes)
+    def _take(self, problem: Problem, like: Twins | None = None) -> None:
+        self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes, like)
         self.wiring = problem.wiring
 
     def _pin(self) -> None:

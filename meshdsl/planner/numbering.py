@@ -182,7 +182,14 @@ class Numbering:
 
     def value(self, value: int) -> Value:
         """A value, given by its id."""
-        return self.values[int(self.of([value])[0])]
+        return self.values[self.number(value)]
+
+    def number(self, value: int) -> int:
+        """That of one value, given by its id; IndexError for others."""
+        found = int(self.by_id[value])
+        if found < 0:
+            raise IndexError("a value of another program")
+        return found
 
     def flags(self, values: Iterable[int]) -> Flags:
         """Which values are among some, given by their ids."""

@@ -7,14 +7,13 @@ states: it is laid out here once.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
-from meshdsl.planner.arrays import array, equal, grouped, numbered, occurring
+from meshdsl.planner.arrays import array, equal, grouped, numbered, occurring, stretches
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.tables import Table
@@ -49,7 +48,7 @@ class Ports:
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
-        self._codes, self._begins = _coded(tables)
+        self._codes, self._begins = _coded(tables, wiring)
         self._look_up(orders, distances)
 
     def layouts(self, rows: Ids) -> Ids:
@@ -116,10 +115,10 @@ class Ports:
         self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
 
 
-def _coded(tables: Sequence[Table]) -> tuple[Ids, Ids]:
+def _coded(tables: Sequence[Table], wiring: Wiring) -> tuple[Ids, Ids]:
     """The placement codes of all tables, and where those of each port begin."""
     distinct = {id(table): table for table in tables}
     lists = [codes for table in distinct.values() for codes in table.codes]
-    begins = accumulate((codes.size for codes in lists), initial=0)
-    first = {key: list(islice(begins, len(table.codes))) for key, table in distinct.items()}
-    return np.concatenate(lists or [array(())]), array(chain.from_iterable(first[id(table)] for table in tables))
+    begins = np.cumsum([0, *(codes.size for codes in lists)])
+    first = np.cumsum([0, *(len(table.codes) for table in distinct.values())])[numbered(map(id, tables))]
+    return np.concatenate(lists or [array(())]), begins[stretches(first, wiring.sizes)]

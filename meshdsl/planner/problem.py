@@ -59,8 +59,9 @@ def repin(problem: Problem, pins: Pins) -> Problem | None:
     before, program = problem.pins, problem.program
     if before.follows != pins.follows or any(split_stacks(program, p, problem.mesh) for p in (before, pins)):
         return None
-    boundary = list(_boundary(program, pins))
-    ends = [a if a.pin == b.pin else b for a, b in zip(problem.nodes, boundary, strict=False)]
+    stated = [*pins.inputs, *(pins.outputs[j] for j, _ in _alone(program, pins))]
+    pairs = zip(problem.nodes, stated, strict=False)
+    ends = [node if node.pin.placements == pin.placements else replace(node, pin=pin) for node, pin in pairs]
     changed = replace(problem, pins=pins, nodes=[*ends, *problem.nodes[len(ends) :]])
     _require_rows(changed)
     return changed
@@ -95,10 +96,16 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
         output = None if j is None else last.inputs[j]
         uses = (Port(output, False, (last.id, j)),) if isinstance(output, Value) else ()  # type: ignore[arg-type]
         yield same_layout((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
-    for j, value_out in enumerate(last.inputs):
-        if isinstance(value_out, Value) and pins.follows[j] is None:
-            port = Port(value_out, False, (last.id, j))
-            yield same_layout((port,), pins.outputs[j], f"output {program.outputs[j].path}")
+    for j, value in _alone(program, pins):
+        port = Port(value, False, (last.id, j))
+        yield same_layout((port,), pins.outputs[j], f"output {program.outputs[j].path}")
+
+
+def _alone(program: Program, pins: Pins) -> Iterator[tuple[int, Value]]:
+    """The results that replace no argument, with their positions."""
+    for j, value in enumerate(program.graph.returned):
+        if isinstance(value, Value) and pins.follows[j] is None:
+            yield j, value
 
 
 def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:

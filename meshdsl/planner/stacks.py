@@ -18,6 +18,7 @@ from meshdsl.ir import Graph, Op, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import Split
+from meshdsl.planner.numbering import named
 from meshdsl.planner.solution import Pins
 
 _MATRIX = 2  # dims of a layer from which on it counts
@@ -52,6 +53,8 @@ _Stated = Mapping[int, tuple[str, tuple[str, ...]]]  # by value id: path and axe
 
 def split_stacks(program: Program, pins: Pins, mesh: Mesh) -> list[Stack]:
     """The stacks that have to stay split over their axes along any dim."""
+    if not named(program.graph, "scan"):
+        return []
     leaves = zip(program.inputs, program.graph.inputs, pins.inputs, strict=True)
     split = ((leaf, value, tuple(a for a in pin.splitting(0) if mesh.axis(a) > 1)) for leaf, value, pin in leaves)
     stated = {value.id: (leaf.path, axes) for leaf, value, axes in split if axes}

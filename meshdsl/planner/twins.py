@@ -16,9 +16,13 @@ T = TypeVar("T")
 
 
 class Twins:
-    """``first``: per node, the first whose twin it is; ``kinds``: a number, the same whatever is stated."""
+    """``first``: per node, the first whose twin it is; ``kinds``: a number, the same whatever is stated.
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    Args:
+      like: of the same nodes under other statements.
+    """
+
+    def __init__(self, nodes: Sequence[Node], like: "Twins | None" = None) -> None:
         # placements, not pins: those are equal whatever the order in which axes are stated
         stated = numbered(
             [
@@ -26,13 +30,15 @@ class Twins:
                 for node in nodes
             ]
         )
-        kinds, trips = numbered([id(node.kind) for node in nodes]), numbered([node.trips for node in nodes])
-        self.kinds = equal((kinds, trips))
+        self.kinds: Ids = like.kinds if like else _kinds(nodes)
         self.first = first_of(equal((self.kinds, stated)))
+        self._firsts: list[int] = self.first.tolist()
+        self._once: list[int] = occurring(self.first).tolist()
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
-        return each_of(self.first, make)
+        known = {n: make(n) for n in self._once}
+        return [known[n] for n in self._firsts]
 
     def in_states(self, rows: Ids) -> Ids:
         """Per node, the first that is its twin and in the same state.
@@ -45,6 +51,11 @@ class Twins:
             asked = asked * (rows.max() + 1) + column
         _, once, places = np.unique(asked, return_index=True, return_inverse=True)
         return np.asarray(once[places])
+
+
+def _kinds(nodes: Sequence[Node]) -> Ids:
+    """Per node, a number for its kind and how often it runs."""
+    return equal((numbered([id(node.kind) for node in nodes]), numbered([node.trips for node in nodes])))
 
 
 def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:

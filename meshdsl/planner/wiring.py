@@ -60,7 +60,7 @@ class Wiring:
     def ends(self, value: int) -> list[End]:
         """The end that makes a value, given by its id, and those that read it."""
         if value not in self._ends:
-            made = int(self.made[self._numbers.of([value])[0]])
+            made = int(self.made[self._numbers.number(value)])
             readers = self.read[slice(*np.searchsorted(self.makers, (made, made + 1)))].tolist()
             self._ends[value] = [self.end(port) for port in (made, *readers)] if made >= 0 else []
         return self._ends[value]
