@@ -26,6 +26,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, P
 from meshdsl.layouts.rules import Rules
+from meshdsl.once import once
 from meshdsl.pin_faults import leaf_faults, uneven_axes, without_uneven
 from meshdsl.pipeline.pipelined import Pipelined
 from meshdsl.planner.numbering import named
@@ -53,7 +54,7 @@ def make_pins(
       donated: indices of inputs whose memory the step may reuse.
       rules: mesh axes by named dims; where a glob names an axis too, the glob decides it.
     """
-    replaced = follows(program.inputs, program.outputs)
+    replaced = _replaced(program)
     ruled = RulePins(program, mesh, rules or Rules(), replaced)
     rows = list(ruled.faults)
     staged = program.pipeline
@@ -223,6 +224,12 @@ def follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]
 @cache
 def _text(dtype: Any) -> str:
     return str(dtype)
+
+
+@once
+def _replaced(program: Program) -> list[int | None]:
+    """Per output of a program, the input that it replaces."""
+    return follows(program.inputs, program.outputs)
 
 
 def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:

@@ -13,10 +13,11 @@ import numpy as np
 
 from meshdsl.errors import nearest, shortened
 from meshdsl.globs import split_path
-from meshdsl.ir import Leaf, Program
+from meshdsl.ir import Graph, Leaf, Program
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.rules import Rules, conflicts, layout_of
+from meshdsl.once import once
 from meshdsl.pin_faults import leaf_faults, uneven_axes
 from meshdsl.planner.numbering import named, numbering_of
 from meshdsl.trace.phases import OPTIMIZER
@@ -95,14 +96,15 @@ def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
     if not replaced:
         firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
         return [PARAMS if first == firsts[0] and len(set(firsts)) > 1 else ACTIVATIONS for first in firsts]
-    read = _read_before_the_update(program)
+    read = _read_before_the_update(program.graph)
     ids = [value.id for value in program.graph.inputs]
     return [(PARAMS if v in read else STATE) if i in replaced else ACTIVATIONS for i, v in enumerate(ids)]
 
 
-def _read_before_the_update(program: Program) -> set[int]:
-    """Inputs that the forward or the backward pass reads."""
-    numbers = numbering_of(program.graph)
+@once
+def _read_before_the_update(graph: Graph) -> set[int]:
+    """Ids of what the forward or the backward pass reads."""
+    numbers = numbering_of(graph)
     before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
     return set(numbers.ids(numbers.are(numbers.read[np.array(before)[numbers.at]])))
 

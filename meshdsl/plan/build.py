@@ -22,6 +22,7 @@ from meshdsl.plan.timing import Timing
 from meshdsl.plan.value import Array, Collective, Plan
 from meshdsl.plan.work import Work
 from meshdsl.planner.kinds import Kinds
+from meshdsl.planner.numbering import named, numbering_of
 from meshdsl.planner.solution import Pins, Solution
 from meshdsl.program_text import fingerprint
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
@@ -55,7 +56,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.named(value), size) for value, size in solution.held),
-        notes=(*_opaque(reasons), *_rounded(reasons, solution), *program.notes, *solution.notes),
+        notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=priced(program, solution, waits, work),
         lines=lines.texts,
@@ -126,15 +127,16 @@ def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason:
     )
 
 
-def _opaque(reasons: Reasons) -> list[str]:
+def _opaque(program: Program) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    return _counted(_runs(op) for _, op in reasons.index.ops if op.name not in known and not _is_constant(op))
+    others = set(numbering_of(program.graph).names) - known
+    return _counted(_runs(op) for op in named(program.graph, *others) if not _is_constant(op))
 
 
-def _rounded(reasons: Reasons, solution: Solution) -> list[str]:
+def _rounded(program: Program, solution: Solution) -> list[str]:
     """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
-    casts = (op for _, op in reasons.index.ops if op.name == CAST)
+    casts = named(program.graph, CAST)
     return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from meshdsl.ir import Graph, Op, Value, walk
+from meshdsl.once import once
 from meshdsl.plan.places import Places
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.numbering import numbering_of
@@ -69,11 +69,7 @@ class Index:
         return found
 
 
-_KNOWN: WeakKeyDictionary[Graph, Index] = WeakKeyDictionary()
-
-
+@once
 def index_of(graph: Graph) -> Index:
-    """The index of a graph, worked out once."""
-    if graph not in _KNOWN:
-        _KNOWN[graph] = Index(graph)
-    return _KNOWN[graph]
+    """The index of a graph."""
+    return Index(graph)

@@ -1,7 +1,7 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from meshdsl.planner.numbering import Reading
 from meshdsl.planner.paying import paid_in
 from meshdsl.planner.ports import Read
 from meshdsl.planner.tree import Edges, moves_of, tree
+from meshdsl.planner.twins import each_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,14 +146,14 @@ def ready(model: Model, rows: Assignment) -> None:
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
     """Per op id, its row on every mesh axis; equal operations in equal states get the same rows."""
-    found, known = {}, dict[Hashable, tuple[Signature, ...]]()
-    for node, state in zip(model.nodes, map(tuple, rows.tolist()), strict=True):
-        if node.op is not None:
-            key = id(node.kind.rows), state
-            if key not in known:
-                known[key] = tuple(_full_row(node.op, node.rows[r]) for r in state)
-            found[node.op.id] = known[key]
-    return found
+    states = rows.tolist()
+
+    def row(n: int) -> tuple[Signature, ...]:
+        node = model.nodes[n]
+        return tuple(_full_row(node.op, node.rows[r]) for r in states[n]) if node.op else ()
+
+    found = each_of(model.alike_in(rows), row)
+    return {node.op.id: mine for node, mine in zip(model.nodes, found, strict=True) if node.op}
 
 
 def _full_row(op: Op, row: Signature) -> Signature:

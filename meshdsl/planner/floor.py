@@ -154,7 +154,7 @@ class Floor:
         return min(1.0, 2 / self._value(end).itemsize) if self._narrow else 1.0
 
     def _value(self, end: End) -> Value:
-        return self.model.problem.numbers.values[int(self.model.wiring.of[self.model.wiring.port(end)])]
+        return self.model.problem.numbers.value(self.model.wiring.value(end))
 
 
 def _ports(wiring: Wiring, readings: Sequence[Ids]) -> Ids:

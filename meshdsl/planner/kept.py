@@ -38,7 +38,7 @@ class Kept:
 
     def _least(self, end: End, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
         model, (port, others) = self.model, self._of(end)
-        value = model.nodes[end[0]].ports[end[1]].value
+        value = model.problem.numbers.value(model.wiring.value(end))
         distances, moved = model.distances[value.id], edges.get(value.id, ())
         key = id(distances), moved, layouts[port], frozenset([layouts[other] for other in others])
         if key not in self._known:
@@ -52,8 +52,8 @@ class Kept:
     def _of(self, end: End) -> tuple[int, list[int]]:
         """The port that a reader is, and those of the others that read the value."""
         if end not in self._ports:
-            model, wiring = self.model, self.model.wiring
-            value = model.nodes[end[0]].ports[end[1]].value.id
+            wiring = self.model.wiring
+            value = wiring.value(end)
             port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
             self._ports[end] = port, [other for other in others if other != port]
         return self._ports[end]

@@ -76,6 +76,10 @@ class Model:
         other._begin()
         return other
 
+    def alike_in(self, rows: Assignment) -> Ids:
+        """Per node, the first with equal tables and pins that is in the same state of a plan."""
+        return self._twins.in_states(rows)
+
     def at(self, prices: Prices) -> "Model":
         """The same model at other prices, with the same states in question."""
         other = copy(self)
@@ -207,7 +211,7 @@ class Model:
 
     def between(self, end: End) -> Distances:
         """Of the layouts of a port."""
-        return self.distances[int(self.wiring.values[self.wiring.port(end)])]
+        return self.distances[self.wiring.value(end)]
 
     @property
     def ports(self) -> Ports:

@@ -12,12 +12,12 @@ from itertools import chain
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir import Graph, Literal, Op, Value
+from meshdsl.once import once
 from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Ids
 
@@ -222,14 +222,12 @@ class Numbering:
 
 
 _ID = attrgetter("id")
-_KNOWN: WeakKeyDictionary[Graph, Numbering] = WeakKeyDictionary()
 
 
+@once
 def numbering_of(graph: Graph) -> Numbering:
-    """The numbers of a graph, worked out once."""
-    if graph not in _KNOWN:
-        _KNOWN[graph] = Numbering(graph)
-    return _KNOWN[graph]
+    """The numbers of a graph."""
+    return Numbering(graph)
 
 
 def named(graph: Graph, *names: str) -> list[Op]:

@@ -25,9 +25,10 @@ class ByValue:
 
     def __init__(self, every: Sequence[Distances], of: Ids) -> None:
         self.every, self.of = tuple(every), of
+        self._each: list[int] = of.tolist()
 
     def __getitem__(self, value: int) -> Distances:
-        return self.every[int(self.of[value])]
+        return self.every[self._each[value]]
 
 
 class Reshards:

@@ -47,10 +47,16 @@ class Wiring:
         self.read = uses[np.argsort(self.every[uses], kind="stable")]
         self.makers = self.every[self.read]
         self._numbers, self._ends = numbers, dict[int, list[End]]()
+        self._begins: list[int] = self.first.tolist()
+        self._each: list[int] = self.values.tolist()
 
     def port(self, end: End) -> int:
         """The port that an end is."""
-        return int(self.first[end[0]]) + end[1]
+        return self._begins[end[0]] + end[1]
+
+    def value(self, end: End) -> int:
+        """The id of the value at an end."""
+        return self._each[self._begins[end[0]] + end[1]]
 
     def end(self, port: int) -> End:
         """The end that a port is."""
