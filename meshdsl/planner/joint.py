@@ -98,7 +98,7 @@ class Joint(Drawn):
         for n in block.outside:
             nothing = derived.get("nothing", (self.states[n].cost,), np.zeros_like)
             network.put(n, nothing, self.states[n].rows)
-        values = model.wiring.made_by(block.nodes)
+        values = [value for n in block.nodes for _, value in model.wiring.makes(n)]
         for value in values:
             self._add(network, value)
             self._add_prices(network, value)

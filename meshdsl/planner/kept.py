@@ -5,6 +5,7 @@ from math import prod
 
 import numpy as np
 
+from meshdsl.ir import Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.model import Assignment, Model
@@ -17,7 +18,7 @@ class Kept:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._ports: dict[End, tuple[int, list[int]]] = {}
+        self._ports: dict[End, tuple[Value, int, list[int]]] = {}
         self._known: dict[tuple[int, Edges, int, frozenset[int]], int] = {}  # elements
 
     def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
@@ -37,8 +38,7 @@ class Kept:
         return [self._least(end, numbers, edges) for end in ends]
 
     def _least(self, end: End, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
-        model, (port, others) = self.model, self._of(end)
-        value = model.problem.numbers.value(model.wiring.value(end))
+        model, (value, port, others) = self.model, self._ports.get(end) or self._of(end)
         distances, moved = model.distances[value.id], edges.get(value.id, ())
         key = id(distances), moved, layouts[port], frozenset([layouts[other] for other in others])
         if key not in self._known:
@@ -49,14 +49,13 @@ class Kept:
             self._known[key] = min(prod(layout.local_shape(value.shape, sizes)) for layout in there)
         return float(self._known[key] * value.itemsize)
 
-    def _of(self, end: End) -> tuple[int, list[int]]:
-        """The port that a reader is, and those of the others that read the value."""
-        if end not in self._ports:
-            wiring = self.model.wiring
-            value = wiring.value(end)
-            port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
-            self._ports[end] = port, [other for other in others if other != port]
-        return self._ports[end]
+    def _of(self, end: End) -> tuple[Value, int, list[int]]:
+        """What a reader reads, the port that it is, and those of the others that read it; known from now on."""
+        wiring = self.model.wiring
+        value = wiring.value(end)
+        port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
+        self._ports[end] = found = self.model.problem.numbers.value(value), port, [at for at in others if at != port]
+        return found
 
 
 def _back(layout: Layout, way: Mapping[Layout, Layout]) -> Iterator[Layout]:

@@ -19,9 +19,9 @@ def payers(model: Model) -> list[int]:
 
 def terms(model: Model, n: int) -> Hashable:
     """What the price of a node consists of: nodes with one table and equal terms pay alike."""
-    own, held, ports = model.prices.own, model.prices.held, model.nodes[n].ports
-    made = tuple([(p, own[port.value.id]) for p, port in enumerate(ports) if port.defines and port.value.id in own])
-    there = [(p, *held[n, p]) for p in range(len(ports)) if (n, p) in held]
+    own, held, wiring = model.prices.own, model.prices.held, model.wiring
+    made = tuple([(p, own[value]) for p, value in wiring.makes(n) if value in own])
+    there = [(p, *held[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in held]
     return made, tuple([(p, price, id(share)) for p, price, share in there])
 
 
@@ -30,7 +30,7 @@ def paid(model: Model, n: int) -> Costs:
     total = np.zeros_like(model.units[n])
     for price, share in _made(model, n):
         total += model.scale.pack(price * share)
-    for p in range(len(model.nodes[n].ports)):
+    for p in range(len(model.wiring.ports(n))):
         if (n, p) in model.prices.held:
             price, share = model.prices.held[n, p]
             total += np.floor(price * share / model.scale.unit) * TIES
@@ -55,8 +55,8 @@ def paid_in(model: Model, rows: Assignment) -> float:
 
 def _made(model: Model, n: int) -> Iterator[tuple[float, Costs]]:
     """Price per byte, and bytes per joint state, of what a node defines."""
-    for p, port in enumerate(model.nodes[n].ports):
-        price = model.prices.own.get(port.value.id, 0.0) if port.defines else 0.0
-        if price:
-            split = model.tables[n].codes[p] < len(port.value.shape)
-            yield price, per_axis(model.mesh, split) * port.value.bytes
+    for p, made in model.wiring.makes(n):
+        if price := model.prices.own.get(made, 0.0):
+            value = model.problem.numbers.value(made)
+            split = model.tables[n].codes[p] < len(value.shape)
+            yield price, per_axis(model.mesh, split) * value.bytes

@@ -63,7 +63,7 @@ class Points:
         for op, peak in self._peaks.items():
             there = self.floor(op).kept_at(price) if keeps and op != _NOWHERE else {}
             kept.update(there)
-            alive = {copy.value.id for copy in peak.copies} - {self.model.nodes[n].ports[p].value.id for n, p in there}
+            alive = {copy.value.id for copy in peak.copies} - set(map(self.model.wiring.value, there))
             own.update(dict.fromkeys(alive, price))
             inside = (self._read_by(around) for around in self._around(op))
             read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))

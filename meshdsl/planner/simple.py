@@ -63,9 +63,9 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
     elsewhere = {value: read for read in ports.elsewhere(ports.layouts(best.rows)) for value in read.values}
     left: dict[int, Ids] = {}
     for n in occurring(model.wiring.nodes[laid == layout]).tolist():
-        values = dict.fromkeys(port.value.id for port in model.nodes[n].ports)
+        values = dict.fromkeys(model.wiring.value((n, p)) for p in range(len(model.wiring.ports(n))))
         keep = model.units[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
-        for p in range(len(model.nodes[n].ports)):
+        for p in range(len(model.wiring.ports(n))):
             keep &= _among(model, n, p, used)
         if not keep.any():
             return None
@@ -76,7 +76,7 @@ def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout
 
 def _among(model: Model, n: int, p: int, used: set[Layout]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """In which states in question a port has one of these layouts."""
-    value = model.nodes[n].ports[p].value.id
+    value = model.wiring.value((n, p))
     places, closure = model.layout_ids(n, p, model.states[n].T), model.closure(value)
     every = model.distances[value].space.layouts
     fine = np.array([*(every[i] in used for i in closure.active), False])

@@ -1,6 +1,6 @@
 """The ports of all nodes in one sequence, node after node, and which of them make what others read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,10 +49,19 @@ class Wiring:
         self._numbers, self._ends = numbers, dict[int, list[End]]()
         self._begins: list[int] = self.first.tolist()
         self._each: list[int] = self.values.tolist()
+        self._makes: list[bool] = defines.tolist()
 
     def port(self, end: End) -> int:
         """The port that an end is."""
         return self._begins[end[0]] + end[1]
+
+    def ports(self, n: int) -> range:
+        """Those of a node."""
+        return range(self._begins[n], self._begins[n] + int(self.sizes[n]))
+
+    def makes(self, n: int) -> list[tuple[int, int]]:
+        """The values that a node makes, by id, and as which of its ports."""
+        return [(p, self._each[port]) for p, port in enumerate(self.ports(n)) if self._makes[port]]
 
     def value(self, end: End) -> int:
         """The id of the value at an end."""
@@ -70,13 +79,6 @@ class Wiring:
             readers = self.read[slice(*np.searchsorted(self.makers, (made, made + 1)))].tolist()
             self._ends[value] = [self.end(port) for port in (made, *readers)] if made >= 0 else []
         return self._ends[value]
-
-    def made_by(self, nodes: Iterable[int]) -> list[int]:
-        """The ids of the values that nodes make, node after node."""
-        every = array(nodes)
-        ports = stretches(self.first[every], self.sizes[every])
-        found: list[int] = self.values[ports[self.every[ports] == ports]].tolist()
-        return found
 
     def ends_of(self, ports: Ids) -> list[End]:
         """The ends that ports are."""
