@@ -28,9 +28,8 @@ class Index:
         self.places = Places(self.sources)
         self._numbers = numbers = numbering_of(graph)
         self._made: list[int] = np.where(numbers.by_id >= 0, numbers.made[numbers.by_id], 0).tolist()  # by value id
-        by_value = np.argsort(numbers.read, kind="stable")
+        by_value, begins = numbers.by_value
         self._read: tuple[list[int], list[int]] = numbers.at[by_value].tolist(), numbers.operand[by_value].tolist()
-        begins = np.searchsorted(numbers.read[by_value], np.arange(len(numbers.values) + 1))
         self._begins: list[int] = begins[numbers.by_id].tolist()
         self._ends: list[int] = begins[numbers.by_id + 1].tolist()
 

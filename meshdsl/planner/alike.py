@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.compiled import Costs, Ints, compiled
-from meshdsl.planner.kernels import Flat, leasts
+from meshdsl.planner.kernels import Flat, leasts, where_least
 from meshdsl.planner.messages import Passing
 from meshdsl.planner.packed import Packed
 
@@ -101,21 +101,31 @@ def proved(flat: Flat, unary: Costs, tables: Costs, said: Said, variables: Ints,
     for k in range(variables.size):
         v = variables[k]
         size, count, behind = start[v + 1] - start[v], first[v + 1] - first[v], 0
-        total = unary[start[v] : start[v + 1]].copy()
+        total, paid = np.empty(size), np.empty(size)
+        for i in range(size):
+            total[i] = unary[start[v] + i]
         for h in range(first[v], first[v + 1]):
             behind += to[h] < v
             if heard[h] >= 0:
-                total += sent[out[heard[h]] :][:size] * parts[back[h]]
+                message = sent[out[heard[h]] :]
+                for i in range(size):
+                    total[i] += message[i] * parts[back[h]]
         share = max(behind, count - behind, 1)
-        found = total.min() * (1 - behind / share)
+        found = total[where_least(total)] * (1 - behind / share)
         for h in range(first[v], first[v + 1]):
             if to[h] < v:
-                paid, left = total / share, np.empty(start[to[h] + 1] - start[to[h]])
+                left = np.empty(start[to[h] + 1] - start[to[h]])
+                for i in range(size):
+                    paid[i] = total[i] / share
                 if heard[h] >= 0:
-                    paid -= sent[out[heard[h]] :][:size] * parts[back[h]]
+                    message = sent[out[heard[h]] :]
+                    for i in range(size):
+                        paid[i] -= message[i] * parts[back[h]]
                 leasts(paid, tables, table[h], left)
                 if like[h] >= 0:
-                    left -= sent[out[like[h]] :][: left.size] * parts[h]
-                found += left.min()
+                    message = sent[out[like[h]] :]
+                    for i in range(left.size):
+                        left[i] -= message[i] * parts[h]
+                found += left[where_least(left)]
         lower += found * counts[k]
     return lower

@@ -47,7 +47,9 @@ def passes(
     for step in range(2 * times):
         cost, lower = sweep(step % 2 == 0, flat, unary, tables, sent, states)
         if cost < least:
-            best[:], least = states, cost
+            least = cost
+            for v in range(states.size):
+                best[v] = states[v]
     return least, lower
 
 
@@ -62,7 +64,10 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
     start, first, to, back, out, table = flat
     n = start.size - 1
     cost = lower = 0.0
-    room = np.empty((3, np.diff(start).max() if n else 0))
+    widest = 0
+    for v in range(n):
+        widest = max(widest, start[v + 1] - start[v])
+    room = np.empty((3, widest))
     for step in range(n):
         v = step if forward else n - 1 - step
         size, count = start[v + 1] - start[v], first[v + 1] - first[v]
@@ -80,11 +85,11 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
                 _plus(hoped, behind)
                 _plus(paid, behind)
             _plus(total, message)
-        states[v] = _where_least(hoped)
+        states[v] = where_least(hoped)
         cost += paid[states[v]]
         share = max(ahead, count - ahead, 1)
         if ahead < share:
-            lower += total.min() * (1 - ahead / share)
+            lower += total[where_least(total)] * (1 - ahead / share)
         for h in range(first[v], first[v + 1]):
             if (to[h] > v) == forward:
                 heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
@@ -117,7 +122,7 @@ def _plus(total: Costs, costs: Costs) -> None:
 
 
 @compiled
-def _where_least(costs: Costs) -> int:
+def where_least(costs: Costs) -> int:
     """The first of the least: as numpy's, sooner for few."""
     best = 0
     for i in range(1, costs.size):
@@ -155,13 +160,15 @@ def spare(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -
     start, first, to, back, out, table = flat
     for v in range(start.size - 1):
         size = start[v + 1] - start[v]
-        total, own = unary[start[v] : start[v + 1]].copy(), excess[start[v] : start[v + 1]]
+        total, own = np.empty(size), excess[start[v] : start[v + 1]]
+        for i in range(size):
+            total[i] = unary[start[v] + i]
         behind, count = 0, first[v + 1] - first[v]
         for h in range(first[v], first[v + 1]):
             behind += to[h] < v
             _plus(total, sent[out[back[h]] :])
         share = max(behind, count - behind, 1)
-        least = total.min()
+        least = total[where_least(total)]
         for i in range(size):
             own[i] += (total[i] - least) * (1 - behind / share)
         for h in range(first[v], first[v + 1]):

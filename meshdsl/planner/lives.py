@@ -15,36 +15,36 @@ from meshdsl.planner.placed import NOWHERE, Copies
 from meshdsl.planner.timeline import Line
 
 
-@compiled
 def lives(line: Line, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids]:
     """Where copies begin and end; ``NOWHERE`` for what is never needed, a view, or in memory around its body.
 
     Args:
       made: per value, where it is made. fixed: inputs that are never written over.
     """
-    count = copies.values.size
-    first, last = np.full(count, NOWHERE + 1), np.full(count, NOWHERE)
-    first[: made.size] = made
-    last[: made.size] = made
-    _read(line, copies, first, last)
-    viewed, root = np.full(count, -1), np.arange(count)
+    nowhere = np.full(copies.values.size - made.size, NOWHERE)
+    first, last = np.append(made, nowhere + 1), np.append(made, nowhere)
+    late = np.empty(first.size, dtype=np.intp)
+    late = late[: _read(line, copies, first, last, late)]
+    _shrink(line.enters, copies.sources, late, first, last, np.zeros(line.enters.size, dtype=np.intp))
+    viewed, root = np.full(first.size, -1), np.arange(first.size)
     _view(line, copies.read, last, viewed)
     _reuse(line, copies, fixed, viewed, root, last)
-    elsewhere = viewed >= 0
-    _carry(line, copies.read, first, last, viewed, root, elsewhere)
-    for reading in line.given:
-        copy = _end(viewed, copies.read[reading]) if reading >= 0 else -1
-        if copy >= 0 and not line.inputs[copies.values[copy]]:
-            elsewhere[copy] = True
+    elsewhere, until = viewed >= 0, np.full(first.size, -1)
+    carries = np.zeros(first.size, dtype=np.bool_)
+    carries[line.carried] = True
+    _carry(line, copies, first, last, viewed, root, elsewhere, until, carries)
     last[elsewhere] = NOWHERE
     return first, last
 
 
 @compiled
-def _read(line: Line, copies: Copies, first: Ids, last: Ids) -> None:
-    """Note where copies are first needed and last read; what makes them is read where they are first needed."""
+def _read(line: Line, copies: Copies, first: Ids, last: Ids, late: Ids) -> int:
+    """Note where copies are first needed and last read; what makes them is read where they are first needed.
+
+    ``late`` are the smaller ones that may be made sooner; returns how many there are.
+    """
     begins, runs, read, sources, sizes = line.first, line.runs, copies.read, copies.sources, copies.bytes
-    late, waiting = np.empty(sizes.size, dtype=np.intp), 0
+    waiting = 0
     for at in range(runs.size):
         for reading in range(begins[at], begins[at + 1]):
             copy = read[reading]
@@ -57,14 +57,18 @@ def _read(line: Line, copies: Copies, first: Ids, last: Ids) -> None:
                     late[waiting] = copy
                     waiting, source = waiting + 1, -1
                 copy = source
-    _shrink(line.enters, sources, late[:waiting], first, last)
+    return waiting
 
 
 @compiled
-def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids) -> None:
-    """Make smaller copies as soon as nobody else needs what they are made from, one after the other."""
-    taken = np.zeros(enters.size, dtype=np.intp)
-    for copy in smaller:
+def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids, taken: Ids) -> None:
+    """Make smaller copies as soon as nobody else needs what they are made from, one after the other.
+
+    Args:
+      taken: how many are made so after each position: none yet.
+    """
+    for i in range(smaller.size):
+        copy = smaller[i]
         source = sources[copy]
         after = last[source] + enters[last[source]]
         first[copy] = min(first[copy], after + taken[after])
@@ -100,19 +104,37 @@ def _reuse(line: Line, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, las
 
 
 @compiled
-def _carry(line: Line, read: Ids, first: Ids, last: Ids, viewed: Ids, root: Ids, elsewhere: Flags) -> None:
-    """What is written over the start of a carry lies in its place, and its end if nobody needs that any more."""
-    until, carries = np.full(root.size, -1), np.zeros(root.size, dtype=np.bool_)
-    carried, ends = line.carried, line.back
-    carries[carried] = True
+def _carry(
+    line: Line,
+    copies: Copies,
+    first: Ids,
+    last: Ids,
+    viewed: Ids,
+    root: Ids,
+    elsewhere: Flags,
+    until: Ids,
+    carries: Flags,
+) -> None:
+    """What is written over the start of a carry lies in its place, and its end if nobody needs that any more.
+
+    So does what is given straight to the operation around.
+
+    Args:
+      until: when the place of each copy is needed last; not known yet. carries: copies that are carries.
+    """
     for copy in range(root.size):
         until[root[copy]] = max(until[root[copy]], last[copy])
         elsewhere[copy] |= carries[root[copy]]
-    for i in range(carried.size):
-        start, back = carried[i], ends[i]
-        end = _end(viewed, read[back]) if back >= 0 else -1
+    for i in range(line.carried.size):
+        start, back = line.carried[i], line.back[i]
+        end = _end(viewed, copies.read[back]) if back >= 0 else -1
         if end >= 0 and root[end] != start and first[end] > until[start]:
             elsewhere[end] = True
+    for i in range(line.given.size):
+        reading = line.given[i]
+        copy = _end(viewed, copies.read[reading]) if reading >= 0 else -1
+        if copy >= 0 and not line.inputs[copies.values[copy]]:
+            elsewhere[copy] = True
 
 
 @compiled

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.once import once
-from meshdsl.planner.arrays import array
+from meshdsl.planner.arrays import array, stretches
 from meshdsl.planner.exact import Ids
 
 Flags = NDArray[np.bool_]
@@ -118,6 +118,17 @@ class Numbering:
             around = self.parts[int(self.part[at])].around
             at = self.position[around[0].id] if around else 0
         return tuple(reversed(found))
+
+    def readers(self, values: Ids) -> Ids:
+        """The readings of values, value after value, in the order of positions."""
+        readings, begins = self.by_value
+        return readings[stretches(begins[values], begins[values + 1] - begins[values])]
+
+    @cached_property
+    def by_value(self) -> tuple[Ids, Ids]:
+        """All readings, value after value, and per value, and one past the last, where its own begin."""
+        readings = np.argsort(self.read, kind="stable")
+        return readings, np.searchsorted(self.read[readings], np.arange(len(self.values) + 1))
 
     @cached_property
     def readings(self) -> list[Reading]:

@@ -80,7 +80,7 @@ class Places:
         kept = written(graph, again=tpu)
         self.kept = kept & ~numbers.flags(picks(graph)) if tpu else kept
         self.reads = reads(graph) if tpu else Reads()
-        self.runs: Ids = run_at(numbers.makes, numbers.first, numbers.read, self.kept)
+        self.runs: Ids = run_at(numbers, self.kept)
         self.views = _views(numbers)
         self.reuses = _reuses(numbers, self.kept)
         whole = Body(sliced=frozenset(range(len(graph.inputs))))
@@ -117,7 +117,7 @@ def _reuses(numbers: Numbering, kept: Flags) -> Reuses:
 
     names = set(numbers.names)
     by_element = numbers.named(name for name in names if RULES.get(name) is elementwise)
-    found, options = written_over(by_element, numbers.makes, numbers.first, numbers.read, numbers.shape, kept)
+    found, options = written_over(numbers, by_element, kept)
     updates = numbers.named(name for name in names if name.startswith(_UPDATES))
     others = np.flatnonzero(updates | numbers.named(LOOPS)).tolist()
     more = array(x for at in others if (op := numbers.ops[at]) for pair in _written_over(op) for x in (at, *pair))

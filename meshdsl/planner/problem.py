@@ -30,6 +30,7 @@ from meshdsl.errors import PinError, faults
 from meshdsl.ir import Graph, Program, Value
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
+from meshdsl.planner.arrays import occurring, stretches
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.links import LINKS
 from meshdsl.planner.node import Node, Port, Problem, same_layout
@@ -126,13 +127,19 @@ def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
 
 
 def _made_of_nothing(numbers: Numbering) -> Flags:
-    """The values that cheap operations make of nothing."""
-    from meshdsl.planner.fused import made_of_nothing  # with its compiler, too much for those who plan nothing
-
+    """The values that cheap operations make of nothing, or of such values."""
     cheap = numbers.named(CHEAP)
-    at = np.flatnonzero(cheap)
-    cheap[at] = [not op.effects for i in at.tolist() if (op := numbers.ops[i])]
-    return np.asarray(made_of_nothing(cheap, numbers.makes, numbers.first, numbers.read))
+    left = np.where(cheap, np.diff(numbers.first), -1)  # per position, so many operands that are not known to be such
+    found = np.zeros(len(numbers.values), dtype=np.bool_)
+    new = np.flatnonzero(left == 0)
+    while new.size:
+        new = new[[not op.effects for at in new.tolist() if (op := numbers.ops[at])]]
+        made = stretches(numbers.makes[new], numbers.makes[new + 1] - numbers.makes[new])
+        found[made] = True
+        readers = numbers.at[numbers.readers(made)]
+        np.subtract.at(left, readers, 1)
+        new = occurring(readers[left[readers] == 0])
+    return found
 
 
 def _require_rows(problem: Problem) -> None:
