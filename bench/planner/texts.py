@@ -38,7 +38,8 @@ up to 150 operations are gone through box by box until no cheaper plan can fit, 
 `branching.py`): such a plan is proved, or the least memory possible is said. The bound knows of the limit then. While
 an operation runs, memory holds in any case what it reads and writes, what fused operations read that run later, and
 of every value that was made before and is read once more, some copy on the way there: so a gathered weight that is
-kept for the backward pass pays, and so does gathering it again (`floor.py`, `kept.py`). No plan that fits costs less
+kept for the backward pass pays, and so does gathering it again (`floor.py`, `kept.py`). So does one that three loops
+of a pipeline read and that is kept while the second one reads another copy (`forks.py`). No plan that fits costs less
 than the least of cost and priced bytes, less the price of the limit (`dual.py`; a Lagrangian). Known plans, whether
 they fit or not, say at which price that is highest. Of a step of more than 8,000 operations that is begun beside the
 mixing of plans, at the price that is known by then, and done again if what is found says another one; the bound of

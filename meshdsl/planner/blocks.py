@@ -176,7 +176,9 @@ class Blocks:
     def _prices(self) -> Ids:
         """What readings pay, in the order of ``Layers``."""
         prices = self.model.prices
-        columns = [self._paid(each) for each in (prices.read, prices.later, prices.kept)]
+        again = {end: price for end, (price, _) in prices.again.items()}
+        meanwhile = {end: price for price, end in prices.again.values()}
+        columns = [self._paid(each) for each in (prices.read, prices.later, prices.kept, again, meanwhile)]
         return np.stack(columns, axis=1)[self._equal.order]
 
     def _paid(self, prices: Mapping[tuple[int, int], float]) -> Ids:

@@ -14,6 +14,8 @@ from meshdsl.planner.exact import Ids
 from meshdsl.planner.numbering import Flags, Numbering
 from meshdsl.planner.places import Places
 
+_AFTER, _TIMES = 2, 3  # before an operation runs, meanwhile, and afterwards
+
 
 @dataclass(frozen=True)
 class Certain:
@@ -24,12 +26,15 @@ class Certain:
       written: its results.
       later: of values made before and needed afterwards, the last reading.
       once: those of these values that are read but once afterwards.
+      again: [values, 2], of those in ``read`` that are read once before, once while the operation runs, and once
+        afterwards, the last two readings.
     """
 
     read: Ids
     written: Ids
     later: Ids
     once: Flags
+    again: Ids
 
 
 def certain(places: Places, at: int, counted: Flags) -> Certain:
@@ -52,11 +57,27 @@ def certain(places: Places, at: int, counted: Flags) -> Certain:
     over = _viewed(places, numbers.read[options])
     # what a result may be written over is there, or that result, unless it lies elsewhere
     under = inside[results] & inside[numbers.read[options]] & ~numbers.are(numbers.read[later])[numbers.read[options]]
-    read = np.append(before[inside[numbers.read[before]] & ~over[numbers.read[before]]], options[under])
+    read = _last(numbers, np.append(before[inside[numbers.read[before]] & ~over[numbers.read[before]]], options[under]))
     written = inside & (numbers.made == at)
     written[results[under]] = False
     once = np.bincount(numbers.read[after], minlength=inside.size) == 1
-    return Certain(_last(numbers, read), np.flatnonzero(written), later, once)
+    again = _again(numbers, there, np.where(numbers.at[there] > at, _AFTER, places.runs[numbers.at[there]] >= at))
+    kept = numbers.are(numbers.read[read])[numbers.read[again[:, 0]]]
+    return Certain(read, np.flatnonzero(written), later, once, again[kept])
+
+
+def _again(numbers: Numbering, readings: Ids, when: Ids) -> Ids:
+    """Of values that are read once before an operation runs, once meanwhile and once afterwards, the last two readings.
+
+    Args:
+      when: of each reading, 0, 1 or 2.
+    """
+    values = numbers.read[readings]
+    times = np.bincount(values * _TIMES + when, minlength=len(numbers.values) * _TIMES).reshape(-1, _TIMES)
+    found = np.full((len(numbers.values), _TIMES), -1)
+    found[values, when] = readings
+    again: Ids = found[(times == 1).all(axis=1), 1:]
+    return again
 
 
 def _last(numbers: Numbering, readings: Ids) -> Ids:

@@ -42,9 +42,14 @@ def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, floa
     return certificate.best, min(certificate.bound, certificate.best.cost)
 
 
-def lifted(certificate: Certificate) -> Certificate:
-    """One that proves more, from rounds that look for no plan."""
-    return _rounds(certificate, None, _tightened(certificate, None, _LIFTING, _PASSES[1]))[0]
+def lifted(certificate: Certificate, most: int) -> Certificate:
+    """One that proves more, from rounds that look for no plan.
+
+    Args:
+      most: entries that may be touched, where the network is large.
+    """
+    work = _LIFTING if certificate.work <= _QUICK else most
+    return _rounds(certificate, None, _tightened(certificate, None, work, _PASSES[1]))[0]
 
 
 def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) -> tuple[Certificate, int]:

@@ -13,7 +13,7 @@ which plans were too large the one counts where their least is highest. The pric
 messages then point to is another line, and says which price to try next (cutting planes, Kelley 1960).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import combinations
@@ -28,7 +28,7 @@ from meshdsl.planner.exact import TIES
 from meshdsl.planner.extract import Choice, Evaluator
 from meshdsl.planner.fit import Fitter
 from meshdsl.planner.floor import Floor
-from meshdsl.planner.joint import Joint
+from meshdsl.planner.joint import Joint, Missed
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.raising import GAP, has_few_layouts, is_light, raised, redrawn
 from meshdsl.planner.search import evaluated, jointly
@@ -37,8 +37,12 @@ _SMALL = 8_000  # nodes up to which ...
 _STEPS = 4  # ... more prices are tried where all states are searched ...
 _MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
-_LARGEST = 2_000_000  # entries of a network that is taken through rounds
-_ALIKE = 0.1  # part of a price by which another one is nearly the same
+_LARGEST, _LARGER = 2_000_000, 200_000_000  # entries of a network that is taken through rounds, and of a small step's
+_WORK, _LESS = 48_000_000_000, 18_000_000_000  # entries that may be touched at the last price, and at those before
+_ALIKE, _SAME = (
+    0.1,
+    2e-2,
+)  # part of a price by which another one is nearly the same, and so much so that it says as much
 
 
 class Begun(NamedTuple):
@@ -112,6 +116,8 @@ class _Dual:
         self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool, joint: Joint | None = None
     ) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
+        self._plans = list(plans)
+        self._missed: Missed = {}  # at prices before
         self._rounds, self.joint = rounds, joint
         self.is_small = len(self.model.nodes) <= _SMALL
         self._lines = {self._line(plan) for plan in plans}
@@ -132,43 +138,55 @@ class _Dual:
         known = dict[float, tuple[float, float]]()  # by price, the bound and how much the plan pointed to is too large
         price, found = self.price, 0.0
         for left in range(more, -1, -1):
-            bound, certificate = self._bound(price)
+            bound, certificate = self._bound(price, not left)
             found = max(found, bound)
             if not left or found >= (1 - GAP) * self.choice.cost or self.model.clock.is_up():
                 break
-            line = self._line(evaluated(self.model, Evaluator(self.model), certificate.pointed))
+            self._missed = certificate.missed
+            self._plans.append(evaluated(self.model, Evaluator(self.model), certificate.pointed))
+            line = self._line(self._plans[-1])
             self._lines.add(line)
             known[price] = bound, line[1]
             hoped, price = self._highest()
-            if price in known:  # that line is above the others here
+            if _near(price, known):  # that line is above the others here
                 (_, over), price = max((each, at) for at, each in known.items())
                 price *= _APART ** np.sign(over)
-            if price in known or not price or hoped <= self.model.scale.seconds(found * (1 + _MORE)):
+            if _near(price, known) or not price or hoped <= self.model.scale.seconds(found * (1 + _MORE)):
                 break
         return found
 
-    def _bound(self, price: float) -> tuple[float, Certificate]:
-        """In exact costs, rounded down, and what proves it."""
+    def _bound(self, price: float, last: bool = True) -> tuple[float, Certificate]:
+        """In exact costs, rounded down, and what proves it; with less work if more prices follow."""
         self.model.focus()
-        model, paid = self.model.at(self.floor.prices(price)), self.paid(price)
+        model, paid, near = self.model.at(self.floor.prices(price)), *self._cheapest(price)
         joint = self.joint.priced(model) if self.joint else Joint(model)
-        certificate = self._raised(Certificate(joint, Choice(self.choice.rows, paid, {}), FIRST_TREES))
+        certificate = self._raised(Certificate(joint, Choice(near.rows, paid, {}), FIRST_TREES, self._missed), last)
         least = min(paid, certificate.bound) if is_light(certificate) else 0.0
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
 
-    def _raised(self, certificate: Certificate) -> Certificate:
+    def _raised(self, certificate: Certificate, last: bool) -> Certificate:
         """One that proves more, in rounds where that is quick."""
-        if self._rounds and certificate.work <= _LARGEST:
-            return lifted(certificate)
+        if self._rounds and (certificate.work <= _LARGEST or (self.is_small and certificate.work <= _LARGER)):
+            return lifted(certificate, _WORK if last else _LESS)
         if is_light(certificate):
             raised(certificate)
         return redrawn(certificate) if self._rounds and self.is_small else certificate
 
-    def paid(self, price: float) -> float:
-        """What the plan costs in the network at most, where every term is rounded by itself."""
-        held = self.model.scale.pack(np.asarray(price * self.floor.bytes(self.choice)))
-        return self.choice.cost + float(held) + self._rounded
+    def _cheapest(self, price: float) -> tuple[float, Choice]:
+        """The least that a known plan costs at a price, and which one that is; of a large step, the one that fits."""
+        plans = self._plans if self.is_small else [self.choice]
+        return min(((self.paid(price, plan), plan) for plan in plans), key=lambda found: found[0])
+
+    def paid(self, price: float, plan: Choice) -> float:
+        """What a plan costs in the network at most, where every term is rounded by itself."""
+        held = self.model.scale.pack(np.asarray(price * self.floor.bytes(plan)))
+        return plan.cost + float(held) + self._rounded
 
     @property
     def _rounded(self) -> float:
         return (self.floor.rounded + 1) * TIES
+
+
+def _near(price: float, known: Iterable[float]) -> bool:
+    """Whether the bound at a price that is known says as much."""
+    return any(abs(price - other) <= _SAME * other for other in known)

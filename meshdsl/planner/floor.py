@@ -9,6 +9,8 @@ say; those of the graphs around an operation count with its own:
     what it writes                           in its own layout
     what was made before and is read once    in any layout on the way there, from where it has gone to what has read it
     later, and at most once before           before
+    what it reads, and another did before,   in any layout on the way there as well, unless one of these is the one in
+    and one more later                       which it reads it
     what else is read later                  in its own layout, if it is read in the same; else in the smallest of all
 
 So the sum is no more than the predicted memory of any plan, and a bound may price it (``dual``).
@@ -35,7 +37,7 @@ from meshdsl.planner.prices import Prices
 from meshdsl.planner.tables import per_axis
 from meshdsl.planner.wiring import End, Wiring
 
-_FORK = 3  # ends of a value of which the network knows the only fork
+_FORK, _THREE = 3, 4  # ends of a value of which the network knows the only fork, or both
 _LATER = 10_000  # values that are read later are looked at, the largest
 
 
@@ -56,7 +58,8 @@ class Floor:
     """Nodes' ports that are in memory while an operation runs.
 
     ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of, what ``later``
-    reads where it does not, something of it elsewhere, and some copy of what ``kept`` reads.
+    reads where it does not, something of it elsewhere, and some copy of what ``kept`` reads; of ``again``, later
+    readers with those that read meanwhile, some copy that these do not take.
 
     Args:
       donated: positions of the inputs that are given up.
@@ -76,9 +79,12 @@ class Floor:
         self.copies = tuple(wiring.ends_of(read[copied]))
         waiting = later[~fixed[wiring.of[later]]]
         largest = waiting[np.lexsort((waiting, -numbers.bytes[wiring.of[waiting]]))][:_LATER]
-        few = np.bincount(wiring.of, minlength=fixed.size) <= _FORK
-        alone = (few & np.logical_or.reduce([level.once for level in levels]))[wiring.of[largest]]
+        ends = np.bincount(wiring.of, minlength=fixed.size)
+        alone = ((ends <= _FORK) & np.logical_or.reduce([level.once for level in levels]))[wiring.of[largest]]
         self.kept, self.later = (tuple(wiring.ends_of(largest[these])) for these in (alone, ~alone))
+        now, after = wiring.reading[np.concatenate([level.again for level in levels])].T
+        thrice = (now >= 0) & (after >= 0) & ~fixed[wiring.of[now]] & (ends[wiring.of[now]] == _THREE)
+        self.again = tuple(zip(wiring.ends_of(after[thrice]), wiring.ends_of(now[thrice]), strict=True))
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = Kept(model)
         self._bytes: WeakKeyDictionary[Choice, float] = WeakKeyDictionary()
@@ -101,6 +107,8 @@ class Floor:
         as_made = layouts == layouts[self.model.wiring.every]
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
+        besides = self._smallest.besides(self.again, layouts, choice.edges)
+        kept += sum(self._part(end) * size for (end, _), size in zip(self.again, besides, strict=True))
         ends, copies, later = self._alike
         there = sum(same.bytes(choice.rows).sum() for same in ends)
         copied = sum(same.bytes(choice.rows)[~as_made[same.ports]].sum() for same in copies)
@@ -111,7 +119,8 @@ class Floor:
         """What all of it costs at a price per byte."""
         held = {end: (price, self._shares(end)) for end in self.ends}
         copies, later = ({end: price * self._part(end) for end in ends} for ends in (self.copies, self.later))
-        return Prices(read=copies, held=held, later=later, kept=self.kept_at(price))
+        again = {end: (price * self._part(end), meanwhile) for end, meanwhile in self.again}
+        return Prices(read=copies, held=held, later=later, kept=self.kept_at(price), again=again)
 
     def kept_at(self, price: float) -> dict[End, float]:
         """What that costs of which some copy is kept."""
@@ -124,7 +133,7 @@ class Floor:
     @property
     def rounded(self) -> int:
         """How many of the prices may be rounded up."""
-        return len(self.copies) + len(self.later) + len(self.kept)
+        return len(self.copies) + len(self.later) + len(self.kept) + len(self.again)
 
     @cached_property
     def _alike(self) -> list[list["_Same"]]:

@@ -11,9 +11,11 @@ two readers there is one fork, and that is exact. With more there are two networ
 * ``bounds``: where the layouts that readers may ask for are few, the exact trees of ``sets``. Else a
   weighted mean over pairs of readers, each with a hub: no tree for all readers is cheaper than the tree
   for two of them. Plans in which such a mean missed much say which pairs count (``pairs``), and that exact
-  trees are worth larger tables. Where little is at stake, or the readers are very many, one hub, the first fork, and a
-  part of every reader's own moves from there, where the parts of any m - 1 of the m readers add up to at
-  most one (a fork has at least two branches, and each costs at least any of its ends).
+  trees are worth larger tables; or that the moves to the dearest reader alone say more (``dearest``). Exact trees as
+  well where memory that is priced keeps a copy for the last of three readers (``forks``). Where little is at stake, or
+  the readers are very many, one hub, the first fork, and a part of every reader's own moves from there, where the parts
+  of any m - 1 of the m readers add up to at most one (a fork has at least two branches, and each costs at least any of
+  its ends).
 
 Both begin without those values, as one network per block of equal layers (``blocks``), reduced as far as it goes; at
 last the blocks are put together, as often as they occur.
@@ -27,13 +29,15 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.planner.blocks import Block, Blocks
+from meshdsl.planner.dearest import add_dearest
 from meshdsl.planner.derived import Derived
 from meshdsl.planner.drawn import FORK, Drawn
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.extract import Choice
+from meshdsl.planner.forks import Readers, add_forks, entries
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
-from meshdsl.planner.pairs import hub_cost, parts, tree_cost, weighted_pairs
+from meshdsl.planner.pairs import dearest_cost, hub_cost, pairs_cost, parts, tree_cost, weighted_pairs
 from meshdsl.planner.paying import payers
 from meshdsl.planner.sets import add_sets, asked_for_by
 from meshdsl.planner.states import Left
@@ -43,6 +47,7 @@ LARGEST = 1 << 17  # entries that one step of reduction may touch
 _MANY = 6  # readers beyond which pairs are too many
 _LARGER, _MORE = 1 << 18, 1 << 23  # entries of the exact trees of a value that is worth more ...
 _ROOM = 1 << 26  # ... and of all of them, from which on no more are added
+_SPENT = 2e-2  # part of a plan's cost from which on moves of a value are not told apart, if its dearest ones count
 _MOST = 0.9  # of what values pay too little, for which they are worth more
 _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
 
@@ -166,9 +171,11 @@ class Joint(Drawn):
 
         def add(network: Network, value: int) -> None:
             nonlocal room
-            entries = self._sets(network, value, self._most(value, trees, missed if room > 0 else {}))
-            room -= entries if value in missed else 0
-            if not entries:
+            if self._forks(network, value, best):
+                return
+            size = self._sets(network, value, self._most(value, trees, missed if room > 0 else {}))
+            room -= size if value in missed else 0
+            if not size:
                 self._relaxed(network, value, best, missed.get(value, ()))
 
         keep = self.beside if trees else frozenset[int]()
@@ -188,14 +195,44 @@ class Joint(Drawn):
             network.reduce(LARGEST, block.touched | keep)
             yield block, network
 
+    def _forks(self, network: Network | None, value: int, best: Choice) -> bool:
+        """Whether a value has exact trees of three readers, for much is paid for what is kept of it; they are added."""
+        ends, again, closure = self._ends(value), self.model.prices.again, self.model.closure(value)
+        later = next((end for end in ends[1:] if end in again), None)
+        if later is None or closure.partial.any():
+            return False
+        price, meanwhile = again[later]
+        before = next(end for end in ends[1:] if end not in (later, meanwhile))
+        made, first, second, third = [(n, self.read((n, port))) for n, port in (ends[0], before, meanwhile, later)]
+        readers = Readers(made, first, second, third, price)
+        paid = float(self.model.scale.pack(np.asarray(price * closure.distances.bytes)))
+        worth = paid >= _STAKE * best.cost and entries(self._stars, value, readers) <= _MORE
+        if worth and network:
+            add_forks(network, self._stars, value, readers)
+        return worth
+
     def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
         ends = self._ends(value)
         if self._on_a_hub(value, best, missed):
             shares = parts(self.model, ends, best.rows)
             self._star(network, value, dict(zip(ends[1:], shares, strict=True)))
-        else:
+        elif not self._is_dear(value, best, missed) or not self._dearest(network, value, best):
             for pair, weight in weighted_pairs(self.model, value, ends, best.rows, missed).items():
                 self._star(network, value, dict.fromkeys(pair, 1.0), weight)
+
+    def _dearest(self, network: Network, value: int, best: Choice) -> int:
+        ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
+        return add_dearest(network, self._stars, value, ends, _SPENT * best.cost, _MORE)
+
+    def _is_dear(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
+        """Whether the dearest reader costs more than pairs do, in plans that say what counts."""
+        model, ends, plans = self.model, self._ends(value), (best.rows, *missed)
+        if not missed:
+            return False
+        pairs = weighted_pairs(model, value, ends, best.rows, missed)
+        return sum(dearest_cost(model, value, ends, rows) for rows in plans) > sum(
+            pairs_cost(model, value, ends[0], pairs, rows) for rows in plans
+        )
 
     def _on_a_hub(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
         """Whether a value has one hub, its readers being too many for pairs, or little at stake."""
@@ -219,7 +256,8 @@ class Joint(Drawn):
             copies, like = block.copies, rows.copy()
             like[copies[0]] = rows[copies[len(copies) // 2]]
             for value in wide:
-                if not self._has_sets(value, self._most(value, trees, missed)):
+                exact = self._forks(None, value, best) or self._has_sets(value, self._most(value, trees, missed))
+                if not exact:
                     yield self._missing(value, like, best, missed.get(value, ())) * len(copies), value, like
 
     def _missing(self, value: int, rows: Assignment, best: Choice, missed: Sequence[Assignment]) -> float:
@@ -229,9 +267,11 @@ class Joint(Drawn):
             return 0.0
         if self._on_a_hub(value, best, missed):
             least = hub_cost(model, value, ends, rows, parts(model, ends, best.rows))
+        elif self._is_dear(value, best, missed):
+            least = dearest_cost(model, value, ends, rows)
         else:
             pairs = weighted_pairs(model, value, ends, best.rows, missed)
-            least = sum(weight * tree_cost(model, value, [ends[0], *pair], rows) for pair, weight in pairs.items())
+            least = pairs_cost(model, value, ends[0], pairs, rows)
         return max(0.0, whole - least) * model.trips(value)
 
     def _most(self, value: int, trees: int, missed: Missed) -> int:

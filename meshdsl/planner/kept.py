@@ -18,8 +18,8 @@ class Kept:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._ports: dict[End, tuple[Value, int, list[int]]] = {}
-        self._known: dict[tuple[int, Edges, int, frozenset[int]], int] = {}  # elements
+        self._ports: dict[tuple[End, End | None], tuple[Value, int, int | None, list[int]]] = {}
+        self._known: dict[tuple[int, Edges, int, int | None, frozenset[int]], int] = {}  # elements
 
     def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
         """What a plan pays at the model's present prices for what is kept."""
@@ -35,26 +35,39 @@ class Kept:
           layouts: of the ports in a plan. edges: by value, its moves.
         """
         numbers = layouts.tolist()
-        return [self._least(end, numbers, edges) for end in ends]
+        return [self._least(end, None, numbers, edges) for end in ends]
 
-    def _least(self, end: End, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
-        model, (value, port, others) = self.model, self._ports.get(end) or self._of(end)
+    def besides(self, ends: Iterable[tuple[End, End]], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
+        """The same, but nothing where that copy may be the one that another reader takes meanwhile.
+
+        Args:
+          ends: of later readers, each with that of the other one.
+        """
+        numbers = layouts.tolist()
+        return [self._least(end, meanwhile, numbers, edges) for end, meanwhile in ends]
+
+    def _least(self, end: End, meanwhile: End | None, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
+        model, known = self.model, self._ports.get((end, meanwhile))
+        value, port, its, others = known or self._of(end, meanwhile)
         distances, moved = model.distances[value.id], edges.get(value.id, ())
-        key = id(distances), moved, layouts[port], frozenset([layouts[other] for other in others])
+        taken = None if its is None else layouts[its]
+        key = id(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
         if key not in self._known:
             space, sizes = distances.space, model.mesh.sizes_by_name
             way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}
             gone = {layout for other in key[-1] for layout in _back(space.layouts[other], way)}
-            there = _until(gone, _back(space.layouts[key[2]], way))
-            self._known[key] = min(prod(layout.local_shape(value.shape, sizes)) for layout in there)
+            there = list(_until(gone, _back(space.layouts[key[2]], way)))
+            free = taken is not None and space.layouts[taken] in there
+            self._known[key] = 0 if free else min(prod(layout.local_shape(value.shape, sizes)) for layout in there)
         return float(self._known[key] * value.itemsize)
 
-    def _of(self, end: End) -> tuple[Value, int, list[int]]:
-        """What a reader reads, the port that it is, and those of the others that read it; known from now on."""
+    def _of(self, end: End, meanwhile: End | None) -> tuple[Value, int, int | None, list[int]]:
+        """What is read, the ports of its reader, of the one that reads meanwhile, and of others; known from now on."""
         wiring = self.model.wiring
-        value = wiring.value(end)
+        value, its = wiring.value(end), meanwhile and wiring.port(meanwhile)
         port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
-        self._ports[end] = found = self.model.problem.numbers.value(value), port, [at for at in others if at != port]
+        found = self.model.problem.numbers.value(value), port, its, [at for at in others if at not in (port, its)]
+        self._ports[end, meanwhile] = found
         return found
 
 

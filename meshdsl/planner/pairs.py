@@ -42,6 +42,17 @@ def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -
     return tree(model.closure(value).costs, model.closure(value).inner, own, read)[0]
 
 
+def pairs_cost(model: Model, value: int, source: End, pairs: dict[tuple[End, End], float], rows: Assignment) -> float:
+    """What the moves of a value cost at least in a plan, once, as a mean over pairs of readers."""
+    return sum(weight * tree_cost(model, value, [source, *pair], rows) for pair, weight in pairs.items())
+
+
+def dearest_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
+    """What the moves of a value cost at least in a plan, once, if those to one reader count."""
+    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
+    return float(model.closure(value).costs[own, read].max())
+
+
 def hub_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment, shares: Sequence[float]) -> float:
     """What the moves of a value cost at least in a plan, once, if they fork at one hub and shares of the rest count."""
     own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)

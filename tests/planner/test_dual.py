@@ -1,5 +1,7 @@
 """Bounds that know the memory limit: what they price is there in every plan, and no plan that fits is below them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from meshdsl.planner import dual as dual_module
 from meshdsl.planner import fit as fit_module
 from meshdsl.planner import joint as joint_module
 from meshdsl.planner import search as search_module
+from meshdsl.planner.dearest import add_dearest
 from meshdsl.planner.dual import _Dual, begun, dual_bound
 from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
 from meshdsl.planner.fit import Fitter
@@ -22,12 +25,15 @@ from meshdsl.planner.floor import Floor
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.memory import Liveness
 from meshdsl.planner.model import Model
+from meshdsl.planner.network import Network
 from meshdsl.planner.placed import placed
 from meshdsl.planner.points import Points
 from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem, repin
 from meshdsl.planner.search import find
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.stars import Stars
+from meshdsl.planner.tree import tree
 from meshdsl.trace import trace
 from tests.planner.graphs import minimum, shape
 
@@ -66,6 +72,11 @@ def looped_step():
     return lambda x, w: jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0], (shape(64, 64),) * 2
 
 
+def thrice_step():
+    """A matrix that is read three times."""
+    return lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w) @ w, (shape(64, 64), shape(8, 64))
+
+
 def model_of(step, args, mesh, donated, **stated):
     program = trace(step, args)
     gone = frozenset(range(len(program.inputs) - 1)) if donated else frozenset()
@@ -81,7 +92,7 @@ def chains(graph, around=()):
             yield from chains(body, (*around, op))
 
 
-@pytest.mark.parametrize("made", [mixed_step, looped_step, gpt_step], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", [mixed_step, looped_step, thrice_step, gpt_step], ids=lambda made: made.__name__)
 @pytest.mark.parametrize("donated", [False, True])
 @pytest.mark.parametrize("topology", ["cpu", "tpu-v5e"])
 def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
@@ -132,8 +143,51 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
             model.prices = floor.prices(price)
             joint = Joint(model)
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
-            assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price)
+            assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price, plan)
             model.prices = Prices()
+
+
+def test_a_copy_that_is_kept_while_another_one_is_read_pays(monkeypatch):
+    """No more than is said of the plan, and more than without that copy; all other copies are counted besides."""
+    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    monkeypatch.setattr(joint_module, "_STAKE", 0)
+    model, pins = model_of(*thrice_step(), md.Mesh(x=8, topology="dgx-h100"), True)
+    evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
+    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    (floor,) = (f for chain in chains(model.problem.program.graph) if (f := Floor(model, pins.donated, chain)).again)
+    found = list[tuple[float, float]]()
+    for _ in range(100):
+        plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
+        least = list[float]()
+        for prices in (floor.prices(price), replace(floor.prices(price), again={})):
+            joint = Joint(model.at(prices))
+            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
+            least.append(minimum(joint.bounds(plan, 1 << 15).network, chosen))
+        assert least[1] <= least[0] <= _Dual(floor, (plan,), 0.0, True).paid(price, plan)
+        (kept,) = floor._smallest.besides(floor.again, model.ports.layouts(plan.rows), plan.edges)
+        found.append((kept, model.scale.seconds(least[0] - least[1]) / price))
+    whole = 64 * 64 * 4
+    assert {0, whole} <= {kept for kept, _ in found} and max(paid for _, paid in found) == pytest.approx(whole, 1e-3)
+
+
+@pytest.mark.parametrize("readers", [3, 5])
+def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
+    model, _ = model_of(lambda x: [x + i for i in range(1, 1 + readers)], (shape(64, 64),), md.Mesh(x=8), False)
+    (value,) = model.problem.program.graph.inputs
+    ends, closure = model.wiring.ends(value.id), model.closure(value.id)
+    assert len(ends) == readers + 1 and not closure.partial.all()
+    layouts = [np.arange(closure.active.size)] * len(ends)
+    network = Network(None, len(ends))
+    for n, read in enumerate(layouts):
+        network.put(n, np.zeros(read.size))
+    variables = list(zip(range(len(ends)), layouts, strict=True))
+    assert not add_dearest(network, Stars(model, network.derived), value.id, variables, 1e30, 10)
+    assert add_dearest(network, Stars(model, network.derived), value.id, variables, 1e30, 1 << 20)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        own, *read = chosen = rng.integers(closure.active.size, size=len(ends)).tolist()
+        cost, dearest = tree(closure.costs, closure.inner, own, read)[0], closure.costs[own, read].max()
+        assert dearest / 1.01 <= minimum(network.copy(), chosen) <= dearest <= cost
 
 
 @pytest.mark.parametrize("pairs", [True, False])
