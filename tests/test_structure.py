@@ -10,7 +10,15 @@ import meshdsl
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    ("meshdsl.errors", "meshdsl.globs", "meshdsl.units", "meshdsl.collector", "meshdsl.beside", "meshdsl.later"),
+    (
+        "meshdsl.errors",
+        "meshdsl.globs",
+        "meshdsl.units",
+        "meshdsl.collector",
+        "meshdsl.beside",
+        "meshdsl.later",
+        "meshdsl.once",
+    ),
     ("meshdsl.layouts", "meshdsl.pipeline"),
     ("meshdsl.simulated",),
     ("meshdsl.ir", "meshdsl.program_text"),

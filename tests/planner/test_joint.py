@@ -117,7 +117,7 @@ def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
     monkeypatch.setattr(joint_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
     model = many_readers(7)(ONE)
     joint, reference = Joint(model), Evaluator(model).evaluate(model.whole)
-    missed = dict.fromkeys(model.shared, (model.whole,))
+    missed = dict.fromkeys(model.read_by(2), (model.whole,))
     joint.bounds(reference, 0, missed)
     assert max(asked) > 0
     monkeypatch.setattr(joint_module, "_ROOM", 0)
