@@ -1,10 +1,13 @@
 """Numbers as arrays: of things, of those that occur, of those that are equal, of stretches."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from meshdsl.planner.exact import Ids
+
+T = TypeVar("T")
 
 _SPARSE = 16  # times as many numbers as there are places
 
@@ -19,6 +22,14 @@ def numbered(things: Iterable[Hashable]) -> Ids:
     every = list(things)
     known = {thing: i for i, thing in enumerate(dict.fromkeys(every))}
     return array(map(known.__getitem__, every))
+
+
+def interned(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
+    """A number for each thing, the same for equal ones, most of which are one of few objects; and what there is."""
+    found = list(things)
+    keys, known = list(map(id, found)), dict[T, int]()
+    number = {key: known.setdefault(thing, len(known)) for key, thing in dict(zip(keys, found, strict=True)).items()}
+    return array(map(number.__getitem__, keys)), tuple(known)
 
 
 def occurring(numbers: Ids) -> Ids:

@@ -240,14 +240,8 @@ class Model:
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run, given by its id."""
-        return self._trips[value]
-
-    @cached_property
-    def _trips(self) -> list[int]:
-        found = np.zeros(self.distances.of.size, dtype=np.intp)
-        found[self.wiring.values] = self.often
-        trips: list[int] = found.tolist()
-        return trips
+        numbers = self.problem.numbers
+        return int(numbers.trips[numbers.number(value)])
 
     def _table(self, kind: Kind) -> Table:
         key = (id(kind.rows), kind.shapes, kind.work)

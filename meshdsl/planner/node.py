@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.ir import Op, Program, Value
@@ -118,7 +118,7 @@ class Problem:
     unsent: Flags
     apart: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def numbers(self) -> Numbering:
         """Of the program."""
         return numbering_of(self.program.graph)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshdsl.ir import Graph, Literal, Op, Value
 from meshdsl.once import once
-from meshdsl.planner.arrays import array, stretches
+from meshdsl.planner.arrays import array, interned, stretches
 from meshdsl.planner.exact import Ids
 
 Flags = NDArray[np.bool_]
@@ -173,11 +173,11 @@ class Numbering:
 
     @cached_property
     def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:
-        return _said(self.values, "shape")
+        return interned(map(attrgetter("shape"), self.values))
 
     @cached_property
     def _dtypes(self) -> tuple[Ids, tuple[Any, ...]]:
-        return _said(self.values, "dtype")
+        return interned(map(attrgetter("dtype"), self.values))
 
     @cached_property
     def trips(self) -> Ids:
@@ -245,12 +245,3 @@ def named(graph: Graph, *names: str) -> list[Op]:
     """The operations of these names, in the graph and its bodies."""
     numbers = numbering_of(graph)
     return [op for at in np.flatnonzero(numbers.named(names)).tolist() if (op := numbers.ops[at])]
-
-
-def _said(values: list[Value], name: str) -> tuple[Ids, tuple[Any, ...]]:
-    """Per value, the number of what it has under a name, and what there is."""
-    found = list(map(attrgetter(name), values))
-    keys = list(map(id, found))  # most are one of few objects
-    known: dict[Any, int] = {}
-    number = {key: known.setdefault(each, len(known)) for key, each in dict(zip(keys, found, strict=True)).items()}
-    return array(map(number.__getitem__, keys)), tuple(known)

@@ -16,6 +16,7 @@ from meshdsl.pins import make_pins
 from meshdsl.planner import dual as dual_module
 from meshdsl.planner import fit as fit_module
 from meshdsl.planner import joint as joint_module
+from meshdsl.planner import many as many_module
 from meshdsl.planner import search as search_module
 from meshdsl.planner.dearest import add_dearest
 from meshdsl.planner.dual import _Dual, begun, dual_bound
@@ -150,7 +151,7 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
 def test_a_copy_that_is_kept_while_another_one_is_read_pays(monkeypatch):
     """No more than is said of the plan, and more than without that copy; all other copies are counted besides."""
     monkeypatch.setattr(joint_module, "LARGEST", 0)
-    monkeypatch.setattr(joint_module, "_STAKE", 0)
+    monkeypatch.setattr(many_module, "_STAKE", 0)
     model, pins = model_of(*thrice_step(), md.Mesh(x=8, topology="dgx-h100"), True)
     evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]

@@ -5,6 +5,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.planner import joint as joint_module
+from meshdsl.planner import many as many_module
 from meshdsl.planner.extract import Evaluator
 from meshdsl.planner.joint import Joint
 from meshdsl.planner.model import Model
@@ -38,7 +39,7 @@ def _any(rng, joint):
 @pytest.mark.parametrize("readers", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("stake", [0.0, 1e9], ids=["pairs", "first forks"])
 def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeypatch, mesh, readers, stake):
-    monkeypatch.setattr(joint_module, "_STAKE", stake)
+    monkeypatch.setattr(many_module, "_STAKE", stake)
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model = many_readers(readers)(mesh)
     joint, evaluator = Joint(model), Evaluator(model)
@@ -70,9 +71,9 @@ def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, read
 @pytest.mark.parametrize("readers", [3, 4, 5])
 def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, more):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
-    monkeypatch.setattr(joint_module, "_STAKE", 0.0)
-    monkeypatch.setattr(joint_module, "_MORE", more)
-    monkeypatch.setattr(joint_module, "_LARGER", more)
+    monkeypatch.setattr(many_module, "_STAKE", 0.0)
+    monkeypatch.setattr(many_module, "_MORE", more)
+    monkeypatch.setattr(many_module, "_LARGER", more)
     model = many_readers(readers)(TWO)
     joint, evaluator = Joint(model), Evaluator(model)
     rng = np.random.default_rng(readers)
@@ -113,8 +114,8 @@ def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(m
 
 
 def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
-    asked, add = [], joint_module.add_sets
-    monkeypatch.setattr(joint_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
+    asked, add = [], many_module.add_sets
+    monkeypatch.setattr(many_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
     model = many_readers(7)(ONE)
     joint, reference = Joint(model), Evaluator(model).evaluate(model.whole)
     missed = dict.fromkeys(model.read_by(2), (model.whole,))
