@@ -1,7 +1,7 @@
 """From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.rule import Signature
-from meshdsl.planner.arrays import array, grouped, numbered
+from meshdsl.planner.arrays import array, equal, grouped, numbered
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Costs
 from meshdsl.planner.kept import Kept
@@ -102,19 +102,23 @@ class Evaluator:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
         if self.model.every_state and len(self.model.wide) <= 2:  # there is no other
             return choice
-        model, asked = self.model, defaultdict[Distances, set[tuple[int, int]]](set)
-        for value, edges in choice.edges.items():
-            asked[model.distances[value]].update(edges)
+        ways = list(self._ways(choice.edges))
+        asked = defaultdict[Distances, set[tuple[int, int]]](set)
+        for distances, edges, _ in ways:
+            asked[distances].update(edges)
         for distances, moves in asked.items():
             self._price(distances, moves - self._exact[distances].keys())
-        total = self._alone(choice.rows)
-        sums: dict[tuple[Distances, Edges], float] = {}
-        for value, edges in choice.edges.items():
-            key = model.distances[value], edges
-            if key not in sums:
-                sums[key] = sum(map(self._exact[key[0]].__getitem__, edges))
-            total += sums[key] * model.trips(value)
-        return Choice(choice.rows, total, choice.edges)
+        moved = (sum(map(self._exact[distances].__getitem__, edges)) * trips for distances, edges, trips in ways)
+        return Choice(choice.rows, self._alone(choice.rows) + sum(moved), choice.edges)
+
+    def _ways(self, moved: Mapping[int, Edges]) -> Iterator[tuple[Distances, Edges, int]]:
+        """How values are moved, those together that have equal layouts and are moved alike, and how often in all."""
+        model, numbers, every = self.model, self.model.problem.numbers, list(moved.values())
+        values = array(moved)
+        spaces, trips = model.distances.of[values], numbers.trips[numbers.of(moved)]
+        for alike in grouped(equal((spaces, numbered(map(id, every))))):  # those that lead alike are mostly one object
+            first = int(alike[0])
+            yield model.distances.every[spaces[first]], every[first], int(trips[alike].sum())
 
     def _price(self, distances: Distances, moves: Iterable[tuple[int, int]]) -> None:
         """Work out the cheapest ways of moves between numbered layouts."""
