@@ -82,10 +82,10 @@ def peers() -> Iterator[Row]:
     for name in FAMILIES:
         for mesh in MESHES[:2]:
             plan = planned(traced(name), mesh)
-            row: Row = {"name": name, "mesh": mesh, "ours": [plan.cost, _sent(plan, plan.choice)]}
+            row: Row = {"name": name, "mesh": mesh, "ours": [plan.cost, sent_by(plan, plan.choice)]}
             for peer, choose in PEERS.items():
                 found = choose(plan.model)
-                row[peer] = [plan.model.scale.seconds(found.cost), _sent(plan, found)]
+                row[peer] = [plan.model.scale.seconds(found.cost), sent_by(plan, found)]
             yield row
 
 
@@ -132,10 +132,10 @@ def _facts(plan: Planned) -> Row:
     return {"equations": plan.equations, "cost": plan.cost, "gap": plan.gap, "seconds": plan.seconds}
 
 
-def _sent(plan: Planned, choice: Choice) -> float:
+def sent_by(plan: Planned, choice: Choice) -> float:
     """Bytes per device and step."""
     peak = Fitter(plan.model, plan.pins).peak(choice)
-    solution = written(plan.model, plan.pins, choice, peak, plan.bound)
+    solution = written(plan.model, plan.pins, choice, peak)
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 
 

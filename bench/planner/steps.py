@@ -49,7 +49,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 
 def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
-    plans = _planned(program, mesh)
+    plans = plans_of(program, mesh)
     devices, leaves = device_mesh(mesh), [filled(x) for x in jax.tree.leaves(program.args)]
     runs = {who: _run(Executable(traced, plan, devices), leaves) for who, (traced, plan) in plans.items()}
     sent: dict[str, float] = {who: plan.bytes for who, (_, plan) in plans.items()}
@@ -63,15 +63,15 @@ def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
     return found
 
 
-def _planned(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
+def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
     """The traced program and its plan, by who chose."""
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, rules=Rules.of(program.rules))
     model = Model(make_problem(traced, mesh, pins))
-    ours, bound = search(model)
+    ours, _ = search(model)
     choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
     peaks = {who: Fitter(model, pins).peak(choice) for who, choice in choices.items()}
-    solutions = {who: written(model, pins, choice, peaks[who], bound) for who, choice in choices.items()}
+    solutions = {who: written(model, pins, choice, peaks[who]) for who, choice in choices.items()}
     return {who: (traced, build_plan(traced, solution, pins)) for who, solution in solutions.items()}
 
 

@@ -2,7 +2,11 @@
 
 import pytest
 
+import meshdsl as md
+from bench.planner.cases import planned, stated, traced
 from bench.planner.peers import axis_by_axis, by_names, greedy
+from bench.planner.run import sent_by
+from bench.planner.steps import PEERS, plans_of
 from meshdsl.planner.search import search
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of
 
@@ -21,3 +25,12 @@ def test_no_peer_is_better_than_the_planner(choose, name, mesh):
 def test_without_sharing_and_on_one_axis_the_integer_program_is_the_optimum():
     model = problem_of("two layers", ONE)
     assert axis_by_axis(model).cost == exhaustive(model)
+
+
+def test_the_parts_of_the_benchmark_that_compare_plans_run_on_small_steps():
+    plan = planned(traced("mlp"), "data=2,model=2")
+    others = {who: sent_by(plan, choose(plan.model)) for who, choose in PEERS.items()}
+    assert sent_by(plan, plan.choice) < others["greedy"]
+    plans = plans_of(stated("mlp"), md.Mesh(data=2, model=2))
+    assert plans.keys() == {"ours", *PEERS}
+    assert all(plan.seconds >= plans["ours"][1].seconds > 0 for _, plan in plans.values())
