@@ -37,14 +37,14 @@ def greedy(model: Model) -> Choice:
 
 
 def _greedy(model: Model, free: bool) -> Choice:
-    rows, own = model.whole.copy(), {}
+    rows, own, problem = model.whole.copy(), {}, model.problem
     for n, node in enumerate(model.nodes):
         states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
         for p, port in enumerate(node.ports):
             v = port.value.id
             if not port.defines and v in own:
                 cost += model.closure(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
-        made = any(port.defines and port.value.id in model.problem.unsent for port in node.ports)
+        made = any(port.defines and problem.unsent[problem.numbers.number(port.value.id)] for port in node.ports)
         if (free or not made) and (node.op is not None or not node.ports[0].defines):
             rows[n] = states[int(cost.argmin())]
         for p, port in enumerate(node.ports):
