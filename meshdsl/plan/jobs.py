@@ -210,7 +210,7 @@ def _trips(op: Op) -> Iterator[Sequence[int]]:
     """The trips of a loop, those that are taken as one together."""
     length, nested = op.params["length"], any(inner.name in LOOPS for inner in op.bodies[0].ops)
     if not nested or length <= 2 * _AROUND + 1:
-        size = -(-length // _MOST)
+        size = max(1, -(-length // _MOST))
         yield from (range(i, min(i + size, length)) for i in range(0, length, size))
         return
     yield from ([i] for i in range(_AROUND))

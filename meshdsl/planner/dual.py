@@ -156,12 +156,23 @@ class _Dual:
         return found
 
     def _bound(self, price: float, last: bool = True) -> tuple[float, Certificate]:
-        """In exact costs, rounded down, and what proves it; with less work if more prices follow."""
+        """In exact costs, rounded down, and what proves it; with less work if more prices follow.
+
+        The network is tight around the cheapest plan known at the price; a quick one also around the plan that fits.
+        """
         self.model.focus()
-        model, paid, near = self.model.at(self.floor.prices(price)), *self._cheapest(price)
+        model = self.model.at(self.floor.prices(price))
         joint = self.joint.priced(model) if self.joint else Joint(model)
-        certificate = self._raised(Certificate(joint, Choice(near.rows, paid, {}), FIRST_TREES, self._missed), last)
-        least = min(paid, certificate.bound) if is_light(certificate) else 0.0
+        found = list[tuple[float, Certificate]]()
+        for plan in self._cheapest(price):
+            paid = self.paid(price, plan)
+            certificate = Certificate(joint, Choice(plan.rows, paid, {}), FIRST_TREES, self._missed)
+            quick = certificate.work <= _LARGEST
+            certificate = self._raised(certificate, last)
+            found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
+            if not quick:
+                break
+        least, certificate = max(found, key=lambda each: each[0])
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
 
     def _raised(self, certificate: Certificate, last: bool) -> Certificate:
@@ -172,10 +183,10 @@ class _Dual:
             raised(certificate)
         return redrawn(certificate) if self._rounds and self.is_small else certificate
 
-    def _cheapest(self, price: float) -> tuple[float, Choice]:
-        """The least that a known plan costs at a price, and which one that is; of a large step, the one that fits."""
-        plans = self._plans if self.is_small else [self.choice]
-        return min(((self.paid(price, plan), plan) for plan in plans), key=lambda found: found[0])
+    def _cheapest(self, price: float) -> list[Choice]:
+        """The plan known that costs least at a price, and the one that fits; of a large step the latter alone."""
+        near = min([self.choice, *self._plans], key=lambda plan: self.paid(price, plan))
+        return [self.choice] if near is self.choice or not self.is_small else [near, self.choice]
 
     def paid(self, price: float, plan: Choice) -> float:
         """What a plan costs in the network at most, where every term is rounded by itself."""

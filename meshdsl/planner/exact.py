@@ -39,3 +39,8 @@ class Scale:
     def seconds(self, cost: float) -> float:
         """The seconds of a cost, ties left out."""
         return float(cost // TIES) * self.unit
+
+
+def times(costs: Costs, count: float) -> Costs:
+    """Costs, so many times; what cannot be had stays infinite where it is needed no time."""
+    return np.asarray(costs * count if count else np.where(np.isfinite(costs), 0.0, costs))

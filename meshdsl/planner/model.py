@@ -21,7 +21,7 @@ from meshdsl.planner.clock import Clock
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.closures import Closures
 from meshdsl.planner.distances import Distances, Hidden
-from meshdsl.planner.exact import Costs, Ids, Scale
+from meshdsl.planner.exact import Costs, Ids, Scale, times
 from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, near
 from meshdsl.planner.node import Kind, Problem
@@ -105,7 +105,8 @@ class Model:
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
         self.units = each(self._unit)
-        self.whole: Assignment = np.array(each(lambda n: first_allowed(self.tables[n], self.allowed[n])), dtype=np.intp)
+        first = each(lambda n: first_allowed(self.tables[n], self.allowed[n]))
+        self.whole: Assignment = np.array(first, dtype=np.intp).reshape(-1, self.width)
         self._begin()
 
     def _begin(self) -> None:
@@ -193,7 +194,7 @@ class Model:
         stated = (node.pin, node.split, node.asked) if allowed is not None else ()
         key = (id(table), node.trips, stated)
         if key not in self._known_units:
-            cost = self.scale.pack(table.seconds * node.trips)
+            cost = self.scale.pack(times(table.seconds, node.trips))
             self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._known_units[key]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.closure import Closure
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.exact import Costs, Ids, Ints
+from meshdsl.planner.exact import Costs, Ids, Ints, times
 from meshdsl.planner.network import Network
 
 _BITS = 62  # layouts in all
@@ -39,7 +39,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     layouts, sets = found
 
     def trees(own: Ids, sets: Ints) -> Costs:
-        return tree_costs(closure.costs, closure.inner, layouts, sets)[:, own].T * trips
+        return times(tree_costs(closure.costs, closure.inner, layouts, sets)[:, own].T, trips)
 
     def held(sets: Ints, read: Ids) -> Costs:
         return np.where(holds(layouts, sets, read), 0.0, np.inf)

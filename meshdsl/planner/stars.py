@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.derived import Derived
-from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.exact import Costs, Ids, times
 from meshdsl.planner.model import Model
 from meshdsl.planner.network import Network
 
@@ -28,7 +28,9 @@ class Stars:
         """Cost of moving ``value`` from each of some layouts to each of others, to stay there or to go on (inner)."""
         closure, weight = self.model.closure(value), self.model.trips(value) * part
         how = ("moves", closure.number, weight, inner)
-        made: Costs = self.derived.get(how, (sources, targets), lambda a, b: closure.between(a, b, inner) * weight)
+        made: Costs = self.derived.get(
+            how, (sources, targets), lambda a, b: times(closure.between(a, b, inner), weight)
+        )
         return made
 
     def new(self, network: Network, value: int, after: int) -> int:
@@ -49,7 +51,7 @@ class Stars:
         closure, copies = self.model.closure(value), self._copies(value)
 
         def make(at: Ids, forks: Ids) -> Costs:
-            return np.hstack([closure.between(at, forks, True), closure.between(at, copies)]) * weight
+            return times(np.hstack([closure.between(at, forks, True), closure.between(at, copies)]), weight)
 
         weight *= self.model.trips(value)
         made: Costs = self.derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
@@ -87,8 +89,7 @@ class Stars:
         closure, trips = self.model.closure(value), self.model.trips(value)
 
         def make(inner: Costs, costs: Costs) -> Costs:
-            there, held = inner * trips, self._paid(value, price)
-            onward = costs * trips
+            there, onward, held = times(inner, trips), times(costs, trips), self._paid(value, price)
             least = onward + held
             for m in closure.fitting:
                 np.minimum(least, there[:, m, None] + (held[m] + onward[m])[None], out=least)

@@ -33,6 +33,7 @@ from meshdsl.planner.prices import Prices
 from meshdsl.planner.problem import make_problem, repin
 from meshdsl.planner.search import find
 from meshdsl.planner.solution import Pins
+from meshdsl.planner.solve import solve
 from meshdsl.planner.stars import Stars
 from meshdsl.planner.tree import tree
 from meshdsl.trace import trace
@@ -279,3 +280,11 @@ def test_what_memory_holds_at_least_is_known_under_other_pins():
         other = anew.floor(op)
         assert [floor.bytes(plan) for plan in plans] == [other.bytes(plan) for plan in plans]
         assert floor.kept_at(1.0) == other.kept_at(1.0)
+
+
+def test_the_bound_is_no_looser_where_another_plan_is_the_cheapest_at_its_price():
+    """A network that is tight around that plan alone proves half of this."""
+    program = trace(lambda x: (x * x, x @ x, x + x), (shape(8, 8),))
+    mesh = md.Mesh(x=2, y=2, z=2, topology="cpu")
+    found = solve(program, mesh, make_pins(program, mesh), 489.6)
+    assert 0.2 * found.seconds < found.lower_bound <= found.seconds
