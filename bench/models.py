@@ -72,7 +72,7 @@ def measure(name: str) -> tuple[object, ...]:
     _, plan = making.plan(turned)
     times.append(time.perf_counter())
     seconds = (f"{b - a:.1f}" for a, b in pairwise(times))
-    figures = seconds_text(plan.seconds), f"{plan.gap:.1%}", bytes_text(plan.memory), bytes_text(plan.bytes)
+    figures = seconds_text(plan.seconds), f"{plan.gap:.2%}", bytes_text(plan.memory), bytes_text(plan.bytes)
     return case.model, mesh, sum(plan.operations.values()), *seconds, *figures
 
 

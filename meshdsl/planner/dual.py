@@ -158,7 +158,8 @@ class _Dual:
     def _bound(self, price: float, last: bool = True) -> tuple[float, Certificate]:
         """In exact costs, rounded down, and what proves it; with less work if more prices follow.
 
-        The network is tight around the cheapest plan known at the price; a quick one also around the plan that fits.
+        The network is tight around the cheapest plan known at the price; if that leaves much open, and rounds are
+        quick, around the plan that fits as well.
         """
         self.model.focus()
         model = self.model.at(self.floor.prices(price))
@@ -170,7 +171,7 @@ class _Dual:
             quick = certificate.work <= _LARGEST
             certificate = self._raised(certificate, last)
             found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
-            if not quick:
+            if not (quick and self._rounds) or certificate.gap <= _MORE:
                 break
         least, certificate = max(found, key=lambda each: each[0])
         return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
