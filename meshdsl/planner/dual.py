@@ -39,10 +39,8 @@ _MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of 
 _WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
 _LARGEST, _LARGER = 2_000_000, 200_000_000  # entries of a network that is taken through rounds, and of a small step's
 _WORK, _LESS = 48_000_000_000, 18_000_000_000  # entries that may be touched at the last price, and at those before
-_ALIKE, _SAME = (
-    0.1,
-    2e-2,
-)  # part of a price by which another one is nearly the same, and so much so that it says as much
+_ALIKE = 0.1  # part of a price by which another one is nearly the same
+_SAME = 2e-2  # part by which it says as much
 
 
 class Begun(NamedTuple):

@@ -49,7 +49,7 @@ class Fitter:
     def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
-        self.weigher: Weigher = Weigher(self.evaluator, pins.donated, like.weigher if like else None)
+        self.weigher = Weigher(self.evaluator, pins.donated)
         self.points: Points = Points(model, pins.donated, like.points if like else None)
         self.price: float = like.price if like else 0.0  # the last one
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made

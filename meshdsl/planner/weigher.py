@@ -20,12 +20,11 @@ class Weigher:
     Args:
       evaluator: of the model.
       donated: positions of the inputs that are given up.
-      like: of the same program, under other pins.
     """
 
-    def __init__(self, evaluator: Evaluator, donated: frozenset[int], like: "Weigher | None" = None) -> None:
+    def __init__(self, evaluator: Evaluator, donated: frozenset[int]) -> None:
         self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
-        self._placer: Placer = Placer(self.model)
+        self._placer = Placer(self.model)
         self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
         self._latest: tuple[Choice, Liveness] | None = None
 
