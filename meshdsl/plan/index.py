@@ -9,6 +9,7 @@ from meshdsl.ir import Graph, Op, Value, walk
 from meshdsl.once import once
 from meshdsl.plan.places import Places
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.numbering import numbering_of
 
 
@@ -23,7 +24,7 @@ class Index:
     def __init__(self, graph: Graph) -> None:
         self.ops = [(None if home is graph else home, op) for home, op in walk(graph)]
         self.order = {op.id: i for i, (_, op) in enumerate(self.ops)}
-        sources = {id(op.source): op.source for _, op in self.ops}  # most are one of few objects
+        sources = {identity(op.source): op.source for _, op in self.ops}  # most are one of few objects
         self.sources = list(dict.fromkeys(sources.values()))
         self.places = Places(self.sources)
         self._numbers = numbers = numbering_of(graph)

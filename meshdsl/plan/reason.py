@@ -15,6 +15,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import Partial, Split
 from meshdsl.plan.index import index_of
+from meshdsl.planner.identity import identity
 from meshdsl.planner.solution import Solution
 
 
@@ -86,9 +87,9 @@ class Reasons:
         return made if maker is None else f"result of {made}"
 
     def _change(self, move: Move) -> str:
-        if id(move) not in self._changes:
-            self._changes[id(move)] = _change(move)
-        return self._changes[id(move)]
+        if identity(move) not in self._changes:
+            self._changes[identity(move)] = _change(move)
+        return self._changes[identity(move)]
 
     def _need(self, reader: Op) -> str:
         if reader.name == "return":

@@ -11,6 +11,7 @@ from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.rule import Signature
 from meshdsl.plan.reason import Reasons
 from meshdsl.planner.costs import tensors
+from meshdsl.planner.identity import identity
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.solution import Solution
 from meshdsl.planner.tables import work_seconds
@@ -41,7 +42,7 @@ class Work:
         return found
 
     def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        key = (self._kinds.number(op), *map(id, rows))
+        key = (self._kinds.number(op), *map(identity, rows))
         if key not in self._known:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))

@@ -6,6 +6,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ def numbered(things: Iterable[Hashable]) -> Ids:
 def interned(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
     """A number for each thing, the same for equal ones, most of which are one of few objects; and what there is."""
     found = list(things)
-    keys, known = list(map(id, found)), dict[T, int]()
+    keys, known = list(map(identity, found)), dict[T, int]()
     number = {key: known.setdefault(thing, len(known)) for key, thing in dict(zip(keys, found, strict=True)).items()}
     return array(map(number.__getitem__, keys)), tuple(known)
 

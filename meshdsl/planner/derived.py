@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.identity import identity
 
 
 class Derived:
@@ -20,7 +21,7 @@ class Derived:
 
     def get(self, how: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
         """``make(*sources)``, remembered under ``how`` and the sources."""
-        key = (how, *map(id, sources))
+        key = (how, *map(identity, sources))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (make(*sources), sources)
@@ -39,7 +40,7 @@ class Derived:
     def turned(self, table: Costs) -> Costs:
         """The transpose; turned twice, the array itself."""
         other: Costs = self.get("turned", (table,), np.transpose)
-        self._known["turned", id(other)] = (table, (other,))
+        self._known["turned", identity(other)] = (table, (other,))
         return other
 
 

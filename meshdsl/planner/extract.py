@@ -15,6 +15,7 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.planner.arrays import array, equal, grouped, numbered
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Costs
+from meshdsl.planner.identity import identity
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.numbering import Reading
@@ -38,7 +39,7 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        numbers = numbered(map(id, model.units))
+        numbers = numbered(map(identity, model.units))
         alike = grouped(numbers)
         self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
         self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
@@ -116,7 +117,8 @@ class Evaluator:
         model, numbers, every = self.model, self.model.problem.numbers, list(moved.values())
         values = array(moved)
         spaces, trips = model.distances.of[values], numbers.trips[numbers.of(moved)]
-        for alike in grouped(equal((spaces, numbered(map(id, every))))):  # those that lead alike are mostly one object
+        ways = numbered(map(identity, every))  # those that lead alike are mostly one object
+        for alike in grouped(equal((spaces, ways))):
             first = int(alike[0])
             yield model.distances.every[spaces[first]], every[first], int(trips[alike].sum())
 

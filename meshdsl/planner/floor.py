@@ -30,6 +30,7 @@ from meshdsl.planner.arrays import array, equal, first_of, grouped, numbered
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
+from meshdsl.planner.identity import identity
 from meshdsl.planner.kept import Kept
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.places import places_of
@@ -143,7 +144,7 @@ class Floor:
     def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
         model, wiring = self.model, self.model.wiring
         nodes, ports = array(chain.from_iterable(ends)).reshape(-1, 2).T
-        tables = first_of(numbered(map(id, model.tables)))
+        tables = first_of(numbered(map(identity, model.tables)))
         least = np.array([distances.least_bytes for distances in model.distances.every])
         for some in grouped(equal((tables[nodes], ports))):
             end, at = ends[int(some[0])], wiring.first[nodes[some]] + ports[some]
@@ -152,7 +153,7 @@ class Floor:
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
         table, value = self.model.tables[end[0]], self._value(end)
-        key = (id(table), end[1])
+        key = (identity(table), end[1])
         if key not in self._known:
             split = table.codes[end[1]] < len(value.shape)
             self._known[key] = np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))

@@ -138,8 +138,8 @@ class Joint(Many):
 
     def _add_plans(self) -> Callable[[Network, int], None]:
         """How values of many readers are added to the network of plans."""
-        cheapest = {id(states): float(states.cost.min()) for states in dict.fromkeys(self.states)}
-        least = sum([cheapest[id(states)] for states in self.states])
+        cheapest = {states: float(states.cost.min()) for states in dict.fromkeys(self.states)}
+        least = sum([cheapest[states] for states in self.states])
 
         def add(network: Network, value: int) -> None:
             source, *readers = self._ends(value)

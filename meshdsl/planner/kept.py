@@ -8,6 +8,7 @@ import numpy as np
 from meshdsl.ir import Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tree import Edges, moves_of
 from meshdsl.planner.wiring import End
@@ -51,7 +52,7 @@ class Kept:
         value, port, its, others = known or self._of(end, meanwhile)
         distances, moved = model.distances[value.id], edges.get(value.id, ())
         taken = None if its is None else layouts[its]
-        key = id(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
+        key = identity(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
         if key not in self._known:
             space, sizes = distances.space, model.mesh.sizes_by_name
             way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}

@@ -18,6 +18,7 @@ from meshdsl.layouts.rule import Signature
 from meshdsl.planner.arrays import array, numbered
 from meshdsl.planner.costs import Work, tensors, work_of, written
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.node import Kind, Rows, shapes_of
 from meshdsl.planner.numbering import Flags, Numbering, numbering_of
 from meshdsl.rules import asked_rows_of, rows_of
@@ -146,7 +147,7 @@ def _literal(x: Literal) -> Hashable:
     try:
         hash(said)
     except TypeError:
-        return id(x)
+        return identity(x)
     return said
 
 

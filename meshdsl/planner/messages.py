@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.network import Network
 from meshdsl.planner.packed import Packed, alone, offsets
 
@@ -163,9 +164,9 @@ def cap(network: Network, limit: float) -> None:
     known: dict[int, Costs] = {}  # equal tables stay one
 
     def capped(table: Costs) -> Costs:
-        if id(table) not in known:
-            known[id(table)] = np.minimum(table, limit)
-        return known[id(table)]
+        if identity(table) not in known:
+            known[identity(table)] = np.minimum(table, limit)
+        return known[identity(table)]
 
     for v, near in network.near.items():
         network.unary[v] = capped(network.unary[v])

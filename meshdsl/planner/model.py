@@ -22,6 +22,7 @@ from meshdsl.planner.closure import Closure
 from meshdsl.planner.closures import Closures
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Costs, Ids, Scale, times
+from meshdsl.planner.identity import identity
 from meshdsl.planner.layers import Layers, layers_of
 from meshdsl.planner.near import Axes, Groups, near
 from meshdsl.planner.node import Kind, Problem
@@ -160,14 +161,14 @@ class Model:
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""
         unit = self.units[n]
-        if id(unit) not in self._finite:
-            self._finite[id(unit)] = np.argwhere(np.isfinite(unit))
-        return self._finite[id(unit)]
+        if identity(unit) not in self._finite:
+            self._finite[identity(unit)] = np.argwhere(np.isfinite(unit))
+        return self._finite[identity(unit)]
 
     def _left(self, n: int, groups: Groups, around: State) -> Assignment:
         """Those of them near a state."""
         every = self._every(n)
-        key = (id(every), groups, around)
+        key = (identity(every), groups, around)
         if key not in self._states:
             self._states[key] = every[near(every, groups, np.array(around))]
         return self._states[key]
@@ -192,7 +193,7 @@ class Model:
         """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
         stated = (node.pin, node.split, node.asked) if allowed is not None else ()
-        key = (id(table), node.trips, stated)
+        key = (identity(table), node.trips, stated)
         if key not in self._known_units:
             cost = self.scale.pack(times(table.seconds, node.trips))
             self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
@@ -245,7 +246,7 @@ class Model:
         return int(numbers.trips[numbers.number(value)])
 
     def _table(self, kind: Kind) -> Table:
-        key = (id(kind.rows), kind.shapes, kind.work)
+        key = (identity(kind.rows), kind.shapes, kind.work)
         if key not in self._tables:
             self._tables[key] = make_table(kind.rows, kind.shapes, kind.work, self.mesh)
         return self._tables[key]

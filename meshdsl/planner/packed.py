@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.arrays import array, occurring
 from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.network import Network, Stamp
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class _Tables:
 
     def number(self, table: Costs) -> int:
         """The number of a table."""
-        found = self._numbers.setdefault(id(table), len(self._tables))
+        found = self._numbers.setdefault(identity(table), len(self._tables))
         if found == len(self._tables):
             self._tables.append(table)
         return found

@@ -6,6 +6,7 @@ import numpy as np
 
 from meshdsl.planner.arrays import array, grouped
 from meshdsl.planner.exact import TIES, Costs
+from meshdsl.planner.identity import identity
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.tables import per_axis
 
@@ -22,7 +23,7 @@ def terms(model: Model, n: int) -> Hashable:
     own, held, wiring = model.prices.own, model.prices.held, model.wiring
     made = tuple([(p, own[value]) for p, value in wiring.makes(n) if value in own])
     there = [(p, *held[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in held]
-    return made, tuple([(p, price, id(share)) for p, price, share in there])
+    return made, tuple([(p, price, identity(share)) for p, price, share in there])
 
 
 def paid(model: Model, n: int) -> Costs:

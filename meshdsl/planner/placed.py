@@ -18,6 +18,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.move import Move
 from meshdsl.planner.arrays import array
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.numbering import Reading
 from meshdsl.planner.timeline import Room, Timeline, timeline_of
 
@@ -125,9 +126,9 @@ def placed(
 
     def numbers(of: Iterable[Layout]) -> Ids:
         found = list(of)
-        once = {id(layout): layout for layout in found}  # most are one of few objects
+        once = {identity(layout): layout for layout in found}  # most are one of few objects
         number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in once.items()}
-        return array(map(number.__getitem__, map(id, found)))
+        return array(map(number.__getitem__, map(identity, found)))
 
     made, read = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, readings))
     ends = numbers(move.before for _, move in moves), numbers(move.after for _, move in moves)

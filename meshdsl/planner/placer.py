@@ -11,6 +11,7 @@ import numpy as np
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.arrays import array, numbered
 from meshdsl.planner.extract import Choice, moves_along
+from meshdsl.planner.identity import identity
 from meshdsl.planner.model import Model
 from meshdsl.planner.placed import Moved, Placed
 from meshdsl.planner.timeline import timeline_of
@@ -41,7 +42,7 @@ class Placer:
     def _moved(self, choice: Choice) -> Moved:
         """The moves of a plan."""
         values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self.values]
-        ways = numbered(map(id, choice.edges.values()))  # those that lead alike are mostly one object
+        ways = numbered(map(identity, choice.edges.values()))  # those that lead alike are mostly one object
         alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
         moved = list(choice.edges.items())
         ends = [array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
@@ -53,7 +54,7 @@ class Placer:
 
     def _ends(self, value: int, edges: Edges) -> list[tuple[int, int]]:
         """The layouts between which a value is moved, by number."""
-        key = id(self.model.distances[value]), edges
+        key = identity(self.model.distances[value]), edges
         if key not in self._known:
             moves = moves_along(self.model, value, edges)
             self._known[key] = [(self._number(move.before), self._number(move.after)) for move in moves]

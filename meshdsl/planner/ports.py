@@ -16,6 +16,7 @@ from meshdsl.layouts.space import Space
 from meshdsl.planner.arrays import array, equal, grouped, numbered, occurring, stretches
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.tables import Table
 from meshdsl.planner.wiring import Wiring
 
@@ -104,21 +105,21 @@ class Ports:
         for ports in grouped(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
             found = distances[self._spaces[ports[0]]]
             table = found.ids(orders[wiring.nodes[ports[0]]])
-            if id(table) not in tables:
-                tables[id(table)] = table, size
+            if identity(table) not in tables:
+                tables[identity(table)] = table, size
                 size += table.size
             if found.space not in spaces:
                 spaces[found.space] = len(self._all)
                 self._all += found.space.layouts
-            self._looked_up[ports], self._bases[ports] = tables[id(table)][1], max(table.shape, default=1)
+            self._looked_up[ports], self._bases[ports] = tables[identity(table)][1], max(table.shape, default=1)
             self._named[ports] = spaces[found.space]
         self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
 
 
 def _coded(tables: Sequence[Table], wiring: Wiring) -> tuple[Ids, Ids]:
     """The placement codes of all tables, and where those of each port begin."""
-    distinct = {id(table): table for table in tables}
+    distinct = {identity(table): table for table in tables}
     lists = [codes for table in distinct.values() for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])
-    first = np.cumsum([0, *(len(table.codes) for table in distinct.values())])[numbered(map(id, tables))]
+    first = np.cumsum([0, *(len(table.codes) for table in distinct.values())])[numbered(map(identity, tables))]
     return np.concatenate(lists or [array(())]), begins[stretches(first, wiring.sizes)]

@@ -12,6 +12,7 @@ from meshdsl.planner.closures import Closures
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
+from meshdsl.planner.identity import identity
 from meshdsl.planner.model import Model
 from meshdsl.planner.near import Axes, Groups
 from meshdsl.planner.reshards import ByValue
@@ -26,9 +27,9 @@ class Projection(Model):
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
         self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
         others = tuple(axis for axis in range(whole.width) if axis not in part)
-        every = {id(unit): unit for unit in whole.units}  # those of equal nodes are one object
+        every = {identity(unit): unit for unit in whole.units}  # those of equal nodes are one object
         shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
-        self.units = [shares[id(unit)] for unit in whole.units]
+        self.units = [shares[identity(unit)] for unit in whole.units]
         self._distances = {d: _Projected(d, part, parts) for d in whole.distances.every}
         self.distances = ByValue(list(self._distances.values()), whole.distances.of)
         self._finite, self._closures, self._twins, self.weighs = {}, Closures(), whole._twins, False

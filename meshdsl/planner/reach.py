@@ -11,6 +11,7 @@ import numpy as np
 
 from meshdsl.layouts.placement import REDUCTIONS, Partial
 from meshdsl.layouts.rule import Signature
+from meshdsl.planner.identity import identity
 from meshdsl.planner.node import FREE, Kind, Node, Problem, Rows
 from meshdsl.planner.wiring import Wiring
 
@@ -108,7 +109,7 @@ class _Passing:
         if not lost:
             return kind
         left = tuple(row for i, row in enumerate(kind.rows) if i not in lost)
-        rows = self._rows.setdefault((id(kind.rows), lost), left)
+        rows = self._rows.setdefault((identity(kind.rows), lost), left)
         return self._kinds.setdefault((kind, lost), Kind(rows, kind.shapes, kind.work))
 
 

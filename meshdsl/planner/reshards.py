@@ -9,6 +9,7 @@ from meshdsl.layouts.placement import REDUCTIONS
 from meshdsl.planner.arrays import array, equal, grouped, numbered
 from meshdsl.planner.distances import Distances, Hidden
 from meshdsl.planner.exact import Ids, Scale
+from meshdsl.planner.identity import identity
 from meshdsl.planner.node import Problem
 from meshdsl.planner.tables import Table
 
@@ -77,7 +78,7 @@ class Reshards:
 def _partial(problem: Problem, tables: Sequence[Table]) -> Ids:
     """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
     wiring, found = problem.wiring, np.zeros(problem.wiring.made.size, dtype=np.intp)
-    for nodes in grouped(numbered(map(id, tables))):
+    for nodes in grouped(numbered(map(identity, tables))):
         for p, ways in tables[nodes[0]].partial:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
             np.bitwise_or.at(found, wiring.of[wiring.first[nodes] + p], bits)

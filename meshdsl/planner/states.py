@@ -6,6 +6,7 @@ from functools import cached_property
 
 from meshdsl.planner.arrays import grouped, numbered
 from meshdsl.planner.exact import Costs, Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.model import Assignment, Model
 from meshdsl.planner.network import Network
 from meshdsl.planner.twins import each_of
@@ -56,11 +57,11 @@ class InQuestion:
     @cached_property
     def _alike(self) -> list[Ids]:
         """Nodes that have the same states in question."""
-        return grouped(numbered(map(id, self.states)))
+        return grouped(numbered(map(identity, self.states)))
 
     def _states(self, n: int) -> States:
         model = self.model
-        key = (id(model.states[n]), id(model.units[n]))
+        key = (identity(model.states[n]), identity(model.units[n]))
         if key not in self._known:
             rows = model.states[n]
             self._known[key] = States(rows, model.units[n][tuple(rows.T)])
@@ -68,7 +69,7 @@ class InQuestion:
 
     def _some(self, states: States, at: Ids) -> States:
         """Some of a node's states; equal choices get the same arrays."""
-        key = (id(states), at.tobytes())
+        key = (identity(states), at.tobytes())
         if key not in self._known:
             self._known[key] = States(states.rows[at], states.cost[at])
         return self._known[key]
@@ -77,7 +78,7 @@ class InQuestion:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
         closure = self.model.closures[self.model.between((n, port))]
-        key = (id(self.states[n]), port, closure.number, self.model.orders[n])
+        key = (identity(self.states[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
             self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
         return self._layouts[key]

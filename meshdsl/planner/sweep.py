@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.eliminate import eliminate
 from meshdsl.planner.exact import Costs
+from meshdsl.planner.identity import identity
 from meshdsl.planner.network import Network
 from meshdsl.planner.trail import Labels
 
@@ -68,7 +69,7 @@ class Sweeper:
         assert marks is not None, "the variables of a plan say what their states mean"
         others = [axis for axis in range(self.width) if axis not in axes]
         held = state if len(axes) > 1 else tuple(marks[state, others].tolist())
-        key = (id(marks), axes, held)
+        key = (identity(marks), axes, held)
         if key not in self._domains:
             self._domains[key] = np.flatnonzero(_movable(marks, state, axes, others))
         return self._domains[key]

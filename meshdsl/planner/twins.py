@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.planner.arrays import equal, first_of, numbered, occurring
 from meshdsl.planner.exact import Ids
+from meshdsl.planner.identity import identity
 from meshdsl.planner.node import Node
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Twins:
 
 def _kinds(nodes: Sequence[Node]) -> Ids:
     """Per node, a number for its kind and how often it runs."""
-    return equal((numbered([id(node.kind) for node in nodes]), numbered([node.trips for node in nodes])))
+    return equal((numbered([identity(node.kind) for node in nodes]), numbered([node.trips for node in nodes])))
 
 
 def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:
