@@ -39,7 +39,7 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        numbers = numbered(map(identity, model.units))
+        numbers = model.numbered(lambda n: identity(model.units[n]))
         alike = grouped(numbers)
         self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
         self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshdsl.ir import Op, Value
-from meshdsl.planner.arrays import array, equal, first_of, grouped, numbered
+from meshdsl.planner.arrays import array, equal, grouped
 from meshdsl.planner.certain import Certain, certain
 from meshdsl.planner.exact import Costs, Ids
 from meshdsl.planner.extract import Choice
@@ -144,7 +144,7 @@ class Floor:
     def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
         model, wiring = self.model, self.model.wiring
         nodes, ports = array(chain.from_iterable(ends)).reshape(-1, 2).T
-        tables = first_of(numbered(map(identity, model.tables)))
+        tables = model.numbered(lambda n: identity(model.tables[n]))
         least = np.array([distances.least_bytes for distances in model.distances.every])
         for some in grouped(equal((tables[nodes], ports))):
             end, at = ends[int(some[0])], wiring.first[nodes[some]] + ports[some]

@@ -21,6 +21,7 @@ Both begin without those values, as one network per block of equal layers (``blo
 last the blocks are put together, as often as they occur.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from types import MappingProxyType
@@ -138,8 +139,7 @@ class Joint(Many):
 
     def _add_plans(self) -> Callable[[Network, int], None]:
         """How values of many readers are added to the network of plans."""
-        cheapest = {states: float(states.cost.min()) for states in dict.fromkeys(self.states)}
-        least = sum([cheapest[states] for states in self.states])
+        least = sum(float(states.cost.min()) * count for states, count in Counter(self.states).items())
 
         def add(network: Network, value: int) -> None:
             source, *readers = self._ends(value)

@@ -8,7 +8,7 @@ those near a plan in question: the search then moves from neighbourhood to neigh
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from functools import cached_property
 
@@ -54,7 +54,7 @@ class Model:
         self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
         seconds = self._twins.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
         self.scale = Scale.of(sum(seconds))
-        self._reshards = Reshards(problem, self.tables, self.scale)
+        self._reshards = Reshards(problem, self._twins, self.tables, self.scale)
         self.distances = self._reshards.by_value(self._distances)
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
@@ -80,6 +80,10 @@ class Model:
     def alike_in(self, rows: Assignment) -> Ids:
         """Per node, the first with equal tables and pins that is in the same state of a plan."""
         return self._twins.in_states(rows)
+
+    def numbered(self, said: Callable[[int], Hashable]) -> Ids:
+        """Per node, a number for what is said of it, the same for what is equal; twins are asked about once."""
+        return self._twins.numbered(said)
 
     def at(self, prices: Prices) -> "Model":
         """The same model at other prices, with the same states in question."""
@@ -219,7 +223,7 @@ class Model:
     def ports(self) -> Ports:
         """The tensors of all nodes, laid out when they are first asked for."""
         if self._ports is None:
-            self._ports = Ports(self.wiring, self.tables, self.orders, self.distances.every, self.spaces)
+            self._ports = Ports(self.wiring, self._twins, self.tables, self.orders, self.distances.every, self.spaces)
         return self._ports
 
     @cached_property

@@ -13,11 +13,12 @@ import numpy as np
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
-from meshdsl.planner.arrays import array, equal, grouped, numbered, occurring, stretches
+from meshdsl.planner.arrays import array, equal, grouped, occurring, stretches
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.identity import identity
 from meshdsl.planner.tables import Table
+from meshdsl.planner.twins import Twins
 from meshdsl.planner.wiring import Wiring
 
 Order = tuple[str, ...]  # of mesh axes
@@ -36,21 +37,22 @@ class Ports:
     """The ports of nodes, node after node.
 
     Args:
-      wiring: of the nodes. tables: of their rows. orders: of axes that split one dim.
+      wiring, twins: of the nodes. tables: of their rows. orders: of axes that split one dim.
       distances: between the layouts of values. spaces: per port, the number of those of its value.
     """
 
     def __init__(
         self,
         wiring: Wiring,
+        twins: Twins,
         tables: Sequence[Table],
         orders: Sequence[Order],
         distances: Sequence[Distances],
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
-        self._codes, self._begins = _coded(tables, wiring)
-        self._look_up(orders, distances)
+        self._codes, self._begins = _coded(tables, twins.numbered(lambda n: identity(tables[n])), wiring)
+        self._look_up(orders, twins.numbered(orders.__getitem__), distances)
 
     def layouts(self, rows: Ids) -> Ids:
         """Per port, the number of its layout in the space of its value.
@@ -94,9 +96,9 @@ class Ports:
         """The numbers in every one of the layouts of each space, one space after the other."""
         return array(map(self.every.__getitem__, self._all))
 
-    def _look_up(self, orders: Sequence[Order], distances: Sequence[Distances]) -> None:
+    def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[Distances]) -> None:
         """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
-        wiring, ways = self._wiring, numbered(orders)
+        wiring = self._wiring
         tables: dict[int, tuple[Ids, int]] = {}
         spaces: dict[Space, int] = {}
         self._looked_up, self._bases, self._named = (np.empty(wiring.nodes.size, dtype=np.intp) for _ in range(3))
@@ -116,10 +118,10 @@ class Ports:
         self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
 
 
-def _coded(tables: Sequence[Table], wiring: Wiring) -> tuple[Ids, Ids]:
+def _coded(tables: Sequence[Table], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
     """The placement codes of all tables, and where those of each port begin."""
-    distinct = {identity(table): table for table in tables}
-    lists = [codes for table in distinct.values() for codes in table.codes]
+    distinct = [tables[n] for n in np.unique(numbers, return_index=True)[1].tolist()]
+    lists = [codes for table in distinct for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])
-    first = np.cumsum([0, *(len(table.codes) for table in distinct.values())])[numbered(map(identity, tables))]
+    first = np.cumsum([0, *(len(table.codes) for table in distinct)])[numbers]
     return np.concatenate(lists or [array(())]), begins[stretches(first, wiring.sizes)]

@@ -12,6 +12,7 @@ from meshdsl.planner.exact import Ids, Scale
 from meshdsl.planner.identity import identity
 from meshdsl.planner.node import Problem
 from meshdsl.planner.tables import Table
+from meshdsl.planner.twins import Twins
 
 Known = dict[Hashable, Distances]  # by all that they depend on
 _HIDDEN: Mapping[int, Hidden] = MappingProxyType({})
@@ -36,12 +37,12 @@ class Reshards:
     """The distances between the layouts of a problem's values.
 
     Args:
-      tables: by node.
+      twins: the nodes. tables: by node.
     """
 
-    def __init__(self, problem: Problem, tables: Sequence[Table], scale: Scale) -> None:
+    def __init__(self, problem: Problem, twins: Twins, tables: Sequence[Table], scale: Scale) -> None:
         self._problem, self._scale = problem, scale
-        self._partial = _partial(problem, tables)
+        self._partial = _partial(problem, twins, tables)
 
     def by_value(self, known: Known, hidden: Mapping[int, Hidden] = _HIDDEN) -> ByValue:
         """The distances of every value; new ones are added to those that are known.
@@ -75,10 +76,10 @@ class Reshards:
         return known[full]
 
 
-def _partial(problem: Problem, tables: Sequence[Table]) -> Ids:
+def _partial(problem: Problem, twins: Twins, tables: Sequence[Table]) -> Ids:
     """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
     wiring, found = problem.wiring, np.zeros(problem.wiring.made.size, dtype=np.intp)
-    for nodes in grouped(numbered(map(identity, tables))):
+    for nodes in grouped(twins.numbered(lambda n: identity(tables[n]))):
         for p, ways in tables[nodes[0]].partial:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
             np.bitwise_or.at(found, wiring.of[wiring.first[nodes] + p], bits)

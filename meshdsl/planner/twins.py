@@ -3,7 +3,7 @@
 What is true of one is true of all of them, so it is worked out for the first and known for the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -34,12 +34,20 @@ class Twins:
         self.kinds: Ids = like.kinds if like else _kinds(nodes)
         self.first = first_of(equal((self.kinds, stated)))
         self._firsts: list[int] = self.first.tolist()
-        self._once: list[int] = occurring(self.first).tolist()
+        once = occurring(self.first)
+        self._once: list[int] = once.tolist()
+        self._which = np.empty(once.max(initial=-1) + 1, dtype=np.intp)  # by first, its place among those
+        self._which[once] = np.arange(once.size)
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
         known = {n: make(n) for n in self._once}
         return [known[n] for n in self._firsts]
+
+    def numbered(self, said: Callable[[int], Hashable]) -> Ids:
+        """Per node, a number for what is said of it and of its twins alike, the same for what is equal."""
+        found: Ids = numbered(map(said, self._once))[self._which[self.first]]
+        return found
 
     def in_states(self, rows: Ids) -> Ids:
         """Per node, the first that is its twin and in the same state.

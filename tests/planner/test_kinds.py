@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
+from meshdsl.planner.arrays import numbered
+from meshdsl.planner.identity import identity
 from meshdsl.planner.kinds import Kinds
 from meshdsl.planner.model import Model
 from meshdsl.planner.node import Problem
@@ -72,6 +75,20 @@ def test_nodes_are_twins_only_where_axes_are_stated_in_one_order():
     twins = Twins(found.nodes)
     assert twins.each(lambda n: n)[:3] == [0, 1, 0]
     assert Model(found).orders[:3] == [("x", "y"), ("y", "x"), ("x", "y")]
+
+
+def test_what_is_said_of_twins_is_numbered_as_what_is_said_of_every_node():
+    model = Model(problem(layers, shape(16, 16), shape(8, 16)))
+    for said in (lambda n: identity(model.tables[n]), lambda n: identity(model.units[n]), lambda n: model.orders[n]):
+        every = list(map(said, range(len(model.nodes))))
+        assert 1 < len(set(map(id, model.tables))) < len(every)
+        assert model.numbered(said).tolist() == numbered(every).tolist()
+
+
+def test_every_object_has_its_own_identity_and_keeps_it():
+    things = [object() for _ in range(10_000)] + [np.zeros(2), np.zeros(2), (), 1, "text", Mesh(x=2), Mesh(x=2)]
+    assert len(set(map(identity, things))) == len({id(thing) for thing in things}) == len(things)
+    assert list(map(identity, things)) == list(map(identity, list(things)))
 
 
 def reached(found: Problem):
