@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.space import Space
-from meshdsl.planner.arrays import array, equal, grouped, occurring, stretches
+from meshdsl.planner.arrays import array, equal, first_of, grouped, occurring, stretches
 from meshdsl.planner.distances import Distances
 from meshdsl.planner.exact import Ids
 from meshdsl.planner.identity import identity
@@ -120,7 +120,7 @@ class Ports:
 
 def _coded(tables: Sequence[Table], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
     """The placement codes of all tables, and where those of each port begin."""
-    distinct = [tables[n] for n in np.unique(numbers, return_index=True)[1].tolist()]
+    distinct = [tables[n] for n in occurring(first_of(numbers)).tolist()]
     lists = [codes for table in distinct for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])
     first = np.cumsum([0, *(len(table.codes) for table in distinct)])[numbers]

@@ -34,10 +34,7 @@ class Twins:
         self.kinds: Ids = like.kinds if like else _kinds(nodes)
         self.first = first_of(equal((self.kinds, stated)))
         self._firsts: list[int] = self.first.tolist()
-        once = occurring(self.first)
-        self._once: list[int] = once.tolist()
-        self._which = np.empty(once.max(initial=-1) + 1, dtype=np.intp)  # by first, its place among those
-        self._which[once] = np.arange(once.size)
+        self._once: list[int] = occurring(self.first).tolist()
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
@@ -46,8 +43,9 @@ class Twins:
 
     def numbered(self, said: Callable[[int], Hashable]) -> Ids:
         """Per node, a number for what is said of it and of its twins alike, the same for what is equal."""
-        found: Ids = numbered(map(said, self._once))[self._which[self.first]]
-        return found
+        found = np.empty_like(self.first)
+        found[self._once] = numbered(map(said, self._once))
+        return np.asarray(found[self.first])
 
     def in_states(self, rows: Ids) -> Ids:
         """Per node, the first that is its twin and in the same state.
