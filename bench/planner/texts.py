@@ -76,9 +76,9 @@ STEPS = """
 The same choices at small sizes (those of `bench/memory.py`) on 8 virtual CPU devices, `data=4,model=2`, the batch split
 over `data`, costs measured by `calibrate` in the same process (`bench/planner/steps.py`). The XLA partitioner (Shardy)
 takes and leaves everything where our plan does. Seconds of theirs as multiples of ours, medians of ten interleaved
-rounds with 95% intervals; in brackets what is predicted. A choice that is predicted longer than ours may run shorter, most
-often where that is a few per cent, once where it was a fifth (mlp, steps of a tenth of a second): what is predicted of
-steps on such devices is 12% off in the median (`docs/measured.md`), and other runs come to other counts.
+rounds with 95% intervals; in brackets what is predicted. A choice that is predicted longer than ours may run shorter,
+most often where that is a few per cent, once where it was a fifth (mlp, steps of a tenth of a second): what is
+predicted of steps on such devices is 12% off in the median (`docs/measured.md`), and other runs come to other counts.
 """
 EQUATIONS = """
 ## Time against equations
