@@ -59,7 +59,7 @@ fuzz: $(VENV)/ready pipelines  ## judge random programs, 10,000 if not told othe
 	$(EIGHT) $(RUN) -m tests.fuzz --cases $(or $(FUZZ),10000) $(if $(SEED),--seed $(SEED))
 
 pipelines: $(VENV)/ready  ## run pipelines of every schedule on up to 8 devices, all 1,600 cases if not told otherwise; LIMIT=200 SEED=7
-	$(EIGHT) $(RUN) -m tests.turns.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
+	$(EIGHT) $(RUN) -m tests.pipelining.sweep $(if $(LIMIT),--limit $(LIMIT)) $(if $(SEED),--seed $(SEED)) $(if $(SKIP),--skip $(SKIP))
 
 strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy of every model at tiny sizes; FAMILY='gpt llama'
 	$(RUN) -m bench.strategies
@@ -83,13 +83,13 @@ clean:  ## remove what the targets made
 	rm -rf $(VENV) .cache runs build dist *.egg-info
 
 $(CACHE)/held_out.npy: | $(VENV)/ready
-	$(RUN) -m meshdsl.training.data --cache $(CACHE)
+	$(RUN) -m meshdsl.training.datasets.text --cache $(CACHE)
 
 $(CACHE)/flights.npz: | $(VENV)/ready
-	$(RUN) -m meshdsl.training.flights --cache $(CACHE)
+	$(RUN) -m meshdsl.training.datasets.flights --cache $(CACHE)
 
 $(CACHE)/movies.npz: | $(VENV)/ready
-	$(RUN) -m meshdsl.training.movies --cache $(CACHE)
+	$(RUN) -m meshdsl.training.datasets.movies --cache $(CACHE)
 
 $(VENV)/ready: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)

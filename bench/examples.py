@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.report import machine, table
-from meshdsl.training.record import Record
+from meshdsl.training.metrics import Record
 
 
 @dataclass(frozen=True)

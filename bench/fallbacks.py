@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.ir import Graph, Op, Program, Value, walk
+from meshdsl.ir.graph import Graph, Op, Program, Value, walk
+from meshdsl.ir.solution import Solution
 from meshdsl.layouts.placement import B, Split
-from meshdsl.layouts.rule import Signature
-from meshdsl.planner.solution import Solution
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules import rows_of
 
 

@@ -31,9 +31,9 @@ from bench.zoo.measure import CASES
 from meshdsl.api import Program, parallelize
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.topology_file import load_topology, save_topology
+from meshdsl.layouts.topology import load_topology, save_topology
 from meshdsl.models import gpt, mixture
-from meshdsl.units import seconds_text
+from meshdsl.util.text import seconds_text
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured.svg"

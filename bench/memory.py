@@ -16,7 +16,7 @@ import numpy as np
 import meshdsl as md
 from bench.report import machine, table
 from meshdsl.models import gpt, llama, mixture, mlp, recurrent, resnet, t5, vit
-from meshdsl.units import bytes_text
+from meshdsl.util.text import bytes_text
 
 BATCH, SEQ = 32, 64
 STRATEGIES = ("data", "tensor", "fsdp", "fsdp+tensor", "zero", "expert", "spatial")

@@ -15,11 +15,11 @@ from bench.apart import rows_apart
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import parallelize
+from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rules import Rules
-from meshdsl.pipeline.spec import Pipeline
+from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import flatten_call
-from meshdsl.units import bytes_text, seconds_text
+from meshdsl.util.text import bytes_text, seconds_text
 
 TOPOLOGY, STRATEGY, THREE = "dgx-h100", "fsdp+tensor", "pod=8,data=16,model=8"
 

@@ -24,10 +24,10 @@ from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pipeline.spec import Pipeline
-from meshdsl.plan.value import Plan
-from meshdsl.report import report_html
-from meshdsl.units import bytes_text
+from meshdsl.plan.plan import Plan
+from meshdsl.plan.report import report_html
+from meshdsl.schedules.spec import Pipeline
+from meshdsl.util.text import bytes_text
 
 LOADS, LAYERS, WIDTH, BATCH = 5, 1130, 256, 64
 HEADER = ("plan", "mesh", "operations", "file", "written in, s", "first paint, ms", "whole page, ms")

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bench.programs import load_example
 from meshdsl.api import Program
-from meshdsl.lowering.boundary import named_sharding
-from meshdsl.plan.value import Plan
+from meshdsl.lowering.shardings import named_sharding
+from meshdsl.plan.plan import Plan
 
 Spec = tuple[Any, ...]  # per dim: a mesh axis, a tuple of them, or None
 Scheme = Callable[[tuple[str, ...], tuple[int, ...]], Spec]

@@ -22,7 +22,7 @@ from bench.report import interleave, ratio, table
 from bench.rolled import DATA, STAGES, Peer, Sizes, arguments, step
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.topology import Topology
-from meshdsl.units import bytes_text
+from meshdsl.util.text import bytes_text
 
 NOTHING, PEER = "no pipeline, data=8", "rolled buffer + autodiff (peers)"
 SCHEDULES = {"gpipe": ("gpipe", 1), "1f1b": ("1f1b", 1), "interleaved x2": ("interleaved", 2), "zb": ("zb", 1)}

@@ -14,7 +14,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from bench.report import machine
-from meshdsl.pipeline.pipelined import Pipelined
+from meshdsl.schedules.pipelined import Pipelined
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PICTURE = DOCS / "pipelines.md", DOCS / "pipelines.svg"

@@ -20,11 +20,11 @@ from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import Program, parallelize
+from meshdsl.api.plan_variants import Chosen
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
-from meshdsl.pad import Chosen
-from meshdsl.plan.value import Plan
+from meshdsl.plan.plan import Plan
 from meshdsl.trace import flatten_call
 
 

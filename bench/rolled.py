@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.shardings import device_mesh
 
 STAGES, DATA, RATE = 4, 2, 0.1
 Params = dict[str, Any]

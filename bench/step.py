@@ -16,8 +16,8 @@ from bench.report import interleave, machine, ratio, table
 from meshdsl.api import parallelize
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.hlo import compiled_collectives
+from meshdsl.lowering.hlo.collectives import compiled_collectives
+from meshdsl.lowering.shardings import device_mesh
 
 OURS, XLA = "meshdsl", "XLA partitioner, our layouts"
 

@@ -13,7 +13,7 @@ from bench.report import table, versions
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan import Plan
-from meshdsl.units import bytes_text
+from meshdsl.util.text import bytes_text
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "examples" / "strategies").glob("*.py"))

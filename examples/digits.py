@@ -10,7 +10,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.training.batches import Batches
-from meshdsl.training.images import digits
+from meshdsl.training.datasets.images import digits
 
 BATCH, STEPS = 256, 200
 

@@ -1,6 +1,6 @@
 """DLRM on flights: will one be late? Known are its schedule, its plane and the weather, not the delay at the gate.
 
-    python -m meshdsl.training.flights                          # fetches the flights, once
+    python -m meshdsl.training.datasets.flights                          # fetches the flights, once
     meshdsl train examples/dlrm.py --mesh data=4,model=2
 
 The rows of the embedding table are split over ``model``, the batch over ``data``. Every fifth day is held out; on these
@@ -18,8 +18,8 @@ import meshdsl as md
 from meshdsl.models import dlrm
 from meshdsl.models.training import bound
 from meshdsl.training.batches import Batches, shuffled
-from meshdsl.training.flights import load
-from meshdsl.training.measure import whole
+from meshdsl.training.datasets.flights import load
+from meshdsl.training.evaluate import whole
 
 BATCH, STEPS = 1024, 400
 

@@ -6,7 +6,8 @@ import optax
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.training import data, text
+from meshdsl.training.datasets import text
+from meshdsl.training.datasets import text as data
 
 VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 6, 64, 32, 400
 

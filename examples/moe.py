@@ -1,6 +1,6 @@
 """A mixture of experts on the text of ``make demo``: each token is sent to two of eight perceptrons.
 
-    python -m meshdsl.training.data                             # fetches the text, once
+    python -m meshdsl.training.datasets.text                             # fetches the text, once
     meshdsl train examples/moe.py --mesh data=4,model=2
 
 Experts are split over ``model``, the batch over ``data``. The balance loss is trained on, but not part of what is
@@ -16,8 +16,9 @@ import optax
 import meshdsl as md
 from meshdsl.models import mixture
 from meshdsl.models.training import bound
-from meshdsl.training import data, text
-from meshdsl.training.measure import whole
+from meshdsl.training.datasets import text
+from meshdsl.training.datasets import text as data
+from meshdsl.training.evaluate import whole
 
 BATCH, SEQ, STEPS = 64, 32, 400
 

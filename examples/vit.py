@@ -16,8 +16,8 @@ import meshdsl as md
 from meshdsl.models import vit
 from meshdsl.models.training import bound
 from meshdsl.training.batches import Batches
-from meshdsl.training.images import CLASSES, load
-from meshdsl.training.measure import whole
+from meshdsl.training.datasets.images import CLASSES, load
+from meshdsl.training.evaluate import whole
 
 BATCH, STEPS = 256, 1500
 

@@ -8,6 +8,7 @@ On a torus, each axis runs along a dim of its own while there are any (see :clas
 Presets are TOML files beside this module, with the source of every figure.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, replace
@@ -16,9 +17,12 @@ from importlib import resources
 from itertools import accumulate
 from math import prod
 from operator import mul
+from pathlib import Path
 from typing import Any
 
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
+
+# ---- Topology --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Topology:
         step, so that it is sent while the product is under way (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
         counts in ``plan.simulated_seconds`` alone. Our programs send whole: 1.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
-        ``meshdsl.planner.narrow``), which are not told apart.
+        ``meshdsl.planner.liveness.aliasing``), which are not told apart.
       links: innermost first. ``axes`` overrides them for axes that were measured one by one.
     """
 
@@ -247,3 +251,48 @@ def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
     missing = [name for name, needed in known.items() if needed and name not in table]
     rows = [f"{name}: no such name{nearest(name, known)}" for name in table if name not in known]
     return [*rows, f"{', '.join(missing)}: missing"] if missing else rows
+
+
+# ---- Topology file ---------------------------------------------------------------------------------------------------
+# Topologies as files: the TOML of the presets, so that a measured one can be kept, read and edited.
+
+
+def save_topology(topology: Topology, file: str | Path) -> None:
+    """Write ``topology`` to ``file``, as ``load_topology`` and a person read it."""
+    Path(file).write_text(topology_text(topology))
+
+
+def load_topology(file: str | Path) -> Topology:
+    """The topology in ``file``; MeshDSLError if there is none that can be read."""
+    try:
+        return read_topology(tomllib.loads(Path(file).read_text()))
+    except OSError as error:
+        raise MeshDSLError(f"cannot read the topology {str(file)!r}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise MeshDSLError(f"{str(file)!r} is no topology: {error}") from error
+    except ArgumentError as error:
+        raise MeshDSLError(f"{str(file)!r} is no topology:\n{error}") from error
+
+
+def topology_text(topology: Topology) -> str:
+    """The TOML of ``topology``; reading it back gives an equal value."""
+    plain = [f.name for f in fields(Topology) if f.name not in ("links", "axes")]
+    lines = [f"{name} = {_toml(getattr(topology, name))}" for name in plain]
+    for link in topology.links:
+        lines += ["", "[[links]]", *_link_from_file(link)]
+    for name, link in topology.axes:
+        lines += ["", f"[axes.{json.dumps(name)}]", *_link_from_file(link)]
+    return "\n".join(lines) + "\n"
+
+
+def _link_from_file(link: Link) -> list[str]:
+    hidden = {name for name in ("shared", "short") if not getattr(link, name)}
+    hidden |= {"torus", "ring"} if not link.torus else set()
+    known = [f.name for f in fields(Link) if f.name not in hidden]
+    return [f"{name} = {_toml(getattr(link, name))}" for name in known]
+
+
+def _toml(value: str | float | tuple[int, ...]) -> str:
+    return (
+        repr(list(value)) if isinstance(value, tuple) else json.dumps(value) if isinstance(value, str) else repr(value)
+    )

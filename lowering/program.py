@@ -16,16 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value
+from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.lowering.apart import Repeats, another, repeats
-from meshdsl.lowering.boundary import input_layouts, output_layouts, partition_spec
-from meshdsl.lowering.invariant import gathered_inside, read_by, tie, varying
+from meshdsl.lowering.interpreter import Arrays, Target, run_graph
+from meshdsl.lowering.keep_collectives import Repeats, another, gathered_inside, read_by, repeats, tie, varying
+from meshdsl.lowering.local.collectives import apply_move, move_scope
 from meshdsl.lowering.local.registry import Local, run_local
-from meshdsl.lowering.moves import apply_move, move_scope
-from meshdsl.lowering.walk import Arrays, Target, run_graph
-from meshdsl.planner.solution import Solution
+from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

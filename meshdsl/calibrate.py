@@ -36,7 +36,7 @@ from jax.typing import DTypeLike
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.shardings import device_mesh
 
 REPEATS = 7
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
@@ -44,7 +44,6 @@ MATRIX, THIN = 512, 32
 VECTOR, KEPT = 1 << 18, 16  # elements, and how many such vectors are kept
 IMAGE, WINDOW = (2, 16, 16, 32), 5  # of a depthwise convolution
 BYTES_PER_PROGRAM = 1 << 23
-
 Body = Callable[[jax.Array], jax.Array]
 
 

@@ -16,6 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from meshdsl.plan import Plan
 
+
 FOLDER = "golden"
 UPDATE = "--update-golden"
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.custom import rule
+from meshdsl.custom_rules import rule
 
 WAYS = ("products", "again", "fused", "masked")
 

@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from meshdsl.ir import Graph, Leaf, Op, Program, Source, Value
+from meshdsl.ir.graph import Graph, Leaf, Op, Program, Source, Value
+from meshdsl.ir.solution import Solution
 from meshdsl.layouts import B, Layout, Link, Mesh, P, S, Topology
-from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.rule import Signature
-from meshdsl.layouts.space import complete
+from meshdsl.layouts.reshard import complete, reshard
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan
-from meshdsl.planner.solution import Solution
 
 F32 = np.dtype("float32")
 TOPOLOGY = Topology("test", 5e9, 1e10, 2e9, 4e9, 2e-6, (Link(1.5e-4, 5e8),))

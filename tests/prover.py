@@ -19,11 +19,11 @@ from itertools import cycle, permutations, product
 
 import numpy as np
 
-from meshdsl import simulated
-from meshdsl.ir import Literal, Op, Value
+from meshdsl.custom_rules import simulate as simulated
+from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.layouts.exchange import Turn, in_turn
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
-from meshdsl.layouts.rule import Signature
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.local.registry import PROGRAMS
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast, carries

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from meshdsl import simulated
-from meshdsl.ir import Literal, Op, Value
+from meshdsl.custom_rules import simulate as simulated
+from meshdsl.ir.graph import Literal, Op, Value
 from tests.trials import Draws, data
 
 DRAWS, SCALAR_DRAWS = 6, 48  # scalars need more: a draw of them is one case, not hundreds

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
+from meshdsl.api.options import memory_bytes
 from meshdsl.errors import CheckError, DeviceError, LayoutError, MeshDSLError, PinError, PlanFileError, TraceError
 from meshdsl.layouts import Layout, Mesh, S
-from meshdsl.options import memory_bytes
 from tests.two_matrices import LAYOUTS, MESH, arguments, close, shapes, step
 
 

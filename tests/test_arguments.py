@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.errors import (
-    ArgumentError,
-    LayoutError,
-    NotationError,
-    RuleError,
-    TraceError,
-    is_a,
-    nearest,
-)
+from meshdsl.errors import ArgumentError, LayoutError, NotationError, RuleError, TraceError, is_a, nearest
 from meshdsl.layouts import Mesh
 from tests.refusals import ARGS, MESH, message, pinned, step
 

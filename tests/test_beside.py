@@ -8,8 +8,8 @@ from threading import Barrier, Event, Thread, current_thread
 import pytest
 
 import meshdsl as md
-from meshdsl.beside import beside, together
-from meshdsl.later import Later
+from meshdsl.util.lazy import Later
+from meshdsl.util.runtime import beside, together
 from tests.planner.graphs import shape
 
 

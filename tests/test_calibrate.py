@@ -9,8 +9,7 @@ import pytest
 from meshdsl.calibrate import MATRIX, THIN, calibrate, fit_link, half_side_of
 from meshdsl.errors import MeshDSLError
 from meshdsl.layouts import Link, Mesh, Topology, topology
-from meshdsl.layouts.topology import preset_names
-from meshdsl.layouts.topology_file import load_topology, save_topology
+from meshdsl.layouts.topology import load_topology, preset_names, save_topology
 
 
 @pytest.fixture(scope="module")

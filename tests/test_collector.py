@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from meshdsl.collector import uncollected
+from meshdsl.util.runtime import uncollected
 
 
 @uncollected

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import LayoutError, NotationError
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

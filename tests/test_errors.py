@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.errors import (
-    DeviceError,
-    MemoryLimitError,
-    PinError,
-    PlanFileError,
-    TraceError,
-)
+from meshdsl.errors import DeviceError, MemoryLimitError, PinError, PlanFileError, TraceError
 from meshdsl.layouts import Mesh
-from meshdsl.lowering.check import LeafError
+from meshdsl.lowering.numerics import LeafError
 from tests.refusals import ARGS, MESH, message, pinned, step
 
 pytestmark = pytest.mark.usefixtures("nothing_is_compiled")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.explained import explain, layouts
+from meshdsl.api.explain import explain, layouts
 
 MESH = md.Mesh(data=4, model=2)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdsl.globs import join_path, matches, split_path, suggest
+from meshdsl.util.paths import join_path, matches, split_path, suggest
 
 PATHS = ["params/wte", "params/layers/0/w1", "params/layers/1/w1", "batch/tokens", "params/'linear/~/w'/b"]
 

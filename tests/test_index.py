@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.ir import Value, walk
-from meshdsl.plan.index import index_of
-from meshdsl.planner.numbering import numbering_of
+from meshdsl.ir.graph import Value, walk
+from meshdsl.ir.index import numbering_of
+from meshdsl.plan.reasons import index_of
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
 

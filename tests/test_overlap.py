@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
+from meshdsl.api.plan_variants import windows
 from meshdsl.errors import ArgumentError
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
-from meshdsl.plan.windows import windows
-from meshdsl.planner.distances import Hidden
+from meshdsl.planner.costs.reshard_cost import Hidden
 from meshdsl.trace import trace
 
 SLOW = Topology("slow", 1e12, 1e12, 1e12, 1e10, 0.0, (Link(1e-4, 1e9),))

@@ -9,11 +9,10 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, MemoryLimitError
-from meshdsl.planner.allowed import adds_to
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import search
-from meshdsl.planner.solution import Pins
+from meshdsl.ir.solution import Pins
+from meshdsl.planner.problem.build import make_problem, repin
+from meshdsl.planner.problem.model import Model, adds_to
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import STEPS, TWO
 

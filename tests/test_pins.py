@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdsl.contradictions import contradictions, merge
 from meshdsl.errors import PinError
-from meshdsl.ir import Graph, Leaf, Op, Program, Value
+from meshdsl.ir.graph import Graph, Leaf, Op, Program, Value
 from meshdsl.layouts import B, Layout, Mesh, P, S
-from meshdsl.layouts.rules import Rules
+from meshdsl.layouts.axis_rules import Rules
 from meshdsl.pins import make_pins
+from meshdsl.pins.conflicts import contradictions, merge
 from tests.programs import F32, MESH, boundary, leaf, line
 
 STEP = boundary(

@@ -9,17 +9,15 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import BudgetError, LayoutError, PlanFileError
-from meshdsl.ir import Graph, Op, Program, Value, check_graph
+from meshdsl.ir.graph import Graph, Op, Program, Value, check_graph
+from meshdsl.ir.solution import Solution
+from meshdsl.ir.text import fingerprint
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.space import complete
+from meshdsl.layouts.reshard import Move, complete, reshard
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan
-from meshdsl.plan.match import check_match
-from meshdsl.planner.solution import Solution
-from meshdsl.program_text import fingerprint
+from meshdsl.plan.validate import check_match
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
 
 

@@ -11,10 +11,10 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import PlanFileError
 from meshdsl.layouts import B, Layout, Mesh, S
-from meshdsl.plan.sound import check_sound
+from meshdsl.plan.validate import check_sound
 from meshdsl.rules.registry import RULES, all_broadcast
 from meshdsl.trace import trace
-from meshdsl.units import bytes_text
+from meshdsl.util.text import bytes_text
 
 MESH = Mesh(data=4, model=2)
 ARGS = (np.ones((3, 16, 16), np.float32), np.ones((32, 16), np.float32))

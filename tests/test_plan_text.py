@@ -9,10 +9,8 @@ from jax import lax
 import meshdsl as md
 from meshdsl.layouts import Layout
 from meshdsl.plan import Array
-from meshdsl.plan.group import group_arrays
-from meshdsl.plan.table import table
-from meshdsl.plan.text import collective_rows
-from meshdsl.units import bytes_text, seconds_text
+from meshdsl.plan.text import collective_rows, group_arrays
+from meshdsl.util.text import bytes_text, seconds_text, table
 from tests.programs import MESH, small_plan
 
 

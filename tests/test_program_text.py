@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.program_text import fingerprint, param_text, program_text
+from meshdsl.ir.text import fingerprint, param_text, program_text
 from meshdsl.trace import trace
 
 X = jax.ShapeDtypeStruct((2, 3), jnp.float32)

@@ -2,7 +2,7 @@
 
 from jax import lax
 
-from meshdsl.layouts.rule import Rule
+from meshdsl.layouts.sharding_rule import Rule
 from meshdsl.rules import RULES
 from tests.prover import Sample, prove
 from tests.rules.data import floats

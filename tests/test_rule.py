@@ -10,8 +10,8 @@ from jax.interpreters import mlir
 
 import meshdsl as md
 from meshdsl.errors import RuleError
-from meshdsl.ir import walk
-from meshdsl.planner.costs import work_of
+from meshdsl.ir.graph import walk
+from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.rules import RULES
 from meshdsl.trace import trace
 from tests.test_like_jit import same

@@ -9,7 +9,7 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, DimError, NotationError, PinError
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.pins import make_pins
 from meshdsl.trace import trace
 

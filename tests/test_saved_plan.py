@@ -9,8 +9,7 @@ import pytest
 
 from meshdsl.errors import PlanFileError
 from meshdsl.layouts import Layout
-from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.space import complete
+from meshdsl.layouts.reshard import complete, reshard
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan, load_plan
 from tests.programs import MESH, small_plan, small_program, small_solution

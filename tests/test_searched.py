@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.candidates import Seeker, ways
-from meshdsl.planned import planned
-from meshdsl.searched_text import search_text
-from tests.turns.stacks import arguments, plain_step
+from meshdsl.api.mesh_search import Seeker, search_text, ways
+from meshdsl.api.program import planned
+from tests.pipelining.stacks import arguments, plain_step
 
 SHAPES = (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32))
 

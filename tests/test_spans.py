@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ir import Source
-from meshdsl.plan.places import Places
+from meshdsl.ir.graph import Source
+from meshdsl.plan.reasons import Places
 
 LAYERS = 3
 

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.errors import MeshDSLError
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
-from meshdsl.plan.slices import stacks
-from meshdsl.plan.streams import COMPUTE, Job, finish
+from meshdsl.plan.simulate import COMPUTE, Job, finish, stacks
 from meshdsl.trace import trace
 
 LINK, OTHER = "link", "other link"

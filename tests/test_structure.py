@@ -10,47 +10,14 @@ import meshdsl
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    (
-        "meshdsl.errors",
-        "meshdsl.globs",
-        "meshdsl.units",
-        "meshdsl.collector",
-        "meshdsl.beside",
-        "meshdsl.later",
-        "meshdsl.once",
-    ),
-    ("meshdsl.layouts", "meshdsl.pipeline"),
-    ("meshdsl.simulated",),
-    ("meshdsl.ir", "meshdsl.program_text"),
-    ("meshdsl.stated", "meshdsl.staging"),
-    ("meshdsl.constraint", "meshdsl.dsl"),
-    ("meshdsl.trace", "meshdsl.rules", "meshdsl.custom"),
-    (
-        "meshdsl.contradictions",
-        "meshdsl.pin_faults",
-        "meshdsl.rule_pins",
-        "meshdsl.pins",
-        "meshdsl.planner",
-        "meshdsl.plan",
-        "meshdsl.report",
-        "meshdsl.pad",
-    ),
-    ("meshdsl.lowering",),
-    ("meshdsl.turns",),
-    (
-        "meshdsl.calibrate",
-        "meshdsl.program",
-        "meshdsl.stacks",
-        "meshdsl.options",
-        "meshdsl.asked",
-        "meshdsl.executable",
-        "meshdsl.explained",
-        "meshdsl.making",
-        "meshdsl.kept",
-        "meshdsl.api",
-    ),
-    ("meshdsl.planned",),
-    ("meshdsl.candidates", "meshdsl.searched_text", "meshdsl.searched", "meshdsl.watching", "meshdsl.pytest_plugin"),
+    ("meshdsl.errors",),
+    ("meshdsl.util", "meshdsl.layouts", "meshdsl.schedules"),
+    ("meshdsl.ir", "meshdsl.primitives"),
+    ("meshdsl.rules", "meshdsl.dsl"),
+    ("meshdsl.trace", "meshdsl.custom_rules"),
+    ("meshdsl.pins", "meshdsl.planner", "meshdsl.lowering", "meshdsl.padding", "meshdsl.plan"),
+    ("meshdsl.pipelining",),
+    ("meshdsl.api", "meshdsl.calibrate", "meshdsl.pytest_plugin"),
     ("meshdsl.training",),
     ("meshdsl.cli", "meshdsl.__main__"),
     ("meshdsl.models", "examples"),
@@ -96,7 +63,7 @@ def test_imports_go_one_way():
 
 
 def test_layouts_do_not_import_jax():
-    code = "import sys, meshdsl.layouts.space; assert not {'jax', 'numpy'} & set(sys.modules)"
+    code = "import sys, meshdsl.layouts.reshard; assert not {'jax', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

@@ -9,11 +9,11 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt
-from meshdsl.planner import search
-from meshdsl.planner.bound import Certificate
-from meshdsl.planner.clock import Clock
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.projection import projections
+from meshdsl.planner.bounds.certificate import Certificate
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.projection import projections
+from meshdsl.planner.search import search
+from meshdsl.util.runtime import Clock
 from tests.planner.graphs import problem_of
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.errors import BudgetError
-from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.shardings import device_mesh
 
 MESH = md.Mesh(data=4, model=2)
 

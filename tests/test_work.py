@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
-from meshdsl.layouts.rule import Signature
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.pins import make_pins
-from meshdsl.plan.reason import Reasons
-from meshdsl.plan.work import Work
-from meshdsl.planner.costs import work_of
+from meshdsl.plan.op_times import Work
+from meshdsl.plan.reasons import Reasons
+from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 
@@ -65,7 +65,9 @@ def test_what_is_shared_is_what_each_has_alone(program, solution):
 
 def test_work_is_found_once_per_kind(program, solution, monkeypatch):
     work, asked = Work(program, solution, Reasons(program, solution)), []
-    monkeypatch.setattr("meshdsl.planner.kinds.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept))
+    monkeypatch.setattr(
+        "meshdsl.planner.problem.variables.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept)
+    )
     assert all(work.alone(op) >= 0 for _, op in walk(program.graph))
     names = [op.name for _, op in walk(program.graph)]
     assert 0 < asked.count("tanh") < names.count("tanh")

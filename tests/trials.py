@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshdsl import simulated
-from meshdsl.ir import Literal, Op, Value
+from meshdsl.custom_rules import simulate as simulated
+from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Partial, Placement
-from meshdsl.layouts.rule import Signature
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.local import Local, run_local
 from meshdsl.lowering.local.registry import PROGRAMS
 

@@ -7,19 +7,19 @@ from functools import cache
 from bench.programs import deep_gpt
 from meshdsl import models
 from meshdsl.api import Program
-from meshdsl.collector import uncollected
-from meshdsl.ir import Program as Traced
-from meshdsl.ir import walk
+from meshdsl.ir.graph import Program as Traced
+from meshdsl.ir.graph import walk
+from meshdsl.ir.solution import Pins
+from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rules import Rules
 from meshdsl.models import mlp
 from meshdsl.pins import make_pins
-from meshdsl.planner.extract import Choice
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.objective import Choice
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
+from meshdsl.util.runtime import uncollected
 
 TOPOLOGY = "dgx-h100"
 FAMILIES = (

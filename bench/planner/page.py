@@ -10,7 +10,7 @@ from typing import Any
 from bench.planner.pictures import draw_gaps, draw_times
 from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVERLAP, PEERS, SIZES, STEPS
 from bench.report import kept, percent, table
-from meshdsl.units import bytes_text, seconds_text
+from meshdsl.util.text import bytes_text, seconds_text
 
 DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
 Rows = Sequence[Mapping[str, Any]]

@@ -19,11 +19,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
-from meshdsl.ir import Value
+from meshdsl.ir.graph import Value
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.model import Assignment, Model
-from meshdsl.planner.node import Node
+from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.problem.model import Assignment, Model
+from meshdsl.planner.problem.variables import Node
 
 Dim = tuple[int, int]  # value, number of its dim
 

@@ -24,8 +24,8 @@ from bench.report import versions
 from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.extract import Choice
-from meshdsl.planner.fit import Fitter
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.objective import Choice
 from meshdsl.planner.solve import written
 from tests.planner.integer import Whole
 

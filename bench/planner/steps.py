@@ -18,19 +18,19 @@ from bench.programs import filled
 from bench.report import interleave, ratio
 from bench.step import sent_bytes
 from meshdsl.api import Program
+from meshdsl.api.executable import Executable
 from meshdsl.calibrate import calibrate
-from meshdsl.executable import Executable
+from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.rules import Rules
-from meshdsl.lowering.boundary import device_mesh
+from meshdsl.lowering.shardings import device_mesh
 from meshdsl.pins import make_pins
 from meshdsl.plan import Plan
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.extract import Choice
-from meshdsl.planner.fit import Fitter
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.objective import Choice
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import search
 from meshdsl.planner.solve import written
 from meshdsl.trace import trace
 

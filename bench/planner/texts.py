@@ -9,7 +9,8 @@ of the processor, after tracing, in a process that has planned something before;
 ## How plans are proved
 
 `plan.lower_bound` is proved for every plan: message passing (TRW-S) raises a bound on the network of all operations.
-For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/closing.py`): states that no better plan
+For steps of up to a few thousand operations, rounds follow (`meshdsl/planner/bounds/tighten.py`): states that no
+better plan
 can have go; where the readers of a value can still ask for few sets of layouts, the cheapest trees of moves to all
 these sets stand in the network, exactly; the plans that messages point to are tried. A value that has paid too little
 in such a plan gets larger tables in the next round, or where these would be too large, the pairs of its readers that
@@ -20,16 +21,18 @@ that have paid too little, as weights that every microbatch reads, get larger ta
 a percent is open and that helps (`redrawn` in `raising.py`).
 
 Where a gap of more than half a percent is left, other plans are looked for: most operations are decided anew, exactly,
-while some that are drawn hold (`meshdsl/planner/neighbourhoods.py`), and the step is planned as if the mesh had fewer
+while some that are drawn hold (`meshdsl/planner/search/local_search.py`), and the step is planned as if the mesh had
+fewer
 axes, so that more axes are not worse than fewer.
 
 Of plans that cost the same, the one with the fewest collectives is taken, then the one with the fewest moves (both are
 part of every cost), and on steps of up to 8,000 operations then one with fewer distinct layouts, as far as they
-are found (`meshdsl/planner/simple.py`).
+are found (`meshdsl/planner/search/tie_break.py`).
 
 A plan that does not fit the memory is only where the search for one that does begins; it is not taken through rounds.
 The points of the program where plans are too large get a price per byte, which is raised until a plan fits and, in
-steps of up to 20,000 operations, lowered as far as one still does (`meshdsl/planner/fit.py`). Then parts of plans
+steps of up to 20,000 operations, lowered as far as one still does (`meshdsl/planner/memory/fit.py`). Then parts of
+plans
 that do not fit are taken over. Two plans come apart into parts that do not depend on each other (`parts.py`): each
 saves something and needs memory, or leaves some, at the points that are fullest. Which ones to take is a knapsack
 (`mix.py`, `knapsack.py`); where the plan that comes of it is too large at a point that was not looked at, that one is
@@ -86,7 +89,8 @@ EQUATIONS = """
 GPTs with unrolled layers on `data=8,model=8`. From the line with a gap above 0 on, rounds would take longer than the
 plan is worth, and the certificate ends below one percent.
 
-In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/layers.py`): runs of nodes that repeat in
+In steps of more than 8,000 nodes equal layers are found (`meshdsl/planner/problem/layers.py`): runs of nodes that
+repeat in
 the arguments, the forward pass, backwards in the backward pass, and in the optimizer. Layers that are equal in all
 that costs depend on, prices of memory included, are one block (`blocks.py`): its network is made and reduced once,
 and put together as often as it occurs. Choices are not tied: every layer keeps its variables, and the bound speaks of
@@ -129,7 +133,8 @@ OVERLAP = """
 
 `md.parallelize(..., overlap=True)`, or `md.Program(..., overlap=True)` for the command line, chooses by
 `plan.simulated_seconds`: a collective that can run beside independent computing costs what sticks out of it, and a
-price for the rest, since links are busy with what is hidden, too (`meshdsl/plan/overlap.py`). A few prices are tried;
+price for the rest, since links are busy with what is hidden, too (`meshdsl/api/plan_variants.py`). A few prices are
+tried;
 of all plans found the one with the shortest simulated step is taken, the one without overlap among them. So it is
 never slower with overlap; one thing after the other it may be, and `plan.seconds`, `plan.lower_bound` and `plan.gap`
 still speak of that: how good the simulated step is at most is not proved. Seconds of planning are with tracing here.

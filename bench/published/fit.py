@@ -14,10 +14,10 @@ import numpy as np
 
 import meshdsl as md
 from bench.published.case import Case
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Topology, topology
-from meshdsl.plan.reason import Reasons
-from meshdsl.plan.work import Work
+from meshdsl.plan.op_times import Work
+from meshdsl.plan.reasons import Reasons
 
 PEAKS = {"dgx-a100": 312e12, "dgx-h100": 989e12, "tpu-v5e": 197e12, "tpu-v5p": 459e12}  # bf16, of the data sheets
 SHARES = np.arange(0.5, 1.001, 0.02)

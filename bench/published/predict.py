@@ -4,7 +4,8 @@ A row without stages takes what its plan says: the simulated step if the system 
 other. Of a row with stages, the planner plans the step of one stage: its layers, and embedding and head, for as many
 microbatches and for twice as many, on the mesh without ``pipe``. The difference is what these take, the remainder what
 is done once; which part of a microbatch is the layers' is read from how often operations run. When stages then run is
-the row's own schedule (``meshdsl.pipeline.timing``), with the head on the last stage. The whole step as our own program
+the row's own schedule (``meshdsl.schedules.simulate``), with the head on the last stage. The whole step as our own
+program
 runs it is not what was measured: its ticks copy what they keep into a stash, and pick chunks of weights from all of
 them.
 """
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import meshdsl as md
 from bench.published.case import Case
-from meshdsl.layouts.price import price
+from meshdsl.layouts.collective_cost import price
 from meshdsl.layouts.topology import Topology, topology
-from meshdsl.pipeline.generators import make_schedule
-from meshdsl.pipeline.timing import Durations, time_schedule
 from meshdsl.plan import Plan
+from meshdsl.schedules.schedule import make_schedule
+from meshdsl.schedules.simulate import Durations, time_schedule
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from bench.strategies import FILES, Strategy
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import VerifyError
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.targets import parse_target
+from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.models import gpt, llama, mixture, mlp, resnet, t5, vit
-from meshdsl.units import bytes_text
+from meshdsl.util.text import bytes_text
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "targets.md"
@@ -183,7 +183,8 @@ tiny: on a TPU, values are padded to tiles of 8 x 128, and what fits lies in its
 MODELS_TEXT = """## Memory of models
 
 Models of `models/`, planned over `data=4,model=2` for `tpu-v5e:2x4` without a limit on memory, parameters and
-optimizer state donated. Memory is counted as XLA's backend for TPUs keeps it (`meshdsl/planner/narrow.py`): in 16 bits
+optimizer state donated. Memory is counted as XLA's backend for TPUs keeps it
+(`meshdsl/planner/liveness/aliasing.py`): in 16 bits
 what only products read, as their unit does; nothing for what its readers can compute again from what is kept; nothing
 for a scatter of one element per row. These rules were read from the programs of GPT-2, ViT-B, T5 and the mixture below.
 

@@ -19,7 +19,7 @@ from bench.planner.cases import TOPOLOGY as NODE
 from bench.report import kept, percent, table, versions
 from bench.zoo.measure import CASES, built, on_mesh
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.units import seconds_text
+from meshdsl.util.text import seconds_text
 
 Row = Mapping[str, Any]
 CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/zoo.md")

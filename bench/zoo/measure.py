@@ -20,9 +20,9 @@ from bench.zoo.case import Case
 from bench.zoo.peer import alone, between, right
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import MeshDSLError
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pad import pad_program
+from meshdsl.padding import pad_program
 from meshdsl.trace import trace
 
 Facts = Iterator[dict[str, Any]]

@@ -11,9 +11,9 @@ from meshdsl.errors import CheckError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, S
-from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import check_numbers
-from meshdsl.plan.value import Plan
+from meshdsl.lowering.numerics import check_numbers
+from meshdsl.lowering.shardings import device_mesh
+from meshdsl.plan.plan import Plan
 
 
 def between(program: Program, plan: Plan) -> tuple[Any, Any]:

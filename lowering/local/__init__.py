@@ -1,20 +1,17 @@
 """What one device runs for each operation."""
 
-from meshdsl.lowering.local import effects, indexing, ordering, random, slicing, structural, transforms, windows, words
+from meshdsl.lowering.local import convolution, indexing, linalg, random, reduction, shape
 from meshdsl.lowering.local.registry import Local, bind, local, run_local
 
 __all__ = [
     "Local",
     "bind",
-    "effects",
+    "convolution",
     "indexing",
+    "linalg",
     "local",
-    "ordering",
     "random",
+    "reduction",
     "run_local",
-    "slicing",
-    "structural",
-    "transforms",
-    "windows",
-    "words",
+    "shape",
 ]

@@ -10,10 +10,43 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from meshdsl.ir import Op
+from meshdsl.ir.graph import Op
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.lowering.local.words import high_word
 from meshdsl.rules.random import counted
+from meshdsl.rules.registry import ONCE
+
+# ---- Words -----------------------------------------------------------------------------------------------------------
+# High words of products.
+#
+# XLA cannot compile its own operation (``lax.mulhi``) under ``shard_map``, so the local program
+# multiplies half words, as by hand, each of which fits a word:
+#
+#     x = (a b), y = (c d):   x * y = ac << 2h  +  (ad + bc) << h  +  bd
+
+
+@local("mulhi")
+def mulhi(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The high word; a negative operand is 2**bits too large when it is read as unsigned."""
+    x, y = arrays
+    kind = jnp.iinfo(x.dtype)
+    unsigned = jnp.dtype(f"uint{kind.bits}")
+    high = high_word(x.astype(unsigned), y.astype(unsigned)).astype(x.dtype)
+    if kind.min < 0:
+        high = high - jnp.where(x < 0, y, 0) - jnp.where(y < 0, x, 0)
+    return (high,)
+
+
+def high_word(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The high word of the product of unsigned words."""
+    half = jnp.asarray(x.dtype.itemsize * 4, x.dtype)
+    mask = jnp.asarray((1 << x.dtype.itemsize * 4) - 1, x.dtype)
+    a, b, c, d = x >> half, x & mask, y >> half, y & mask
+    middle = (b * d >> half) + (a * d & mask) + (b * c & mask)
+    return a * c + (a * d >> half) + (b * c >> half) + (middle >> half)
+
+
+# ---- Random ----------------------------------------------------------------------------------------------------------
+
 
 _WORD = jnp.uint32
 
@@ -61,3 +94,16 @@ def _times_plus(high: jax.Array, low: jax.Array, factor: int, term: jax.Array) -
     product = low * by
     total = product + term
     return high * by + high_word(low, by) + (total < term).astype(_WORD), total
+
+
+# ---- Effects ---------------------------------------------------------------------------------------------------------
+# Local programs of calls that are made for what they do: once, on the first device.
+
+
+@local(*ONCE)
+def once(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """The call on the first device, whose operands are whole; the others pass by, with zeros as their results."""
+    first = where.index(tuple(where.sizes)) == 0
+    nothing = tuple(jnp.zeros(v.shape, v.dtype) for v in op.outputs)
+    made: tuple[jax.Array, ...] = lax.cond(first, lambda *xs: bind(op, *xs), lambda *xs: nothing, *arrays)
+    return made

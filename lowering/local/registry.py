@@ -10,15 +10,46 @@ code that runs under ``shard_map`` is the code that the rules are proved with un
 ``jax.vmap(axis_name=...)``, where the ranks are rows of an array.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax import lax
 
-from meshdsl.ir import Op
+from meshdsl.ir.graph import Op
 from meshdsl.layouts.layout import Layout
-from meshdsl.lowering.position import position
+
+# ---- Position --------------------------------------------------------------------------------------------------------
+# Where a device stands on a mesh axis.
+#
+# An axis may also be one in time: its "devices" take turns in a loop, and a position on it is the loop's counter.
+
+
+_NONE: Mapping[str, jax.Array] = MappingProxyType({})
+_TURNS: ContextVar[Mapping[str, jax.Array]] = ContextVar("turns", default=_NONE)
+
+
+def position(axis: str) -> jax.Array:
+    """The position of this device on ``axis``, as an int32 scalar."""
+    turns = _TURNS.get()
+    return turns[axis] if axis in turns else lax.axis_index(axis)
+
+
+@contextmanager
+def taking_turns(axis: str, turn: jax.Array) -> Iterator[None]:
+    """While this is traced, ``axis`` is one in time, and it is this turn."""
+    token = _TURNS.set({**_TURNS.get(), axis: turn})
+    try:
+        yield
+    finally:
+        _TURNS.reset(token)
+
+
+# ---- Registry --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

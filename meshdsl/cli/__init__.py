@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import plan, topology
-from meshdsl.cli.faults import message_of, status_of
+from meshdsl.cli.common import message_of, status_of
 from meshdsl.cli.report import report
 from meshdsl.cli.search import search
 from meshdsl.cli.train import train
-from meshdsl.units import visible
+from meshdsl.util.text import visible
 
 app = typer.Typer(no_args_is_help=True)
 for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, search, report, train):

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from meshdsl.cli.names import load_mesh, load_program
-from meshdsl.cli.options import (
+from meshdsl.api import Program
+from meshdsl.cli.common import (
     AsJSON,
     Chunks,
     MemoryText,
@@ -19,10 +19,11 @@ from meshdsl.cli.options import (
     ScheduleName,
     TopologyName,
     check_folders,
+    load_mesh,
+    load_program,
     progress,
     show,
 )
-from meshdsl.program import Program
 
 PlanFile = Annotated[Path, typer.Argument(help="a plan that was saved", show_default=False)]
 
@@ -95,9 +96,9 @@ def explain(
     as_json: AsJSON = False,
 ) -> None:
     """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
-    from meshdsl.explained import explain as explained
+    from meshdsl.api.explain import explain as explained
+    from meshdsl.api.program import planned
     from meshdsl.plan import load_plan
-    from meshdsl.planned import planned
 
     before = load_plan(saved)
     if program is None:
@@ -131,8 +132,8 @@ def verify(
     """
     import jax
 
-    from meshdsl.lowering.targets import parse_target
-    from meshdsl.planned import planned
+    from meshdsl.api.program import planned
+    from meshdsl.lowering.aot_targets import parse_target
 
     asked = parse_target(target) if target else None
     over = load_mesh(
@@ -177,7 +178,7 @@ def facts(found: Any) -> dict[str, Any]:
 
 
 def _planned(name: str, loaded: Program, mesh: Any, rules: str | None, memory: str | None) -> Any:
-    from meshdsl.planned import planned
+    from meshdsl.api.program import planned
 
     with progress.status(f"planning {name} over {mesh}"):
         return planned(loaded, mesh, rules, memory).plan(*loaded.args)

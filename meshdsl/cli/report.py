@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshdsl.cli.names import load_program
-from meshdsl.cli.options import AsJSON, RulesText, check_folders, progress, show
+from meshdsl.cli.common import AsJSON, RulesText, check_folders, load_program, progress, show
 from meshdsl.cli.plan import PlanFile
 from meshdsl.errors import ArgumentError
 
@@ -28,7 +27,7 @@ def report(
 ) -> None:
     """Write a saved plan as one HTML page that needs nothing but a browser."""
     from meshdsl.plan import load_plan
-    from meshdsl.report import report_data, save_perfetto
+    from meshdsl.plan.report import report_data, save_perfetto
 
     page = html or Path(f"{str(saved).removesuffix('.json')}.html")
     check_folders(page, perfetto, model_explorer)
@@ -45,8 +44,8 @@ def report(
 
 def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) -> None:
     """Write the program's graph under a plan that was made for it."""
-    from meshdsl.planned import planned
-    from meshdsl.report import save_model_explorer
+    from meshdsl.api.program import planned
+    from meshdsl.plan.report import save_model_explorer
     from meshdsl.trace import flatten_call
 
     if program is None:

@@ -6,13 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.cli.names import load_program, load_topology_named
-from meshdsl.cli.options import AsJSON, MemoryText, ProgramName, RulesText, TopologyName, check_folders, progress, show
+from meshdsl.api import Program
+from meshdsl.cli.common import (
+    AsJSON,
+    MemoryText,
+    ProgramName,
+    RulesText,
+    TopologyName,
+    check_folders,
+    load_program,
+    load_topology_named,
+    progress,
+    show,
+)
 from meshdsl.errors import ArgumentError
-from meshdsl.program import Program
 
 if TYPE_CHECKING:
-    from meshdsl.searched import Candidate
+    from meshdsl.api.mesh_search import Candidate
 
 
 def search(
@@ -35,7 +45,7 @@ def search(
     as_json: AsJSON = False,
 ) -> None:
     """Plan a program over every mesh of so many devices; the fastest first. Status 1 if none can be planned."""
-    from meshdsl.searched import search as searched
+    from meshdsl.api.mesh_search import search as searched
 
     check_folders(save)
     loaded = load_program(program)

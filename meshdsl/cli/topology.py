@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli.names import load_mesh, load_topology_named
-from meshdsl.cli.options import AsJSON, MeshText, check_folders, progress, show
-from meshdsl.layouts.topology import Link, preset_names, topology
-from meshdsl.layouts.topology_file import save_topology, topology_text
-from meshdsl.units import bytes_text
+from meshdsl.cli.common import AsJSON, MeshText, check_folders, load_mesh, load_topology_named, progress, show
+from meshdsl.layouts.topology import Link, preset_names, save_topology, topology, topology_text
+from meshdsl.util.text import bytes_text
 
 app = typer.Typer(no_args_is_help=True, help="What meshes cost: presets, and this machine measured.")
 

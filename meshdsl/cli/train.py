@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshdsl.cli.names import load_mesh, load_program, short_name
-from meshdsl.cli.options import (
+from meshdsl.cli.common import (
     AsJSON,
     Chunks,
     MemoryText,
@@ -19,6 +18,9 @@ from meshdsl.cli.options import (
     RulesText,
     ScheduleName,
     TopologyName,
+    load_mesh,
+    load_program,
+    short_name,
     show,
 )
 from meshdsl.errors import MeshDSLError
@@ -53,8 +55,8 @@ def train(
     error.
     """
     try:
-        from meshdsl.training import processes as group
-        from meshdsl.training.session import Session, check_folder
+        from meshdsl.training import multihost as group
+        from meshdsl.training.run import Session, check_folder
     except ModuleNotFoundError as error:
         raise MeshDSLError(f"training needs {error.name}: pip install 'meshdsl[train]'") from error
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NoReturn, TypeAlias, Union
 
-from meshdsl.dsl.blame import fail
+from meshdsl.dsl.diagnostics import fail
 from meshdsl.errors import MeshDSLError, NotationError, is_a, nearest
 
 _ITEM = re.compile(r"[\s,]*([^\s,=]+)(?:(=)([^\s,=]*))?")

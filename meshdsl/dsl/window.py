@@ -14,11 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.dsl.array import NamedArray, Tensor, computed
-from meshdsl.dsl.blame import absent, described, fail
+from meshdsl.dsl.diagnostics import absent, described, fail
 from meshdsl.dsl.dims import DimsLike, read_names
-from meshdsl.dsl.operands import axes, is_pair, is_whole, named_operand, one_name
-from meshdsl.dsl.order import Names, promoted
+from meshdsl.dsl.named_array import (
+    NamedArray,
+    Names,
+    Tensor,
+    axes,
+    computed,
+    is_pair,
+    is_whole,
+    named_operand,
+    one_name,
+    promoted,
+)
 
 Steps: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[tuple[int, int]]

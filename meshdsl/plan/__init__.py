@@ -3,9 +3,9 @@
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans
 from meshdsl.plan.file import load_plan
-from meshdsl.plan.timing import Line, Span
-from meshdsl.plan.value import Array, Collective, Plan
-from meshdsl.planner.strategies import Answer, Instance, load_instance, solve
+from meshdsl.plan.plan import Array, Collective, Plan
+from meshdsl.plan.types import Line, Span
+from meshdsl.planner.contest import Answer, Instance, load_instance, solve
 
 __all__ = [
     "Answer",

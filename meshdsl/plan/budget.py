@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol, SupportsFloat, TypeAlias
 
 from meshdsl.errors import ArgumentError, BudgetError, faults, is_a, nearest
-from meshdsl.layouts.price import COLLECTIVES
+from meshdsl.layouts.collective_cost import COLLECTIVES
 
 Kinds: TypeAlias = Mapping[str, int] | Collection[str]
 

@@ -4,29 +4,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 
-import meshdsl.rules  # noqa: F401  (registers every rule)
-from meshdsl.collector import uncollected
-from meshdsl.ir import LOOPS, Graph, Leaf, Op, Program, Value
-from meshdsl.later import Later
+from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, Program, Value
+from meshdsl.ir.index import named, numbering_of
+from meshdsl.ir.solution import Pins, Solution
+from meshdsl.ir.text import fingerprint
+from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import Move
 from meshdsl.layouts.placement import B, P
-from meshdsl.layouts.price import COLLECTIVES
-from meshdsl.layouts.space import complete
-from meshdsl.plan.inside import Inside, collectives_inside
-from meshdsl.plan.overlap import simulated_seconds
-from meshdsl.plan.priced import priced
-from meshdsl.plan.reason import Reasons
-from meshdsl.plan.spans import Lines, make_spans
-from meshdsl.plan.timing import Timing
-from meshdsl.plan.value import Array, Collective, Plan
-from meshdsl.plan.work import Work
-from meshdsl.planner.kinds import Kinds
-from meshdsl.planner.numbering import named, numbering_of
-from meshdsl.planner.solution import Pins, Solution
-from meshdsl.program_text import fingerprint
+from meshdsl.layouts.reshard import Move, complete
+from meshdsl.plan.op_times import Lines, Work, make_spans, priced
+from meshdsl.plan.plan import Array, Collective, Plan
+from meshdsl.plan.reasons import Inside, Reasons, collectives_inside
+from meshdsl.plan.simulate import simulated_seconds
+from meshdsl.plan.types import Timing
+from meshdsl.planner.problem.variables import Kinds
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
-from meshdsl.trace.casts import CAST
+from meshdsl.trace.passes.duplicate import CAST
+from meshdsl.util.lazy import Later
+from meshdsl.util.runtime import uncollected
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
 _text = cache(str)  # of dtypes: numpy works theirs out each time

@@ -4,7 +4,7 @@ See ``problem`` for the optimisation problem, ``search`` for how it is solved, `
 certificate, ``closing`` for how both meet, and ``fit`` for the memory limit.
 """
 
-from meshdsl.planner.solution import Pins, Solution
+from meshdsl.ir.solution import Pins, Solution
 from meshdsl.planner.solve import solve
 
 __all__ = ["Pins", "Solution", "solve"]

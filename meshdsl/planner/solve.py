@@ -4,23 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from meshdsl.beside import Start, beside
-from meshdsl.collector import uncollected
-from meshdsl.ir import Program
+from meshdsl.ir.graph import Program
+from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.allowed import adds_to
-from meshdsl.planner.clock import Clock
-from meshdsl.planner.distances import Hidden
-from meshdsl.planner.dual import Begun, begun, dual_bound
-from meshdsl.planner.extract import Choice, layouts_of, rows_by_op, trees_of
-from meshdsl.planner.fit import Fitter
-from meshdsl.planner.memory import Peak
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import ROUNDED, carried, evaluated, find, jointly, quick_bound
-from meshdsl.planner.simple import simplest
-from meshdsl.planner.solution import Pins, Solution
-from meshdsl.planner.stacks import split_stacks
+from meshdsl.planner.costs.reshard_cost import Hidden
+from meshdsl.planner.liveness.peak import Peak
+from meshdsl.planner.memory.dual import Begun, begun, dual_bound
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.objective import Choice, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.problem.build import make_problem, repin, split_stacks
+from meshdsl.planner.problem.model import Model, adds_to
+from meshdsl.planner.search.search import ROUNDED, carried, evaluated, find, jointly, quick_bound
+from meshdsl.planner.search.tie_break import simplest
+from meshdsl.util.runtime import Clock, Start, beside, uncollected
 
 _LITTLE = (
     600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does;

@@ -1,34 +1,28 @@
 """Rules of JAX primitives: what each operation does to placements on one mesh axis."""
 
 from meshdsl.rules import (
-    contraction,
-    effects,
+    convolution,
     elementwise,
     indexing,
     linalg,
-    ordering,
-    ragged,
+    matmul,
     random,
     reduction,
-    structural,
-    windows,
+    shape,
 )
 from meshdsl.rules.registry import RULES, asked_rows_of, rows_of, rule
 
 __all__ = [
     "RULES",
     "asked_rows_of",
-    "contraction",
-    "effects",
+    "convolution",
     "elementwise",
     "indexing",
     "linalg",
-    "ordering",
-    "ragged",
+    "matmul",
     "random",
     "reduction",
     "rows_of",
     "rule",
-    "structural",
-    "windows",
+    "shape",
 ]

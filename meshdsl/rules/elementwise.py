@@ -19,14 +19,13 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from meshdsl.ir import Literal, Op, Value
+from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.layouts.placement import B, P, Placement
-from meshdsl.layouts.rule import Dims, Rule, Signature
+from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
 
 MAX, MIN = P("max"), P("min")
 Groups = tuple[tuple[int, ...], ...]
-
 # Blocks only.
 UNRELATED = (
     "abs acos acosh asin atan2 atanh bessel_i0e bessel_i1e clz cos cosh digamma eq eq_to erf_inv "

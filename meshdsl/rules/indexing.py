@@ -22,11 +22,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from meshdsl.ir import Op
+from meshdsl.ir.graph import Op
 from meshdsl.layouts.placement import B, P, Placement, S
-from meshdsl.layouts.rule import Dims, Rule, Signature
+from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import carries, rule
-from meshdsl.rules.structural import kept, named
+from meshdsl.rules.shape import kept, named
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ ormqr, *_solve    linear in the right-hand side, whose other dim is one more bat
 the others        cholesky, qr, svd, ...: neither linear nor monotone
 """
 
-from meshdsl.ir import Op
-from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.ir.graph import Op
+from meshdsl.layouts.sharding_rule import Dims, Rule
 from meshdsl.rules.registry import rule
-from meshdsl.rules.structural import kept, named
+from meshdsl.rules.shape import kept, named
 
 # Trailing dims of the first operand that are one problem.
 CORE = {

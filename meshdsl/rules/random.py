@@ -10,11 +10,16 @@ depends on the other keys beside it, so such arrays stay whole.
 """
 
 import jax
+import jax.numpy as jnp
 
-from meshdsl.ir import Literal, Op, Value
-from meshdsl.layouts.rule import Dims, Rule
+from meshdsl.ir.graph import Literal, Op, Value
+from meshdsl.layouts.placement import B, P
+from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
-from meshdsl.rules.structural import kept, named
+from meshdsl.rules.shape import kept, named
+
+# ---- Random ----------------------------------------------------------------------------------------------------------
+
 
 # Keys of which each is used alone, by the name of their dtype; what other kinds do in arrays is unknown.
 ALONE = ("key<fry>", "key<fry4>", "key<phx2>", "key<phx4>")
@@ -88,3 +93,20 @@ def _alone(keys: Value | Literal) -> bool:
 
 def _first(shape: tuple[int, ...], shared: int) -> Dims:
     return named(*(f"d{i}" if i < shared else None for i in range(len(shape))))
+
+
+# ---- Effects ---------------------------------------------------------------------------------------------------------
+# The rule of a call that is made for what it does, and returns something: it is made once.
+#
+# The first device makes it, the others have zeros: so its results are partial sums on every axis,
+# and partial maxima where they are bools. Who reads them decides how they are put together.
+
+
+@rule("io_callback")
+def once(op: Op) -> Rule:
+    """Whole operands, partial results, and nothing else."""
+    whole, none = (B,) * len(op.inputs), tuple(named(*(None for _ in v.shape)) for v in op.outputs)
+    held = tuple(P("max") if v.dtype == jnp.bool_ else P for v in op.outputs)
+    copies = {(whole, (B,) * len(op.outputs))} if op.outputs else set()
+    operands = tuple(named(*(None for _ in x.shape)) for x in op.inputs)
+    return Rule(operands, none, extra=(Signature(whole, held),), without=frozenset(copies))

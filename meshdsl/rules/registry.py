@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import dtypes
 
-from meshdsl.ir import Literal, Op
+from meshdsl.ir.graph import Literal, Op
 from meshdsl.layouts.placement import B, P, Partial, Placement
-from meshdsl.layouts.rule import Rule, Signature
+from meshdsl.layouts.sharding_rule import Rule, Signature
 
 RuleOf = Callable[[Op], Rule]
 RULES: dict[str, RuleOf] = {}

@@ -18,34 +18,26 @@ from typing import Any
 
 import jax
 
-from meshdsl.collector import uncollected
-from meshdsl.custom.prove import check_rules
-from meshdsl.dsl.pinned import pinning
-from meshdsl.ir import Graph, Program, check_graph, walk
-from meshdsl.layouts.rules import Table
-from meshdsl.trace import calls, loops
-from meshdsl.trace.alias import drop_identities, drop_stages
-from meshdsl.trace.arguments import Call, flatten_call, path_leaves, typed_leaf
-from meshdsl.trace.broadcasts import fold_cuts
-from meshdsl.trace.casts import part_casts
-from meshdsl.trace.clone import clone_constants
-from meshdsl.trace.common import merge_common
-from meshdsl.trace.dead import drop_dead
-from meshdsl.trace.empty import make_empty
-from meshdsl.trace.failing import user_terms
-from meshdsl.trace.graphs import number
-from meshdsl.trace.hoist import hoist
-from meshdsl.trace.invariant import drop_invariants, run_once
-from meshdsl.trace.masks import choose_masked
-from meshdsl.trace.notes import note_constraints, note_lost_changes
-from meshdsl.trace.opaque import check_opaque
-from meshdsl.trace.pads import fold_pads
-from meshdsl.trace.phases import mark_phases
-from meshdsl.trace.read import read_jaxpr
-from meshdsl.trace.rolls import find_rolls
-from meshdsl.trace.shifts import find_shifts
-from meshdsl.trace.trips import count_trips
-from meshdsl.trace.values import check_arrays, check_captured
+from meshdsl.custom_rules.validate import check_rules
+from meshdsl.dsl.named_array import pinning
+from meshdsl.ir.graph import Graph, Program, check_graph, walk
+from meshdsl.ir.rewrite import number
+from meshdsl.layouts.axis_rules import Table
+from meshdsl.trace import read_jaxpr as calls
+from meshdsl.trace import read_jaxpr as loops
+from meshdsl.trace.annotate import count_trips, mark_phases
+from meshdsl.trace.arguments import Call, check_arrays, check_captured, flatten_call, path_leaves, typed_leaf
+from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_lost_changes, user_terms
+from meshdsl.trace.passes.align_shifts import find_shifts
+from meshdsl.trace.passes.canonicalize import choose_masked, drop_identities, drop_stages, fold_cuts, make_empty
+from meshdsl.trace.passes.cse import merge_common
+from meshdsl.trace.passes.dce import drop_dead
+from meshdsl.trace.passes.duplicate import clone_constants, part_casts
+from meshdsl.trace.passes.fold_pads import fold_pads
+from meshdsl.trace.passes.loop_invariants import drop_invariants, hoist, run_once
+from meshdsl.trace.passes.rolls import find_rolls
+from meshdsl.trace.read_jaxpr import read_jaxpr
+from meshdsl.util.runtime import uncollected
 
 __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 

@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from meshdsl.ir import Source
+from meshdsl.ir.graph import Source
 
 _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
-_LOWERING = (_OWN / "lowering", _OWN.parent / "lowering")  # installed, or in a checkout
-_SERVING = (_OWN, _OWN / "custom", _OWN / "dsl", *_LOWERING)  # what users call inside a step
+_BESIDE = (
+    _OWN if (_OWN / "layouts").exists() else _OWN.parent
+)  # of layouts, lowering and models: installed, or a checkout
+# Models and training code of this package are programs like any other. Everything else of it serves programs.
+_PROGRAMS = (f"{_BESIDE}/models/", f"{_OWN}/training/")
+_PACKAGE = (f"{_OWN}/", f"{_BESIDE}/layouts/", f"{_BESIDE}/lowering/")
 _KNOWN = 1 << 12  # places
 _NOWHERE = Source()
 
@@ -82,10 +86,10 @@ def _source(traceback: Any, code: Any, position: int) -> Source:
 def _kind(file: str) -> str:
     if file.startswith(_TRACE):
         return "trace"
-    if Path(file).parent in _SERVING or file.startswith("<"):
+    if file.startswith(_PROGRAMS):
+        return "user"
+    if file.startswith((*_PACKAGE, "<")):
         return "internal"
-    if file.startswith(f"{_OWN}/"):
-        return "user"  # models and training code of this package are programs like any other
     if any(part in file for part in _INSTALLED):
         return "internal" if file.startswith(_INTERNAL[0]) else "library"
     return "internal" if file.startswith(_INTERNAL) else "user"

@@ -1,19 +1,29 @@
-"""Batches of shuffled records, whose position in a run is the number of steps done.
+"""The batches of a run, from any step on, each array placed as the plan wants it.
 
-Records are a grain ``MapDataset``: record ``i`` is known from ``i`` alone, so a run goes on after any number of
-batches with exactly those it would have had, and a process of several reads only the rows that its devices hold.
-
-    Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
+With several processes each makes only the rows that its own devices hold, where the batches can give them
+(``Batches``); of any other iterable each process makes whole batches and keeps its rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from sys import maxsize
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grain.python as grain
+import jax
 import numpy as np
 
-from meshdsl.errors import ArgumentError, faults
+from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.ir.graph import array_type
+
+# ---- Batches ---------------------------------------------------------------------------------------------------------
+# Batches of shuffled records, whose position in a run is the number of steps done.
+#
+# Records are a grain ``MapDataset``: record ``i`` is known from ``i`` alone, so a run goes on after any number of
+# batches with exactly those it would have had, and a process of several reads only the rows that its devices hold.
+#
+#     Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
+
 
 Batch = dict[str, np.ndarray]
 
@@ -77,3 +87,91 @@ def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
     """The records of a source (``len`` and ``[i]``, or a dict of arrays) without end, shuffled anew in every epoch."""
     records = Rows(source) if isinstance(source, Mapping) else source
     return grain.MapDataset.source(records).seed(seed).shuffle().repeat()
+
+
+# ---- Feed ------------------------------------------------------------------------------------------------------------
+
+
+Feed: TypeAlias = Callable[[int], Iterator[Any]]
+
+
+def feed_of(batches: Iterable[Any]) -> Feed:
+    """Whole batches, wherever they lie."""
+    if isinstance(batches, Batches):
+        return lambda done: batches.rows(range(batches.batch), done)
+    return lambda done: islice(iter(batches), done, None)
+
+
+def placed_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
+    """Batches of the structure of ``example``, lying in ``shardings``.
+
+    Args:
+      example: the step's last argument, arrays or ``jax.ShapeDtypeStruct``.
+      shardings: the same tree of ``NamedSharding``.
+    """
+    return _Placed(batches, example, shardings).after
+
+
+class _Placed:
+    def __init__(self, batches: Iterable[Any], example: Any, shardings: Any) -> None:
+        self._batches = batches
+        self._leaves, self._tree = jax.tree.flatten(example)
+        self._paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(example)]
+        self._shardings = jax.tree.leaves(shardings)
+        self._rows: Sequence[int] | None = None
+        if isinstance(batches, Batches):
+            self._rows = _own_rows(batches.batch, self._leaves, self._shardings)
+
+    def after(self, done: int) -> Iterator[Any]:
+        """The batches that follow the first ``done``."""
+        if isinstance(self._batches, Batches) and self._rows is not None:
+            given = self._batches.rows(self._rows, done)
+        else:
+            given = islice(iter(self._batches), done, None)
+        return map(self._place, given)
+
+    def _place(self, batch: Any) -> Any:
+        leaves = [np.asarray(x) for x in jax.tree.leaves(batch)]
+        self._check(leaves)
+        placed = map(self._global, leaves, self._leaves, self._shardings)
+        return jax.tree.unflatten(self._tree, list(placed))
+
+    def _global(self, local: np.ndarray, leaf: Any, at: jax.sharding.NamedSharding) -> jax.Array:
+        def block(index: Any) -> np.ndarray:
+            return local[self._found(index[0]), *index[1:]] if index else local
+
+        return jax.make_array_from_callback(leaf.shape, at, block)
+
+    def _found(self, wanted: slice) -> slice | np.ndarray:
+        """Where the wanted rows of the whole batch are among those at hand."""
+        if self._rows is None:
+            return wanted
+        return np.searchsorted(self._rows, np.arange(len(self._leaves[0]))[wanted])
+
+    def _check(self, leaves: list[np.ndarray]) -> None:
+        count = None if self._rows is None else len(self._rows)
+        wanted = [_type(x, count) for x in self._leaves]
+        got = [_type(x, None) for x in leaves]
+        if got == wanted:
+            return
+        if len(got) != len(wanted):
+            rows = [f"{len(got)} arrays; the step's last argument has {len(wanted)}: {', '.join(self._paths)}"]
+        else:
+            pairs = zip(self._paths, got, wanted, strict=True)
+            rows = [f"{path}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
+        raise ArgumentError(faults("a batch is not the step's last argument:", shortened(rows)))
+
+
+def _type(x: Any, rows: int | None) -> str:
+    return array_type(x.dtype, x.shape if rows is None else (rows, *x.shape[1:]), ())
+
+
+def _own_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.sharding.NamedSharding]) -> list[int]:
+    """The rows of a batch that devices of this process hold, in any of its arrays."""
+    own: set[int] = set()
+    for leaf, at in zip(leaves, shardings, strict=True):
+        if not leaf.shape or leaf.shape[0] != batch:
+            raise ArgumentError(f"batches of {batch} rows for an array {_type(leaf, None)} in the step's last argument")
+        blocks = at.addressable_devices_indices_map(leaf.shape).values()
+        own.update(*(range(batch)[block[0]] for block in blocks if block))
+    return sorted(own)

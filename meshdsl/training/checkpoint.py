@@ -12,7 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from meshdsl.errors import ArgumentError, faults, shortened
-from meshdsl.ir import array_type
+from meshdsl.ir.graph import array_type
 
 State = tuple[Any, ...]
 

@@ -18,21 +18,18 @@ import jax
 from rich.console import Console
 
 from meshdsl.api import Program, Sharded
+from meshdsl.api.program import planned
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.topology import Topology
-from meshdsl.layouts.topology_file import load_topology, save_topology, topology_text
-from meshdsl.planned import planned
-from meshdsl.training.data import load, unigram_entropy
+from meshdsl.layouts.topology import Topology, load_topology, save_topology, topology_text
+from meshdsl.training.datasets.text import load, unigram_entropy
+from meshdsl.training.evaluate import sample_text
 from meshdsl.training.loop import Run
-from meshdsl.training.picture import draw_curves
-from meshdsl.training.processes import STOPPED
-from meshdsl.training.record import History
-from meshdsl.training.sample import sample_text
-from meshdsl.training.trainer import check_trainable, made_by, steps_of, train_program
+from meshdsl.training.metrics import History, draw_curves
+from meshdsl.training.multihost import STOPPED
+from meshdsl.training.run import check_trainable, made_by, steps_of, train_program
 
 PROMPT = "ROMEO.\n"
-
 console = Console(highlight=False)
 
 

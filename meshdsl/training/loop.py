@@ -8,21 +8,113 @@ plain ``jax.jit`` one. A run goes on from its newest checkpoint with the batches
 have had without the interruption. With several processes all call this; the first shows and writes.
 """
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from meshdsl.training.batches import Feed
 from meshdsl.training.checkpoint import Checkpoints, State
-from meshdsl.training.feed import Feed
-from meshdsl.training.progress import TrainingBar
-from meshdsl.training.record import History, Metrics, Record
-from meshdsl.training.stop import Stop
+from meshdsl.training.metrics import History, Metrics, Record
+
+# ---- Progress --------------------------------------------------------------------------------------------------------
+# What a person sees while a run trains: a bar with loss, speed and time left.
+
+
+class TrainingBar:
+    """A progress bar over the steps of a run; a context manager.
+
+    Args:
+      steps: steps of the whole run.
+      done: steps that an earlier process did.
+      unit: what is counted per second.
+      shown: whether anything is shown at all.
+    """
+
+    def __init__(self, steps: int, done: int, unit: str, shown: bool = True) -> None:
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[rate]:,.0f} " + f"{unit}/s"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            disable=not shown,
+        )
+        self._shown = shown
+        self._task = self._progress.add_task("training", total=steps, completed=done, loss=float("nan"), rate=0.0)
+
+    def __enter__(self) -> "TrainingBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, loss: float, units: int) -> None:
+        """One step more, with its loss and how many units it had."""
+        self._progress.update(self._task, advance=1, loss=loss, rate=units * self._speed())
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        if self._shown:
+            self._progress.console.print(text, highlight=False)
+
+    def _speed(self) -> float:
+        return self._progress.tasks[0].speed or 0.0
+
+
+# ---- Stop ------------------------------------------------------------------------------------------------------------
+# Stopping cleanly: a run that is told to end finishes its step, saves, and says how to go on.
+
+
+class Stop:
+    """Hears SIGTERM and Ctrl-C while a run trains; a context manager. A second Ctrl-C ends it at once.
+
+    With several processes jax hears SIGTERM, and all of them agree on the step after which they stop.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if jax.process_count() == 1:
+            self._before = {kind: signal.signal(kind, self._hear) for kind in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def after(self, step: int) -> bool:
+        """Whether to stop after this step; every process asks after every step."""
+        if jax.process_count() > 1:
+            return bool(multihost_utils.reached_preemption_sync_point(step))
+        return self._asked
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for kind, handler in self._before.items():
+            signal.signal(kind, handler)
+        self._before = {}
+
+
+# ---- Loop ------------------------------------------------------------------------------------------------------------
+
 
 Step = Callable[..., Any]
 Evaluate = Callable[..., Mapping[str, Any]]

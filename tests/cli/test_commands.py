@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import meshdsl as md
 from meshdsl.cli import app, main
-from meshdsl.cli.names import load_program
+from meshdsl.cli.common import load_program
 from meshdsl.layouts.topology import preset_names
 
 ROOT = Path(__file__).parent.parent.parent

@@ -24,7 +24,7 @@ from bench.fallbacks import fallbacks
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.lowering.check import check_numbers
+from meshdsl.lowering.numerics import check_numbers
 from meshdsl.trace import trace
 from tests.coverage.cases import Case
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.layouts.rule import Rule
+from meshdsl.layouts.sharding_rule import Rule
 from meshdsl.rules import RULES
 from tests.coverage.cases import cases
 from tests.coverage.judge import judge

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.dsl.order import common_order
+from meshdsl.dsl.named_array import common_order
 from meshdsl.errors import DimError, MeshDSLError, NotationError
 
 x = md.named(np.arange(24, dtype=np.float32).reshape(2, 3, 4), "batch seq embed")

@@ -16,23 +16,23 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.executable import Executable
-from meshdsl.ir import Program
-from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.check import NUDGES, check_numbers, nudge, rounding
-from meshdsl.lowering.hlo import compiled_collectives
+from meshdsl.api.executable import Executable
+from meshdsl.api.plan_variants import plan_program
+from meshdsl.ir.graph import Program
+from meshdsl.ir.solution import Pins
+from meshdsl.lowering.hlo.collectives import compiled_collectives
+from meshdsl.lowering.numerics import NUDGES, check_numbers, nudge, rounding, wide_step
+from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import Line, compare
-from meshdsl.lowering.wide import wide_step
-from meshdsl.pad import pad_program, plan_program
-from meshdsl.pad.choose import padded_sizes
+from meshdsl.padding import pad_program
+from meshdsl.padding.min_cut import padded_sizes
 from meshdsl.pins import make_pins
 from meshdsl.plan.build import build_plan
-from meshdsl.plan.value import Plan
-from meshdsl.planner.exact import TIES
-from meshdsl.planner.least import least_memory, least_seconds
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.solution import Pins
+from meshdsl.plan.plan import Plan
+from meshdsl.planner.bounds.trivial import least_memory, least_seconds
+from meshdsl.planner.costs.fixed_point import TIES
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from tests.fuzz.generator import Batch, Case
 from tests.fuzz.optimum import cheapest

@@ -9,8 +9,8 @@ from functools import cache
 
 import numpy as np
 
-from meshdsl.planner.model import Model
-from meshdsl.planner.tree import tree
+from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.problem.model import Model
 
 
 def cheapest(model: Model, known: float, visits: int) -> float | None:

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from meshdsl.ir import Program
+from meshdsl.ir.graph import Program
+from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.extract import Evaluator, layouts_of, rows_by_op, trees_of
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.solution import Pins, Solution
+from meshdsl.planner.objective import Evaluator, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 
 
 def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshdsl.layouts.deal import deal
+from meshdsl.layouts.exchange import deal
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])

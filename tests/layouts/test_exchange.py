@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts.collective_cost import COLLECTIVES, price
 from meshdsl.layouts.exchange import Exchange, in_turn, pieces, rounds, steps
-from meshdsl.layouts.move import moves
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.price import COLLECTIVES, price
+from meshdsl.layouts.reshard import moves
 
 
 @pytest.mark.parametrize("extent", [1, 2, 5])

@@ -3,7 +3,7 @@
 import pytest
 
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.rule import Rule, Signature
+from meshdsl.layouts.sharding_rule import Rule, Signature
 
 
 def table(rule):

@@ -6,10 +6,8 @@ import pytest
 
 from meshdsl.errors import LayoutError
 from meshdsl.layouts import Layout, Mesh, P, topology
-from meshdsl.layouts.move import moves
-from meshdsl.layouts.price import COLLECTIVES
-from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.space import complete, space
+from meshdsl.layouts.collective_cost import COLLECTIVES
+from meshdsl.layouts.reshard import complete, moves, reshard, space
 
 MESH = Mesh(x=4, y=2)
 

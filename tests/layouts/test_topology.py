@@ -3,10 +3,9 @@
 import pytest
 
 from meshdsl.errors import ArgumentError, LayoutError
+from meshdsl.layouts.collective_cost import price
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.price import price
-from meshdsl.layouts.topology import Link, Topology, preset_names, topology
-from meshdsl.layouts.topology_file import load_topology, save_topology
+from meshdsl.layouts.topology import Link, Topology, load_topology, preset_names, save_topology, topology
 
 PRESETS = "cpu dgx-1v dgx-a100 dgx-h100 gb200-nvl72 tpu-v4 tpu-v5e tpu-v5p tpu-v6e"
 NODE = Topology("node", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(1e-5, 1e10, devices=8),))

@@ -6,14 +6,12 @@ from itertools import count
 import jax
 from jax.extend.core import Literal as JaxLiteral
 
-from meshdsl.ir import Graph, Leaf, Literal, Op, Program, Value, check_graph, walk
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value, check_graph, walk
+from meshdsl.ir.solution import Solution
+from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.move import arrange
 from meshdsl.layouts.placement import B, P, S, Split
-from meshdsl.layouts.price import COLLECTIVES
-from meshdsl.layouts.reshard import reshard
-from meshdsl.layouts.space import complete
-from meshdsl.planner.solution import Solution
+from meshdsl.layouts.reshard import arrange, complete, reshard
 
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "copy")

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import CheckError
-from meshdsl.lowering.check import check_numbers, nudge
+from meshdsl.lowering.numerics import check_numbers, nudge
 
 BIG = np.array([1.0, -2.0, 4.0], np.float32)
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.lowering.boundary import device_mesh, input_layouts, output_layouts, place, shardings
-from meshdsl.lowering.check import check_numbers
-from meshdsl.lowering.constraints import constrained_function
+from meshdsl.lowering.gspmd import constrained_function
+from meshdsl.lowering.numerics import check_numbers
+from meshdsl.lowering.shardings import device_mesh, input_layouts, output_layouts, place, shardings
 from tests.lowering.graphs import Hand, program_of
 from tests.lowering.test_program import LAYOUTS, MESH, accumulate, mlp, mlp_args
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshdsl.lowering.groups import axes_of_groups, axes_of_pairs, replica_groups, source_target_pairs
+from meshdsl.lowering.hlo.collectives import axes_of_groups, axes_of_pairs, replica_groups, source_target_pairs
 
 SIZES = {"x": 4, "y": 2}
 ALONG_X = ((0, 2, 4, 6), (1, 3, 5, 7))

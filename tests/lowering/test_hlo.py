@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.boundary import device_mesh
-from meshdsl.lowering.hlo import compiled_collectives
+from meshdsl.lowering.hlo.collectives import compiled_collectives
+from meshdsl.lowering.shardings import device_mesh
 
 MESH = Mesh(x=4, y=2)
 X, Y = "replica_groups={{0,2,4,6},{1,3,5,7}}", "replica_groups=[4,2]<=[8]"

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.lowering.hlo_flops import product_flops
-from meshdsl.lowering.hlo_once import without_repeats
-from meshdsl.lowering.hlo_text import parse_module
+from meshdsl.lowering.hlo.dedup import without_repeats
+from meshdsl.lowering.hlo.flops import product_flops
+from meshdsl.lowering.hlo.parse import parse_module
 
 TEXT = """HloModule m
 

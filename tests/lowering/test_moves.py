@@ -7,10 +7,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.move import Move, moves
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.space import space
-from meshdsl.lowering.moves import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
+from meshdsl.layouts.reshard import Move, moves, space
+from meshdsl.lowering.local.collectives import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
 from tests.lowering.blocks import assemble, full, split_numpy
 
 TWO = Mesh(x=4, y=2)

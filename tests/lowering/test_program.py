@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.boundary import device_mesh, input_layouts, output_layouts, place, shardings
-from meshdsl.lowering.check import check_numbers
-from meshdsl.lowering.hlo import compiled_collectives
+from meshdsl.lowering.hlo.collectives import compiled_collectives
+from meshdsl.lowering.numerics import check_numbers
 from meshdsl.lowering.program import sharded_function
+from meshdsl.lowering.shardings import device_mesh, input_layouts, output_layouts, place, shardings
 from meshdsl.lowering.verify import verify_compiled
 from tests.lowering.graphs import Hand, planned, program_of
 

@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import DeviceError, VerifyError
-from meshdsl.lowering.targets import KINDS, parse_target
+from meshdsl.lowering.aot_targets import KINDS, parse_target
 
 MESH = md.Mesh(data=4, model=2)
 compiles = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed")
@@ -63,7 +63,7 @@ def test_a_target_that_the_mesh_does_not_fit():
 
 def test_a_compiler_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    monkeypatch.setattr("meshdsl.lowering.targets.find_spec", lambda name: None)
+    monkeypatch.setattr("meshdsl.lowering.aot_targets.find_spec", lambda name: None)
     with pytest.raises(DeviceError, match="no compiler for target tpu-v5e:2x4 is installed: pip install 'meshdsl"):
         md.parallelize(step, MESH).verify(*ARGS, target="tpu-v5e:2x4")
 

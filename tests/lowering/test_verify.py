@@ -6,7 +6,7 @@ import pytest
 
 from meshdsl.errors import VerifyError
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.hlo import CompiledCollective
+from meshdsl.lowering.hlo.collectives import CompiledCollective
 from meshdsl.lowering.verify import compare, verify_compiled
 from tests.lowering.graphs import Planned
 

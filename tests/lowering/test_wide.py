@@ -7,8 +7,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.lowering.check import check_numbers
-from meshdsl.lowering.wide import wide_step
+from meshdsl.lowering.numerics import check_numbers, wide_step
 from meshdsl.trace import trace
 
 HALF = jnp.bfloat16

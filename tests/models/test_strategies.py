@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api.plan_variants import plan_program
 from meshdsl.layouts.topology import Link
 from meshdsl.models import dlrm, gpt, llama, mixture, mlp, recurrent, resnet, t5, vit
-from meshdsl.pad import plan_program
 from meshdsl.pins import make_pins
 from meshdsl.trace import trace
 from tests.models.values import start

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 
 

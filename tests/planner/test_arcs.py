@@ -3,8 +3,8 @@
 import pytest
 
 import meshdsl as md
-from meshdsl.layouts.space import Space, makes_partial
-from meshdsl.planner.arcs import arrays
+from meshdsl.layouts.reshard import Space, makes_partial
+from meshdsl.planner.costs.reshard_cost import arrays
 
 MESHES = [
     md.Mesh(x=4),

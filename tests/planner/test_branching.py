@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from meshdsl.errors import MemoryLimitError
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.planner import solve
-from meshdsl.planner.branching import Branching
-from meshdsl.planner.clock import Clock
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.fit import Fitter
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.memory.branch_and_bound import Branching
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
+from meshdsl.util.runtime import Clock
 from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
 
 FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all of them to be made

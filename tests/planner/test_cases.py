@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.layouts.price import COLLECTIVES
+from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.reshard import reshard
 
 MESH = md.Mesh(x=4, y=2)

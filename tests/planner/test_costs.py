@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from meshdsl.ir import walk
-from meshdsl.lowering.hlo_flops import product_flops
-from meshdsl.lowering.hlo_text import parse_module
-from meshdsl.planner.costs import materialised, work_of
-from meshdsl.trace.read import read_jaxpr
+from meshdsl.ir.graph import walk
+from meshdsl.lowering.hlo.flops import product_flops
+from meshdsl.lowering.hlo.parse import parse_module
+from meshdsl.planner.costs.op_cost import materialised, work_of
+from meshdsl.trace.read_jaxpr import read_jaxpr
 
 LARGE, SMALL = np.zeros((64, 8), np.float32), np.zeros((1, 8), np.float32)
 INDEX = np.zeros((1, 1), np.int32)

@@ -8,35 +8,34 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.beside import beside
-from meshdsl.layouts.rules import Rules
+from meshdsl.ir.solution import Pins
+from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
-from meshdsl.planner import dual as dual_module
-from meshdsl.planner import fit as fit_module
-from meshdsl.planner import joint as joint_module
-from meshdsl.planner import many as many_module
-from meshdsl.planner import search as search_module
-from meshdsl.planner.dearest import add_dearest
-from meshdsl.planner.dual import _Dual, begun, dual_bound
-from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
-from meshdsl.planner.fit import Fitter
-from meshdsl.planner.floor import Floor
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.memory import Liveness
-from meshdsl.planner.model import Model
-from meshdsl.planner.network import Network
-from meshdsl.planner.placed import placed
-from meshdsl.planner.points import Points
-from meshdsl.planner.prices import Prices
-from meshdsl.planner.problem import make_problem, repin
-from meshdsl.planner.search import find
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.encoding import fanout as many_module
+from meshdsl.planner.encoding import networks as joint_module
+from meshdsl.planner.encoding.fanout import add_dearest
+from meshdsl.planner.encoding.hubs import Stars
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.liveness.peak import Liveness
+from meshdsl.planner.liveness.timeline import placed
+from meshdsl.planner.memory import dual as dual_module
+from meshdsl.planner.memory import fit as fit_module
+from meshdsl.planner.memory.dual import _Dual, begun, dual_bound
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.memory.lower_bound import Floor
+from meshdsl.planner.memory.pricing import Points
+from meshdsl.planner.mrf.network import Network
+from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
+from meshdsl.planner.problem.build import make_problem, repin
+from meshdsl.planner.problem.model import Model, Prices
+from meshdsl.planner.search import search as search_module
+from meshdsl.planner.search.search import find
 from meshdsl.planner.solve import solve
-from meshdsl.planner.stars import Stars
-from meshdsl.planner.tree import tree
 from meshdsl.trace import trace
+from meshdsl.util.runtime import beside
 from tests.planner.graphs import minimum, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)

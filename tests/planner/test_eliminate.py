@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdsl.planner import messages
-from meshdsl.planner.eliminate import eliminate, lower_bound
-from meshdsl.planner.network import Network
+from meshdsl.planner.mrf import trws as messages
+from meshdsl.planner.mrf.elimination import eliminate, lower_bound
+from meshdsl.planner.mrf.network import Network
 
 
 @st.composite

@@ -8,10 +8,10 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts.exchange import Exchange
 from meshdsl.layouts.placement import B, S
-from meshdsl.layouts.rule import Signature
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.plan.inside import collectives_inside
-from meshdsl.planner.exchanges import exchange_seconds
+from meshdsl.plan.reasons import collectives_inside
+from meshdsl.planner.costs.op_cost import exchange_seconds
 from meshdsl.rules import rows_of
 from meshdsl.trace import trace
 

@@ -10,13 +10,12 @@ import optax
 
 import meshdsl as md
 from meshdsl.models import gpt
-from meshdsl.planner import mix
-from meshdsl.planner.clock import Clock
-from meshdsl.planner.extract import Choice, Evaluator
-from meshdsl.planner.memory import Liveness, Peak
-from meshdsl.planner.mix import split
-from meshdsl.planner.parts import Parts, apart
-from meshdsl.planner.placer import Placer
+from meshdsl.planner.liveness.peak import Liveness, Peak
+from meshdsl.planner.memory import combine as mix
+from meshdsl.planner.memory.combine import Parts, apart, split
+from meshdsl.planner.memory.fit import Placer
+from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.util.runtime import Clock
 from tests.planner.graphs import TWO, layout_of, problem_of, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)

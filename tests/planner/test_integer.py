@@ -9,9 +9,9 @@ import meshdsl as md
 from meshdsl import models
 from meshdsl.layouts.topology import Link
 from meshdsl.pins import make_pins
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
 from tests.planner.integer import Whole

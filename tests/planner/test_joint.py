@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.planner import joint as joint_module
-from meshdsl.planner import many as many_module
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.projection import projections
-from meshdsl.planner.solution import Pins
+from meshdsl.ir.solution import Pins
+from meshdsl.planner.encoding import fanout as many_module
+from meshdsl.planner.encoding import networks as joint_module
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.projection import projections
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, minimum, shape
 

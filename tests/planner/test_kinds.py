@@ -5,19 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshdsl.ir.index import numbering_of
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
-from meshdsl.planner.arrays import numbered
-from meshdsl.planner.identity import identity
-from meshdsl.planner.kinds import Kinds
-from meshdsl.planner.model import Model
-from meshdsl.planner.node import Problem
-from meshdsl.planner.numbering import numbering_of
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.reach import drop_unreachable_partials
-from meshdsl.planner.solution import Pins
-from meshdsl.planner.twins import Twins
+from meshdsl.planner.problem.build import Problem, drop_unreachable_partials, make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.problem.variables import Kinds, Twins
 from meshdsl.trace import trace
+from meshdsl.util.arrays import identity, numbered
 from tests.planner.graphs import STEPS, shape
 
 MESH = Mesh(x=4, y=2)
@@ -113,7 +109,7 @@ def test_partial_rows_left_are_those_that_a_plain_search_reaches(name, monkeypat
     steps = {"nested": (nested, (shape(8, 8), shape(4, 8))), "layers": (layers, (shape(16, 16), shape(8, 16)))}
     step, args, *_ = {**STEPS, **steps}[name]
     with monkeypatch.context() as patched:
-        patched.setattr("meshdsl.planner.problem.drop_unreachable_partials", lambda problem: None)
+        patched.setattr("meshdsl.planner.problem.build.drop_unreachable_partials", lambda problem: None)
         found = problem(step, *args)
     wanted, before = reached(found), [node.rows for node in found.nodes]
     drop_unreachable_partials(found)

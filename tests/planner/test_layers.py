@@ -8,24 +8,22 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout
-from meshdsl.planner import blocks as blocks_module
-from meshdsl.planner import joint as joint_module
-from meshdsl.planner import packed as packed_module
-from meshdsl.planner.alike import alike_bound
-from meshdsl.planner.blocks import Blocks
-from meshdsl.planner.bound import Certificate
-from meshdsl.planner.eliminate import eliminate
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.messages import Messages, Passing, cap
-from meshdsl.planner.model import Model
-from meshdsl.planner.network import Network
-from meshdsl.planner.packed import packed
-from meshdsl.planner.prices import Prices
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.shorter import Shorter
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.bounds.certificate import Certificate
+from meshdsl.planner.encoding import blocks as blocks_module
+from meshdsl.planner.encoding import networks as joint_module
+from meshdsl.planner.encoding.blocks import Blocks
+from meshdsl.planner.encoding.kernels import alike_bound
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.reduced_depth import Shorter
+from meshdsl.planner.mrf import trws as packed_module
+from meshdsl.planner.mrf.elimination import eliminate
+from meshdsl.planner.mrf.network import Network
+from meshdsl.planner.mrf.trws import Messages, Passing, cap, packed
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, TWO, minimum, shape
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.ir import walk
-from meshdsl.planner.narrow import picks, reads
+from meshdsl.ir.graph import walk
+from meshdsl.planner.liveness.aliasing import picks, reads
 from meshdsl.trace import trace
 
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.planner.eliminate import eliminate
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Model
-from meshdsl.planner.neighbourhoods import improved
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
-from meshdsl.planner.solution import Pins
+from meshdsl.ir.solution import Pins
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.mrf.elimination import eliminate
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.local_search import improved
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
 

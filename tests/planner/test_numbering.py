@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from bench.programs import load_example
-from meshdsl.ir import Value, walk
-from meshdsl.planner.costs import PRODUCTS, is_heavy, written
-from meshdsl.planner.numbering import named, numbering_of
-from meshdsl.planner.places import places_of
-from meshdsl.planner.problem import _made_of_nothing
+from meshdsl.ir.graph import Value, walk
+from meshdsl.ir.index import named, numbering_of
+from meshdsl.planner.costs.op_cost import PRODUCTS, is_heavy, written
+from meshdsl.planner.liveness.aliasing import places_of
+from meshdsl.planner.problem.build import _made_of_nothing
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace import trace
-from meshdsl.trace.clone import CHEAP
+from meshdsl.trace.passes.duplicate import CHEAP
 from tests.planner.graphs import STEPS, shape
 
 

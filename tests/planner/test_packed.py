@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from meshdsl.planner import packed as packed_module
-from meshdsl.planner.arrays import occurring
-from meshdsl.planner.eliminate import eliminate
-from meshdsl.planner.messages import Messages, Passing, cap
-from meshdsl.planner.network import Network, Stamp
-from meshdsl.planner.packed import packed
+from meshdsl.planner.mrf import trws as packed_module
+from meshdsl.planner.mrf.elimination import eliminate
+from meshdsl.planner.mrf.network import Network, Stamp
+from meshdsl.planner.mrf.trws import Messages, Passing, cap, packed
+from meshdsl.util.arrays import occurring
 
 
 def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):

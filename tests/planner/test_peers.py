@@ -7,7 +7,7 @@ from bench.planner.cases import planned, stated, traced
 from bench.planner.peers import axis_by_axis, by_names, greedy
 from bench.planner.run import sent_by
 from bench.planner.steps import PEERS, plans_of
-from meshdsl.planner.search import search
+from meshdsl.planner.search.search import search
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of
 
 

@@ -5,13 +5,12 @@ import pytest
 
 import meshdsl as md
 from meshdsl.pins import make_pins
-from meshdsl.planner.extract import Evaluator, layouts_of, trees_of
-from meshdsl.planner.memory import Liveness
-from meshdsl.planner.model import Model
-from meshdsl.planner.placed import placed
-from meshdsl.planner.placer import Placer
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.weigher import Weigher
+from meshdsl.planner.liveness.peak import Liveness
+from meshdsl.planner.liveness.timeline import placed
+from meshdsl.planner.memory.fit import Placer, Weigher
+from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from tests.planner.graphs import layout_of
 from tests.planner.test_dual import mixed_step

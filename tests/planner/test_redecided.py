@@ -4,16 +4,15 @@ import meshdsl as md
 from bench import varied
 from bench.programs import deep_gpt
 from meshdsl.pins import make_pins
-from meshdsl.planner import fit
-from meshdsl.planner import search as search_module
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.fit import Fitter
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Model
-from meshdsl.planner.prices import Prices
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.redecided import redecided, redecided_on_many_axes
-from meshdsl.planner.search import find, search
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.memory import fit
+from meshdsl.planner.memory.branch_and_bound import redecided, redecided_on_many_axes
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model, Prices
+from meshdsl.planner.search import search as search_module
+from meshdsl.planner.search.search import find, search
 from meshdsl.trace import trace
 from tests.planner.graphs import TWO, problem_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshdsl.planner.relaxed import relax
+from meshdsl.planner.costs.kernels import relax
 
 
 @pytest.mark.parametrize("seed", range(8))

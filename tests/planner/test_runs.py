@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshdsl.planner.layers import layers_of
+from meshdsl.planner.problem.layers import layers_of
 
 
 def test_runs_forwards_and_backwards_are_matched():

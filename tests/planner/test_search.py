@@ -12,22 +12,22 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import MemoryLimitError, PinError
-from meshdsl.ir import Literal
+from meshdsl.ir.graph import Literal
+from meshdsl.ir.solution import Pins
+from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.price import COLLECTIVES
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.planner import bound as bound_module
-from meshdsl.planner import search as search_module
 from meshdsl.planner import solve
-from meshdsl.planner.bound import Certificate
-from meshdsl.planner.closing import closed
-from meshdsl.planner.extract import Evaluator, trees_of
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Model
-from meshdsl.planner.near import as_fewer, in_pairs, in_two
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import find, search
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.bounds import certificate as bound_module
+from meshdsl.planner.bounds.certificate import Certificate
+from meshdsl.planner.costs.reshard_cost import as_fewer, in_pairs, in_two
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.objective import Evaluator, trees_of
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search import search as search_module
+from meshdsl.planner.search.local_search import closed
+from meshdsl.planner.search.search import find, search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape
 

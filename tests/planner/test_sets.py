@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshdsl.planner.sets import asked_for, holds, tree_costs
-from meshdsl.planner.tree import tree
+from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.encoding.steiner_variables import asked_for, holds, tree_costs
 
 
 def random_costs(rng, size):

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.planner.extract import Evaluator
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import search
-from meshdsl.planner.simple import distinct, simplest
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.objective import Evaluator
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import search
+from meshdsl.planner.search.tie_break import distinct, simplest
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, layout_of, problem_of, shape
 

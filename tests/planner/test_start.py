@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
+from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout
-from meshdsl.planner import blocks as blocks_module
-from meshdsl.planner.joint import Joint
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import find
-from meshdsl.planner.solution import Pins
+from meshdsl.planner.encoding import blocks as blocks_module
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import find
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
 

@@ -15,16 +15,12 @@ from hypothesis import strategies as st
 
 from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.plan import Instance, load_instance, solve
-from meshdsl.planner.strategies.ascent import Ascent
-from meshdsl.planner.strategies.certify import prove
-from meshdsl.planner.strategies.contraction import Contraction
-from meshdsl.planner.strategies.core import core_of, unneeded
-from meshdsl.planner.strategies.flat import FlatCore
-from meshdsl.planner.strategies.plans import planned
-from meshdsl.planner.strategies.program import Program, narrowed, promising
-from meshdsl.planner.strategies.restarts import Restarts
-from meshdsl.planner.strategies.trees import Forests
-from meshdsl.planner.strategies.wide import Wide
+from meshdsl.planner.contest.bucket_kernels import planned
+from meshdsl.planner.contest.instance import core_of, unneeded
+from meshdsl.planner.contest.lagrangian import Ascent, FlatCore, prove
+from meshdsl.planner.contest.local_search import Forests, Restarts, Wide
+from meshdsl.planner.contest.mip import Program, narrowed, promising
+from meshdsl.planner.contest.presolve import Contraction
 
 NEVER = 10**18
 SCRIPT = Path(__file__).parents[2] / "bench" / "iopddl.py"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.space import complete, space
-from meshdsl.planner.tree import moves_of, tree
+from meshdsl.layouts.reshard import complete, space
+from meshdsl.planner.costs.steiner import moves_of, tree
 from tests.fuzz.generator import SLOW_DEVICES
 
 

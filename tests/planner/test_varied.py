@@ -5,12 +5,12 @@ import pytest
 from bench import varied
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import make_pins
-from meshdsl.planner import blocks as blocks_module
-from meshdsl.planner import search as search_module
-from meshdsl.planner.blocks import Blocks
-from meshdsl.planner.model import Model
-from meshdsl.planner.problem import make_problem
-from meshdsl.planner.search import find
+from meshdsl.planner.encoding import blocks as blocks_module
+from meshdsl.planner.encoding.blocks import Blocks
+from meshdsl.planner.problem.build import make_problem
+from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search import search as search_module
+from meshdsl.planner.search.search import find
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 

@@ -7,9 +7,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import primitives
 
-from meshdsl import simulated
+from meshdsl.custom_rules import simulate as simulated
 from meshdsl.layouts.placement import P
-from meshdsl.layouts.rule import Signature
+from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import asked_rows_of, rows_of
 from tests.prover import prove, sample
 from tests.rules.data import bits, bools, complexes, floats, ints, least, strange, unit

@@ -5,9 +5,9 @@ import pytest
 from jax import lax
 
 from meshdsl.layouts.placement import B, S
+from meshdsl.pipelining.scan_stages import deal_p
 from meshdsl.rules import rows_of
-from meshdsl.trace.rolls import roll_p
-from meshdsl.turns.dealing import deal_p
+from meshdsl.trace.passes.rolls import roll_p
 from tests.prover import drawn, prove, sample
 from tests.rules.data import bools, floats, ints
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.ir import Literal
+from meshdsl.ir.graph import Literal
 
 
 def run(program, *args):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.trace import trace
-from meshdsl.trace.broadcasts import fold_cuts
+from meshdsl.trace.passes.canonicalize import fold_cuts
 from tests.trace.test_cleanups import X, cleaned, names
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.ir import check_graph, walk
+from meshdsl.ir.graph import check_graph, walk
 from meshdsl.trace import trace
-from meshdsl.trace.casts import CAST, asked_casts
+from meshdsl.trace.passes.duplicate import CAST, asked_casts
 from tests.trace.test_cleanups import X
 
 

@@ -7,15 +7,14 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
-from meshdsl.ir import Literal, check_graph, walk
+from meshdsl.ir.graph import Literal, check_graph, walk
 from meshdsl.trace import trace
-from meshdsl.trace.alias import drop_identities
-from meshdsl.trace.clone import LONGEST, clone_constants
-from meshdsl.trace.common import merge_common
-from meshdsl.trace.dead import drop_dead
-from meshdsl.trace.empty import make_empty
-from meshdsl.trace.invariant import drop_invariants
-from meshdsl.trace.read import read_jaxpr
+from meshdsl.trace.passes.canonicalize import drop_identities, make_empty
+from meshdsl.trace.passes.cse import merge_common
+from meshdsl.trace.passes.dce import drop_dead
+from meshdsl.trace.passes.duplicate import LONGEST, clone_constants
+from meshdsl.trace.passes.loop_invariants import drop_invariants
+from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run_graph
 from tests.trace.steps import gpt, gpt_step, halving, unused
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.trace.hoist import hoist
+from meshdsl.trace.passes.loop_invariants import hoist
 from tests.trace.test_cleanups import X, cleaned, names
 
 

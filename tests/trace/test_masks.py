@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.trace import trace
-from meshdsl.trace.masks import choose_masked
+from meshdsl.trace.passes.canonicalize import choose_masked
 from tests.trace.test_cleanups import X, cleaned, names
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from meshdsl.ir import Program, check_graph
+from meshdsl.ir.graph import Program, check_graph
 from meshdsl.trace import CLEANUPS, finish, trace
-from meshdsl.trace.read import read_jaxpr
+from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run
 from tests.trace.steps import STEPS, key
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 from tests.trace.interpreter import run
 

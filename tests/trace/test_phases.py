@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 from tests.trace.steps import PARAMS, accumulate, clipped, counted, gpt, gpt_step, halving, mlp
 

@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import TraceError
-from meshdsl.ir import Graph, Op, Value, check_graph, walk
+from meshdsl.ir.graph import Graph, Op, Value, check_graph, walk
 from meshdsl.trace import trace
 from tests.trace.steps import TABLE, closing, gpt, gpt_remat, gpt_step
 

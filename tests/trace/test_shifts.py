@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshdsl.ir import walk
+from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 from tests.trace.interpreter import run
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshdsl.training.feed import feed_of
+from meshdsl.training.batches import feed_of
+from meshdsl.training.datasets.text import text_batches
 from meshdsl.training.loop import Run, resumed, train
-from meshdsl.training.text import text_batches
 
 OPTIMIZER = optax.adamw(1e-2)
 TOKENS = np.random.default_rng(0).integers(0, 64, 4000).astype(np.uint16)

@@ -10,10 +10,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError
-from meshdsl.lowering.boundary import device_mesh, named_sharding
-from meshdsl.training.batches import Batches, Rows, shuffled
-from meshdsl.training.feed import feed_of, placed_feed
-from meshdsl.training.text import Windows, fixed_batches, text_batches
+from meshdsl.lowering.shardings import device_mesh, named_sharding
+from meshdsl.training.batches import Batches, Rows, feed_of, placed_feed, shuffled
+from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
 

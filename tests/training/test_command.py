@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
-from meshdsl.training.processes import STOPPED, announced
+from meshdsl.training.multihost import STOPPED, announced
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "training" / "tiny.py")

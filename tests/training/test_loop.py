@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from meshdsl.errors import ArgumentError
+from meshdsl.training.batches import feed_of
 from meshdsl.training.checkpoint import Checkpoints
-from meshdsl.training.feed import feed_of
+from meshdsl.training.datasets.text import text_batches
 from meshdsl.training.loop import Run, resumed, train
-from meshdsl.training.picture import draw_curves
-from meshdsl.training.record import History, Record
-from meshdsl.training.text import text_batches
+from meshdsl.training.metrics import History, Record, draw_curves
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)

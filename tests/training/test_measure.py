@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshdsl.training.measure import whole
+from meshdsl.training.evaluate import whole
 
 
 def test_arrays_come_whole_to_one_device():

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshdsl.training.processes import meeting
+from meshdsl.training.multihost import meeting
 
 ROOT = Path(__file__).parents[2]
 JOIN = """

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshdsl.training import flights, images, movies
-from meshdsl.training.archive import DataError
 from meshdsl.training.batches import shuffled
+from meshdsl.training.datasets import flights, images, movies
+from meshdsl.training.datasets.archive import DataError
 
 
 def flight(day, plane, delay, hour="5"):
@@ -49,7 +49,8 @@ def test_without_the_cache_the_message_names_the_command(tmp_path):
     with pytest.raises(DataError) as error:
         flights.load(tmp_path)
     assert str(error.value) == (
-        f"no flights.npz in {tmp_path}\nfetch the flights once: python -m meshdsl.training.flights --cache {tmp_path}"
+        f"no flights.npz in {tmp_path}\n"
+        f"fetch the flights once: python -m meshdsl.training.datasets.flights --cache {tmp_path}"
     )
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from meshdsl.training import corpus, data
-from meshdsl.training.archive import DataError
-from meshdsl.training.sample import sample_text
+from meshdsl.training.datasets import text as corpus
+from meshdsl.training.datasets import text as data
+from meshdsl.training.datasets.archive import DataError
+from meshdsl.training.evaluate import sample_text
 
 
 def test_the_text_is_42_works_and_comes_back_from_its_tokens():
@@ -29,7 +30,7 @@ def test_without_the_cache_the_message_names_the_command(tmp_path):
         data.load(tmp_path)
     assert str(error.value) == (
         f"no tokenizer.json, train.npy, held_out.npy in {tmp_path}\n"
-        f"fetch the text once: python -m meshdsl.training.data --cache {tmp_path}"
+        f"fetch the text once: python -m meshdsl.training.datasets.text --cache {tmp_path}"
     )
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api.program import planned
 from meshdsl.errors import ArgumentError
-from meshdsl.planned import planned
 from meshdsl.training.loop import Run
-from meshdsl.training.trainer import steps_of, train_program
+from meshdsl.training.run import steps_of, train_program
 
 SHAPE = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 

@@ -1,0 +1,284 @@
+"""Collectives of a compiled program, read from its HLO text, loops counted.
+
+Collectives stand in the entry computation or in one that is called from it: a loop's body
+runs as often as the loop's trip count says, everything else once. What one device sends
+follows from the type of the result, with the formulas of the move table:
+
+    all-gather          R (k-1)/k         R = bytes of the result, k = devices of a group
+    all-reduce          2 R (k-1)/k
+    reduce-scatter      R (k-1)
+    all-to-all          R (k-1)/k
+    collective-permute  R
+
+This works for any program, also for those that the XLA partitioner made: groups that are no
+product of mesh axes are reported with ``axes=None`` and their size.
+
+Backends differ in details that are undone here: asynchronous ``-start``/``-done`` pairs and a
+TPU's chains of fusions count once; several tensors combined into one instruction count with all
+their bytes; and floats that a backend sends in another width than planned (a CPU widens
+bfloat16, a TPU narrows what only its matrix unit reads) count in the planned width, which the
+scope of the instruction tells, or of the line that takes its tensor out of a combined one.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.lowering.hlo.parse import Instruction, Module, Site, arrays, executed, members, parse_module
+
+# ---- Groups ----------------------------------------------------------------------------------------------------------
+# Who talks to whom: the device groups of a compiled collective, and the mesh axes they are.
+#
+# Compiled programs name devices by number, in three notations for groups and one for pairs:
+#
+#     replica_groups={{0,1},{2,3}}             the groups themselves; {} is everybody
+#     replica_groups=[2,4]<=[4,2]T(1,0)        count and size, cut from a transposed range
+#     replica_groups=mesh['x'=4,'y'=2] {'x'}   axes of a mesh of the compiler's own naming
+#     source_target_pairs={{0,1},{1,0}}        for permutes
+#
+# Device d of a mesh has the coordinates of d in row-major order. Groups are the axes along which
+# their members' coordinates vary, if they are full products of axes; otherwise they are no axes.
+
+
+Groups = tuple[tuple[int, ...], ...]
+_EXPLICIT = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})?\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))?\s*\{([^}]*)\}")
+_ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+))?")
+_PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{} ]*\})?\}")
+_PART = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
+
+
+def replica_groups(attributes: str, devices: int) -> Groups:
+    """The groups that an instruction's attributes name, out of ``devices`` in all."""
+    if match := _MESH.search(attributes):
+        return _mesh_groups(match.group(1), match.group(2) or "", match.group(3))
+    if match := _IOTA.search(attributes):
+        return _rows(_transposed(match.group(2), match.group(3)).reshape(_numbers(match.group(1))))
+    match = _EXPLICIT.search(attributes)
+    return _braces(match.group(1)) if match and match.group(1) else (tuple(range(devices)),)
+
+
+def source_target_pairs(attributes: str) -> Groups:
+    """The (source, target) pairs of a permute."""
+    match = _PAIRS.search(attributes)
+    return _braces(match.group(1)) if match and match.group(1) else ()
+
+
+def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The mesh axes that the groups run over, in mesh order; None if they are no product of axes."""
+    varying = {axes_of_pairs(_with_first(group), sizes) for group in groups}
+    whole = sum(map(len, groups)) == prod(sizes.values())
+    if len(varying) != 1 or not whole:
+        return None
+    (axes,) = varying
+    return axes if all(len(set(g)) == prod(sizes[a] for a in axes) for g in groups) else None
+
+
+def axes_of_pairs(pairs: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which any pair's two devices differ, in mesh order."""
+    if not pairs:
+        return ()
+    ends = np.array(np.unravel_index(np.array(pairs), tuple(sizes.values())))
+    differs = (ends[..., 0] != ends[..., 1]).any(axis=1)
+    return tuple(axis for axis, moved in zip(sizes, differs, strict=True) if moved)
+
+
+def _with_first(group: tuple[int, ...]) -> Groups:
+    return tuple((group[0], device) for device in group)
+
+
+def _mesh_groups(mesh: str, order: str, axes: str) -> Groups:
+    """Groups along axes, or parts of axes ``'x':(major)size``, of a mesh ``'x'=4,'y'=2`` of devices in ``order``."""
+    named = re.findall(r"'?([\w.\-]+)'?=(\d+)", mesh)
+    splits: dict[str, tuple[int, int]] = {}
+    for name, major, size in _PART.findall(axes):
+        splits[name] = (int(major or 1), int(size or dict(named)[name]))
+    shape: list[int] = []
+    inside: list[int] = []
+    for name, full in named:
+        major, size = splits.get(name, (int(full), 1))
+        inside.append(len(shape) + 1)
+        shape += [major, size, int(full) // major // size]
+    outside = [i for i in range(len(shape)) if i not in inside]
+    grid = _device_order(order, prod(shape)).reshape(shape).transpose(outside + inside)
+    return _rows(grid.reshape(-1, prod(shape[i] for i in inside)))
+
+
+def _device_order(text: str, devices: int) -> np.ndarray:
+    """All devices: in the order listed, ``0,2,1,3``, or as a transposed range, ``[2,2]T(1,0)``."""
+    if match := _ORDER.match(text):
+        return _transposed(match.group(1), match.group(2))
+    return np.array(_numbers(text)) if text else np.arange(devices)
+
+
+def _transposed(shape: str, order: str | None) -> np.ndarray:
+    dims = _numbers(shape)
+    devices = np.arange(prod(dims)).reshape(dims)
+    return devices.transpose(_numbers(order)) if order else devices
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
+
+
+def _braces(text: str) -> Groups:
+    return tuple(_numbers(group) for group in re.findall(r"\{([\d, ]+)\}", text.replace(" ", "")))
+
+
+def _rows(array: np.ndarray) -> Groups:
+    return tuple(tuple(row) for row in _lists(array))
+
+
+def _lists(array: np.ndarray) -> Iterable[list[int]]:
+    rows: list[list[int]] = array.reshape(array.shape[0], -1).tolist()
+    return rows
+
+
+# ---- Hlo -------------------------------------------------------------------------------------------------------------
+
+
+_Readers = Mapping[str, Sequence[Instruction]]
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+_INDEX = re.compile(r"\bindex=(\d+)")
+_OPERAND = re.compile(r"%([\w.\-]+)\)")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_FLOATS = {"bfloat16": 16, "float16": 16, "float32": 32, "float64": 64}
+_SENT_FLOATS = {"bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+_PERMUTED = re.compile(r"collective-permute\(([\w,]*)\)")
+_SCOPE = re.compile(rf"(?:{'|'.join(KINDS)})\([\w,]*\) (\w+)")
+
+
+@dataclass(frozen=True)
+class CompiledCollective:
+    """A collective in a compiled program.
+
+    Args:
+      kind: as in a plan. axes: mesh axes in mesh order; None if the groups are no axes.
+      group: devices that exchange. bytes: what one device sends per trip.
+      trips: executions per run of the program; loops of unknown length count once.
+      known: every enclosing loop has a known trip count.
+      recast: this backend sends floats in another width than planned; ``bytes`` counts the planned one.
+      scope: the name stack it was traced under.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    group: int
+    bytes: Fraction
+    trips: int
+    known: bool
+    recast: bool
+    scope: str
+
+
+def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
+    """Every collective of the program with compiled HLO ``text`` that joins more than one device."""
+    return collectives_of_module(parse_module(text), mesh)
+
+
+def collectives_of_module(module: Module, mesh: Mesh) -> tuple[CompiledCollective, ...]:
+    """Every collective of a parsed program that joins more than one device."""
+    readers = {name: _readers(lines) for name, lines in module.computations.items()}
+    sites = executed(module, lambda line: bool(_kind(line.opcode)))
+    found = (_collective(site, readers[site.inside], mesh) for site in sites)
+    return tuple(c for c in found if c.group > 1)
+
+
+def _kind(opcode: str) -> str:
+    base = opcode.removesuffix("-start")
+    return base if base in KINDS else ""
+
+
+def _collective(site: Site, readers: _Readers, mesh: Mesh) -> CompiledCollective:
+    line, sizes = site.instruction, mesh.sizes_by_name
+    kind = _kind(line.opcode)
+    if kind == "collective-permute":
+        moved = axes_of_pairs(source_target_pairs(line.rest), sizes)
+        axes: tuple[str, ...] | None = _planned_axes(_scope(line), moved, mesh)
+        group = mesh.size if axes else 1
+    else:
+        groups = replica_groups(line.rest, mesh.size)
+        axes, group = axes_of_groups(groups, sizes), len(groups[0])
+    scope = _scope(line)
+    parts = arrays(_result(line))
+    scopes = _scopes_of_parts(line, readers) if len(parts) > 1 else {}
+    widths = [_width(scopes.get(i, scope), part.dtype) for i, part in enumerate(parts)]
+    sent = _SENT[kind](sum((p.bytes * w for p, w in zip(parts, widths, strict=True)), Fraction(0)), group)
+    if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
+        kind, sent = "reduce-scatter", sent / 2
+    return CompiledCollective(kind, axes, group, sent, site.trips, site.known, any(w != 1 for w in widths), scope)
+
+
+_SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
+    "all-gather": lambda result, k: result * (k - 1) / k,
+    "all-reduce": lambda result, k: 2 * result * (k - 1) / k,
+    "reduce-scatter": lambda result, k: result * (k - 1),
+    "all-to-all": lambda result, k: result * (k - 1) / k,
+    "ragged-all-to-all": lambda result, k: result * (k - 1) / k,
+    "collective-permute": lambda result, k: result,
+    "collective-broadcast": lambda result, k: result,
+}
+
+
+def _result(line: Instruction) -> str:
+    """Type of the result; an asynchronous start returns operand and result, except all-reduce-start."""
+    if line.opcode.endswith("-start") and line.opcode != "all-reduce-start":
+        return members(line.type)[1]
+    return line.type
+
+
+def _scope(line: Instruction) -> str:
+    match = _OP_NAME.search(line.rest)
+    return match.group(1) if match else ""
+
+
+def _readers(lines: Sequence[Instruction]) -> _Readers:
+    """The lines that wait for something or take it out of a tuple, by the name of what they read."""
+    found: dict[str, list[Instruction]] = {}
+    for line in lines:
+        if line.opcode == "get-tuple-element" or line.opcode.endswith("-done"):
+            found.setdefault(_operand(line), []).append(line)
+    return found
+
+
+def _scopes_of_parts(line: Instruction, readers: _Readers) -> dict[int, str]:
+    """The scope of each tensor that was combined into one instruction: that of the line that takes it out, if any."""
+    taken = list(readers.get(line.name, ()))
+    taken += [other for done in taken if done.opcode.endswith("-done") for other in readers.get(done.name, ())]
+    found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
+    return {i: scope for i, scope in found.items() if _SCOPE.search(scope)}
+
+
+def _operand(line: Instruction) -> str:
+    """The first one's name; some compilers write its type before it."""
+    match = _OPERAND.search(line.rest)
+    return match.group(1) if match else ""
+
+
+def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+    """The axes that the name of a permutation states, if these are all it moves along: one of three may stay."""
+    named = _PERMUTED.findall(scope)
+    stated = tuple(name for name in mesh.names if name in named[-1].split(",")) if named else ()
+    return stated if moved and set(moved) < set(stated) else moved
+
+
+def _width(scope: str, sent: str) -> Fraction:
+    """Planned over compiled bits where the backend sends floats in another width than planned, else 1."""
+    planned = _SCOPE.findall(scope)
+    if not planned or planned[-1] not in _FLOATS or sent not in _SENT_FLOATS:
+        return Fraction(1)
+    return Fraction(_FLOATS[planned[-1]], _SENT_FLOATS[sent])

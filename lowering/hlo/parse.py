@@ -1,0 +1,199 @@
+"""The text of a compiled module: computations, instructions, types, calls and trip counts.
+
+module      ::= computation ...                              one of them is the entry
+computation ::= [ENTRY] name (parameters) -> type { instruction ... }
+instruction ::= [ROOT] name = type opcode(operands), attributes
+type        ::= dtype[dims]{layout} | (type, type, ...)
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from math import prod
+
+# ---- Hlo text --------------------------------------------------------------------------------------------------------
+
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
+_NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
+_INTEGER = re.compile(r"[su](?:8|16|32|64)\[\](?:\{.*\})?")
+_CALLERS = ("while", "call", "fusion", "conditional", "async-start", "custom-call")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    type: str
+    opcode: str
+    rest: str
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the operands; some compilers write their types before them."""
+        inside = self._brackets
+        names = (part.split()[-1] for part in members(inside) if part.strip())
+        return tuple(name.lstrip("%") for name in names)
+
+    @property
+    def attributes(self) -> str:
+        """What stands behind the operands."""
+        return self.rest[len(self._brackets) - 1 :]
+
+    @property
+    def _brackets(self) -> str:
+        opened = f"({self.rest}"
+        return opened[: _closing(opened, 0) + 1]
+
+
+@dataclass(frozen=True)
+class Module:
+    """Computations by name, and the name of what each returns."""
+
+    entry: str
+    computations: Mapping[str, tuple[Instruction, ...]]
+    roots: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """One array of a type."""
+
+    dtype: str
+    dims: tuple[int, ...]
+
+    @property
+    def bytes(self) -> Fraction:
+        """Its size; dtypes below a byte count their bits."""
+        bits = re.search(r"\d+", self.dtype)
+        return Fraction(prod(self.dims) * (int(bits.group()) if bits else {"pred": 8}.get(self.dtype, 0)), 8)
+
+
+def arrays(type: str) -> list[ArrayType]:
+    """Every array of a type, tuples flattened."""
+    found = _ARRAY.findall(type)
+    return [ArrayType(dtype, tuple(int(n) for n in dims.replace("<=", "").split(",") if n)) for dtype, dims in found]
+
+
+def members(text: str) -> list[str]:
+    """The members of a tuple type."""
+    parts, depth = [""], 0
+    for char in text[1:-1]:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+def parse_module(text: str) -> Module:
+    """The computations of HLO ``text``."""
+    entry = inside = ""
+    computations: dict[str, list[Instruction]] = {}
+    roots: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            inside = match.group(2)
+            computations.setdefault(inside, [])
+            entry = inside if match.group(1) else entry
+        elif inside and (match := _NAME.match(line)):
+            computations[inside].append(_instruction(match.group(2), match.group(3)))
+            roots |= {inside: match.group(2)} if match.group(1) else {}
+    return Module(entry, {name: tuple(lines) for name, lines in computations.items()}, roots)
+
+
+def _instruction(name: str, text: str) -> Instruction:
+    end = _closing(text, 0) + 1 if text.startswith("(") else text.find(" ")
+    match = _OPCODE.match(text, end)
+    opcode = match.group(1) if match else ""
+    return Instruction(name, text[:end], opcode, text[match.end() :] if match else text[end:])
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    return len(text)
+
+
+def called(line: Instruction) -> list[str]:
+    """The computations that an instruction calls, reducers of single elements left out."""
+    if line.opcode in _CALLERS:
+        branches = (name.strip().lstrip("%") for match in _BRANCHES.findall(line.rest) for name in match.split(","))
+        return [name for _, name in _CALLED.findall(line.rest)] + list(branches)
+    return []
+
+
+def trip_count(loop: Instruction, module: Module) -> int | None:
+    """Trip count the compiler knows, else the constant that the condition compares with, else None."""
+    if match := _TRIPS.search(loop.rest):
+        return int(match.group(1))
+    condition = next(name for role, name in _CALLED.findall(loop.rest) if role == "condition")
+    lines = list(_all_lines(condition, module))
+    bounds = {line.rest.split(")")[0] for line in lines if line.opcode == "constant" and _INTEGER.fullmatch(line.type)}
+    compares = [line for line in lines if line.opcode == "compare"]
+    if len(bounds) == len(compares) == 1 and "direction=LT" in compares[0].rest:
+        return int(bounds.pop())
+    return None
+
+
+def _all_lines(name: str, module: Module) -> Iterator[Instruction]:
+    for line in module.computations.get(name, ()):
+        yield line
+        for callee in called(line):
+            yield from _all_lines(callee, module)
+
+
+# ---- Hlo walk --------------------------------------------------------------------------------------------------------
+# What a compiled program executes: instructions where they stand, and how often.
+#
+# A loop's body runs as often as the loop's trip count says, everything else once; loops of unknown
+# length count once, and what is inside says so.
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction where it stands.
+
+    Args:
+      inside: the computation around it.
+      trips: executions per run of the program.
+      known: every enclosing loop has a known trip count.
+    """
+
+    instruction: Instruction
+    inside: str
+    trips: int = 1
+    known: bool = True
+
+
+def executed(module: Module, wanted: Callable[[Instruction], bool]) -> tuple[Site, ...]:
+    """Every wanted instruction that is reached from the entry; a TPU's chain of fusions counts once."""
+
+    @cache
+    def within(name: str) -> tuple[Site, ...]:
+        lines = module.computations.get(name, ())
+        starts = any("AsyncCollectiveStart" in line.rest for line in lines)
+        return tuple(site for line in lines if starts or "chain_id=" not in line.rest for site in of(line, name))
+
+    def of(line: Instruction, inside: str) -> Iterator[Site]:
+        if wanted(line):
+            yield Site(line, inside)
+            return
+        trips = trip_count(line, module) if line.opcode == "while" else 1
+        for name in called(line):
+            for site in within(name):
+                yield replace(site, trips=site.trips * (trips or 1), known=site.known and trips is not None)
+
+    return within(module.entry)

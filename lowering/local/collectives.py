@@ -1,0 +1,302 @@
+"""Moves as collectives: what one device runs when a value goes from one layout to another.
+
+The table below is the executable half of the move table in the layout algebra. Every entry
+works on the block that one device holds, inside ``shard_map`` (or ``vmap`` with axis names):
+
+    all-gather          S(i) -> B      blocks of all devices, concatenated along i
+    all-reduce          P    -> B      the reduction of all devices' values
+    reduce-scatter      P    -> S(i)   the same, but each device keeps one block
+    all-to-all          S(i) -> S(j)   device r sends its r-th block of j to device r
+    all-to-all          P(max) -> S(i) the same, followed by the maximum over the senders
+    collective-permute  S(i) -> S(i)   blocks travel when the order of axes on one dim changes
+    slice               B    -> S(i)   each device keeps its own block
+    pad                 S(i) -> P      the other blocks are filled with the reduction's identity
+    keep-first          B    -> P      one device keeps the value, the others hold zeros
+
+A move over several axes is one collective over their product, first axis major; its axes are
+the minor-most ones of the dim they leave and of the dim they enter, so blocks stay contiguous.
+Values without arithmetic (PRNG keys) travel as the integers they consist of.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meshdsl.layouts.exchange import pieces, steps
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.placement import Partial, Placement, Split
+from meshdsl.layouts.reshard import Move
+from meshdsl.lowering.local.registry import Local
+from meshdsl.rules.halo import Sliding
+
+# ---- Moves -----------------------------------------------------------------------------------------------------------
+
+
+Sizes = Mapping[str, int]
+LocalMove = Callable[[jax.Array, Move, Sizes], jax.Array]
+
+
+def apply_move(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    """This device's block after ``move``, from its block ``x`` before it.
+
+    Args:
+      x: the local block in layout ``move.before``.
+      move: any kind of the table above.
+      sizes: devices per mesh axis.
+    """
+    if prod(sizes[axis] for axis in move.axes) == 1:
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = apply_move(jax.random.key_data(x), move, sizes)
+        keys: jax.Array = jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return keys
+    return LOCAL_MOVES[move.kind](x, move, sizes)
+
+
+def move_scope(move: Move, dtype: Any) -> str:
+    """The name under which the compiled program shows the move: kind, axes and planned dtype."""
+    return collective_scope(move.kind, move.axes, dtype)
+
+
+def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
+    """The name of any planned collective of values of ``dtype``."""
+    return f"{kind}({','.join(axes)}) {np.dtype(dtype).name if _is_plain(dtype) else dtype}"
+
+
+def _is_plain(dtype: Any) -> bool:
+    return not jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _all_gather(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    moved: jax.Array = lax.all_gather(x, move.axes, axis=_dim(move.source), tiled=True)
+    return moved
+
+
+def _all_reduce(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    reduce: Callable[..., jax.Array] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[_reduction(move.source)]
+    return reduce(x, move.axes)
+
+
+def _reduce_scatter(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    moved: jax.Array = lax.psum_scatter(x, move.axes, scatter_dimension=_dim(move.target), tiled=True)
+    return moved
+
+
+def _all_to_all(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    if isinstance(move.source, Partial):
+        return _reduce_blocks(x, move, sizes)
+    moved: jax.Array = lax.all_to_all(
+        x, move.axes, split_axis=_dim(move.target), concat_axis=_dim(move.source), tiled=True
+    )
+    return moved
+
+
+def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    """Every sender's block for this device, then their maximum or minimum."""
+    dim, devices = _dim(move.target), _devices(move, sizes)
+    blocks = lax.all_to_all(x, move.axes, split_axis=dim, concat_axis=dim, tiled=True)
+    apart = blocks.reshape(*x.shape[:dim], devices, x.shape[dim] // devices, *x.shape[dim + 1 :])
+    reduce = {"max": jnp.max, "min": jnp.min}[_reduction(move.source)]
+    return reduce(apart, axis=dim)
+
+
+def _permute(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    dim = _dim(move.source)
+    before, after = move.before.splitting(dim), move.after.splitting(dim)
+    moved: jax.Array = lax.ppermute(
+        x, tuple(axis for axis in sizes if axis in before), swap_pairs(before, after, sizes)
+    )
+    return moved
+
+
+def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) -> list[tuple[int, int]]:
+    """Who sends to whom when the axes of one dim change order; devices count in mesh order."""
+    axes = [axis for axis in sizes if axis in before]
+    devices = np.arange(prod(sizes[axis] for axis in axes)).reshape([sizes[axis] for axis in axes])
+    holders = (devices.transpose([axes.index(axis) for axis in order]) for order in (before, after))
+    return sorted(zip(*(grid.ravel().tolist() for grid in holders), strict=True))
+
+
+def _slice(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    """This device's block.
+
+    XLA loses the product in a slice of one element of ``3 * slice`` for whole numbers (on CPU, jax 0.10 and 0.12, also
+    without a mesh): it must not see what is sliced.
+    """
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        x = lax.optimization_barrier(x)
+    dim = _dim(move.target)
+    block = x.shape[dim] // _devices(move, sizes)
+    return lax.dynamic_slice_in_dim(x, _rank(move.axes) * block, block, dim)
+
+
+def _pad(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    dim, devices = _dim(move.source), _devices(move, sizes)
+    shape = (*x.shape[:dim], x.shape[dim] * devices, *x.shape[dim + 1 :])
+    rest = jnp.full(shape, identity(_reduction(move.target), x.dtype), x.dtype)
+    return lax.dynamic_update_slice_in_dim(rest, x, _rank(move.axes) * x.shape[dim], dim)
+
+
+def _keep_first(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+    if _reduction(move.target) != "sum":
+        return x
+    return jnp.where(_rank(move.axes) == 0, x, jnp.zeros_like(x))
+
+
+LOCAL_MOVES: dict[str, LocalMove] = {
+    "all-gather": _all_gather,
+    "all-reduce": _all_reduce,
+    "reduce-scatter": _reduce_scatter,
+    "all-to-all": _all_to_all,
+    "collective-permute": _permute,
+    "slice": _slice,
+    "pad": _pad,
+    "keep-first": _keep_first,
+}
+
+
+def identity(reduction: str, dtype: jnp.dtype) -> bool | int | float:
+    """The value that a reduction ignores: 0, or the dtype's lowest or highest value."""
+    if reduction == "sum":
+        return 0
+    lowest = reduction == "max"
+    if dtype == jnp.bool_:
+        return not lowest
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return -np.inf if lowest else np.inf
+    return int(jnp.iinfo(dtype).min if lowest else jnp.iinfo(dtype).max)
+
+
+def _rank(axes: tuple[str, ...]) -> jax.Array:
+    return lax.axis_index(axes)
+
+
+def _devices(move: Move, sizes: Sizes) -> int:
+    return prod(sizes[axis] for axis in move.axes)
+
+
+def _dim(placement: Placement) -> int:
+    if isinstance(placement, Split) and isinstance(placement.dim, int):
+        return placement.dim
+    raise TypeError(f"{placement} names no numbered dim")
+
+
+def _reduction(placement: Placement) -> str:
+    if isinstance(placement, Partial):
+        return placement.reduction
+    raise TypeError(f"{placement} is no partial placement")
+
+
+# ---- Exchange --------------------------------------------------------------------------------------------------------
+# Exchanges between the devices of a split dim, inside a local program.
+#
+# These run what ``Exchange`` describes, each collective under its planned name. ``axes`` are those
+# that split the dim, major first; over none of them an exchange leaves the block as it is.
+
+
+Axes = tuple[str, ...]
+Ends = Mapping[int, tuple[int, int]]  # per dim, how many elements in front of a block and behind it
+Fill = jax.Array | float | None
+
+
+def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
+    """The blocks of all devices, one after the other along ``dim``."""
+    if not axes:
+        return x
+    with jax.named_scope(collective_scope("all-gather", axes, x.dtype)):
+        found: jax.Array = lax.all_gather(x, axes, axis=dim, tiled=True)
+    return found
+
+
+def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int) -> jax.Array:
+    """This block with ``before`` elements of ``dim`` in front and ``after`` behind; the first follows the last."""
+    found = [
+        _fetched(lax.slice_in_dim(x, start, stop, axis=dim), where, axes, distance)
+        for distance, start, stop in pieces(before, after, x.shape[dim])
+    ]
+    return lax.concatenate(found, dim)
+
+
+def windows(x: jax.Array, where: Local, layout: Layout, ends: Ends, fill: Fill = 0) -> jax.Array:
+    """This block with what lies in front of it and behind it along several dims, one after the other.
+
+    Filled up last, so that what is sent does not depend on what with.
+
+    Args:
+      layout: of the operand. fill: what lies beyond the ends of the dims; None if nobody sees it.
+    """
+    held = x
+    for dim, (before, after) in sorted(ends.items()):
+        held = cycle(held, where, layout.splitting(dim), dim, before, after)
+    outer = [dim for dim in ends if any(ends[dim])]
+    if fill is None or not outer:
+        return held
+    inner = (_within(held.shape, where, layout.splitting(dim), dim, x.shape[dim], ends[dim][0]) for dim in outer)
+    return jnp.where(reduce(jnp.logical_and, inner), held, jnp.asarray(fill, x.dtype))
+
+
+def _within(shape: tuple[int, ...], where: Local, axes: Axes, dim: int, extent: int, before: int) -> jax.Array:
+    """Whether an element lies within the ends of the dim: of a block of ``extent`` with ``before`` others in front."""
+    first, blocks = where.index(axes) * extent, prod(where.sizes[axis] for axis in axes)
+    at = lax.broadcasted_iota(jnp.int32, shape, dim)
+    return (at >= before - first) & (at < before - first + blocks * extent)
+
+
+def slid(
+    x: jax.Array, where: Local, layout: Layout, sliding: Mapping[int, Sliding], fill: Fill = 0
+) -> tuple[jax.Array, dict[int, tuple[int, int]]]:
+    """This block with what its windows over the dims of ``sliding`` see of others, and the padding left to do."""
+    held, padding = windows(x, where, layout, {dim: (s.before, s.after) for dim, s in sliding.items()}, fill), {}
+    for dim, s in sliding.items():
+        axes = layout.splitting(dim)
+        blocks = prod(where.sizes[axis] for axis in axes)
+        padding[dim] = s.padding(blocks) if s.drift == 0 else (0, 0)
+        if s.drift:
+            start = where.index(axes) * (s.drift // blocks) - s.low + s.before
+            held = lax.dynamic_slice_in_dim(held, start, s.extent(blocks), dim)
+    return held, padding
+
+
+def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
+    """The block of the device at the mirrored place."""
+    blocks = prod(where.sizes[axis] for axis in axes)
+    return _permute_parts(x, where, axes, lambda at: blocks - 1 - at)
+
+
+def swap(x: jax.Array, where: Local, axes: Axes, partners: Sequence[int]) -> jax.Array:
+    """The block of each device's partner."""
+    return _permute_parts(x, where, axes, lambda at: partners[at])
+
+
+def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int) -> jax.Array:
+    """What the device ``distance`` blocks further on has as ``x``; every block is passed on, also past the ends."""
+    blocks = prod(where.sizes[axis] for axis in axes)
+    moving, apart = steps(distance % blocks, [where.sizes[axis] for axis in axes])
+    over = tuple(axes[i] for i in moving)
+    count = prod(where.sizes[axis] for axis in over)
+    return _permute_parts(x, where, over, lambda at: (at - apart) % count)
+
+
+def _permute_parts(x: jax.Array, where: Local, axes: Axes, target: Callable[[int], int]) -> jax.Array:
+    """Every device sends ``x`` to the one at ``target`` of its own place along ``axes``."""
+    if not axes:
+        return x
+    order = tuple(axis for axis in where.sizes if axis in axes)  # a permute counts devices in mesh order
+    number = _numbers(axes, order, where.sizes)
+    pairs = [(number[at], number[target(at)]) for at in range(len(number))]
+    with jax.named_scope(collective_scope("collective-permute", axes, x.dtype)):
+        moved: jax.Array = lax.ppermute(x, order, pairs)
+    return moved
+
+
+def _numbers(axes: Axes, order: Axes, sizes: dict[str, int]) -> Sequence[int]:
+    """Per place along ``axes``, major first, the device's number along ``order``."""
+    grid = np.arange(prod(sizes[axis] for axis in order)).reshape([sizes[axis] for axis in order])
+    numbers: list[int] = grid.transpose([order.index(axis) for axis in axes]).ravel().tolist()
+    return numbers

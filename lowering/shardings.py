@@ -1,0 +1,77 @@
+"""Where the planned step meets the user's arrays: meshes of devices, shardings, placing.
+
+A layout at this boundary is ``S`` or ``B`` on every axis and becomes a ``PartitionSpec``: per
+dim the axes that split it, major first. Partial values stay inside.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from meshdsl.errors import DeviceError, LayoutError
+from meshdsl.ir.graph import Program
+from meshdsl.ir.solution import Solution
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import B
+
+
+def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    """The devices behind ``mesh``: the first ``mesh.size`` of ``devices`` (default: all there are).
+
+    Raises DeviceError when there are fewer.
+    """
+    found = list(jax.devices() if devices is None else devices)
+    if len(found) < mesh.size:
+        kind = f" ({found[0].platform})" if found else ""
+        there = f"there are {len(found)}{kind}" if devices is None else f"devices= has {len(found)}{kind}"
+        raise DeviceError(f"mesh {mesh} needs {mesh.size} devices, and {there}\n{_remedy(mesh, devices)}")
+    types = (AxisType.Auto,) * len(mesh.names)
+    return jax.make_mesh(mesh.sizes, mesh.names, axis_types=types, devices=found[: mesh.size])
+
+
+def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
+    if devices is not None:
+        return "give more of jax.devices(), or a smaller mesh"
+    setting = f"jax.config.update('jax_num_cpu_devices', {mesh.size})"
+    return f"To try it on one CPU, set this before anything runs: {setting}"
+
+
+def partition_spec(layout: Layout, rank: int) -> PartitionSpec:
+    """The ``PartitionSpec`` of ``layout`` for ``rank`` dims; LayoutError for partial layouts."""
+    if layout.partial():
+        raise LayoutError(f"layout {layout} is partial over {', '.join(layout.partial())}: arrays hold S and B only")
+    return PartitionSpec(*(_entry(layout.splitting(dim)) for dim in range(rank)))
+
+
+def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
+    return axes if len(axes) > 1 else axes[0] if axes else None
+
+
+def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedSharding:
+    """The sharding of an array of ``rank`` dims that lies on ``mesh`` in ``layout``."""
+    return NamedSharding(mesh, partition_spec(layout, rank))
+
+
+def input_layouts(program: Program, solution: Solution) -> tuple[Layout, ...]:
+    """The layout of every input of the step, flat."""
+    return tuple(solution.layouts[value.id] for value in program.graph.inputs)
+
+
+def output_layouts(program: Program, solution: Solution) -> tuple[Layout, ...]:
+    """The layout of every output of the step, flat; literals are ``B``."""
+    last, whole = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
+    return tuple(solution.uses.get((last.id, i), whole) for i in range(len(last.inputs)))
+
+
+def shardings(layouts: Iterable[Layout], leaves: Iterable[Any], mesh: jax.sharding.Mesh) -> tuple[NamedSharding, ...]:
+    """One sharding per leaf; leaves are anything with a shape."""
+    return tuple(named_sharding(layout, len(x.shape), mesh) for layout, x in zip(layouts, leaves, strict=True))
+
+
+def place(arrays: Sequence[Any], targets: Sequence[NamedSharding]) -> list[jax.Array]:
+    """The arrays on the mesh, each in its sharding; those that lie so already are passed on."""
+    placed: list[jax.Array] = jax.device_put(list(arrays), list(targets))
+    return placed

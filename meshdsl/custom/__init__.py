@@ -1,6 +1,0 @@
-"""Rules from outside: a function of the user's as one operation of the plan."""
-
-from meshdsl.custom.function import RuledFunction, RuleText, rule
-from meshdsl.custom.prove import check_rules
-
-__all__ = ["RuleText", "RuledFunction", "check_rules", "rule"]

@@ -1,0 +1,193 @@
+"""The primitive behind ``md.rule``: a function of the user's as one operation, under every transformation.
+
+    jvp        the operation, and its tangent: an operation that is linear in the tangents
+    transpose  of a tangent: the cotangents, one operation
+    vmap       an operation with one more dim
+
+All of them are the same primitive with another ``Ruled``: a function of flat arrays, and the
+stated rule that follows from the one that was stated.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from meshdsl.custom_rules.notation import StatedRule
+from meshdsl.errors import RuleError
+from meshdsl.layouts.sharding_rule import Placements
+
+Arrays = Sequence[Any]
+DIVIDING = ("shard_map", "custom_partitioning")
+ruled_p = Primitive("ruled")
+ruled_p.multiple_results = True
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a function takes on one device that has everything whole.
+
+    Args:
+      flops: of matrix products and convolutions.
+      room: bytes that it needs while it runs beside operands and results, divided as its first result is.
+    """
+
+    seconds: float
+    flops: float
+    room: int
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
+
+    Args:
+      false: rows of that rule that were tried and do not hold.
+      spent: what it takes, where that is not to be read from its operations.
+    """
+
+    name: str
+    function: Callable[..., Arrays]
+    stated: StatedRule
+    false: frozenset[Placements] = frozenset()
+    spent: Spent | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name}[{self.stated}]"
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The derivative of a ruled function along operands ``which``, of its inexact results."""
+
+    of: Ruled
+    which: tuple[int, ...]
+
+    def __call__(self, *arrays: Any) -> Arrays:
+        """Tangents of the results, for operands and their tangents."""
+        count = len(arrays) - len(self.which)
+        along = dict(zip(self.which, arrays[count:], strict=True))
+        run, primals = _along(self.of, self.which, arrays[:count])
+        tangents: Arrays = jax.jvp(run, primals, tuple(along[i] for i in self.which))[1]
+        return tangents
+
+
+@dataclass(frozen=True)
+class Cotangent:
+    """Its transpose: operands, cotangents of the inexact results -> cotangents of operands ``which``."""
+
+    of: Ruled
+    which: tuple[int, ...]
+
+    def __call__(self, *arrays: Any) -> Arrays:
+        """Cotangents of the operands, for operands and cotangents."""
+        count = len(self.of.stated.inputs)
+        run, primals = _along(self.of, self.which, arrays[:count])
+        cotangents: Arrays = jax.vjp(run, *primals)[1](list(arrays[count:]))
+        return cotangents
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A ruled function over one more dim of some operands."""
+
+    of: Ruled
+    axes: tuple[int | None, ...]
+
+    def __call__(self, *arrays: Any) -> Arrays:
+        """The results, with the new dim in front."""
+        return list(jax.vmap(lambda *xs: list(self.of.function(*xs)), in_axes=self.axes)(*arrays))
+
+
+def results_of(ruled: Ruled, arrays: Sequence[Any]) -> list[Any]:
+    """The types of the results for operands like these."""
+    closed = jax.make_jaxpr(ruled.function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
+    if closed.effects:
+        raise RuleError(f"{ruled.name} has effects (a print, a callback), so no rule can speak for it")
+    divides = next((name for name in _names(closed.jaxpr) if name in DIVIDING), "")
+    if divides:
+        raise RuleError(
+            f"{ruled.name} calls {divides}, which divides arrays by itself; a ruled function is given blocks already:"
+            " call what runs on a block"
+        )
+    return list(closed.out_avals)
+
+
+def _names(jaxpr: Jaxpr) -> Iterator[str]:
+    """The primitives of a jaxpr, at any depth."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
+            if isinstance(x, ClosedJaxpr | Jaxpr):
+                yield from _names(x.jaxpr if isinstance(x, ClosedJaxpr) else x)
+
+
+def _along(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The inexact results as a function of operands ``which``, with their values."""
+
+    def run(*varied: Any) -> list[Any]:
+        known = {**dict(enumerate(primals)), **dict(zip(which, varied, strict=True))}
+        return [y for y in ruled.function(*(known[i] for i in range(len(primals)))) if _inexact(y)]
+
+    return run, tuple(primals[i] for i in which)
+
+
+def _inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _derived(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Any, Any, list[int]]:
+    """What the rules of derivatives need: positions of operands and inexact results, and all shapes."""
+    results = results_of(ruled, primals)
+    made = [i for i, x in enumerate(results) if _inexact(x)]
+    return tuple(which), [tuple(x.shape) for x in (*primals, *results)], made
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: Ruled) -> tuple[Arrays, Arrays]:
+    results = ruled_p.bind(*primals, ruled=ruled)
+    varied = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and _inexact(primals[i])]
+    which, shapes, made = _derived(ruled, varied, primals)
+    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+    if not which or not made:
+        return results, zeros
+    stated = ruled.stated.tangent(which, made, shapes)
+    along = Ruled(f"{ruled.name}'s tangent", Tangent(ruled, which), stated)
+    moved = dict(zip(made, ruled_p.bind(*primals, *(tangents[i] for i in which), ruled=along), strict=True))
+    return results, [moved.get(i, zero) for i, zero in enumerate(zeros)]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: Ruled) -> list[Any]:
+    """What is undefined among the operands are tangents, or operands in which the function itself is linear."""
+    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    base, primals, wanted = ruled, [_defined(x) for x in operands], linear
+    if isinstance(ruled.function, Tangent):
+        base = ruled.function.of
+        primals, wanted = primals[: -len(ruled.function.which)], list(ruled.function.which)
+    which, shapes, made = _derived(base, wanted, primals)
+    back = Ruled(f"{base.name}'s cotangent", Cotangent(base, which), base.stated.cotangent(which, made, shapes))
+    found = ruled_p.bind(*primals, *map(ad.instantiate_zeros, cotangents), ruled=back)
+    grads = dict(zip(linear, found, strict=True))
+    return [grads.get(i) for i in range(len(operands))]
+
+
+def _defined(x: Any) -> Any:
+    """A linear function has the same derivative everywhere, also at zero."""
+    return jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[Any], *, ruled: Ruled) -> tuple[Arrays, list[int]]:
+    axes = tuple(None if d is None else int(d) for d in dims)
+    results = ruled_p.bind(*operands, ruled=Ruled(ruled.name, Mapped(ruled, axes), ruled.stated.mapped(axes)))
+    return results, [0] * len(results)
+
+
+ruled_p.def_impl(lambda *arrays, ruled: list(ruled.function(*arrays)))
+ruled_p.def_abstract_eval(lambda *arrays, ruled: results_of(ruled, arrays))
+mlir.register_lowering(ruled_p, mlir.lower_fun(lambda *arrays, ruled: ruled.function(*arrays), multiple_results=True))
+ad.primitive_jvps[ruled_p] = _jvp
+ad.primitive_transposes[ruled_p] = _transpose
+batching.primitive_batchers[ruled_p] = _batch

@@ -1,0 +1,474 @@
+"""Tensors with named dims: an ordinary array, and the names of its dims.
+
+    x = md.named(tokens, "batch seq")
+    y = md.dot(x, w, over="embed") + bias          # dims meet by name, wherever they stand
+
+Nothing is added to the traced program: every operation runs the ``jax.numpy`` or ``lax``
+function that one would write by hand, on the arrays, with dims in place of axis numbers.
+
+*Order.* The dims of a result keep the order of all operands; where that leaves a choice, those
+of the first come first: ``a[batch embed] * b[seq embed]`` is ``[batch seq embed]``. Only where
+two operands contradict each other is one transposed: the one with fewer dims, or the second.
+
+*Without dims.* A result without dims is an ordinary scalar array, so a loss can go to ``jax.grad``.
+
+*Other transforms.* A named tensor is a pytree of one leaf. ``jit``, ``grad``, ``tree.map``, optax and
+orbax see the array. ``lax.scan`` and ``jax.vmap`` take a leading axis off that array which the names
+do not know of; the next operation on it is an error that points to :func:`meshdsl.scan` and ``vmap``.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeAlias, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import GetAttrKey
+
+from meshdsl.dsl.diagnostics import absent, described, fail, labels, shown
+from meshdsl.dsl.dims import Dims, DimsLike, read_dims, read_names
+from meshdsl.errors import is_a
+from meshdsl.layouts.axis_rules import Table, conflicts, layout_of
+from meshdsl.primitives.constrain import state
+
+# ---- Order -----------------------------------------------------------------------------------------------------------
+# The order of dims where several tensors meet, and arrays brought into it.
+
+
+Names = tuple[str, ...]
+
+
+def common_order(orders: Iterable[Names]) -> Names:
+    """All names, in an order that keeps that of every operand if there is one."""
+    return reduce(_merge, orders, ())
+
+
+def _merge(a: Names, b: Names) -> Names:
+    if [name for name in a if name in b] != [name for name in b if name in a]:
+        lead, other = (a, b) if len(a) >= len(b) else (b, a)
+        return lead + tuple(name for name in other if name not in lead)
+    merged: list[str] = []
+    rest = list(b)
+    for name in a:
+        if name in b:
+            at = rest.index(name)
+            merged += rest[:at]
+            del rest[: at + 1]
+        merged.append(name)
+    return (*merged, *rest)
+
+
+def permuted(array: Any, dims: Names, wanted: Names) -> Any:
+    """The array with its dims in the order of ``wanted``; itself if they are."""
+    if dims == wanted:
+        return array
+    return jnp.transpose(array, [dims.index(name) for name in wanted])
+
+
+def aligned(array: Any, dims: Names, wanted: Names) -> Any:
+    """The array so that ``jax.numpy`` broadcasts it against arrays with the dims ``wanted``."""
+    present = [name for name in wanted if name in dims]
+    array = permuted(array, dims, tuple(present))
+    missing = [i for i, name in enumerate(wanted) if name not in dims]
+    if jax.config.jax_numpy_rank_promotion == "allow":  # type: ignore[attr-defined]
+        lead = leading(missing)
+        missing = [i - lead for i in missing[lead:]]
+    return jnp.expand_dims(array, missing) if missing else array
+
+
+def leading(positions: Sequence[int]) -> int:
+    """How many of the positions are 0, 1, 2, ..."""
+    return next((n for n, i in enumerate(positions) if n != i), len(positions))
+
+
+def promoted(*arrays: Any) -> list[Any]:
+    """The arrays in their common dtype, as ``jax.numpy`` has them meet."""
+    common = jnp.result_type(*arrays)
+    return [x if x.dtype == common else x.astype(common) for x in arrays]
+
+
+# ---- Pinned ----------------------------------------------------------------------------------------------------------
+# Rules for what is computed inside a step: every named result carries its layout to the planner.
+#
+# While a step is traced under ``Rules(activations=...)``, the operations of the DSL state the layout
+# of what they compute, as ``md.constrain`` does; at any other time nothing is added. The rules in
+# force are part of the key under which jax keeps traced functions, so none is traced under one set
+# of rules and used under another.
+
+
+_inside = jax.make_user_context(None)
+
+
+def pinning(table: Table | None) -> AbstractContextManager[Any]:
+    """Within it, results are pinned by these rules."""
+    manager: AbstractContextManager[Any] = _inside(tuple(table.items()) if table else None)
+    return manager
+
+
+def pinned(array: Any, dims: Names) -> Any:
+    """A computed array with these dims, its layout stated if rules are in force that speak of one of them."""
+    rules = _inside.value
+    if not rules or not dims:
+        return array
+    table = dict(rules)
+    wrong = conflicts(dims, table)
+    if wrong:
+        raise fail([f"activations, [{shown(dims, array.shape)}]: {row}" for row in wrong])
+    layout = layout_of(dims, table)
+    return state(array, layout, dims) if layout.axes else array
+
+
+# ---- Array -----------------------------------------------------------------------------------------------------------
+
+
+Tensor: TypeAlias = Union["NamedArray", Any]  # named, or an ordinary scalar array where no dims are left
+
+
+def _both_ways(fn: Callable[..., Any]) -> tuple[Callable[[Any, Any], Tensor], Callable[[Any, Any], Tensor]]:
+    """The operator of ``fn`` with the tensor on the left, and on the right."""
+    return lambda x, y: lift(fn, x, y), lambda x, y: lift(fn, y, x)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True, eq=False, repr=False)
+class NamedArray:
+    """An array and the names of its dims, in order.
+
+    Args:
+      held: what a pytree put here: the array, or whatever a ``tree.map`` made of it.
+      dims: one name per dim of the array, none twice.
+    """
+
+    held: Any
+    dims: Names
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dims, tuple):
+            raise fail(f"{is_a(self.dims)}, not a tuple of names; md.named(array, 'batch seq') reads text")
+        if len(set(self.dims)) < len(self.dims):
+            raise fail(_doubled(self))
+
+    @property
+    def array(self) -> Any:
+        """The ordinary array; DimError if a raw transform changed its rank."""
+        shape = getattr(self.held, "shape", None)
+        if shape is None or len(shape) != len(self.dims):
+            raise fail(_stripped(self.dims, self.held))
+        return self.held
+
+    @property
+    def shape(self) -> Dims:
+        """The dims with their sizes."""
+        return Dims(dict(zip(self.dims, self.array.shape, strict=True)))
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return self.held.dtype
+
+    def astype(self, dtype: Any) -> "NamedArray":
+        """The same tensor in another dtype."""
+        return NamedArray(self.array.astype(dtype), self.dims)
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[GetAttrKey, Any]], Names]:
+        """The array is the only leaf; the names are structure."""
+        return ((GetAttrKey("array"), self.held),), self.dims
+
+    @classmethod
+    def tree_unflatten(cls, dims: Names, leaves: Iterable[Any]) -> "NamedArray":
+        """Whatever a pytree operation puts in the array's place."""
+        (held,) = leaves
+        return cls(held, dims)
+
+    def __repr__(self) -> str:
+        return f"NamedArray([{_sized(self)}], {self.held!r})"
+
+    __array_ufunc__ = None  # numpy arrays leave arithmetic with named tensors to them
+    __hash__ = None  # type: ignore[assignment]  # == compares elements
+
+    __add__, __radd__ = _both_ways(jnp.add)
+    __sub__, __rsub__ = _both_ways(jnp.subtract)
+    __mul__, __rmul__ = _both_ways(jnp.multiply)
+    __truediv__, __rtruediv__ = _both_ways(jnp.true_divide)
+    __floordiv__, __rfloordiv__ = _both_ways(jnp.floor_divide)
+    __mod__, __rmod__ = _both_ways(jnp.remainder)
+    __pow__, __rpow__ = _both_ways(jnp.power)
+    __and__, __rand__ = _both_ways(jnp.bitwise_and)
+    __or__, __ror__ = _both_ways(jnp.bitwise_or)
+    __xor__, __rxor__ = _both_ways(jnp.bitwise_xor)
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return lift(jnp.equal, self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return lift(jnp.not_equal, self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return lift(jnp.less, self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return lift(jnp.less_equal, self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return lift(jnp.greater, self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return lift(jnp.greater_equal, self, other)
+
+    def __neg__(self) -> Tensor:
+        return lift(jnp.negative, self)
+
+    def __abs__(self) -> Tensor:
+        return lift(jnp.abs, self)
+
+    def __invert__(self) -> Tensor:
+        return lift(jnp.invert, self)
+
+    def __matmul__(self, other: Any) -> Tensor:
+        raise fail("@ does not say which dims to sum over; write md.dot(x, y, over='embed')")
+
+    __rmatmul__ = __matmul__
+
+    def __getitem__(self, at: Any) -> Tensor:
+        raise fail(
+            "x[...] does not say along which dim; md.index(x, seq=0) picks, md.scan(f, init, x, over='seq') walks"
+        )
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise fail(f"{described(self)} has names, a numpy array has none; .array is the plain array")
+
+    def __bool__(self) -> bool:
+        return bool(_scalar(self, "true or false", "md.any or md.all make one of many; a < x < b is (a < x) & (x < b)"))
+
+    def __float__(self) -> float:
+        return float(_scalar(self, "a float", "md.mean makes one of many, md.index picks one"))
+
+    def __int__(self) -> int:
+        return int(_scalar(self, "an int", "md.sum makes one of many, md.index picks one"))
+
+
+def wrap(array: Any, dims: Names) -> Tensor:
+    """The array with these names; itself if there are none."""
+    return NamedArray(array, dims) if dims else array
+
+
+def computed(array: Any, dims: Names) -> Tensor:
+    """A result with these dims; the layout rules in force for results hold for it."""
+    return wrap(pinned(array, dims), dims)
+
+
+def read(x: Any) -> Tensor:
+    """An operand: a named tensor (also in a flax variable) or a scalar; DimError for arrays without names."""
+    if isinstance(x, NamedArray):
+        return x
+    x = x.get_value() if hasattr(x, "get_value") else x
+    if isinstance(x, NamedArray | bool | int | float | complex) or getattr(x, "shape", None) == ():
+        return x
+    if not hasattr(x, "shape"):
+        raise fail(f"{is_a(x)}, not a tensor and not a scalar; md.named(array, 'batch embed') makes a tensor")
+    raise fail(f"an array of shape {tuple(x.shape)} has no names of dims; md.named(array, 'batch embed') gives them")
+
+
+def given(x: Any) -> str:
+    """What was given instead of what is wanted."""
+    return f"{described(x)} is a tensor" if isinstance(x, NamedArray) else is_a(x)
+
+
+def sizes_of(operands: Sequence[Any], free: Names = (), first: int = 0) -> dict[str, int]:
+    """Sizes by name over all operands; DimError shows both tensors where two differ, but in ``free`` dims.
+
+    ``first`` is where the operands begin among the arguments that the user wrote.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for i, x in enumerate(operands):
+        for name, size in zip(x.dims, x.array.shape, strict=True) if isinstance(x, NamedArray) else ():
+            known_in, known = found.setdefault(name, (i, size))
+            if known != size and name not in free:
+                raise fail(_conflict(name, operands, (known_in, i), labels(len(operands), first)))
+    return {name: size for name, (_, size) in found.items()}
+
+
+def lift(fn: Callable[..., Any], *operands: Any, first: int = 0) -> Tensor:
+    """``fn``, elementwise on arrays, on operands that meet by name; ``first`` as in :func:`sizes_of`."""
+    read_in = [read(x) for x in operands]
+    sizes = sizes_of(read_in, first=first)
+    dims = common_order(x.dims for x in read_in if isinstance(x, NamedArray))
+    made = fn(*(aligned(x.array, x.dims, dims) if isinstance(x, NamedArray) else x for x in read_in))
+    if tuple(jnp.shape(made)) != tuple(sizes[name] for name in dims):
+        whole = shown(dims, [sizes[name] for name in dims])
+        raise fail(f"{getattr(fn, '__name__', fn)} is not elementwise: of [{whole}] it makes shape {jnp.shape(made)}")
+    return computed(made, dims)
+
+
+def _conflict(name: str, operands: Sequence[Any], pair: tuple[int, int], called: Sequence[str]) -> str:
+    sides = [f"{operands[i].shape[name]} in {called[i]}{described(operands[i])}" for i in pair]
+    return f"dim {name!r} has two sizes: {' and '.join(sides)}"
+
+
+def _sized(x: NamedArray) -> str:
+    """The dims with their sizes, whatever is held."""
+    sizes = getattr(x.held, "shape", ())
+    return shown(x.dims, sizes) if len(sizes) == len(x.dims) else " ".join(x.dims)
+
+
+def _doubled(x: NamedArray) -> str:
+    twice = next(name for name in x.dims if x.dims.count(name) > 1)
+    return f"dim {twice!r} would be twice in [{_sized(x)}]; md.rename gives one of the two another name before"
+
+
+def _scalar(x: NamedArray, wanted: str, remedy: str) -> Any:
+    if x.dims:
+        raise fail([f"a tensor with dims {described(x)} is not {wanted}", remedy])
+    return x.array
+
+
+def _stripped(dims: Names, held: Any) -> list[str]:
+    if not hasattr(held, "shape"):
+        return [f"[{' '.join(dims)}] holds {is_a(held)}, not an array"]
+    return [
+        f"[{' '.join(dims)}] holds an array of shape {tuple(held.shape)}: {len(dims)} names for {len(held.shape)} dims",
+        "a raw lax.scan, jax.vmap or tree.map changed the array, of which the names do not know;",
+        "md.scan(f, init, xs, over='layers') and md.vmap(f, over='batch') keep them together",
+    ]
+
+
+# ---- Operands --------------------------------------------------------------------------------------------------------
+# How names come to arrays, and how an operation finds the dims it is asked to work over.
+
+
+def named(array: Any, dims: DimsLike) -> Tensor:
+    """The array with names for its dims.
+
+    Args:
+      array: an array, or ``jax.ShapeDtypeStruct``, or what ``jax.numpy.asarray`` takes.
+      dims: one name per dim, ``"batch seq"``; where a size is stated it has to be the array's.
+
+    Raises DimError if the names are not as many as the array's dims, or a size is another.
+    """
+    if isinstance(array, NamedArray):
+        raise fail(f"{described(array)} has names; md.rename changes them, .array is the plain array")
+    array = array if hasattr(array, "shape") and hasattr(array, "dtype") else jnp.asarray(array)
+    wanted, shape = read_dims(dims), tuple(array.shape)
+    if len(wanted) != len(shape):
+        raise fail(f"{len(wanted)} names [{wanted}] for an array of {len(shape)} dims, shape {shape}")
+    off = [(n, size) for n, size in zip(wanted, shape, strict=True) if wanted.stated(n) not in (None, size)]
+    if off:
+        raise fail([f"{n} is {size} in the array of shape {shape}, {n}={wanted[n]} in the names" for n, size in off])
+    return wrap(array, wanted.names)
+
+
+def named_operand(x: Any) -> NamedArray:
+    """An operand that has to have dims."""
+    x = read(x)
+    if isinstance(x, NamedArray):
+        return x
+    raise fail(f"{is_a(x)}, not a tensor with named dims; md.named(array, 'batch embed') makes one")
+
+
+def positions_of(x: Any, first: int = 0) -> Tensor:
+    """An operand of whole numbers, which may have dims; ``first`` as in :func:`axes`."""
+    x = read(x)
+    dtype = jnp.result_type(x.array if isinstance(x, NamedArray) else x)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        said = f"{labels(1, first)[0]}{described(x)}" if isinstance(x, NamedArray) else repr(x)
+        raise fail(f"positions are whole numbers, not {dtype} as in {said}")
+    return x
+
+
+def number(x: Any, argument: str) -> Any:
+    """An argument that is one number, traced or not."""
+    x = read(x)
+    if isinstance(x, NamedArray):
+        raise fail(f"{argument} is one number, not a tensor with dims {described(x)}")
+    return x
+
+
+def one_name(given: DimsLike, argument: str = "over") -> str:
+    """The name where an argument takes one dim."""
+    names = read_names(given)
+    if len(names) != 1:
+        raise fail(f"one dim is wanted here, not {len(names)}: {argument}={' '.join(names)!r}")
+    return names[0]
+
+
+def is_whole(n: Any) -> bool:
+    """Whether it is a whole number that is known while the step is traced; no bool."""
+    return isinstance(n, int | np.integer) and not isinstance(n, bool)
+
+
+def is_position(n: Any) -> bool:
+    """Whether it is a whole number, also one in an array without dims, traced or not."""
+    scalar = getattr(n, "shape", None) == () and jnp.issubdtype(n.dtype, jnp.integer)
+    return scalar or is_whole(n)
+
+
+def is_pair(widths: Any) -> bool:
+    """Whether it is what is added before and after."""
+    return isinstance(widths, tuple | list) and len(widths) == 2 and all(map(is_whole, widths))
+
+
+def axes(x: NamedArray, over: DimsLike | None, first: int = 0) -> tuple[int, ...]:
+    """Positions of the dims ``over``, all where that is None; DimError with the nearest name.
+
+    ``first`` is where ``x`` stands among the arguments that the user wrote.
+    """
+    if over is None:
+        return tuple(range(len(x.dims)))
+    names = read_names(over)
+    missing = [name for name in names if name not in x.dims]
+    if missing:
+        (label,) = labels(1, first)
+        raise fail([absent(name, label, x) for name in missing])
+    return tuple(sorted(x.dims.index(name) for name in names))
+
+
+def axis(x: NamedArray, over: DimsLike, first: int = 0) -> int:
+    """Position of one dim."""
+    return axes(x, (one_name(over),), first)[0]
+
+
+# ---- Names -----------------------------------------------------------------------------------------------------------
+# Names of dims in a tree of arguments, whoever wrote them.
+#
+# A named tensor says its own. A flax model says them in metadata, and needs no rewriting:
+#
+# * ``nnx.Param(value, out_sharding=("embed", "hidden"))``, or ``nnx.with_partitioning`` around an
+#   initialiser, in the variables of ``nnx.state(model)`` and of the optimizer state made from them;
+# * ``nn.with_partitioning`` and ``nn.with_logical_partitioning``: linen's boxes, and optax states of them.
+#
+# flax is not imported: what has these attributes is read.
+
+
+METADATA = ("out_sharding", "sharding_names", "sharding")  # flax's names for it, newest first
+
+
+def has_names(node: Any) -> bool:
+    """Whether a node of a tree says the names of the array below it."""
+    return names_of(node) is not None
+
+
+def names_of(node: Any) -> Names | None:
+    """The names of the dims of the array below this node, "" for a dim without one; None if it says none."""
+    if isinstance(node, NamedArray):
+        return node.dims
+    if hasattr(node, "get_metadata") and hasattr(node, "get_value"):
+        return _of_variable(node)
+    if hasattr(node, "names") and hasattr(node, "unbox"):
+        return _texts(node.names)
+    return None
+
+
+def _of_variable(variable: Any) -> Names | None:
+    value = variable.get_value()
+    if isinstance(value, NamedArray):
+        return value.dims
+    metadata = variable.get_metadata()
+    stated = next((metadata[key] for key in METADATA if metadata.get(key) is not None), None)
+    return _texts(stated) if isinstance(stated, tuple) else None
+
+
+def _texts(stated: Any) -> Names:
+    return tuple(name if isinstance(name, str) else "" for name in stated)

@@ -1,0 +1,241 @@
+"""The graph that is planned: a training step as values and operations.
+
+    program ::= graph, paths of its inputs and outputs
+    graph   ::= inputs, operations, the last one being "return"; executed `trips` times a step
+    op      ::= primitive [params] inputs -> outputs          (any other name)
+              | "scan"  consts, carry, xs -> carry, ys        one body
+              | "while" cond_consts, body_consts, carry -> carry    two bodies: condition, body
+              | "cond"  index, operands -> results            one body per branch
+              | "constant" -> value                           an array closed over
+              | "constrain" value -> value                    a layout stated by the user
+              | "return" values ->                            ends every graph
+    input   ::= value | literal
+
+Every value is defined once: as a graph input or by one operation; uses lie after it in the
+same graph. A body sees nothing of the graph around it but its own inputs: what a loop
+closes over is passed as a const. ``check_graph`` enforces the grammar.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar
+
+from meshdsl.errors import TraceError
+from meshdsl.schedules.pipelined import Pipelined
+
+LOOPS = ("scan", "while", "cond")
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor: ``shape`` in elements, ``dtype`` as numpy or jax names it; identity is ``id``."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return int(getattr(self.dtype, "itemsize", 8))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * self.itemsize
+
+
+@dataclass(eq=False, slots=True)
+class Literal:
+    """A scalar that is written into the program; ``id`` is that of no value."""
+
+    id: ClassVar[int] = -1
+    value: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's line that an operation comes from."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else "?"
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """One operation.
+
+    Args:
+      name: the primitive's name, or a name of the grammar above.
+      primitive: what to bind when it runs; None for the structured ones.
+      params: the primitive's parameters at global shapes.
+      phase: "forward", "backward" or "optimizer".
+      scope: the name stack, "/"-separated.
+      bodies: graphs of a loop or conditional.
+      effects: it does more than return its results, so it stays although nobody reads them.
+    """
+
+    id: int
+    name: str
+    primitive: Any
+    params: dict[str, Any]
+    inputs: tuple["Value | Literal", ...]
+    outputs: tuple[Value, ...]
+    source: Source = Source()
+    phase: str = "forward"
+    scope: str = ""
+    bodies: tuple["Graph", ...] = ()
+    effects: bool = False
+
+    def between(self, inputs: tuple["Value | Literal", ...], outputs: tuple[Value, ...]) -> "Op":
+        """The same operation with other operands and results; what ``replace`` makes, sooner."""
+        return Op(
+            self.id,
+            self.name,
+            self.primitive,
+            self.params,
+            inputs,
+            outputs,
+            self.source,
+            self.phase,
+            self.scope,
+            self.bodies,
+            self.effects,
+        )
+
+    @property
+    def called(self) -> str:
+        """What its reader knows it by: a function with a rule by its own name."""
+        return str(getattr(self.params.get("ruled"), "name", self.name))
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Graph:
+    """Operations in order; the last is "return".
+
+    Args:
+      trips: how often the graph runs in one step, all enclosing loops counted.
+      estimated: trips is a guess (inside a ``while``).
+    """
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    trips: int = 1
+    estimated: bool = False
+
+    @property
+    def returned(self) -> tuple["Value | Literal", ...]:
+        """What the graph returns."""
+        return self.ops[-1].inputs
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the step's arguments or results.
+
+    Args:
+      path: as globs match it.
+      weak: its dtype gives way in arithmetic, as a Python scalar's does.
+      dims: names of its dims, "" for a dim without one; empty if they have none.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    weak: bool = False
+    dims: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> str:
+        """Dtype and shape: ``float32[8,16]``, or ``float32[embed=8 hidden=16]``."""
+        return array_type(self.dtype, self.shape, self.dims)
+
+
+def array_type(dtype: Any, shape: Sequence[int], dims: Sequence[str]) -> str:
+    """An array as text, its sizes with the names that they have."""
+    named = [f"{name}={size}" if name else str(size) for name, size in zip(dims, shape, strict=False)]
+    return f"{dtype}[{' '.join(named) if dims else ','.join(map(str, shape))}]"
+
+
+@dataclass(eq=False)
+class Program:
+    """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
+
+    Args:
+      spread: it states shardings of jax's own, so that ``jax.jit`` runs it on several devices only.
+      pipeline: how it takes the batch in microbatches, if it does.
+    """
+
+    graph: Graph
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    in_tree: Any = None
+    out_tree: Any = None
+    name: str = "step"
+    notes: list[str] = field(default_factory=list)
+    spread: bool = False
+    pipeline: Pipelined | None = None
+
+
+def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:
+    """Every operation with the graph it stands in; a loop comes before its bodies."""
+    for op in graph.ops:
+        yield graph, op
+        for body in op.bodies:
+            yield from walk(body)
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise TraceError if the graph breaks the grammar."""
+    known = {v.id for v in graph.inputs}
+    if not graph.ops or [i for i, op in enumerate(graph.ops) if op.name == "return"] != [len(graph.ops) - 1]:
+        raise TraceError("a graph ends with its only 'return'")
+    for op in graph.ops:
+        if not known.issuperset([v.id for v in op.inputs if isinstance(v, Value)]):
+            unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
+            raise TraceError(f"{op.name} reads values {unknown}, which are not defined before it in its graph")
+        made = [v.id for v in op.outputs]
+        if not known.isdisjoint(made):
+            again = [v for v in made if v in known]
+            raise TraceError(f"{op.name} defines values {again} a second time")
+        known.update(made)
+        if op.bodies or op.name in LOOPS:
+            _check_bodies(op)
+
+
+def _check_bodies(op: Op) -> None:
+    if (op.name in LOOPS) != bool(op.bodies):
+        raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
+    for (inputs, returned), body in zip(_interfaces(op), op.bodies, strict=True):
+        got = (_types(body.inputs), _types(body.returned))
+        for what, has, wants in zip(("takes", "returns"), got, (inputs, returned), strict=True):
+            if has != wants:
+                raise TraceError(f"a body of {op.name} {what} {', '.join(has)}; its loop has {', '.join(wants)}")
+        check_graph(body)
+
+
+def _interfaces(op: Op) -> Iterator[tuple[list[str], list[str]]]:
+    """Per body of a loop, the types of what it takes and of what it returns."""
+    inputs, outputs = _types(op.inputs), _types(op.outputs)
+    if op.name == "scan":
+        carries, consts = op.params["num_carry"], op.params["num_consts"]
+        slices = _types(op.inputs[consts + carries :], 1)
+        yield inputs[: consts + carries] + slices, outputs[:carries] + _types(op.outputs[carries:], 1)
+    elif op.name == "while":
+        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
+        yield inputs[:asked] + inputs[done:], ["bool[]"]
+        yield inputs[asked:], outputs
+    else:
+        yield from ((inputs[1:], outputs) for _ in op.bodies)
+
+
+def _types(atoms: Iterable["Value | Literal"], dropped: int = 0) -> list[str]:
+    """Dtypes and shapes as text, without the first ``dropped`` dims."""
+    return [f"{x.dtype}[{','.join(map(str, x.shape[dropped:]))}]" for x in atoms]

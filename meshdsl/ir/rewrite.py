@@ -1,0 +1,140 @@
+"""What every pass over a graph needs: substitution, users, copies, numbers.
+
+A pass makes new operations and graphs but keeps the values, so a table from value to what
+replaces it is all that has to be carried along.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, TypeVar
+
+from meshdsl.ir.graph import Graph, Literal, Op, Value
+
+T = TypeVar("T")
+Atom = Value | Literal
+Table = dict[int, Atom]
+
+
+def substitute(op: Op, table: Table) -> Op:
+    """The operation with its operands replaced where the table says so."""
+    if table.keys().isdisjoint(value_ids(op.inputs)):
+        return op
+    return op.between(tuple([look_up(x, table) for x in op.inputs]), op.outputs)
+
+
+def look_up(x: Atom, table: Table) -> Atom:
+    """What replaces ``x``; ``x`` itself by default."""
+    return table.get(x.id, x) if isinstance(x, Value) else x
+
+
+def values(atoms: Iterable[Atom]) -> Iterator[Value]:
+    """The atoms that are values."""
+    return (x for x in atoms if isinstance(x, Value))
+
+
+def value_ids(atoms: Iterable[Atom]) -> list[int]:
+    """The ids of the atoms that are values."""
+    return [x.id for x in atoms if isinstance(x, Value)]
+
+
+def makers_of(graph: Graph) -> dict[int, Op]:
+    """The operation that makes each value, bodies apart."""
+    return {v.id: op for op in graph.ops for v in op.outputs}
+
+
+def origin(x: Value, makers: Mapping[int, Op], through: Callable[[Value], bool] = lambda _: True) -> Value:
+    """What a stack was made of, cast or transposed, as far as ``through`` lets pass."""
+    while x.id in makers and through(x):
+        read = list(values(makers[x.id].inputs))
+        if len(read) != 1 or not read[0].shape or read[0].shape[:1] != x.shape[:1]:
+            break
+        x = read[0]
+    return x
+
+
+def in_bodies(cleanup: Callable[[Graph], Graph], op: Op) -> Op:
+    """The operation with its bodies cleaned up."""
+    return replace(op, bodies=tuple(map(cleanup, op.bodies))) if op.bodies else op
+
+
+def with_ops(graph: Graph, ops: Iterable[Op]) -> Graph:
+    """The graph with other operations."""
+    return replace(graph, ops=tuple(ops))
+
+
+def returning(graph: Graph, atoms: Iterable[Atom]) -> Graph:
+    """The graph returning other atoms."""
+    return with_ops(graph, (*graph.ops[:-1], replace(graph.ops[-1], inputs=tuple(atoms))))
+
+
+def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any]:
+    """Parameters of ``broadcast_in_dim`` to ``shape``, whose ``dims`` are those of the operand."""
+    return {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}
+
+
+def kept(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
+    """The items that the mask keeps."""
+    return tuple(x for x, keep in zip(items, mask, strict=True) if keep)
+
+
+def operands_of(op: Op) -> tuple[tuple[Atom, ...], ...]:
+    """Per body, what its inputs start from (for a scan's slices: the whole stack)."""
+    if op.name == "scan":
+        return (op.inputs,)
+    if op.name == "while":
+        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
+        return (*op.inputs[:asked], *op.inputs[done:]), op.inputs[asked:]
+    return (op.inputs[1:],) * len(op.bodies)
+
+
+def carried_of(op: Op) -> tuple[range, ...]:
+    """Per body, the inputs that are another value in every trip, by position."""
+    if op.name == "scan":
+        first = op.params["num_consts"]
+        return (range(first, first + op.params["num_carry"]),)
+    if op.name == "while":
+        firsts = op.params["cond_nconsts"], op.params["body_nconsts"]
+        return tuple(range(first, first + len(op.outputs)) for first in firsts)
+    return (range(0),) * len(op.bodies)
+
+
+def carried_operands(op: Op) -> range:
+    """The operands of a loop that its carries start from, by position."""
+    inside, before = carried_of(op)[-1], op.params.get("cond_nconsts", 0)
+    return range(before + inside.start, before + inside.stop)
+
+
+def new_value(like: Value, ids: Iterator[int]) -> Value:
+    """Another value of the same shape and dtype."""
+    return Value(next(ids), like.shape, like.dtype)
+
+
+def fresh_ids(graph: Graph) -> Iterator[int]:
+    """Numbers that no value of the graph has."""
+    return count(1 + max([v.id for v in _defined(graph)], default=-1))
+
+
+def _defined(graph: Graph) -> Iterator[Value]:
+    """The values of a graph and its bodies."""
+    yield from graph.inputs
+    for op in graph.ops:
+        yield from op.outputs
+        for body in op.bodies:
+            yield from _defined(body)
+
+
+def number(graph: Graph) -> None:
+    """Number values and operations in the order of the text, so that equal programs are equal text."""
+    _number(graph, count(), count())
+
+
+def _number(graph: Graph, values: Iterator[int], ops: Iterator[int]) -> None:
+    for value in graph.inputs:
+        value.id = next(values)
+    for op in graph.ops:
+        op.id = next(ops)
+        for body in op.bodies:
+            _number(body, values, ops)
+        for value in op.outputs:
+            value.id = next(values)

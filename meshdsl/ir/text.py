@@ -1,0 +1,109 @@
+"""A program as text, the same in every process: no addresses, no paths of this machine.
+
+    step
+      in   params/w1 %0: float32[512,1024]
+      %3: float32[256,1024] = dot_general %2 %0  dimension_numbers=(((1,), (0,)), ((), ()))
+      %9: float32[4,4] = scan %5 %6  length=8 num_carry=1 num_consts=0 reverse=False
+        body x8: %7: float32[4,4] %8: float32[4]
+          ...
+      out  0 %9
+
+The fingerprint is taken from this text. It leaves out the program's name and source lines, and of
+arrays it holds shape and dtype only: none changes which plans are valid.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from hashlib import sha256
+from types import NoneType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value
+
+_KNOWN: WeakKeyDictionary[Graph, list[str]] = WeakKeyDictionary()
+_PLAIN = (NoneType, bool, int)
+_ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
+_str, _repr = cache(str), cache(repr)  # of dtypes: numpy works theirs out each time
+
+
+def program_text(program: Program, sources: bool = False) -> str:
+    """The program, one line per input, operation and output.
+
+    Args:
+      sources: end every operation with its phase and the line it comes from.
+    """
+    return "\n".join((program.name, *_framed(program, _lines(program.graph, "  ", sources)))) + "\n"
+
+
+def fingerprint(program: Program) -> str:
+    """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
+    if program.graph not in _KNOWN:
+        _KNOWN[program.graph] = list(_lines(program.graph, "  ", False))
+    text = "\n".join(_framed(program, _KNOWN[program.graph])) + "\n"
+    return sha256(text.encode()).hexdigest()
+
+
+def _framed(program: Program, lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a program's graph between those of its inputs and outputs."""
+    yield from (f"  in   {_named(leaf, x)}" for leaf, x in zip(program.inputs, program.graph.inputs, strict=True))
+    yield from lines
+    yield from (f"  out  {_named(leaf, x)}" for leaf, x in zip(program.outputs, program.graph.returned, strict=True))
+
+
+def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:
+    for op in graph.ops:
+        where = f"  # {op.phase} {op.source}" if sources else ""
+        yield indent + _line(op) + where
+        for body in op.bodies:
+            inputs = " ".join(map(_typed, body.inputs))
+            yield f"{indent}  body x{'~' * body.estimated}{body.trips}: {inputs}".rstrip()
+            yield from _lines(body, indent + "    ", sources)
+
+
+def _line(op: Op) -> str:
+    made = " ".join([_typed(x) for x in op.outputs])
+    params = " ".join([f"{name}={param_text(op.params[name])}" for name in sorted(op.params)])
+    operation = " ".join([op.name, *[f"%{x.id}" if isinstance(x, Value) else _atom(x) for x in op.inputs]])
+    return (f"{made} = " if made else "") + operation + (f"  {params}" if params else "")
+
+
+def _named(leaf: Leaf, x: Value | Literal) -> str:
+    value = _typed(x) if isinstance(x, Value) else _atom(x)
+    return f"{leaf.path} {value}".strip()
+
+
+def _atom(x: Value | Literal) -> str:
+    return f"%{x.id}" if isinstance(x, Value) else f"{_str(x.dtype)}({param_text(x.value)})"
+
+
+def _typed(x: Value) -> str:
+    return f"%{x.id}: {_type(x.dtype, x.shape)}"
+
+
+@cache
+def _type(dtype: Any, shape: tuple[int, ...]) -> str:
+    return f"{_str(dtype)}[{','.join(map(str, shape))}]"
+
+
+def param_text(x: Any) -> str:
+    """A parameter as text: functions by name, arrays by shape and dtype, no addresses."""
+    if type(x) in _PLAIN:
+        return repr(x)
+    if type(x) in (tuple, list):
+        parts = [str(each) if type(each) is int else param_text(each) for each in x]
+        return "(" + ", ".join(parts) + ("," if len(x) == 1 else "") + ")"
+    if isinstance(x, np.generic):
+        return repr(x.item())
+    if isinstance(x, np.dtype):
+        return _repr(x)
+    if isinstance(x, Mapping):
+        return "{" + ", ".join(f"{name}: {param_text(x[name])}" for name in sorted(x, key=str)) + "}"
+    if isinstance(x, type) or (callable(x) and hasattr(x, "__qualname__")):
+        return str(x.__qualname__)
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return _ADDRESS.sub("", repr(x)).replace("\n", " ")

@@ -1,0 +1,115 @@
+"""Layout rules as pins: which arrays they speak of, and what is wrong with them, all at once.
+
+Arrays say the names of their dims themselves (``meshdsl.dsl.named_array``). Which kind an array is, the
+step says: an input that no result replaces is the batch; of the others, those that only the
+update reads are optimizer state. Where a step replaces nothing, as in inference, its first
+argument is taken for the parameters.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from meshdsl.errors import nearest, shortened
+from meshdsl.ir.graph import Graph, Leaf, Program
+from meshdsl.ir.index import named, numbering_of
+from meshdsl.layouts.axis_rules import Rules, conflicts, layout_of
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.pins.conflicts import leaf_faults, uneven_axes
+from meshdsl.trace.annotate import OPTIMIZER
+from meshdsl.util.lazy import once
+from meshdsl.util.paths import split_path
+
+PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
+_SHOWN, _FREE = 4, Layout()
+_NOUNS = {"table": "array", PARAMS: "parameter", STATE: "array of the optimizer state", ACTIVATIONS: "activation"}
+
+
+class RulePins:
+    """The pins that rules make of a program's inputs and of its results that replace nothing.
+
+    Args:
+      follows: per result, the input that it replaces.
+      faults: a row for everything that does not fit; arrays with faults stay free.
+    """
+
+    def __init__(self, program: Program, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
+        self.program, self.mesh, self.rules = program, mesh, rules
+        self._follows = follows
+        self._misfits: list[str] = []
+        self._tables = {kind: self._table(kind) for kind in (PARAMS, STATE, ACTIVATIONS)}
+        self.inputs, self.outputs = [_FREE] * len(program.inputs), [_FREE] * len(program.outputs)
+        if any(self._tables.values()):
+            self.inputs = [self._pin(leaf, kind) for leaf, kind in zip(program.inputs, self.kinds, strict=True)]
+            self.outputs = [
+                self._pin(leaf, ACTIVATIONS, "result ") if source is None else _FREE
+                for leaf, source in zip(program.outputs, follows, strict=True)
+            ]
+        self.faults = [*self._unknown_axes(), *self._unknown_dims(), *shortened(self._misfits, _SHOWN)]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Per input, what it is."""
+        return kinds(self.program, self._follows)
+
+    def _pin(self, leaf: Leaf, kind: str, noun: str = "") -> Layout:
+        """The pin of one array, or none if that has a fault."""
+        table, what = self._tables[kind], f"rules: {noun}{leaf.path}"
+        wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
+        pin = _FREE if wrong else layout_of(leaf.dims, table)
+        wrong += leaf_faults(what, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.program.pipeline))
+        self._misfits += wrong
+        return _FREE if wrong else pin
+
+    def _table(self, kind: str) -> dict[str, tuple[str, ...]]:
+        """The rules for one kind of arrays over axes that there are."""
+        return {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
+
+    def _unknown_axes(self) -> Iterator[str]:
+        for table in self.rules.tables.values():
+            for dim, axes in table.items():
+                for axis in axes:
+                    if axis not in self.mesh.names:
+                        yield f"rules: {dim}:{axis}: no axis {axis!r} in the mesh{nearest(axis, self.mesh.names)}"
+
+    def _unknown_dims(self) -> Iterator[str]:
+        for name, table in self.rules.tables.items():
+            known = self._dims(name)
+            for dim in table:
+                if dim not in known:
+                    said = f"rules: no {_NOUNS[name]} has a dim {dim!r}{nearest(dim, known)}"
+                    yield said + ("" if known else "; md.named gives dims their names")
+
+    def _dims(self, name: str) -> list[str]:
+        """The names that arrays of one kind have."""
+        inputs = [leaf for leaf, kind in zip(self.program.inputs, self.kinds, strict=True) if name in ("table", kind)]
+        results = self.program.outputs if name in ("table", ACTIVATIONS) else ()
+        inside = _stated_dims(self.program) if name == ACTIVATIONS else ()
+        return list(dict.fromkeys([d for leaf in (*inputs, *results) for d in leaf.dims if d] + [*inside]))
+
+
+def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
+    """Per input, what it is: of the parameters, the optimizer state or the activations."""
+    replaced = {i for i in follows if i is not None}
+    if not replaced:
+        firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
+        return [PARAMS if first == firsts[0] and len(set(firsts)) > 1 else ACTIVATIONS for first in firsts]
+    read = _read_before_the_update(program.graph)
+    ids = [value.id for value in program.graph.inputs]
+    return [(PARAMS if v in read else STATE) if i in replaced else ACTIVATIONS for i, v in enumerate(ids)]
+
+
+@once
+def _read_before_the_update(graph: Graph) -> set[int]:
+    """Ids of what the forward or the backward pass reads."""
+    numbers = numbering_of(graph)
+    before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
+    return set(numbers.ids(numbers.are(numbers.read[np.array(before)[numbers.at]])))
+
+
+def _stated_dims(program: Program) -> Iterable[str]:
+    """Names of what is pinned inside the step."""
+    stated = (op.params["names"] for op in named(program.graph, "constrain"))
+    return [name for names in stated for name in names if name]

@@ -1,0 +1,147 @@
+"""The smallest sets of pins that cannot hold together, by name.
+
+Moves lead from every layout of a value to every other, so pins of two values can always be met: only pins that
+speak of one array contradict each other. Of those, the parts in force are looked at, which no later pin has
+decided otherwise:
+
+    "**": data=S(0)   "x": model=S(0)   "*": pod=S(1)        x float32[4], on data=4,model=2,pod=2
+
+Each fits x alone. ``**`` and ``x`` together split four rows into eight, whatever ``*`` says, so these
+two are named. Layout rules are taken apart into their entries, one per dim.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import combinations
+from math import prod
+
+from meshdsl.errors import nearest
+from meshdsl.ir.graph import Leaf
+from meshdsl.layouts.axis_rules import entry
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import Placement, S, Split
+from meshdsl.schedules.pipelined import Pipelined
+
+# ---- Contradictions --------------------------------------------------------------------------------------------------
+
+
+Named = tuple[str, Layout]  # what a pin is called, and what it says
+
+
+def merge(pins: Iterable[Layout]) -> Layout:
+    """The pins in order, the last one that names an axis deciding it."""
+    merged: dict[str, Placement] = {}
+    for pin in pins:
+        merged = {n: p for n, p in merged.items() if n not in pin.axes} | dict(pin.placements)
+    return Layout(**merged)
+
+
+def entries(rule: Layout, dims: Sequence[str]) -> list[Named]:
+    """What layout rules say of an array with these dims, entry by entry."""
+    split = [(dim, rule.splitting(i)) for i, dim in enumerate(dims)]
+    return [
+        (f"rule {entry(dim, axes)}", Layout(**dict.fromkeys(axes, rule.on(axes[0])))) for dim, axes in split if axes
+    ]
+
+
+def contradictions(
+    pins: Sequence[Named], wrong: Callable[[Layout], Sequence[str]]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    """Smallest sets of pins in force that do not fit together, and what is wrong: one, then those without its last pin.
+
+    Args:
+      wrong: the faults of a layout; none of a layout with fewer axes than one without faults.
+    """
+    left = _in_force(pins)
+    while found := next(_at_fault(left, wrong), None):
+        some, texts = found
+        yield ", ".join(f"{name} says {pin}" for name, pin in some), texts
+        left = [pin for pin in left if pin is not some[-1]]
+
+
+def _in_force(pins: Sequence[Named]) -> list[Named]:
+    """Every pin with the axes that no later pin names."""
+    later: set[str] = set()
+    found: list[Named] = []
+    for name, pin in reversed(pins):
+        mine = {axis: placed for axis, placed in pin.placements if axis not in later}
+        later.update(mine)
+        found += [(name, Layout(**mine))] if mine else []
+    return found[::-1]
+
+
+def _at_fault(
+    pins: Sequence[Named], wrong: Callable[[Layout], Sequence[str]]
+) -> Iterator[tuple[Sequence[Named], Sequence[str]]]:
+    """Sets of pins that do not fit together, the smallest first."""
+    for size in range(1, len(pins) + 1):
+        for some in combinations(pins, size):
+            texts = wrong(merge(pin for _, pin in some))
+            if texts:
+                yield some, texts
+
+
+# ---- Pin faults ------------------------------------------------------------------------------------------------------
+# What is wrong with a pin of one array.
+
+
+LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
+
+
+def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collection[str] = ()) -> list[str]:
+    """What is wrong with ``pin`` for one array: dims that it does not have, uneven splits.
+
+    Args:
+      uneven: axes over which the first dim need not divide.
+    """
+    pin = pin.numbered(leaf.dims)
+    rows = [text for axis, p in pin.placements if isinstance(p, Split) for text in _dim_fault(leaf, axis, p)]
+    for dim, size in enumerate(leaf.shape if pin.placements else ()):
+        axes = [axis for axis in pin.splitting(dim) if axis in mesh.names]
+        blocks = prod(mesh.axis(axis) for axis in axes)
+        if size % blocks and not (dim == 0 and set(axes) <= set(uneven)):
+            named = leaf.dims[dim] if leaf.dims else dim
+            over = _sized(axes, mesh)
+            rows.append(f"dim {named} of size {size} does not divide over {over}; {_near(size, blocks)}")
+    what = f"{name} {leaf.type}".lstrip() if rows else ""
+    return [f"{what}: {row}" for row in rows]
+
+
+def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collection[str]:
+    """Axes over which the first dim of an array need not divide, as its layers are dealt out to the stages there.
+
+    Which axis has the stages is known once they are found; until then it may be any.
+    """
+    if pipeline is None or pipeline.loads or (pipeline.axis and leaf.shape[:1] != (sum(pipeline.layers),)):
+        return ()
+    return (pipeline.axis,) if pipeline.axis else mesh.names
+
+
+def without_uneven(leaf: Leaf, pin: Layout, mesh: Mesh, pipeline: Pipelined | None) -> Layout:
+    """The pin of an array, which lies on the axis of the stages as it may if its layers do not divide over them."""
+    axis = pipeline.axis if pipeline else ""
+    uneven = axis in uneven_axes(leaf, mesh, pipeline) and leaf.shape[0] % mesh.axis(axis) > 0
+    free = uneven and pin.numbered(leaf.dims).on(axis) is S(0)
+    return Layout(**{n: p for n, p in pin.placements if n != axis}) if free else pin
+
+
+def _dim_fault(leaf: Leaf, axis: str, placed: Split) -> list[str]:
+    rank = len(leaf.shape)
+    numbers = f"its dims are 0 to {rank - 1}" if rank else "it is a scalar and cannot be split"
+    if isinstance(placed.dim, str):
+        if leaf.dims:
+            return [f"{axis}={placed}: it has no dim {placed.dim!r}{nearest(placed.dim, leaf.dims)}"]
+        return [f"{axis}={placed} names a dim, but the array has no named dims; {numbers}"]
+    return [] if 0 <= placed.dim < rank else [f"{axis}={placed} is out of range; {numbers}"]
+
+
+def _near(size: int, blocks: int) -> str:
+    below = size // blocks * blocks
+    free = "; left free, it is padded inside the step where that pays" if size >= LONG * blocks else ""
+    return "nearest sizes that work: " + ", ".join(str(n) for n in (below, below + blocks) if n) + free
+
+
+def _sized(axes: Sequence[str], mesh: Mesh) -> str:
+    """The axes with their sizes, and the product if there are several."""
+    each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
+    return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each

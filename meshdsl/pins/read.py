@@ -1,0 +1,238 @@
+"""Pins: what the user fixes, read from globs and checked before anything is planned.
+
+    layouts = {"batch": "data=S(0)", "params/**/w1": "model=S(1)"}      inputs
+    outputs = {"2": "data=B"}                                           results
+
+An axis that a pin does not name stays free. Of several globs that match one array the last
+wins, axis by axis; an axis that is named again moves behind the others, so it is the minor-most
+where they split one dim. ``constrain`` operations inside the step are checked here too.
+
+Results that replace an argument take its layout: a result, or a subtree of it, follows the first
+argument not yet taken that has the same keys, shapes and dtypes. So in
+``step(params, state, batch) -> params, state, loss`` the first two results follow the first two
+arguments and the loss is free. A result that ``outputs`` names follows nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
+from meshdsl.ir.graph import Leaf, Op, Program
+from meshdsl.ir.index import named
+from meshdsl.ir.solution import Pins
+from meshdsl.layouts.axis_rules import Rules
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import REDUCTIONS, P
+from meshdsl.pins.axis_rules import RulePins
+from meshdsl.pins.conflicts import contradictions, entries, leaf_faults, merge, uneven_axes, without_uneven
+from meshdsl.rules.registry import carries
+from meshdsl.schedules.pipelined import Pipelined
+from meshdsl.util.lazy import once
+from meshdsl.util.paths import Parts, matches, split_path, suggest
+
+Table = Mapping[str, Layout | str]
+_SHOWN, _FREE = 3, Layout()
+
+
+def make_pins(
+    program: Program,
+    mesh: Mesh,
+    layouts: Table | None = None,
+    outputs: Table | None = None,
+    donated: Iterable[int] = (),
+    rules: Rules | None = None,
+) -> Pins:
+    """The pins of every input and output; PinError lists all faults at once.
+
+    Args:
+      layouts: by globs over the inputs' paths.
+      outputs: by globs over the outputs' paths.
+      donated: indices of inputs whose memory the step may reuse.
+      rules: mesh axes by named dims; where a glob names an axis too, the glob decides it.
+    """
+    replaced = _replaced(program)
+    ruled = RulePins(program, mesh, rules or Rules(), replaced)
+    rows = list(ruled.faults)
+    staged = program.pipeline
+    given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
+    wanted = _Side("outputs", "output", program.outputs, mesh, rows, staged).read(outputs or {}, ruled.outputs)
+    for op in named(program.graph, "constrain"):
+        rows += _constrain_faults(op, mesh)
+    if rows:
+        raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
+    kept = tuple(None if pin.axes else source for pin, source in zip(wanted, replaced, strict=True))
+    return Pins(given, wanted, kept, frozenset(donated))
+
+
+class _Side:
+    """Reads the pins of the inputs, or those of the outputs, and collects their faults in ``rows``.
+
+    Args:
+      staged: a pipeline, over whose stages layers need not divide.
+    """
+
+    def __init__(
+        self, table: str, noun: str, leaves: Sequence[Leaf], mesh: Mesh, rows: list[str], staged: Pipelined | None
+    ) -> None:
+        self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
+        self.staged = staged
+        self._contradictory: dict[str, list[str]] = {}  # by the pins that contradict, what is wrong
+
+    def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
+        """One pin per leaf, without the axes of size 1, on which every placement is the same.
+
+        Args:
+          ruled: what the layout rules say of each leaf.
+        """
+        stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
+        named = {glob: [leaf for leaf in self.leaves if matches(glob, leaf.path)] for glob in table}
+        for glob, pin in stated.items():
+            self._check(glob, pin, named[glob])
+        self._check_matches(named)
+        pins = tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
+        self.rows += self._contradictions()
+        return pins
+
+    def _parse(self, glob: str, text: Layout | str) -> Layout | None:
+        try:
+            return Layout.of(text)
+        except NotationError as error:
+            self.rows.append(f"{self._label(glob)}: " + str(error).replace("\n", "\n  "))
+            return None
+
+    def _check(self, glob: str, pin: Layout, named: Sequence[Leaf]) -> None:
+        found = [*_axis_faults(pin, self.mesh), *self._partial_faults(pin)]
+        apart = [text for leaf in named for text in self._leaf_faults(leaf.path, leaf, pin)]
+        more = [f"... and {len(apart) - _SHOWN} more like it"] if len(apart) > _SHOWN else []
+        self.rows += [f"{self._label(glob)}: {text}" for text in (*found, *apart[:_SHOWN], *more)]
+
+    def _check_matches(self, named: Mapping[str, Sequence[Leaf]]) -> None:
+        paths = [leaf.path for leaf in self.leaves]
+        for glob, found in named.items():
+            if not found:
+                self.rows.append(f"{self._label(glob)}: matches no {self.noun}{suggest(glob, paths)}")
+
+    def _partial_faults(self, pin: Layout) -> list[str]:
+        reason = "cannot be partial (P); only S and B cross the boundary of a step"
+        return [f"{axis}={pin.on(axis)}: an {self.noun} {reason}" for axis in pin.partial()]
+
+    def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
+        named = entries(rule, leaf.dims)
+        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if matches(g, leaf.path)]
+        if not named:
+            return _FREE
+        if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
+            for said, texts in contradictions(named, lambda pin: self._leaf_faults(leaf.path, leaf, pin)):
+                self._contradictory.setdefault(said, []).extend(texts)
+        pin = without_uneven(leaf, merge(pin for _, pin in named), self.mesh, self.staged)
+        return Layout(**{n: p for n, p in pin.placements if self.mesh.sizes_by_name.get(n, 1) > 1})
+
+    def _contradictions(self) -> Iterator[str]:
+        """A row per array, the first few for one set of pins."""
+        for said, texts in self._contradictory.items():
+            for text in shortened(texts, _SHOWN):
+                yield f"{self.table}: contradictory pins, {said}: {text}"
+
+    def _leaf_faults(self, name: str, leaf: Leaf, pin: Layout) -> list[str]:
+        return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged))
+
+    def _label(self, glob: str) -> str:
+        return f"{self.table}[{glob!r}]"
+
+
+def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
+    unknown = (axis for axis in pin.axes if axis not in mesh.names)
+    return [f"no axis {axis!r} in the mesh{nearest(axis, mesh.names)}" for axis in unknown]
+
+
+def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
+    value, pin = op.outputs[0], op.params["layout"]
+    leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
+    found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
+    return [f"constrain at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
+
+
+def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:
+    """Two axes over which a value would be partial in different ways: a sum of maxima is no maximum of sums."""
+    wide = [axis for axis in pin.partial() if mesh.sizes_by_name.get(axis, 1) > 1]
+    other = next((axis for axis in wide if pin.on(axis) is not pin.on(wide[0])), None)
+    if other is None:
+        return []
+    return [f"{wide[0]}={pin.on(wide[0])} and {other}={pin.on(other)} contradict: a value is partial in one way only"]
+
+
+def _unreducible(pin: Layout, dtype: Any) -> list[str]:
+    """Partial placements of values that have no such reduction."""
+    alien = [(axis, pin.on(axis)) for axis in pin.partial() if not carries(pin.on(axis), dtype)]
+    known = [p for p in map(P, REDUCTIONS) if carries(p, dtype)]
+    said = f"it can be {' or '.join(map(str, known))}" if known else "state S or B"
+    return [f"{axis}={p}: a value of {dtype} has no such reduction; {said}" for axis, p in alien]
+
+
+def _remedy(program: Program) -> str:
+    names = ", ".join(dict.fromkeys(split_path(leaf.path)[0] for leaf in program.inputs))
+    return f"arguments: {names}; '*' is one path component, '**' any number"
+
+
+@dataclass(frozen=True)
+class _Subtree:
+    """Some leaves of one side and the length of the path they share."""
+
+    leaves: Sequence[Leaf]
+    members: tuple[int, ...]
+    depth: int
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """Keys below the subtree's root, shapes and dtypes: equal keys, same structure."""
+        leaves = [(i, self.leaves[i]) for i in self.members]
+        return tuple([(self._path(i)[self.depth :], leaf.shape, _text(leaf.dtype)) for i, leaf in leaves])
+
+    def children(self) -> "list[_Subtree]":
+        """The subtrees one component below."""
+        groups: dict[str, list[int]] = {}
+        for i in self.members:
+            if len(self._path(i)) > self.depth:
+                groups.setdefault(self._path(i)[self.depth], []).append(i)
+        return [_Subtree(self.leaves, tuple(group), self.depth + 1) for group in groups.values()]
+
+    def _path(self, i: int) -> Parts:
+        path = self.leaves[i].path
+        return split_path(path) if path else ()
+
+
+def follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]:
+    """Per output, the input that it replaces."""
+    found: dict[int, int] = {}
+    free = _arguments(inputs)
+    pending = [_Subtree(outputs, tuple(range(len(outputs))), 0)]
+    while pending:
+        subtree = pending.pop(0)
+        argument = next((a for a in free if a.key == subtree.key), None)
+        if argument is None:
+            pending = [*subtree.children(), *pending]
+        else:
+            free.remove(argument)
+            found |= zip(subtree.members, argument.members, strict=True)
+    return [found.get(i) for i in range(len(outputs))]
+
+
+@cache
+def _text(dtype: Any) -> str:
+    return str(dtype)
+
+
+@once
+def _replaced(program: Program) -> list[int | None]:
+    """Per output of a program, the input that it replaces."""
+    return follows(program.inputs, program.outputs)
+
+
+def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:
+    """The arguments, those of ``*args`` one by one."""
+    named = _Subtree(inputs, tuple(range(len(inputs))), 0).children()
+    starred = [a for a in named if split_path(inputs[a.members[0]].path)[0] == "args"]
+    return [part for a in named for part in (a.children() if a in starred else [a])]

@@ -1,0 +1,162 @@
+"""The predicted step in time: one thing after the other, as the planner counts it.
+
+A loop stands once, as long as all its trips. Nothing overlaps here; what the hardware overlaps
+comes on top.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+from meshdsl.plan.plan import Plan
+from meshdsl.schedules.simulate import Timing
+from meshdsl.util.text import write_text
+
+# ---- Timeline --------------------------------------------------------------------------------------------------------
+
+
+COMPUTE = "compute"
+_MOST = 3000  # events and points that a page shows
+
+
+class Event(NamedTuple):
+    """Something on a lane.
+
+    Args:
+      lane: ``compute``, or the mesh axes that a collective runs over.
+      name: of the operation, or the kind of the collective.
+      line: position in the plan's lines.
+      start, seconds: of all trips together.
+      number: how many events it stands for.
+    """
+
+    lane: str
+    name: str
+    phase: str
+    line: int
+    start: float
+    seconds: float
+    trips: int
+    number: int = 1
+
+    @property
+    def end(self) -> float:
+        """When it is over."""
+        return self.start + self.seconds
+
+
+def events(plan: Plan) -> Iterator[Event]:
+    """Every event of a step, in order."""
+    now, waiting = 0.0, iter(plan.collectives)
+    place = {line.source: i for i, line in enumerate(plan.lines)}
+    for span in plan.spans:
+        found = [
+            Event(",".join(c.axes), c.kind, c.phase, place[c.source], 0.0, c.seconds * c.trips, c.trips)
+            for c in (next(waiting) for _ in range(span.collectives))
+        ]
+        found.append(Event(COMPUTE, span.name, span.phase, span.line, 0.0, span.seconds * span.trips, span.trips))
+        for event in found:
+            if event.seconds:
+                yield event._replace(start=now)
+            now += event.seconds
+
+
+def fit_events(happened: Sequence[Event]) -> list[Any]:
+    """The events as rows, neighbours too short to be told apart in one; each lane's in order."""
+    least = (happened[-1].end if happened else 0.0) / _MOST
+    lanes: dict[str, list[Event]] = {}
+    for event in happened:
+        lane = lanes.setdefault(event.lane, [])
+        if lane and event.end - lane[-1].start < least:
+            lane[-1] = _merged(lane[-1], event)
+        else:
+            lane.append(event)
+    return [[*event] for lane in lanes.values() for event in lane]
+
+
+def _merged(a: Event, b: Event) -> Event:
+    """Both, named as the longer one."""
+    longer = max(a, b, key=lambda event: event.seconds / event.number)
+    number = a.number + b.number
+    return longer._replace(start=a.start, seconds=b.end - a.start, number=number)
+
+
+def memory_points(plan: Plan) -> list[list[Any]]:
+    """Bytes, line, name and phase over the program, the fullest of every stretch of equal length."""
+    spans = plan.spans
+    step = max(1, -(-len(spans) // _MOST))
+    stretches = (spans[i : i + step] for i in range(0, len(spans), step))
+    fullest = (max(stretch, key=lambda span: span.memory) for stretch in stretches)
+    return [[span.memory, span.line, span.name, span.phase] for span in fullest]
+
+
+# ---- Perfetto --------------------------------------------------------------------------------------------------------
+# The predicted step as a trace that https://ui.perfetto.dev and chrome://tracing open (Trace Event Format, JSON).
+
+
+def perfetto_trace(plan: Plan) -> dict[str, Any]:
+    """The timeline of a plan, with its memory as a counter and the ranks of a pipeline; times in microseconds."""
+    return {"traceEvents": [*_names(plan), *_events(plan), *_memory(plan), *_ranks(plan)], "displayTimeUnit": "ms"}
+
+
+def save_perfetto(plan: Plan, path: str | PathLike[str]) -> None:
+    """Write the trace; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
+    write_text(path, json.dumps(perfetto_trace(plan)))
+
+
+def _names(plan: Plan) -> Iterator[dict[str, Any]]:
+    title = f"{plan.name} on {plan.mesh}, {plan.topology.name} (predicted)"
+    yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}}
+    for lane, thread in _threads(plan).items():
+        yield {"ph": "M", "pid": 0, "tid": thread, "name": "thread_name", "args": {"name": lane}}
+
+
+def _threads(plan: Plan) -> dict[str, int]:
+    return {lane: i for i, lane in enumerate(dict.fromkeys(event.lane for event in events(plan)))}
+
+
+def _events(plan: Plan) -> Iterator[dict[str, Any]]:
+    threads = _threads(plan)
+    for event in events(plan):
+        yield {
+            "ph": "X",
+            "pid": 0,
+            "tid": threads[event.lane],
+            "name": event.name,
+            "cat": event.phase,
+            "ts": event.start * 1e6,
+            "dur": event.seconds * 1e6,
+            "args": {"line": plan.lines[event.line].source, "trips": event.trips},
+        }
+
+
+def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
+    now, sent = 0.0, iter(plan.collectives)
+    for span in plan.spans:
+        yield {"ph": "C", "pid": 0, "name": "memory", "ts": now * 1e6, "args": {"bytes": span.memory}}
+        waited = (next(sent) for _ in range(span.collectives))
+        now += sum(c.seconds * c.trips for c in waited) + span.seconds * span.trips
+
+
+def _ranks(plan: Plan) -> Iterator[dict[str, Any]]:
+    """The loops of a pipeline, a process for each prediction, a thread per rank."""
+    if plan.pipeline is None or plan.pipeline.costs is None:
+        return
+    forecast = plan.pipeline.forecast
+    yield from _predicted(1, f"{plan.pipeline.axis}, in lockstep", forecast.in_step)
+    yield from _predicted(2, f"{plan.pipeline.axis}, asynchronous", forecast.as_soon)
+
+
+def _predicted(process: int, title: str, timing: Timing) -> Iterator[dict[str, Any]]:
+    yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": title}}
+    for rank, tasks in enumerate(timing.schedule.ranks):
+        where = {"pid": process, "tid": rank}
+        yield {"ph": "M", **where, "name": "thread_name", "args": {"name": f"rank {rank}"}}
+        for task in tasks:
+            begin, end = timing.begin[task], timing.end[task]
+            named = {"name": str(task), "cat": _CATEGORY[task.kind], "ts": begin * 1e6, "dur": (end - begin) * 1e6}
+            yield {"ph": "X", **where, **named, "args": {"stage": task.stage, "microbatch": task.microbatch}}
+
+
+_CATEGORY = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}

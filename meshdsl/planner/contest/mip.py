@@ -1,0 +1,169 @@
+"""A core, or the states of it that known choices have and the most promising others, as a mixed integer program.
+
+Every state is a binary column, every possible pair of states of neighbours a continuous one, and the
+pairs of a state add up to it; no linear program that speaks of pairs only is tighter. A time
+point gets its row when an answer passes the limit there: few ever bind. HiGHS solves it with tolerances, so
+its answers are states to be judged, never proofs. Most variables of a large core have a single state in all known
+choices; contraction leaves a small core of the others, so known choices are combined in seconds (``narrowed``).
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from meshdsl.planner.contest.instance import Core
+from meshdsl.planner.contest.lagrangian import FlatCore
+from meshdsl.planner.contest.presolve import Contraction
+from meshdsl.planner.mrf.network import Labels
+from meshdsl.util.arrays import Costs, Ints
+
+_ROWS = 8  # time points that get a row at a time
+_SCALE = 1e4  # what the best choice costs in the program
+_GAP = 1e-6
+
+
+class Program:
+    """The program over some states of every variable.
+
+    Args:
+      some: per variable by position, its states in the program.
+      best: valid states, which are among those; None if none are known.
+    """
+
+    def __init__(self, flat: FlatCore, some: list[Labels], best: Ints | None = None) -> None:
+        self.flat, self.some = flat, some
+        self.best = np.full(len(some), -1) if best is None else best
+        self.begin = np.concatenate([[0], np.cumsum([keep.size for keep in some])])
+        self._costs = [flat.unary[flat.flat.start[i] + keep] for i, keep in enumerate(some)]
+        self._rows, self._columns = [_owners(some)], [np.arange(self.begin[-1])]
+        self._values = [np.ones(self.begin[-1])]
+        self._start = [np.concatenate([keep == state for keep, state in zip(some, self.best, strict=True)])]
+        self._height, self._width = len(some), int(self.begin[-1])
+        for i, w, table in flat.edges:
+            self._pair(i, w, table)
+        self.highs = _highs(self._model(max(flat.core.most if best is None else flat.cost(best), 1.0) / _SCALE))
+
+    def solve(self, seconds: float) -> Iterator[Ints]:
+        """Better and better states; the last ones are valid if time suffices."""
+        import highspy
+
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0:
+            if (self.best >= 0).all():
+                start = highspy.HighsSolution()
+                start.col_value = np.concatenate(self._start).astype(np.float64).tolist()
+                self.highs.setSolution(start)
+            self.highs.setOptionValue("time_limit", self.highs.getRunTime() + left)
+            self.highs.run()
+            values = np.array(self.highs.getSolution().col_value)
+            if not values.size:
+                return
+            states = self._states(values)
+            yield states
+            if not self._forbid(states):
+                return
+
+    def _pair(self, i: int, w: int, table: Costs) -> None:
+        """Columns for the possible pairs of states of two variables, and rows that tie them to these."""
+        cut = table[self.some[i][:, None], self.some[w]]
+        left, right = np.nonzero(cut < self.flat.top)
+        columns = self._width + np.arange(left.size)
+        for v, ends in ((i, left), (w, right)):
+            n = self.some[v].size
+            self._rows += [self._height + ends, self._height + np.arange(n)]
+            self._columns += [columns, self.begin[v] + np.arange(n)]
+            self._values += [np.ones(left.size), -np.ones(n)]
+            self._height += n
+        self._costs.append(cut[left, right])
+        self._start.append((self.some[i][left] == self.best[i]) & (self.some[w][right] == self.best[w]))
+        self._width += left.size
+
+    def _model(self, unit: float) -> Any:
+        import highspy
+
+        places = (np.concatenate(self._rows), np.concatenate(self._columns))
+        matrix = csr_matrix((np.concatenate(self._values), places), shape=(self._height, self._width))
+        model, right = highspy.HighsLp(), np.zeros(self._height)
+        right[: len(self.some)] = 1.0
+        model.num_col_, model.num_row_ = self._width, self._height
+        model.col_cost_ = np.concatenate(self._costs) / unit
+        model.col_lower_, model.col_upper_ = np.zeros(self._width), np.ones(self._width)
+        model.row_lower_, model.row_upper_ = right, right
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_, model.a_matrix_.index_ = matrix.indptr, matrix.indices
+        model.a_matrix_.value_ = matrix.data
+        whole, part = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+        states = int(self.begin[-1])
+        model.integrality_ = [whole] * states + [part] * (self._width - states)
+        return model
+
+    def _states(self, values: Costs) -> Ints:
+        parts = (values[a:b] for a, b in pairwise(self.begin))
+        return np.array([keep[part.argmax()] for keep, part in zip(self.some, parts, strict=True)])
+
+    def _forbid(self, states: Ints) -> bool:
+        """Give the fullest points that pass the limit a row; whether there were any."""
+        excess = self.flat.used(states) - self.flat.limit
+        full = [t for t in np.argsort(-excess).tolist() if excess[t] > 0]
+        apart = max(1, self.flat.limit.size // 64)
+        chosen: list[int] = []
+        for t in full:
+            if len(chosen) < _ROWS and all(abs(t - other) >= apart for other in chosen):
+                chosen.append(t)
+                self._limit(t)
+        return bool(chosen)
+
+    def _limit(self, t: int) -> None:
+        """The row of a time point, in parts of its limit."""
+        held, row = self.flat.held, np.zeros(self.begin[-1])
+        for k in np.flatnonzero((held.lo <= t) & (t < held.hi)).tolist():
+            v = held.owner[k]
+            row[self.begin[v] : self.begin[v + 1]] += held.use[held.begin[k] + self.some[v]]
+        unit = max(float(self.flat.limit[t]), 1.0)
+        columns = np.flatnonzero(row).astype(np.int32)
+        self.highs.addRow(-np.inf, float(self.flat.limit[t]) / unit, columns.size, columns, row[columns] / unit)
+
+
+def promising(flat: FlatCore, excess: Ints, known: list[Ints], entries: int) -> list[Labels]:
+    """States by least excess, and those of known choices, as many as make so many pairs at most."""
+    start = flat.flat.start
+    excess = excess.copy()
+    for states in known:
+        excess[start[:-1] + states] = -1
+    levels = np.unique(excess)
+    low, high = 0, levels.size - 1
+    while low < high:  # the highest level that is small enough
+        middle = (low + high + 1) // 2
+        counts = np.add.reduceat(excess <= levels[middle], start[:-1])
+        pairs = sum([int(counts[i] * counts[w]) for i, w, _ in flat.edges])
+        low, high = (middle, high) if pairs <= entries else (low, middle - 1)
+    fine = excess <= levels[low]
+    return [np.flatnonzero(fine[a:b]) for a, b in pairwise(start)]
+
+
+def narrowed(flat: FlatCore, some: list[Labels]) -> Core:
+    """A core with these states only, contracted."""
+    core, sizes = flat.core.copy(), np.diff(flat.flat.start).tolist()
+    for v, size, keep in zip(flat.order, sizes, some, strict=True):
+        if keep.size < size:
+            core.restrict(v, keep)
+    Contraction(core).run()
+    return core
+
+
+def _owners(some: list[Labels]) -> Ints:
+    return np.repeat(np.arange(len(some)), [keep.size for keep in some])
+
+
+def _highs(model: Any) -> Any:
+    import highspy
+
+    highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    for option, value in (("output_flag", False), ("mip_rel_gap", _GAP), ("threads", 1)):
+        highs.setOptionValue(option, value)
+    highs.passModel(model)
+    return highs

@@ -1,0 +1,1 @@
+"""docstring: two networks, `plans` (upper) and `bounds` (lower)."""

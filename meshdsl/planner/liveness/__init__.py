@@ -1,0 +1,1 @@
+"""docstring: XLA buffer model."""

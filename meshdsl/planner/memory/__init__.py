@@ -1,0 +1,1 @@
+"""docstring: the limit as a constraint; primal and dual."""

@@ -1,0 +1,202 @@
+"""A bound that knows the memory limit: what memory holds at least at one operation has a price.
+
+For every price, and every plan that fits,
+
+    seconds >= seconds + price * (floor - limit) >= least of (seconds + price * floor) - price * limit
+
+since a plan that fits has floor <= memory <= limit (Lagrangian relaxation). The least is bounded as ever, on the
+network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large, or
+of small steps at least drawn anew.
+
+Every plan known, whether it fits or not, says what this can be at most: a line over the price. Of the operations at
+which plans were too large the one counts where their least is highest. The price is the one there. The plan that
+messages then point to is another line, and says which price to try next (cutting planes, Kelley 1960).
+"""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.planner.bounds.certificate import Certificate
+from meshdsl.planner.bounds.tighten import FIRST_TREES, GAP, has_few_layouts, is_light, lifted, raised, redrawn
+from meshdsl.planner.costs.fixed_point import TIES
+from meshdsl.planner.encoding.fanout import Missed
+from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.memory.lower_bound import Floor
+from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.problem.model import Prices
+from meshdsl.planner.search.search import evaluated, jointly
+from meshdsl.util.runtime import Start
+
+_SMALL = 8_000  # nodes up to which ...
+_STEPS = 4  # ... more prices are tried where all states are searched ...
+_MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
+_WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
+_LARGEST, _LARGER = 2_000_000, 200_000_000  # entries of a network that is taken through rounds, and of a small step's
+_WORK, _LESS = 48_000_000_000, 18_000_000_000  # entries that may be touched at the last price, and at those before
+_ALIKE = 0.1  # part of a price by which another one is nearly the same
+_SAME = 2e-2  # part by which it says as much
+
+
+class Begun(NamedTuple):
+    """The bound at a price of what memory holds at least, worked out beside the search for a better plan."""
+
+    floor: Floor
+    price: float
+    found: "Future[float]"
+
+    def will_do(self, dual: "_Dual") -> bool:
+        """Whether what is known now says nearly the same price."""
+        return self.floor is dual.floor and abs(dual.price - self.price) <= _ALIKE * self.price
+
+
+def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start) -> Begun | None:
+    """The bound of a large step, begun; None where it is not worth its time, which may be limited, or has many prices.
+
+    Args:
+      free, best: as for ``dual_bound``, so far.
+    """
+    hurried = fitter.quick or fitter.model.clock.seconds is not None
+    dual = None if hurried else _most_open(fitter, free, best, limit)
+    if dual is None or dual.is_small:
+        return None
+    dual.model = fitter.model.at(Prices()) if dual.joint else fitter.model.apart()
+    return Begun(dual.floor, dual.price, start(partial(dual.best, 0)))
+
+
+def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float, known: Begun | None = None) -> float:
+    """What no plan that fits can cost less than; 0 where memory says nothing, or too little for what it takes.
+
+    Args:
+      free: the cheapest plan found that need not fit. best: the cheapest found that fits.
+      known: one that was begun before.
+    """
+    if fitter.bound >= best.cost:
+        return fitter.bound
+    dual = None if fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
+    found = fitter.bound
+    if dual and not (known and known.will_do(dual)):
+        many = 0 if fitter.quick or not dual.is_small else _STEPS if jointly(fitter.model) else 1
+        found = max(found, dual.best(many))
+    return max(found, known.found.result()) if known else found
+
+
+def _most_open(fitter: Fitter, free: Choice, best: Choice, limit: float) -> "_Dual | None":
+    """The bound that may be the highest, if it is worth its time."""
+    model, plans = fitter.model, (free, *fitter.over, best)
+    small = len(model.nodes) <= _SMALL
+    if not has_few_layouts(model) or (fitter.quick and not small):
+        return None
+    floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
+    full = [_Dual(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
+    most = max(full, key=lambda dual: dual.hoped, default=None)
+    least = 0.0 if small else model.scale.seconds(free.cost + _WORTH * best.cost)
+    return most if most and most.price and most.hoped > least else None
+
+
+class _Dual:
+    """The bound as a function of the price, which rises to its best value and falls again.
+
+    ``hoped`` are the seconds that it can be at most, as far as known plans say, and ``price`` where; 0 for no price.
+
+    Args:
+      plans: that are known; the last one fits.
+      rounds: whether small networks go through them.
+      joint: the networks of all states, if they can be looked at together.
+    """
+
+    def __init__(
+        self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool, joint: Joint | None = None
+    ) -> None:
+        self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
+        self._plans = list(plans)
+        self._missed: Missed = {}  # at prices before
+        self._rounds, self.joint = rounds, joint
+        self.is_small = len(self.model.nodes) <= _SMALL
+        self._lines = {self._line(plan) for plan in plans}
+        self.hoped, self.price = self._highest()
+
+    def _line(self, plan: Choice) -> tuple[float, float]:
+        """What the bound can be at most as far as a plan says, over the price: seconds, and bytes over the limit."""
+        return self.model.scale.seconds(plan.cost), self.floor.bytes(plan) - self.limit
+
+    def _highest(self) -> tuple[float, float]:
+        """The most that all lines leave, and the price there."""
+        pairs = combinations(self._lines, 2)
+        crossings = [(a - b) / (y - x) for (a, x), (b, y) in pairs if (a - b) * (y - x) > 0]
+        return max((min(cost + price * over for cost, over in self._lines), price) for price in (0.0, *crossings))
+
+    def best(self, more: int) -> float:
+        """The highest bound found, at that price and so many others, as long as much is open and may be less."""
+        known = dict[float, tuple[float, float]]()  # by price, the bound and how much the plan pointed to is too large
+        price, found = self.price, 0.0
+        for left in range(more, -1, -1):
+            bound, certificate = self._bound(price, not left)
+            found = max(found, bound)
+            if not left or found >= (1 - GAP) * self.choice.cost or self.model.clock.is_up():
+                break
+            self._missed = certificate.missed
+            self._plans.append(evaluated(self.model, Evaluator(self.model), certificate.pointed))
+            line = self._line(self._plans[-1])
+            self._lines.add(line)
+            known[price] = bound, line[1]
+            hoped, price = self._highest()
+            if _near(price, known):  # that line is above the others here
+                (_, over), price = max((each, at) for at, each in known.items())
+                price *= _APART ** np.sign(over)
+            if _near(price, known) or not price or hoped <= self.model.scale.seconds(found * (1 + _MORE)):
+                break
+        return found
+
+    def _bound(self, price: float, last: bool = True) -> tuple[float, Certificate]:
+        """In exact costs, rounded down, and what proves it; with less work if more prices follow.
+
+        The network is tight around the cheapest plan known at the price; if that leaves much open, and rounds are
+        quick, around the plan that fits as well.
+        """
+        self.model.focus()
+        model = self.model.at(self.floor.prices(price))
+        joint = self.joint.priced(model) if self.joint else Joint(model)
+        found = list[tuple[float, Certificate]]()
+        for plan in self._cheapest(price):
+            paid = self.paid(price, plan)
+            certificate = Certificate(joint, Choice(plan.rows, paid, {}), FIRST_TREES, self._missed)
+            quick = certificate.work <= _LARGEST
+            certificate = self._raised(certificate, last)
+            found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
+            if not (quick and self._rounds) or certificate.gap <= _MORE:
+                break
+        least, certificate = max(found, key=lambda each: each[0])
+        return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
+
+    def _raised(self, certificate: Certificate, last: bool) -> Certificate:
+        """One that proves more, in rounds where that is quick."""
+        if self._rounds and (certificate.work <= _LARGEST or (self.is_small and certificate.work <= _LARGER)):
+            return lifted(certificate, _WORK if last else _LESS)
+        if is_light(certificate):
+            raised(certificate)
+        return redrawn(certificate) if self._rounds and self.is_small else certificate
+
+    def _cheapest(self, price: float) -> list[Choice]:
+        """The plan known that costs least at a price, and the one that fits; of a large step the latter alone."""
+        near = min([self.choice, *self._plans], key=lambda plan: self.paid(price, plan))
+        return [self.choice] if near is self.choice or not self.is_small else [near, self.choice]
+
+    def paid(self, price: float, plan: Choice) -> float:
+        """What a plan costs in the network at most, where every term is rounded by itself."""
+        held = self.model.scale.pack(np.asarray(price * self.floor.bytes(plan)))
+        return plan.cost + float(held) + self._rounded
+
+    @property
+    def _rounded(self) -> float:
+        return (self.floor.rounded + 1) * TIES
+
+
+def _near(price: float, known: Iterable[float]) -> bool:
+    """Whether the bound at a price that is known says as much."""
+    return any(abs(price - other) <= _SAME * other for other in known)

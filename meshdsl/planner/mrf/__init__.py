@@ -1,0 +1,1 @@
+"""docstring: pairwise cost network; knows no layouts."""

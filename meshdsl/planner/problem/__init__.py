@@ -1,0 +1,1 @@
+"""docstring: variables, domains, constraints."""

@@ -1,0 +1,427 @@
+"""The planning problem as arrays: what every node and every value costs in every state.
+
+A state of a node is one row per mesh axis. Nodes with equal rows, shapes and work share their
+arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
+
+With three mesh axes or more the joint states are too many to look at together. ``focus`` leaves
+those near a plan in question: the search then moves from neighbourhood to neighbourhood.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshdsl.errors import PinError, faults
+from meshdsl.ir.solution import Pins
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.placement import REDUCTIONS, Split
+from meshdsl.planner.costs.fixed_point import Scale, times
+from meshdsl.planner.costs.op_cost import Table, first_state, make_table
+from meshdsl.planner.costs.reshard_cost import Axes, Closure, Closures, Distances, Groups, Hidden, near
+from meshdsl.planner.problem.build import Problem
+from meshdsl.planner.problem.layers import Layers, layers_of
+from meshdsl.planner.problem.ports import End, Ports
+from meshdsl.planner.problem.variables import Kind, Node, Twins, each_of
+from meshdsl.util.arrays import Costs, Ids, array, equal, grouped, identity, numbered, occurring
+from meshdsl.util.runtime import Clock
+
+# ---- Allowed ---------------------------------------------------------------------------------------------------------
+# In which states a node may be by what is stated for it: pins, dims that stay split, and rows to be asked for.
+
+
+def first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
+    """A state that the node is allowed to be in, all-``B`` if it is."""
+    return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
+
+
+def has_states(table: Table, allowed: "NDArray[np.bool_] | None") -> bool:
+    """Whether there is a state that the node is allowed to be in, and whose dims divide."""
+    return allowed is None or bool((allowed & np.isfinite(table.seconds)).any())
+
+
+def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
+    """Every node has a joint state that its pin allows, or the pins are at fault."""
+    bad = [node for node, has in zip(nodes, fine, strict=True) if not has]
+    rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
+    if rows:
+        remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
+        raise PinError(faults("pins that no signature can meet:", rows, remedy))
+
+
+def allowed_states(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
+    """Joint states that agree with what is stated for the node; None if nothing is."""
+    split = (name for _, axes in node.split for name in axes)
+    if not node.asked and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
+        return None
+    masks = [_axis_mask(node, name, mesh) for name in mesh.names]
+    found = masks[0]
+    for mask in masks[1:]:
+        found = np.logical_and.outer(found, mask)
+    return found
+
+
+def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
+    free = axis not in node.pin.axes or mesh.axis(axis) == 1
+    stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+    ports = [p for p, axes in node.split if axis in axes]
+    split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
+    asked = np.array([node.takes(row, axis) for row in node.rows])
+    return np.asarray(stated & split & asked)
+
+
+def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
+    """Mesh order, but for axes that the pin states in another order."""
+    stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
+    at = iter(stated)
+    return tuple(next(at) if name in stated else name for name in mesh.names)
+
+
+def adds_to(pins: Pins, others: Pins, mesh: Mesh) -> bool:
+    """Whether whatever ``pins`` allow is allowed by others as well."""
+    mine, theirs = (*pins.inputs, *pins.outputs), (*others.inputs, *others.outputs)
+    alike = (pins.follows, pins.donated) == (others.follows, others.donated)
+    return alike and all(_stays(pin, other, mesh) for pin, other in zip(mine, theirs, strict=True))
+
+
+def _stays(pin: Layout, other: Layout, mesh: Mesh) -> bool:
+    if pin.placements == other.placements:
+        return True
+    stated = set(other.axes) <= set(pin.axes) and all(pin.on(axis) is placed for axis, placed in other.placements)
+    return stated and axis_order(pin, mesh) == axis_order(other, mesh)
+
+
+# ---- Prices ----------------------------------------------------------------------------------------------------------
+# What memory costs while a plan that fits is looked for.
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
+
+    Args:
+      later: by (node, port), for a value that waits to be read, in the layout in which it is made or another.
+      kept: by (node, port), for some copy of a value on the way there, from where it has gone to others that read it.
+      again: by (node, port), the price of such a copy that another reader does not take meanwhile, and its end.
+      held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
+    """
+
+    own: dict[int, float] = field(default_factory=dict)
+    read: dict[tuple[int, int], float] = field(default_factory=dict)
+    later: dict[tuple[int, int], float] = field(default_factory=dict)
+    kept: dict[tuple[int, int], float] = field(default_factory=dict)
+    again: dict[tuple[int, int], tuple[float, tuple[int, int]]] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
+
+
+# ---- Reshards --------------------------------------------------------------------------------------------------------
+# What moving every value costs: values of equal shape, partial in the same ways, share the prices.
+
+
+Known = dict[Hashable, Distances]  # by all that they depend on
+_HIDDEN: Mapping[int, Hidden] = MappingProxyType({})
+
+
+class ByValue:
+    """The distances of values, given by their ids.
+
+    Args:
+      every: that there are, each once. of: per value id, the number of its own.
+    """
+
+    def __init__(self, every: Sequence[Distances], of: Ids) -> None:
+        self.every, self.of = tuple(every), of
+        self._each: list[int] = of.tolist()
+
+    def __getitem__(self, value: int) -> Distances:
+        return self.every[self._each[value]]
+
+
+class Reshards:
+    """The distances between the layouts of a problem's values.
+
+    Args:
+      twins: the nodes. tables: by node.
+    """
+
+    def __init__(self, problem: Problem, twins: Twins, tables: Sequence[Table], scale: Scale) -> None:
+        self._problem, self._scale = problem, scale
+        self._partial = _partial(problem, twins, tables)
+
+    def by_value(self, known: Known, hidden: Mapping[int, Hidden] = _HIDDEN) -> ByValue:
+        """The distances of every value; new ones are added to those that are known.
+
+        Args:
+          hidden: by value id, what of its moves costs less.
+        """
+        numbers, wiring = self._problem.numbers, self._problem.wiring
+        values = np.flatnonzero(wiring.made >= 0)
+        ids = wiring.values[wiring.made[values]]
+        apart, less = np.zeros(wiring.made.size, dtype=np.intp), np.zeros(wiring.made.size, dtype=np.intp)
+        for column, stated in ((apart, self._problem.apart), (less, hidden)):
+            column[numbers.of(stated)] = 1 + numbered(stated.values())
+        unsent = self._problem.unsent.astype(np.intp)
+        said = equal([column[values] for column in (numbers.shape, numbers.dtype, self._partial, unsent, apart, less)])
+        _, once, alike = np.unique(said, return_index=True, return_inverse=True)
+        found = [self._distances(number, known, hidden) for number in values[once].tolist()]
+        every = list(dict.fromkeys(found))
+        of = np.full(int(ids.max(initial=-1)) + 1, -1)
+        of[ids] = array(map(every.index, found))[alike]
+        return ByValue(every, of)
+
+    def _distances(self, number: int, known: Known, hidden: Mapping[int, Hidden]) -> Distances:
+        """Those of one value."""
+        problem, value = self._problem, self._problem.numbers.values[number]
+        ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
+        sent, apart, less = not problem.unsent[number], problem.apart.get(value.id, ()), hidden.get(value.id)
+        full = (value.shape, value.itemsize, ways, self._scale, sent, apart, less)
+        if full not in known:
+            known[full] = Distances(problem.mesh, *full)
+        return known[full]
+
+
+def _partial(problem: Problem, twins: Twins, tables: Sequence[Table]) -> Ids:
+    """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
+    wiring, found = problem.wiring, np.zeros(problem.wiring.made.size, dtype=np.intp)
+    for nodes in grouped(twins.numbered(lambda n: identity(tables[n]))):
+        for p, ways in tables[nodes[0]].partial:
+            bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
+            np.bitwise_or.at(found, wiring.of[wiring.first[nodes] + p], bits)
+    return found
+
+
+# ---- Model -----------------------------------------------------------------------------------------------------------
+
+
+Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
+State = tuple[int, ...]  # a row per mesh axis
+
+
+class Model:
+    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins.
+
+    ``units``: exact costs of each node in every joint state, pins included. ``width``: number of mesh axes.
+
+    ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
+    """
+
+    def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
+        self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
+        self.width = len(self.axes)
+        self._take(problem)
+        self._tables: dict[Hashable, Table] = {}
+        self._distances: Known = {}
+        self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
+        seconds = self._twins.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
+        self.scale = Scale.of(sum(seconds))
+        self._reshards = Reshards(problem, self._twins, self.tables, self.scale)
+        self.distances = self._reshards.by_value(self._distances)
+        self._known_units: dict[Hashable, Costs] = {}
+        self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
+        self._closures = Closures()
+        self.weighs = False
+        self._pin()
+
+    def repinned(self, problem: Problem) -> "Model":
+        """The model of the same problem under other pins (see ``repin``), which shares its tables."""
+        other = copy(self)
+        other.clock = Clock()
+        other._take(problem, self._twins)
+        other._pin()
+        return other
+
+    def apart(self) -> "Model":
+        """The same model with prices and states in question of its own, so that another thread may ask it."""
+        other = copy(self)
+        other._known_units, other._finite, other._closures = dict(self._known_units), dict(self._finite), Closures()
+        other._begin()
+        return other
+
+    def alike_in(self, rows: Assignment) -> Ids:
+        """Per node, the first with equal tables and pins that is in the same state of a plan."""
+        return self._twins.in_states(rows)
+
+    def numbered(self, said: Callable[[int], Hashable]) -> Ids:
+        """Per node, a number for what is said of it, the same for what is equal; twins are asked about once."""
+        return self._twins.numbered(said)
+
+    def at(self, prices: Prices) -> "Model":
+        """The same model at other prices, with the same states in question."""
+        other = copy(self)
+        other.prices = prices
+        return other
+
+    def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
+        """The model of the same problem in which moves of some values, given by their ids, cost less."""
+        other = copy(self)
+        other._distances = dict(self._distances)
+        other.distances = self._reshards.by_value(other._distances, hidden)
+        other.__dict__.pop("spaces", None)
+        other._begin()
+        return other
+
+    def _take(self, problem: Problem, like: Twins | None = None) -> None:
+        self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes, like)
+        self.wiring = problem.wiring
+
+    def _pin(self) -> None:
+        each = self._twins.each
+        self.allowed = each(lambda n: allowed_states(self.nodes[n], self.mesh))
+        self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
+        require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
+        self.units = each(self._unit)
+        first = each(lambda n: first_allowed(self.tables[n], self.allowed[n]))
+        self.whole: Assignment = np.array(first, dtype=np.intp).reshape(-1, self.width)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.prices = Prices()
+        self._states: dict[Hashable, Assignment] = {}
+        self._ports: Ports | None = None
+        self.every_state, self.closures = False, dict[Distances, Closure]()
+        self.focus()
+
+    def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
+        """Leave some states and layouts in question: all, or those near a plan.
+
+        ``alike`` says per node which is the first with equal tables, pins and states in question; ``every_state``
+        whether all are, and moves may go through all layouts.
+
+        Args:
+          groups: mesh axes that take a row together; the others stay as they are.
+          around: a plan, which stays in question itself.
+        """
+        if groups is None and self.every_state and self.closures:
+            return
+        self.every_state = groups is None
+        if groups is None or around is None:
+            self.states, self.alike = self._twins.each(self._every), self._twins.first
+            self.closures = self._closures.whole(self._distances.values(), len(self.wide) <= 2)
+        else:
+            self.alike = self._twins.in_states(around)
+            self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
+            self.closures = self._closures.near(self._read_layouts(), groups)
+
+    def hold(self, plan: Assignment) -> None:
+        """Leave the layouts in question that a plan has, and moves through those near them, and no states."""
+        self.every_state, self.states, self.alike = False, [], array(())
+        layouts = self.ports.layouts(plan)
+        most = int(layouts.max(initial=0)) + 1
+        asked = np.zeros(len(self.distances.every) * most, dtype=np.bool_)
+        asked[self.spaces * most + layouts] = True
+        spaces, layouts = np.divmod(np.flatnonzero(asked), most)
+        alike = grouped(spaces)
+        self.closures = self._closures.held((self.distances.every[spaces[some[0]]], layouts[some]) for some in alike)
+
+    def let_go(self) -> None:
+        """Of the closures, which are large on many axes, until it is focused on something again."""
+        self.closures = {}
+        self._closures.let_go()
+
+    def closure(self, value: int) -> Closure:
+        """The layouts of a value that are in question, and what moves between them cost."""
+        return self.closures[self.distances[value]]
+
+    def _every(self, n: int) -> Assignment:
+        """The states that node ``n`` can be in; equal questions get the same array."""
+        unit = self.units[n]
+        if identity(unit) not in self._finite:
+            self._finite[identity(unit)] = np.argwhere(np.isfinite(unit))
+        return self._finite[identity(unit)]
+
+    def _left(self, n: int, groups: Groups, around: State) -> Assignment:
+        """Those of them near a state."""
+        every = self._every(n)
+        key = (identity(every), groups, around)
+        if key not in self._states:
+            self._states[key] = every[near(every, groups, np.array(around))]
+        return self._states[key]
+
+    def _read_layouts(self) -> dict[Distances, Ids]:
+        """The layouts that the states in question make or read."""
+        wiring, spaces, found = self.wiring, self.spaces, defaultdict[Distances, list[Ids]](list)
+        places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
+        asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
+        for port in np.unique(asked, return_index=True)[1].tolist():
+            n = int(wiring.nodes[port])
+            layouts = self.numbers(n, int(places[port]), self.states[n].T)
+            found[self.distances.every[spaces[port]]].append(layouts)
+        return {d: occurring(np.concatenate(layouts)) for d, layouts in found.items()}
+
+    @cached_property
+    def spaces(self) -> Ids:
+        """Per port, a number for the layouts of its value and what moving between them costs."""
+        return self.distances.of[self.wiring.values]
+
+    def _unit(self, n: int) -> Costs:
+        """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
+        node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
+        stated = (node.pin, node.split, node.asked) if allowed is not None else ()
+        key = (identity(table), node.trips, stated)
+        if key not in self._known_units:
+            cost = self.scale.pack(times(table.seconds, node.trips))
+            self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
+        return self._known_units[key]
+
+    def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+        """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
+        codes = self.tables[n].codes[port]
+        ids = self.closures[self.between((n, port))].ids(self.orders[n])
+        return np.asarray(ids[tuple(codes[r] for r in rows)])
+
+    def numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+        """As ``layout_ids``, as numbers among all layouts."""
+        codes = self.tables[n].codes[port]
+        ids = self.between((n, port)).ids(self.orders[n])
+        return np.asarray(ids[tuple(codes[r] for r in rows)])
+
+    def between(self, end: End) -> Distances:
+        """Of the layouts of a port."""
+        return self.distances[self.wiring.value(end)]
+
+    @property
+    def ports(self) -> Ports:
+        """The tensors of all nodes, laid out when they are first asked for."""
+        if self._ports is None:
+            self._ports = Ports(self.wiring, self._twins, self.tables, self.orders, self.distances.every, self.spaces)
+        return self._ports
+
+    @cached_property
+    def layers(self) -> Layers:
+        """Equal layers, whatever the pins."""
+        wiring = self.wiring
+        found = layers_of(self._twins.kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+        return Layers(found, len(self.nodes), wiring)
+
+    def read_by(self, least: int) -> list[int]:
+        """The ids of the values that so many read at least."""
+        readers = np.bincount(self.wiring.makers, minlength=self.wiring.nodes.size)
+        found: list[int] = self.wiring.values[readers >= least].tolist()
+        return found
+
+    @cached_property
+    def often(self) -> Ids:
+        """Per port, how often the moves of its value run."""
+        return self.problem.numbers.trips[self.wiring.of]
+
+    def trips(self, value: int) -> int:
+        """How often the moves of a value run, given by its id."""
+        numbers = self.problem.numbers
+        return int(numbers.trips[numbers.number(value)])
+
+    def _table(self, kind: Kind) -> Table:
+        key = (identity(kind.rows), kind.shapes, kind.work)
+        if key not in self._tables:
+            self._tables[key] = make_table(kind.rows, kind.shapes, kind.work, self.mesh)
+        return self._tables[key]
+
+    @cached_property
+    def wide(self) -> Axes:
+        """The mesh axes that have more than one device."""
+        return tuple(axis for axis, size in enumerate(self.mesh.sizes) if size > 1)

@@ -1,0 +1,209 @@
+"""The ports of all nodes in one sequence, and their layouts under a state of every node, all at once.
+
+A node's row on a mesh axis has a placement code for each of its ports; the codes on all axes are looked up in a table
+of the layouts of the port's value. Where the codes of a port lie, and which table is its own, is the same for all
+states: it is laid out here once.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from meshdsl.ir.index import Numbering
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.reshard import Space
+from meshdsl.planner.costs.op_cost import Table
+from meshdsl.planner.costs.reshard_cost import Distances
+from meshdsl.planner.problem.variables import Node, Twins
+from meshdsl.util.arrays import Ids, array, equal, first_of, grouped, identity, occurring, stretches
+
+# ---- Wiring ----------------------------------------------------------------------------------------------------------
+# The ports of all nodes in one sequence, node after node, and which of them make what others read.
+
+
+End = tuple[int, int]  # a node and one of its ports
+
+
+class Wiring:
+    """Per port, its node in ``nodes`` and its value, by number in ``of`` and by id in ``values``.
+
+    ``first`` is the first port of each node, which has so many (``sizes``). ``made`` is per value, by number, the port
+    that makes it, ``every`` that of each port's value, and ``reading`` per reading the port that it is; -1 for what no
+    node makes or reads. ``read`` are the ports that read a value, value after value, and ``makers`` those that make
+    what they read.
+    """
+
+    def __init__(self, nodes: Sequence[Node], numbers: Numbering) -> None:
+        links = [n for n, node in enumerate(nodes) if node.op is None]
+        ops = array(n for n, node in enumerate(nodes) if node.op is not None)
+        at = numbers.position[array(node.op.id for node in nodes if node.op is not None)]
+        reads, makes = numbers.first[at + 1] - numbers.first[at], numbers.makes[at + 1] - numbers.makes[at]
+        self.sizes = sizes = np.empty(len(nodes), dtype=np.intp)
+        sizes[ops], sizes[links] = reads + makes, array(len(nodes[n].ports) for n in links)
+        self.nodes, self.first = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
+        self.of, defines = np.empty(self.nodes.size, dtype=np.intp), np.zeros(self.nodes.size, dtype=np.bool_)
+        self.reading = np.full(numbers.read.size, -1)
+        ports, readings = stretches(self.first[ops], reads), stretches(numbers.first[at], reads)
+        self.of[ports], self.reading[readings] = numbers.read[readings], ports
+        ports = stretches(self.first[ops] + reads, makes)
+        self.of[ports], defines[ports] = stretches(numbers.makes[at], makes), True
+        linked = [port for n in links for port in nodes[n].ports]
+        ports = stretches(self.first[links], sizes[links])
+        self.of[ports], defines[ports] = numbers.of(port.value.id for port in linked), [p.defines for p in linked]
+        self.reading[numbers.reading(p.reader for p in linked if p.reader)] = ports[[bool(p.reader) for p in linked]]
+        self.values = array(v.id for v in numbers.values)[self.of]
+        self.made = np.full(len(numbers.values), -1)
+        self.made[self.of[defines]] = np.flatnonzero(defines)
+        self.every = self.made[self.of]
+        uses = np.flatnonzero(~defines)
+        self.read = uses[np.argsort(self.every[uses], kind="stable")]
+        self.makers = self.every[self.read]
+        self._numbers, self._ends = numbers, dict[int, list[End]]()
+        self._begins: list[int] = self.first.tolist()
+        self._each: list[int] = self.values.tolist()
+        self._makes: list[bool] = defines.tolist()
+
+    def port(self, end: End) -> int:
+        """The port that an end is."""
+        return self._begins[end[0]] + end[1]
+
+    def ports(self, n: int) -> range:
+        """Those of a node."""
+        return range(self._begins[n], self._begins[n] + int(self.sizes[n]))
+
+    def makes(self, n: int) -> list[tuple[int, int]]:
+        """The values that a node makes, by id, and as which of its ports."""
+        return [(p, self._each[port]) for p, port in enumerate(self.ports(n)) if self._makes[port]]
+
+    def value(self, end: End) -> int:
+        """The id of the value at an end."""
+        return self._each[self._begins[end[0]] + end[1]]
+
+    def end(self, port: int) -> End:
+        """The end that a port is."""
+        node = int(self.nodes[port])
+        return node, port - int(self.first[node])
+
+    def ends(self, value: int) -> list[End]:
+        """The end that makes a value, given by its id, and those that read it."""
+        if value not in self._ends:
+            made = int(self.made[self._numbers.number(value)])
+            readers = self.read[slice(*np.searchsorted(self.makers, (made, made + 1)))].tolist()
+            self._ends[value] = [self.end(port) for port in (made, *readers)] if made >= 0 else []
+        return self._ends[value]
+
+    def ends_of(self, ports: Ids) -> list[End]:
+        """The ends that ports are."""
+        nodes = self.nodes[ports]
+        return list(zip(nodes.tolist(), (ports - self.first[nodes]).tolist(), strict=True))
+
+
+# ---- Ports -----------------------------------------------------------------------------------------------------------
+
+
+Order = tuple[str, ...]  # of mesh axes
+
+
+class Read(NamedTuple):
+    """Values of one space, by their ids, and the ports that make them: their own layout, and others that are read."""
+
+    values: list[int]
+    makers: Ids
+    own: int
+    others: tuple[int, ...]
+
+
+class Ports:
+    """The ports of nodes, node after node.
+
+    Args:
+      wiring, twins: of the nodes. tables: of their rows. orders: of axes that split one dim.
+      distances: between the layouts of values. spaces: per port, the number of those of its value.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        twins: Twins,
+        tables: Sequence[Table],
+        orders: Sequence[Order],
+        distances: Sequence[Distances],
+        spaces: Ids,
+    ) -> None:
+        self._wiring, self._spaces = wiring, spaces
+        self._codes, self._begins = _coded(tables, twins.numbered(lambda n: identity(tables[n])), wiring)
+        self._look_up(orders, twins.numbered(orders.__getitem__), distances)
+
+    def layouts(self, rows: Ids) -> Ids:
+        """Per port, the number of its layout in the space of its value.
+
+        Args:
+          rows: per node and mesh axis.
+        """
+        from meshdsl.planner.costs.kernels import looked_up  # with its compiler, too much for those who plan nothing
+
+        states, nodes = np.ascontiguousarray(rows), self._wiring.nodes
+        return looked_up(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
+
+    def elsewhere(self, layouts: Ids) -> Iterator[Read]:
+        """The values that are read in other layouts than their own, those that are read alike together."""
+        makers, most = self._wiring.makers, int(layouts.max(initial=0)) + 1
+        read = layouts[self._wiring.read]
+        differ = read != layouts[makers]
+        made, other = np.divmod(occurring(makers[differ] * most + read[differ]), most)
+        begins = np.flatnonzero(np.diff(made, prepend=-1))
+        counts = np.diff(begins, append=made.size)
+        for count in occurring(counts).tolist():
+            at = begins[counts == count]
+            ports, others = made[at], other[at[:, None] + np.arange(count)]
+            for alike in grouped(equal([self._spaces[ports], layouts[ports], *others.T])):
+                first = alike[0]
+                mine = ports[alike]
+                values = self._wiring.values[mine].tolist()
+                yield Read(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
+
+    def named(self, layouts: Ids) -> Ids:
+        """The layouts of ports, by their numbers in ``every`` one."""
+        return np.asarray(self._names[self._named + layouts])
+
+    @cached_property
+    def every(self) -> dict[Layout, int]:
+        """The layouts of all spaces, numbered."""
+        return {layout: i for i, layout in enumerate(dict.fromkeys(self._all))}
+
+    @cached_property
+    def _names(self) -> Ids:
+        """The numbers in every one of the layouts of each space, one space after the other."""
+        return array(map(self.every.__getitem__, self._all))
+
+    def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[Distances]) -> None:
+        """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
+        wiring = self._wiring
+        tables: dict[int, tuple[Ids, int]] = {}
+        spaces: dict[Space, int] = {}
+        self._looked_up, self._bases, self._named = (np.empty(wiring.nodes.size, dtype=np.intp) for _ in range(3))
+        self._all: list[Layout] = []
+        size = 0
+        for ports in grouped(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+            found = distances[self._spaces[ports[0]]]
+            table = found.ids(orders[wiring.nodes[ports[0]]])
+            if identity(table) not in tables:
+                tables[identity(table)] = table, size
+                size += table.size
+            if found.space not in spaces:
+                spaces[found.space] = len(self._all)
+                self._all += found.space.layouts
+            self._looked_up[ports], self._bases[ports] = tables[identity(table)][1], max(table.shape, default=1)
+            self._named[ports] = spaces[found.space]
+        self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
+
+
+def _coded(tables: Sequence[Table], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
+    """The placement codes of all tables, and where those of each port begin."""
+    distinct = [tables[n] for n in occurring(first_of(numbers)).tolist()]
+    lists = [codes for table in distinct for codes in table.codes]
+    begins = np.cumsum([0, *(codes.size for codes in lists)])
+    first = np.cumsum([0, *(len(table.codes) for table in distinct)])[numbers]
+    return np.concatenate(lists or [array(())]), begins[stretches(first, wiring.sizes)]

@@ -1,0 +1,52 @@
+"""The primitive behind ``md.constrain``: the identity, with a layout that the planner reads.
+
+Under autodiff it speaks of the primal alone; under ``vmap`` the dims that it splits move past the
+mapped one. ``names`` are the names of the value's dims where they are known, else empty.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.placement import Placement, Split
+
+Names = tuple[str, ...]
+constrain_p = Primitive("constrain")
+
+
+def state(x: Any, layout: Layout, names: Names = ()) -> Any:
+    """``x``, planned in ``layout``, which has dims by number; ``names`` are their names."""
+    return constrain_p.bind(x, layout=layout, names=names)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, layout: Layout, names: Names) -> tuple[Any, Any]:
+    return constrain_p.bind(primals[0], layout=layout, names=names), tangents[0]
+
+
+def _transpose(cotangent: Any, x: Any, *, layout: Layout, names: Names) -> list[Any]:
+    return [cotangent]
+
+
+def _batch(args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names: Names) -> tuple[Any, int]:
+    at = mapped[0]
+    moved = {axis: _past(p, at) for axis, p in layout.placements}
+    named = (*names[:at], "", *names[at:]) if names else ()
+    return constrain_p.bind(args[0], layout=Layout(**moved), names=named), at
+
+
+def _past(placed: Placement, mapped: int) -> Placement:
+    """The placement once a mapped dim has been inserted before position ``mapped``."""
+    if isinstance(placed, Split) and isinstance(placed.dim, int) and placed.dim >= mapped:
+        return Split(placed.dim + 1)
+    return placed
+
+
+constrain_p.def_impl(lambda x, *, layout, names: x)
+constrain_p.def_abstract_eval(lambda x, *, layout, names: x)
+mlir.register_lowering(constrain_p, lambda context, x, *, layout, names: [x])
+ad.primitive_jvps[constrain_p] = _jvp
+ad.primitive_transposes[constrain_p] = _transpose
+batching.primitive_batchers[constrain_p] = _batch

@@ -1,0 +1,218 @@
+"""Rules of operations that only move data: which dims stay whole blocks.
+
+Data movement commutes with any elementwise reduction, so sums, maxima and minima all pass
+through. Dims that are cut, padded or joined cannot be split; the others can, and so can dims that
+are reversed, rolled or moved by their padding, if blocks change places or hand on their ends.
+"""
+
+from math import gcd
+
+from meshdsl.ir.graph import Literal, Op
+from meshdsl.layouts.exchange import Exchange
+from meshdsl.layouts.placement import B, P, S
+from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
+from meshdsl.rules.elementwise import is_zero
+from meshdsl.rules.halo import Sliding
+from meshdsl.rules.registry import rule
+
+
+def named(*labels: str | None) -> Dims:
+    """Dims with one factor each; None is a dim that cannot be split."""
+    return tuple((label,) if label else () for label in labels)
+
+
+def kept(rank: int, *touched: int) -> Dims:
+    """Dims that keep their place, ``d0 d1 ...``, but for the touched ones."""
+    return named(*(None if i in touched else f"d{i}" for i in range(rank)))
+
+
+def _rank(op: Op) -> int:
+    return len(op.inputs[0].shape)
+
+
+@rule("broadcast_in_dim")
+def broadcast_in_dim(op: Op) -> Rule:
+    """New dims can be made in blocks; a dim of length 1 that is stretched counts as new. Zeros are parts of a zero."""
+    shape, places = op.params["shape"], op.params["broadcast_dimensions"]
+    operand = op.inputs[0].shape
+    source = named(*(f"d{at}" if n == shape[at] else None for n, at in zip(operand, places, strict=True)))
+    parts = (Signature((B,), (P,)),) if is_zero(op.inputs[0]) else ()
+    return Rule((source,), (kept(len(shape)),), commuting=((0,),), extra=parts)
+
+
+@rule("iota")
+def iota(op: Op) -> Rule:
+    """Each device counts from where its block starts."""
+    return Rule((), (kept(len(op.outputs[0].shape)),))
+
+
+@rule("transpose")
+def transpose(op: Op) -> Rule:
+    """Dims change places."""
+    return Rule((kept(_rank(op)),), (named(*(f"d{i}" for i in op.params["permutation"])),), commuting=((0,),))
+
+
+@rule("squeeze")
+def squeeze(op: Op) -> Rule:
+    """Dims of length 1 go."""
+    gone = op.params["dimensions"]
+    left = named(*(f"d{i}" for i in range(_rank(op)) if i not in gone))
+    return Rule((kept(_rank(op), *gone),), (left,), commuting=((0,),))
+
+
+@rule("rev")
+def rev(op: Op) -> Rule:
+    """Dims that are not reversed; blocks of a reversed one change places."""
+    turned = op.params["dimensions"]
+    dims, inside = kept(_rank(op), *turned), (Exchange("mirror", 0),)
+    extra = tuple(Signature((S(d),), (S(d),), collectives=inside) for d in turned)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
+
+
+@rule("roll")
+def roll(op: Op) -> Rule:
+    """Dims that are not rolled; blocks of a rolled one are handed on."""
+    dim, shift = op.params["axis"], op.params["shift"]
+    inside = (Exchange("cycle", 0, dim, before=shift, after=-shift),)
+    dims = kept(_rank(op), dim)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(dim),), (S(dim),), collectives=inside),))
+
+
+@rule("deal")
+def deal(op: Op) -> Rule:
+    """All dims but the first, whose elements change places: blocks of it send each other what they lack."""
+    dims, inside = kept(_rank(op), 0), (Exchange("deal", 0, 0, which=op.params["which"]),)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(0),), (S(0),), collectives=inside),))
+
+
+@rule("slice")
+def slice_(op: Op) -> Rule:
+    """Dims that are kept whole, those of which every k-th element is kept, and those that lose little at their ends."""
+    cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
+    dims, moved = kept(_rank(op), *cut), [(d, slice_windows(op, d)) for d in cut]
+    extra = tuple(Signature((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
+    return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
+
+
+def slice_windows(op: Op, d: int) -> Sliding:
+    """The places of the result along dim d, as windows of one place each."""
+    stride = op.params["strides"][d] if op.params["strides"] else 1
+    return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], stride, 0, -op.params["start_indices"][d], 1)
+
+
+@rule("pad")
+def pad(op: Op) -> Rule:
+    """Dims without padding, or moved by it: what a block loses behind, the next one gets in front.
+
+    Of a dim that only grows at its end a device can make its own block, given the whole operand.
+    The padding is part of the value: a partial operand needs a partial or zero padding.
+    """
+    padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
+    moved = [(d, pad_windows(op, d)) for d in padded if not grows_at_end(op, d)]
+    extra = (
+        *(Signature((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
+        *(Signature((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
+    )
+    dims, fill = kept(_rank(op), *padded), op.inputs[1]
+    literal = isinstance(fill, Literal)
+    zero = literal and is_zero(fill)
+    linear, increasing = ((0,),) if zero else (), (0,) if literal else ()
+    return Rule((dims, ()), (dims,), commuting=((0, 1),), linear=linear, increasing=increasing, extra=extra)
+
+
+def pad_windows(op: Op, d: int) -> Sliding:
+    """The places of the result along dim d, as windows of one place each."""
+    low, _, between = map(int, op.params["padding_config"][d])
+    return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], 1, 0, low, between + 1)
+
+
+def grows_at_end(op: Op, d: int) -> bool:
+    """Whether a pad adds to the end of dim ``d`` only, and so little that a block is no longer than the operand."""
+    low, high, inner = op.params["padding_config"][d]
+    return bool(low == inner == 0 < high <= op.inputs[0].shape[d])
+
+
+@rule("bitcast_convert_type")
+def bitcast_convert_type(op: Op) -> Rule:
+    """Elements of another width come from, or become, a last dim of their pieces."""
+    ranks = [len(x.shape) for x in (*op.inputs, *op.outputs)]
+    shared = kept(min(ranks))
+    source, result = ((*shared, *((),) * (rank - len(shared))) for rank in ranks)
+    return Rule((source,), (result,))
+
+
+@rule("concatenate")
+def concatenate(op: Op) -> Rule:
+    """Dims other than the one along which the operands are joined."""
+    dims = kept(_rank(op), op.params["dimension"])
+    return Rule((dims,) * len(op.inputs), (dims,), commuting=(tuple(range(len(op.inputs))),))
+
+
+@rule("split")
+def split(op: Op) -> Rule:
+    """Dims other than the one that is cut."""
+    dims = kept(_rank(op), op.params["axis"])
+    return Rule((dims,), (dims,) * len(op.outputs), commuting=((0,),))
+
+
+@rule("stack")
+def stack(op: Op) -> Rule:
+    """The operands' dims; the new one cannot be split."""
+    dims, at = kept(_rank(op)), op.params["axis"]
+    whole = (*dims[:at], (), *dims[at:])
+    return Rule((dims,) * len(op.inputs), (whole,), commuting=(tuple(range(len(op.inputs))),))
+
+
+@rule("unstack")
+def unstack(op: Op) -> Rule:
+    """Dims other than the one that is taken apart."""
+    at = op.params["axis"]
+    dims = kept(_rank(op), at)
+    return Rule((dims,), ((*dims[:at], *dims[at + 1 :]),) * len(op.outputs), commuting=((0,),))
+
+
+@rule("tile")
+def tile(op: Op) -> Rule:
+    """Dims that are not repeated."""
+    dims = kept(_rank(op), *(i for i, times in enumerate(op.params["reps"]) if times != 1))
+    return Rule((dims,), (dims,), commuting=((0,),))
+
+
+@rule("reshape")
+def reshape(op: Op) -> Rule:
+    """Factors that operand and result have in common, row major.
+
+    Both shapes are read from the left; as long as they are aligned, the greatest common
+    divisor of the dims at hand is a factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
+    """
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    order = op.params["dimensions"] or range(len(before))
+    read, right, sizes = common_factors(tuple(before[i] for i in order), after)
+    left = tuple(read[list(order).index(i)] for i in range(len(before)))
+    return Rule((left,), (right,), commuting=((0,),), sizes=sizes)
+
+
+def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
+    """Factors per dim of both shapes, and the lengths of those that do not fill their dims."""
+    dims: tuple[list[list[str]], ...] = ([[] for _ in before], [[] for _ in after])
+    rest = (list(before), list(after))
+    at: list[int] = [0, 0]
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
+    while at[0] < len(before) and at[1] < len(after):
+        n, m = rest[0][at[0]], rest[1][at[1]]
+        size = gcd(n, m)
+        if n * m == 0 or (size == 1 and n != 1 and m != 1):
+            break  # from here on the dims do not align
+        if size > 1:
+            name = f"f{len(sizes)}"
+            sizes[name] = size
+            if size == before[at[0]] == after[at[1]]:
+                whole.add(name)
+            dims[0][at[0]].append(name)
+            dims[1][at[1]].append(name)
+        for side in (0, 1):
+            rest[side][at[side]] //= size
+            at[side] += rest[side][at[side]] == 1
+    left, right = (tuple(map(tuple, side)) for side in dims)
+    return left, right, {name: size for name, size in sizes.items() if name not in whole}

@@ -1,0 +1,252 @@
+"""Phases: forward, backward, optimizer.
+
+Backward is what autodiff transposed: its name stack says ``transpose(``. From there:
+
+* What depends on a backward result is optimizer, and so is what only optimizer operations read
+  (the decay of a moment, the step count), unless autodiff went through it.
+* A loop that holds backward operations is backward and its body is judged by itself, as if it
+  ran once: updated parameters that it carries do not make the next trip's forward pass an
+  optimizer's. Adding a gradient to its accumulator is backward, with what only leads there.
+* In any other loop everything has the loop's phase.
+* What depends on no input (masks, tables) has the phase of its first reader.
+
+A "return" has the latest phase among what it returns.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
+from meshdsl.ir.rewrite import Atom, carried_of, makers_of, operands_of, value_ids, values
+
+# ---- Phases ----------------------------------------------------------------------------------------------------------
+
+
+FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
+Readers = dict[int, list[Op]]
+
+
+def mark_phases(graph: Graph) -> None:
+    """Write the phase into every operation of a step."""
+    _mark(graph, set(), in_loop=False)
+
+
+def _mark(graph: Graph, updated: Set[int], in_loop: bool = True) -> None:
+    """Mark a graph; its inputs ``updated`` depend on backward results."""
+    after = _after(graph, updated)
+    readers = _readers(graph)
+    for op in graph.ops:
+        op.phase = _first_guess(op, after)
+    if in_loop:
+        _mark_accumulators(graph, readers)
+    _mark_by_readers(graph, readers)
+    _mark_constants(graph, readers)
+    _mark_return(graph)
+    for op in graph.ops:
+        if op.bodies:
+            _mark_bodies(op, after)
+
+
+def _mark_bodies(op: Op, after: Set[int]) -> None:
+    for body, operands in zip(op.bodies, operands_of(op), strict=True):
+        if _is_mixed(op):
+            _mark(body, _taken(body, operands, after))
+        else:
+            for _, inner in walk(body):
+                inner.phase = op.phase
+
+
+def _first_guess(op: Op, after: Set[int]) -> str:
+    if _is_transposed(op) or _is_mixed(op):
+        return BACKWARD
+    return OPTIMIZER if _reads(op, after) else FORWARD
+
+
+def _mark_accumulators(graph: Graph, readers: Readers) -> None:
+    """Of a loop's body: ``carry + gradient``, nothing else reading the carry, and what leads to it."""
+    made = makers_of(graph)
+    carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
+    for x in values(graph.returned):
+        op = made.get(x.id)
+        adds = op is not None and op.phase == OPTIMIZER and op.name in ("add", "add_any")
+        if op and adds and _reads(op, carries):
+            op.phase = BACKWARD
+    for op in reversed(graph.ops):
+        if op.phase == OPTIMIZER and _phases_of_readers(op, readers) == {BACKWARD}:
+            op.phase = BACKWARD
+
+
+def _mark_by_readers(graph: Graph, readers: Readers) -> None:
+    for op in reversed(graph.ops):
+        if op.phase == FORWARD and "jvp(" not in op.scope and _phases_of_readers(op, readers) == {OPTIMIZER}:
+            op.phase = OPTIMIZER
+
+
+def _mark_constants(graph: Graph, readers: Readers) -> None:
+    constant: set[int] = set()
+    for op in graph.ops:
+        if constant.issuperset(value_ids(op.inputs)):
+            constant.update(value_ids(op.outputs))
+    for op in reversed(graph.ops):
+        if op.outputs and op.outputs[0].id in constant:
+            first = next(_real_readers(op, readers), op)
+            op.phase = first.phase
+
+
+def _mark_return(graph: Graph) -> None:
+    phase = {v.id: op.phase for op in graph.ops for v in op.outputs}
+    returned = [phase.get(v.id, FORWARD) for v in values(graph.returned)]
+    graph.ops[-1].phase = max(returned, key=PHASES.index, default=FORWARD)
+
+
+def _readers(graph: Graph) -> Readers:
+    found: Readers = {}
+    for op in graph.ops:
+        for value in value_ids(op.inputs):
+            found.setdefault(value, []).append(op)
+    return found
+
+
+def _reads(op: Op, among: Set[int]) -> bool:
+    return not among.isdisjoint(value_ids(op.inputs))
+
+
+def _real_readers(op: Op, readers: Readers) -> Iterator[Op]:
+    return (reader for v in op.outputs for reader in readers.get(v.id, ()) if reader.name != "return")
+
+
+def _phases_of_readers(op: Op, readers: Readers) -> set[str]:
+    return {reader.phase for reader in _real_readers(op, readers)}
+
+
+def _is_transposed(op: Op) -> bool:
+    return "transpose(" in op.scope
+
+
+def _is_mixed(op: Op) -> bool:
+    """A loop around backward operations that is not itself backward."""
+    if not op.bodies or _is_transposed(op):
+        return False
+    return any(_is_transposed(inner) for body in op.bodies for _, inner in walk(body))
+
+
+def _after(graph: Graph, updated: Set[int]) -> set[int]:
+    """The values that depend on ``updated`` or on a backward operation."""
+    found = set(updated)
+    for op in graph.ops:
+        if _is_transposed(op) or (not _is_mixed(op) and _reads(op, found)):
+            found.update(value_ids(op.outputs))
+        elif op.bodies:
+            found |= _results_after(op, found)
+    return found
+
+
+def _results_after(op: Op, found: Set[int]) -> set[int]:
+    """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
+    results: set[int] = set()
+    for body, operands, carried in zip(op.bodies, operands_of(op), carried_of(op), strict=True):
+        if len(body.returned) == len(op.outputs):
+            results |= _returned_after(op, body, carried, _taken(body, operands, found))
+    return results
+
+
+def _returned_after(op: Op, body: Graph, carried: range, updated: set[int]) -> set[int]:
+    carries = body.inputs[carried.start : carried.stop]
+    while True:
+        after = _after(body, updated)
+        hit = [isinstance(x, Value) and x.id in after for x in body.returned]
+        again = {v.id for v, h in zip(carries, hit, strict=False) if h}
+        if again <= updated:
+            return {v.id for v, h in zip(op.outputs, hit, strict=True) if h}
+        updated = updated | again
+
+
+def _taken(body: Graph, operands: tuple[Atom, ...], found: Set[int]) -> set[int]:
+    """The inputs of a body whose operands are among ``found``."""
+    pairs = zip(body.inputs, operands, strict=True)
+    return {v.id for v, x in pairs if isinstance(x, Value) and x.id in found}
+
+
+# ---- Trips -----------------------------------------------------------------------------------------------------------
+# How often a body runs in one step: its own trips times those of every loop around it.
+#
+# A scan says how long it is. A ``while`` does if it counts: a carry that starts from a literal,
+# grows by a literal and is compared ``lt`` with a literal. Otherwise it is taken to run
+# ``GUESS`` times and every graph inside is marked as estimated.
+
+
+GUESS = 10
+
+
+def count_trips(graph: Graph, trips: int = 1, estimated: bool = False) -> None:
+    """Write the trips into a graph that runs ``trips`` times, and into its bodies."""
+    graph.trips, graph.estimated = trips, estimated
+    for op in graph.ops:
+        if op.bodies:
+            times, guessed = _times(op)
+            for body, n in zip(op.bodies, times, strict=True):
+                count_trips(body, trips * n, estimated or guessed)
+
+
+def _times(op: Op) -> tuple[Sequence[int], bool]:
+    """How often each body runs when the operation runs once, and whether that is a guess."""
+    if op.name == "scan":
+        return (op.params["length"],), False
+    if op.name == "cond":
+        return (1,) * len(op.bodies), False
+    trips = counted(op)
+    return (GUESS + 1, GUESS) if trips is None else (trips + 1, trips), trips is None
+
+
+def counted(op: Op) -> int | None:
+    """Trips of ``while i < stop: i += stride``, where start, stop and stride are literals."""
+    condition, body = op.bodies
+    test = _made_by(condition, condition.returned[0])
+    if test is None or test.name != "lt":
+        return None
+    index = _carry_of(condition, test.inputs[0], op.params["cond_nconsts"])
+    if index is None or not np.issubdtype(test.inputs[0].dtype, np.integer):
+        return None
+    start, stride = _initial(op, index), _stride(body, op.params["body_nconsts"], index)
+    stop = _fixed(op, condition, test.inputs[1])
+    if start is None or stop is None or stride is None or stride <= 0:
+        return None
+    return max(0, -((start - stop) // stride))
+
+
+def _stride(body: Graph, consts: int, index: int) -> int | None:
+    """What a trip adds to carry ``index``."""
+    step = _made_by(body, body.returned[index])
+    if step is None or step.name != "add":
+        return None
+    carry = body.inputs[consts + index]
+    other = [x for x in step.inputs if x is not carry]
+    return _number(other[0]) if len(other) == 1 else None
+
+
+def _fixed(op: Op, condition: Graph, x: Atom) -> int | None:
+    """The number that the condition reads as ``x``: a literal, or a carry that no trip changes."""
+    index = _carry_of(condition, x, op.params["cond_nconsts"])
+    if index is None:
+        return _number(x)
+    body = op.bodies[1]
+    unchanged = body.returned[index] is body.inputs[op.params["body_nconsts"] + index]
+    return _initial(op, index) if unchanged else None
+
+
+def _initial(op: Op, index: int) -> int | None:
+    return _number(op.inputs[op.params["cond_nconsts"] + op.params["body_nconsts"] + index])
+
+
+def _carry_of(graph: Graph, x: Atom, consts: int) -> int | None:
+    return next((i for i, v in enumerate(graph.inputs[consts:]) if v is x), None)
+
+
+def _made_by(graph: Graph, x: Atom) -> Op | None:
+    return next((op for op in graph.ops if any(v is x for v in op.outputs)), None)
+
+
+def _number(x: Any) -> int | None:
+    return int(x.value) if isinstance(x, Literal) and np.issubdtype(x.dtype, np.integer) else None

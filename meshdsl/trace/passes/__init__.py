@@ -1,0 +1,1 @@
+"""Ordered pass list `PASSES` (today `CLEANUPS` in trace/__init__)."""

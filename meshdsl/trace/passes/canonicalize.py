@@ -1,0 +1,236 @@
+"""Clean-up: operations that return their operand as it is are taken out.
+
+Layouts are the planner's business, so placing an array on devices, or constraining its
+sharding the jax way, is an identity here too.
+
+The compiler takes identities out as well. Left in the plan they would hide that two moves are of
+one value, and the compiled program would communicate less than planned. So would reshapes one after the
+other that end in the shape they began with.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import dtypes, lax
+from jax.lax import broadcast_in_dim_p
+
+from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import Atom, Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
+from meshdsl.trace.read_jaxpr import written
+
+# ---- Alias -----------------------------------------------------------------------------------------------------------
+
+
+PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
+_ALWAYS = PLACING | {"copy", "copy_p", "stop_gradient", "name", "pvary", "pcast"}
+_CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+_NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
+# Identities whenever shape and dtype stay the same.
+_BY_SHAPE = frozenset({"convert_element_type", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice"})
+_RESHAPES = frozenset({"broadcast_in_dim", "squeeze", "reshape"})
+
+
+def drop_identities(graph: Graph) -> Graph:
+    """The graph without identities: their users read the operand instead."""
+    table: Table = {}
+    reshaped: dict[int, Value] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(drop_identities, substitute(op, table))
+        known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
+        if known:
+            table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
+        else:
+            ops.append(op)
+    return with_ops(graph, ops)
+
+
+def drop_stages(graph: Graph, cuts: bool = False) -> Graph:
+    """The graph without ``md.stage``, which is the identity; with ``cuts``, without those in loops alone."""
+    table: Table = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(drop_stages, substitute(op, table))
+        if op.name == "stage" and not cuts:
+            table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
+        else:
+            ops.append(op)
+    return with_ops(graph, ops)
+
+
+def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
+    """The value that reshapes began with if this one leads back to it; else it is noted among those ``reshaped``."""
+    if op.name not in _RESHAPES or (op.params.get("dimensions") is not None and op.name == "reshape"):
+        return ()
+    x, made = op.inputs[0], op.outputs[0]
+    if not isinstance(x, Value) or prod(x.shape) != prod(made.shape):
+        return ()
+    reshaped[made.id] = first = reshaped.get(x.id, x)
+    return (first,) if first.shape == made.shape else ()
+
+
+def _overwritten(op: Op) -> Sequence[Atom]:
+    """What replaces all of an array: an update of its size, which starts where it does."""
+    whole = op.name == "dynamic_update_slice" and op.inputs[1].shape == op.inputs[0].shape
+    return op.inputs[1:2] if whole else ()
+
+
+def _is_identity(op: Op) -> bool:
+    same = all(x.shape == y.shape and x.dtype == y.dtype for x, y in zip(op.inputs, op.outputs, strict=False))
+    if not op.inputs or not op.outputs or not same or op.effects:
+        return False
+    if op.name in _ALWAYS:
+        return len(op.inputs) == len(op.outputs)
+    return op.name in _BY_SHAPE or _keeps_dims(op)
+
+
+def _keeps_dims(op: Op) -> bool:
+    """A transpose, reshape or reduction that does nothing, a concatenation of one with nothing."""
+    shape, params = op.outputs[0].shape, op.params
+    if op.name == "reshape":  # it may read its operand's dims in another order
+        return params["dimensions"] is None
+    if op.name == "transpose":
+        longer = [d for d in params["permutation"] if shape[d] != 1]
+        return longer == sorted(longer)
+    if op.name == "rev":
+        return all(shape[d] == 1 for d in params["dimensions"])
+    if op.name in _CUMULATIVE:
+        return bool(shape[params["axis"]] == 1)
+    if op.name == "pad":
+        return not any(map(any, params["padding_config"]))
+    if op.name == "concatenate":
+        return isinstance(op.inputs[0], Value) and all(0 in x.shape for x in op.inputs[1:])
+    return _is_neutral(op) or (op.name.startswith("reduce_") and params.get("axes") == ())
+
+
+def _is_neutral(op: Op) -> bool:
+    """Times one, divided by one, minus zero."""
+    if op.name not in _NEUTRAL or not isinstance(op.inputs[1], Literal):
+        return False
+    return bool(op.inputs[1].value == _NEUTRAL[op.name])
+
+
+# ---- Masks -----------------------------------------------------------------------------------------------------------
+# Clean-up: a number times a mask is a choice between the number and zero.
+#
+#     convert_element_type(mask) * x        select_n(mask, zeros, x)
+#
+# XLA reads the product so wherever it sees both together, and an infinity that the mask leaves out is then zero, where
+# the product as written is not a number. Whether mask and product are still together would be a matter of layouts,
+# so the choice is part of the program here. The gradient of a maximum is such a product.
+
+
+def choose_masked(graph: Graph) -> Graph:
+    """The graph with products of floats and masks as choices; masks are left to whoever else reads them."""
+    return _chosen(graph, fresh_ids(graph))
+
+
+def _chosen(graph: Graph, ids: Iterator[int]) -> Graph:
+    table: Table = {}
+    masks: dict[int, Atom] = {}  # by value: the booleans that it was cast from
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(lambda body: _chosen(body, ids), substitute(op, table))
+        if op.name == "convert_element_type" and op.inputs[0].dtype == np.bool_:
+            masks[op.outputs[0].id] = op.inputs[0]
+        found = _masked(op, masks)
+        if found:
+            made, table[op.outputs[0].id] = written(_choice, found, ids, op)
+            ops += made
+        else:
+            ops.append(op)
+    return with_ops(graph, ops)
+
+
+def _masked(op: Op, masks: Mapping[int, Atom]) -> tuple[Atom, Atom] | None:
+    """Mask and number of a product that has both, of one shape."""
+    if op.name != "mul" or not jax.numpy.issubdtype(op.outputs[0].dtype, np.inexact):
+        return None
+    for mask, x in (op.inputs, op.inputs[::-1]):
+        if isinstance(mask, Value) and mask.id in masks and x.shape == mask.shape:
+            return masks[mask.id], x
+    return None
+
+
+def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return lax.select(mask, x, lax.full_like(x, 0))
+
+
+# ---- Empty -----------------------------------------------------------------------------------------------------------
+# Clean-up: arrays without elements are made where they are read.
+#
+# They need no operand. Left in the plan, their operands could be moved for them, and the compiled
+# program, which leaves that out, would communicate less than planned. One that is padded is the padding.
+
+
+def make_empty(graph: Graph) -> Graph:
+    """The graph with operations that return nothing but empty arrays replaced by such arrays, or pad such an array."""
+    ops = (in_bodies(make_empty, op) for op in graph.ops)
+    return with_ops(graph, (new for op in ops for new in _simplest(op)))
+
+
+def _simplest(op: Op) -> tuple[Op, ...]:
+    if _is_idle(op):
+        return tuple(_made_of(_zero(value), value, op) for value in op.outputs)
+    if op.name == "pad" and 0 in op.inputs[0].shape:
+        return (_made_of(op.inputs[1], op.outputs[0], op),)
+    return (op,)
+
+
+def _is_idle(op: Op) -> bool:
+    empty = bool(op.outputs) and all(map(_is_empty, op.outputs))
+    return empty and any(values(op.inputs)) and not op.effects and not op.bodies
+
+
+def _is_empty(value: Value) -> bool:
+    return 0 in value.shape and not dtypes.issubdtype(value.dtype, dtypes.extended)
+
+
+def _zero(value: Value) -> Literal:
+    return Literal(np.zeros((), jnp.dtype(value.dtype))[()], (), value.dtype)
+
+
+def _made_of(x: Value | Literal, value: Value, op: Op) -> Op:
+    """An operation that makes a value of one scalar, in place of another."""
+    params = broadcast_params(value.shape, ())
+    return Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (x,), (value,), source=op.source, scope=op.scope)
+
+
+# ---- Broadcasts ------------------------------------------------------------------------------------------------------
+# Clean-up: a piece of what is the same all along a dim is made as small as it is.
+#
+# The gradient of a sum over pieces put together is one number, spread over all of them and then cut up. Compilers see
+# that the pieces are equal, and send what is made of them once; made as pieces, they are one expression here too.
+
+
+def fold_cuts(graph: Graph) -> Graph:
+    """The graph with pieces of broadcast arrays as broadcasts."""
+    made: dict[int, Op] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(fold_cuts, op)
+        source = _spread(op, made) if op.name in ("slice", "split") else None
+        pieces = [_piece(op, source, v) for v in op.outputs] if source else [op]
+        made.update((piece.outputs[0].id, piece) for piece in pieces if piece.name == "broadcast_in_dim")
+        ops += pieces
+    return with_ops(graph, ops)
+
+
+def _spread(op: Op, made: Mapping[int, Op]) -> Op | None:
+    """The broadcast that a cut is a piece of, if it is the same along all dims that are cut."""
+    (x,) = op.inputs
+    source = made.get(x.id) if isinstance(x, Value) else None
+    if source is None:
+        return None
+    cut = {d for v in op.outputs for d, n in enumerate(v.shape) if n != x.shape[d]}
+    kept = zip(source.inputs[0].shape, source.params["broadcast_dimensions"], strict=True)
+    return None if cut & {d for n, d in kept if n > 1} else source
+
+
+def _piece(op: Op, source: Op, v: Value) -> Op:
+    params = broadcast_params(v.shape, source.params["broadcast_dimensions"])
+    return replace(source, params=params, outputs=(v,), source=op.source, scope=op.scope, phase=op.phase)

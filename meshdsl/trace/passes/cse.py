@@ -1,0 +1,127 @@
+"""Clean-up: equal expressions are computed once.
+
+Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
+expressions apart, so it equals nothing, and neither does an operation with effects.
+
+A slice of a slice is a slice of what that one cuts; compilers see that, and an `associative_scan` cuts the same twice.
+
+A choice between equal cases is that case: no compiler reads what would choose. A sort moves
+every operand once, and a loop or conditional reads it once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ir.graph import Graph, Op, Value
+from meshdsl.ir.rewrite import Atom, Table, carried_of, kept, look_up, operands_of, substitute, with_ops
+
+_SIMPLE = frozenset({int, bool, str, type(None)})
+_Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
+
+
+def merge_common(graph: Graph) -> Graph:
+    """The graph, and each body by itself, without the second of two equal operations."""
+    return _merged(graph, {})
+
+
+def _merged(graph: Graph, table: Table) -> Graph:
+    """Likewise, with values that are known to be others."""
+    seen: dict[Any, Op] = {}
+    cuts: dict[int, _Cut] = {}
+    stated: Table = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = substitute(op, table)
+        op = _in_bodies(op) if op.bodies else op
+        op, twice = _each_once(op) if op.name == "sort" else (op, {})
+        first = seen.setdefault(_sliced(op, cuts) if op.name == "slice" else expression(op), op)
+        known = op.inputs[1:2] if _has_one_case(op, stated) else first.outputs
+        if op.name == "constrain":
+            stated[op.outputs[0].id] = look_up(op.inputs[0], stated)
+        if known is op.outputs:
+            ops.append(op)
+        else:
+            table.update({v.id: w for v, w in zip(op.outputs, known, strict=True)})
+        for value, x in twice.items():
+            table[value] = look_up(x, table)
+    return with_ops(graph, ops)
+
+
+def _in_bodies(op: Op) -> Op:
+    """Each body merged; of inputs that are given the same, it reads the first."""
+    bodies = zip(op.bodies, operands_of(op), carried_of(op), strict=False)
+    merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
+    return replace(op, bodies=merged)
+
+
+def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: range) -> Table:
+    """Inputs that are an earlier one too; a whole stack and its slices are two."""
+    first: dict[Any, Value] = {}
+    pairs = zip(inputs, operands, strict=True)
+    given = ((v, (_operand(x), i < carried.start)) for i, (v, x) in enumerate(pairs) if i not in carried)
+    return {v.id: w for v, x in given if (w := first.setdefault(x, v)) is not v}
+
+
+def _each_once(op: Op) -> tuple[Op, Table]:
+    """A sort without the second of two equal operands, and whose results are the first one's."""
+    places: dict[Any, int] = {}
+    at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)]
+    if len(places) == len(at):
+        return op, {}
+    stay = [i == first for i, first in enumerate(at)]
+    twice: Table = {op.outputs[i].id: op.outputs[first] for i, first in enumerate(at) if i != first}
+    params = {**op.params, "num_keys": sum(stay[: op.params["num_keys"]])}
+    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params), twice
+
+
+def _has_one_case(op: Op, stated: Table) -> bool:
+    """Whether all cases are one value, its layout stated or not."""
+    return op.name == "select_n" and len({_operand(look_up(x, stated)) for x in op.inputs[1:]}) == 1
+
+
+def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
+    """What a slice cuts of what is no slice; noted for slices of its result."""
+    root, first, apart = cuts.get(getattr(op.inputs[0], "id", -1), (_operand(op.inputs[0]), (), ()))
+    starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(op.inputs[0].shape)
+    first, apart = first or (0,) * len(starts), apart or (1,) * len(starts)
+    starts = tuple(a + k * i for a, k, i in zip(first, apart, starts, strict=True))
+    strides = tuple(k * step for k, step in zip(apart, strides, strict=True))
+    cuts[op.outputs[0].id] = root, starts, strides
+    shape = op.outputs[0].shape
+    return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape
+
+
+def expression(op: Op) -> Any:
+    """What an operation computes; equal for equal operations."""
+    if op.primitive is None or op.effects or op.name == "optimization_barrier":
+        return id(op)
+    return op.primitive, _frozen(op.params), tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
+
+
+def _operand(x: Atom) -> Any:
+    return x.id if isinstance(x, Value) else (x.dtype, _scalar(x.value))
+
+
+def _scalar(value: Any) -> Any:
+    """The bits of a scalar: 0.0 and -0.0 differ, one nan equals itself."""
+    return np.asarray(value).tobytes() if isinstance(value, np.generic) else id(value)
+
+
+def _frozen(x: Any) -> Any:
+    """A parameter as a hashable value; what cannot be compared equals only itself."""
+    if type(x) in _SIMPLE:
+        return type(x), x
+    if isinstance(x, dict):
+        return tuple((name, _frozen(x[name])) for name in sorted(x))
+    if isinstance(x, tuple | list):
+        return type(x), tuple(map(_frozen, x))
+    if isinstance(x, float):
+        return float, repr(x)
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    return type(x), x

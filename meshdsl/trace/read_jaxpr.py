@@ -1,0 +1,378 @@
+"""Reading a jaxpr: equations become operations, calls are inlined, closed-over arrays explicit.
+
+    env = inputs
+    for eqn in jaxpr:
+        operands = read(eqn)
+        env += the reader of its primitive:  a call is read in place,
+                                             a loop with its bodies, each into a graph of its own,
+                                             another library's primitive as the JAX code it runs,
+                                             anything else becomes one operation
+
+An array that a body closes over (a constant of its jaxpr, or of a call inlined into it) is
+handed in by the loop as one more const: a body sees nothing but its inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count, repeat
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Literal as JaxLiteral
+from jax.lax import optimization_barrier_p
+
+from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import Atom, broadcast_params
+from meshdsl.rules import RULES
+from meshdsl.trace.source import Place
+
+# ---- Foreign ---------------------------------------------------------------------------------------------------------
+# Primitives of other libraries: read as the JAX code that they run.
+#
+# A library can bind primitives of its own, to have its say under ``vmap`` or ``grad``. Both are
+# over when a step has been traced; what is left is what the primitive computes, and a library
+# mostly says that in JAX (its ``impl``). So the equation is replaced by the equations of that
+# function. What cannot be traced (it reads values, or calls out of JAX) stays one operation, and
+# so does a primitive of JAX itself, or one that has a rule.
+
+
+def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The jaxpr of a foreign primitive's implementation, if it is one in JAX."""
+    primitive = eqn.primitive
+    if primitive.name in RULES or eqn.effects or _is_native(primitive.impl):
+        return None
+    run = partial(primitive.impl, **primitive.get_bind_params(eqn.params))
+    try:
+        found = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*t) for t in _types(eqn.invars)))
+    except Exception:  # whatever foreign code raises on values it cannot read
+        return None
+    same = _types(found.jaxpr.outvars) == _types(eqn.outvars)
+    return found if same and not _binds(found.jaxpr, primitive) else None
+
+
+def _types(atoms: Iterable[Any]) -> list[tuple[Any, Any]]:
+    return [(x.aval.shape, x.aval.dtype) for x in atoms]
+
+
+def _is_native(impl: Callable[..., Any]) -> bool:
+    """Whether JAX compiles the primitive by itself, or has no way to run it alone, or we read it ourselves."""
+    while isinstance(impl, partial):
+        impl = impl.func
+    return str(getattr(impl, "__module__", "jax")).partition(".")[0] in ("jax", "meshdsl")
+
+
+def _binds(jaxpr: Jaxpr, primitive: Any) -> bool:
+    """Whether the primitive is used again, at any depth."""
+    return any(eqn.primitive is primitive or any(_binds(j, primitive) for j in _inside(eqn)) for eqn in jaxpr.eqns)
+
+
+def _inside(eqn: JaxprEqn) -> Iterable[Jaxpr]:
+    for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
+        if isinstance(x, ClosedJaxpr | Jaxpr):
+            yield x.jaxpr if isinstance(x, ClosedJaxpr) else x
+
+
+# ---- Read ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Frame:
+    """A graph while it is read.
+
+    Args:
+      ids: numbers for new values.
+      body: the graph is a loop's body, so constants come in as inputs.
+      captured: those constants, with the inputs made for them, by identity.
+    """
+
+    ids: Iterator[int]
+    body: bool
+    ops: list[Op] = field(default_factory=list)
+    captured: dict[int, tuple[Any, Value]] = field(default_factory=dict)
+
+    def value(self, like: Any) -> Value:
+        """A new value of the shape and dtype of ``like``."""
+        return Value(next(self.ids), tuple(like.shape), like.dtype)
+
+    def constant(self, array: Any) -> Atom:
+        """A closed-over array: a literal if it is a scalar, else an operation or one more input."""
+        concrete = not isinstance(array, jax.core.Tracer)
+        if concrete and np.shape(array) == ():
+            return literal(array, array.dtype if hasattr(array, "dtype") else np.result_type(array))
+        if id(array) not in self.captured:
+            value = self.value(array)
+            self.captured[id(array)] = (array, value)
+            if not self.body:
+                kept = array if _opaque(array) else np.asarray(array)
+                self.ops.append(Op(0, "constant", None, {"value": kept}, (), (value,)))
+        return self.captured[id(array)][1]
+
+
+class Site(NamedTuple):
+    """An equation with the frame that its operations go to, its place in the program, its operands."""
+
+    frame: Frame
+    place: Place
+    eqn: JaxprEqn
+    inputs: tuple[Atom, ...]
+
+    def emit(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], **more: Any) -> tuple[Value, ...]:
+        """Append an operation; its results, one new value per variable or value in ``outputs``."""
+        made = tuple([self.frame.value(getattr(v, "aval", v)) for v in outputs])
+        op = Op(0, name, inputs=tuple(inputs), outputs=made, source=self.place.source, scope=self.place.scope, **more)
+        self.frame.ops.append(op)
+        return made
+
+
+Reader = Callable[[Site], Sequence[Atom]]
+READERS: dict[str, Reader] = {}
+
+
+def reader(*names: str) -> Callable[[Reader], Reader]:
+    """Register how equations of these primitives are read."""
+
+    def register(read: Reader) -> Reader:
+        READERS.update(dict.fromkeys(names, read))
+        return read
+
+    return register
+
+
+def read_jaxpr(closed: ClosedJaxpr) -> Graph:
+    """The graph of a traced step, before any clean-up."""
+    return read_graph(closed, Frame(count(), body=False), Place())
+
+
+def read_graph(closed: ClosedJaxpr, frame: Frame, place: Place) -> Graph:
+    """A jaxpr as a graph of its own, read into an empty frame; captured arrays are not among its inputs."""
+    inputs = tuple(frame.value(v.aval) for v in closed.jaxpr.invars)
+    returned = inline(closed, inputs, frame, place)
+    frame.ops.append(Op(0, "return", None, {}, tuple(returned), (), place.source, scope=place.scope))
+    return Graph(inputs, tuple(frame.ops))
+
+
+def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Place) -> list[Atom]:
+    """Read the equations of a jaxpr into ``frame``; what it returns."""
+    jaxpr = closed.jaxpr
+    env: dict[Any, Atom] = dict(zip(jaxpr.constvars, map(frame.constant, closed.consts), strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(x: Any) -> Atom:
+        return _read_literal(x, frame) if isinstance(x, JaxLiteral) else env[x]
+
+    for eqn in jaxpr.eqns:
+        site = Site(frame, place.at(eqn.source_info), eqn, tuple(map(read, eqn.invars)))
+        results = READERS.get(eqn.primitive.name, _plain)(site)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def written(
+    function: Callable[..., Any], inputs: Sequence[Atom], ids: Iterator[int], like: Op
+) -> tuple[list[Op], Atom]:
+    """The operations of a function of some operands, at the place of another operation, and their one result."""
+    frame = Frame(ids, body=False)
+    made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs))
+    (result,) = inline(made, inputs, frame, Place())
+    return [replace(op, source=like.source, scope=like.scope) for op in frame.ops], result
+
+
+def closed(jaxpr: Any) -> ClosedJaxpr:
+    """A jaxpr with its constants; calls keep theirs open or closed."""
+    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+
+
+def literal(value: Any, dtype: Any) -> Literal:
+    """A scalar of exactly this dtype."""
+    return Literal(value if _opaque(value) else np.asarray(value, dtype)[()], (), dtype)
+
+
+def _read_literal(x: Any, frame: Frame) -> Atom:
+    return frame.constant(x.val) if np.shape(x.val) else literal(x.val, x.aval.dtype)
+
+
+def _opaque(array: Any) -> bool:
+    """Arrays that numpy cannot hold: random keys, and tracers of a function around this one."""
+    return isinstance(array, jax.core.Tracer) or (
+        hasattr(array, "dtype") and jax.numpy.issubdtype(array.dtype, jax.dtypes.extended)
+    )
+
+
+def _plain(site: Site) -> Sequence[Atom]:
+    eqn = site.eqn
+    body = written_out(eqn)
+    if body is not None:
+        return inline(body, site.inputs, site.frame, site.place)
+    more = {"primitive": eqn.primitive, "params": _plain_numbers(dict(eqn.params)), "effects": bool(eqn.effects)}
+    return site.emit(eqn.primitive.name, site.inputs, eqn.outvars, **more)
+
+
+def _plain_numbers(x: Any) -> Any:
+    """Parameters with numpy's whole numbers, which autodiff leaves in some, as Python's."""
+    if isinstance(x, dict):
+        return {name: _plain_numbers(value) for name, value in x.items()}
+    if type(x) is tuple:
+        return tuple(map(_plain_numbers, x))
+    return int(x) if isinstance(x, np.integer) else x
+
+
+# ---- Loops -----------------------------------------------------------------------------------------------------------
+# Loops and conditionals: equations that stay structured, their bodies graphs of their own.
+#
+# The parameters get one spelling whatever the version of jax: ``num_consts`` and ``num_carry``
+# of a scan, ``cond_nconsts`` and ``body_nconsts`` of a while. Arrays that a body closes over come
+# in front of the consts that it has. A scan of one trip is read in place, as compilers have it.
+
+
+Captured = dict[int, tuple[Any, Value]]
+_SQUEEZE: dict[str, Any] = {"primitive": lax.squeeze_p, "params": {"dimensions": (0,)}}
+
+
+@reader("scan")
+def _scan(site: Site) -> Sequence[Atom]:
+    given = site.eqn.params
+    consts, carries = _scan_counts(given)
+    if given["length"] == 1:
+        return _only_trip(site, consts + carries, carries)
+    body, captured = _body(site, given["jaxpr"])
+    params = {
+        "length": given["length"],
+        "reverse": given["reverse"],
+        "num_consts": len(captured) + consts,
+        "num_carry": carries,
+        "unroll": given.get("unroll", 1),
+    }
+    return _emit(site, "scan", (*_passed(site, captured), *site.inputs), params, _taking(body, captured))
+
+
+def _only_trip(site: Site, kept: int, carries: int) -> Sequence[Atom]:
+    """The body of a scan, from the first ``kept`` operands as they are and the only slices of the others."""
+    slices = [site.emit("squeeze", (x,), (_slice_of(x),), **_SQUEEZE)[0] for x in site.inputs[kept:]]
+    found = inline(closed(site.eqn.params["jaxpr"]), (*site.inputs[:kept], *slices), site.frame, site.place)
+    return (*found[:carries], *(_stacked(site, x) for x in found[carries:]))
+
+
+def _slice_of(x: Atom) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _stacked(site: Site, x: Atom) -> Atom:
+    shape = (1, *x.shape)
+    params = broadcast_params(shape, range(1, len(shape)))
+    made = jax.ShapeDtypeStruct(shape, x.dtype)
+    return site.emit("broadcast_in_dim", (x,), (made,), primitive=lax.broadcast_in_dim_p, params=params)[0]
+
+
+@reader("while")
+def _while(site: Site) -> Sequence[Atom]:
+    given = site.eqn.params
+    asked, done = given["cond_nconsts"], given["cond_nconsts"] + given["body_nconsts"]
+    condition, from_condition = _body(site, given["cond_jaxpr"])
+    body, from_body = _body(site, given["body_jaxpr"])
+    inputs = (
+        *(*_passed(site, from_condition), *site.inputs[:asked]),
+        *(*_passed(site, from_body), *site.inputs[asked:]),
+    )
+    params = {"cond_nconsts": len(from_condition) + asked, "body_nconsts": len(from_body) + done - asked}
+    return _emit(site, "while", inputs, params, _taking(condition, from_condition), _taking(body, from_body))
+
+
+@reader("cond")
+def _cond(site: Site) -> Sequence[Atom]:
+    read = [_body(site, branch) for branch in site.eqn.params["branches"]]
+    captured = {key: array for _, each in read for key, (array, _) in each.items()}
+    branches = [_taking(branch, _all_of(site, captured, each)) for branch, each in read]
+    passed = [site.frame.constant(array) for array in captured.values()]
+    return _emit(site, "cond", (site.inputs[0], *passed, *site.inputs[1:]), {}, *branches)
+
+
+def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Consts and carries of a scan, in either spelling of its parameters."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def _body(site: Site, jaxpr: Any) -> tuple[Graph, Captured]:
+    frame = Frame(site.frame.ids, body=True)
+    return read_graph(closed(jaxpr), frame, site.place), frame.captured
+
+
+def _taking(body: Graph, captured: Captured) -> Graph:
+    """The body with the inputs that captured arrays come in by."""
+    return replace(body, inputs=(*(value for _, value in captured.values()), *body.inputs))
+
+
+def _passed(site: Site, captured: Captured) -> list[Atom]:
+    return [site.frame.constant(array) for array, _ in captured.values()]
+
+
+def _all_of(site: Site, captured: dict[int, Any], own: Captured) -> Captured:
+    """Inputs of one branch for what any branch captured."""
+    return {key: own.get(key) or (array, site.frame.value(array)) for key, array in captured.items()}
+
+
+def _emit(site: Site, name: str, inputs: Sequence[Atom], params: dict[str, Any], *bodies: Graph) -> Sequence[Atom]:
+    effects = bool(site.eqn.effects)
+    return site.emit(name, inputs, site.eqn.outvars, primitive=None, params=params, bodies=bodies, effects=effects)
+
+
+# ---- Calls -----------------------------------------------------------------------------------------------------------
+# Calls: equations that only wrap another jaxpr, read in place.
+#
+# A ``remat`` that autodiff has been through recomputes the forward pass inside the backward
+# pass. What it starts from is hidden behind ``optimization_barrier``: XLA, and the clean-ups
+# here, would otherwise see that forward values are computed twice and keep them instead.
+
+
+_BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
+
+
+@reader(
+    *("jit", "pjit", "closed_call", "core_closed_call", "call", "core_call", "named_call"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+    *("custom_vmap_call", "linear_call", "composite", "remat_opt"),
+)
+def _call(site: Site) -> Sequence[Atom]:
+    return _inlined(site, site.inputs)
+
+
+@reader("remat", "remat2", "checkpoint")
+def _remat(site: Site) -> Sequence[Atom]:
+    params = site.eqn.params
+    asked = params.get("prevent_cse", True)
+    hidden: Iterable[bool] = asked if isinstance(asked, tuple) else repeat(bool(asked))
+    if not params.get("differentiated", False):
+        return _inlined(site, site.inputs)
+    return _inlined(site, [_barrier(site, x) if hide else x for x, hide in zip(site.inputs, hidden, strict=False)])
+
+
+@reader("optimization_barrier")
+def _barriers(site: Site) -> Sequence[Atom]:
+    """One operation per operand, so that operands keep layouts of their own."""
+    return [_barrier(site, x) for x in site.inputs]
+
+
+@reader("custom_linear_solve")
+def _solve(site: Site) -> Sequence[Atom]:
+    """Autodiff is over, so what is left of a linear solve is the solver; it lists its own constants and the operand."""
+    lengths, bodies = site.eqn.params["const_lengths"], site.eqn.params["jaxprs"]
+    before = lengths.matvec + lengths.vecmat
+    consts = site.inputs[before : before + lengths.solve]
+    return inline(closed(bodies.solve), (*consts, *site.inputs[sum(lengths) :]), site.frame, site.place)
+
+
+def _inlined(site: Site, inputs: Sequence[Atom]) -> Sequence[Atom]:
+    body = next(site.eqn.params[name] for name in _BODY if name in site.eqn.params)
+    return inline(closed(body), inputs, site.frame, site.place)
+
+
+def _barrier(site: Site, x: Atom) -> Atom:
+    if not isinstance(x, Value):
+        return x
+    return site.emit("optimization_barrier", (x,), (x,), primitive=optimization_barrier_p, params={})[0]

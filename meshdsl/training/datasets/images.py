@@ -1,0 +1,87 @@
+"""Labelled images: Fashion-MNIST where Debian has installed it, else scikit-learn's digits. Nothing is downloaded.
+
+Pixels are standardised by the training images' mean and deviation. The few digits are seen moved by a pixel, anew in
+every epoch.
+
+``apt-get install dataset-fashion-mnist`` brings 60,000 + 10,000 pictures of clothes, 28 by 28 pixels in ten classes
+(Xiao et al. 2017; MIT licence). Without it there are 1,797 scanned digits, 8 by 8, of which the last 357 are held out.
+"""
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from grain.python import MapDataset
+
+from meshdsl.training.batches import shuffled
+
+FOLDER = Path("/usr/share/datasets/fashion-mnist")
+CLASSES = 10
+_MANY = 10_000
+_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+_DIGITS_HELD_OUT = 357
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Images:
+    """``images`` float32 ``[n, side, side, 1]`` and ``labels`` int32 ``[n]``, for training and held out."""
+
+    name: str
+    train: Arrays
+    held_out: Arrays
+
+    @property
+    def side(self) -> int:
+        """Pixels on a side."""
+        return int(self.train["images"].shape[1])
+
+    def records(self) -> MapDataset:
+        """Those of training without end, shuffled; of few, each is moved at random by up to a pixel."""
+        records = shuffled(self.train)
+        return records.random_map(moved, seed=0) if len(self.train["labels"]) < _MANY else records
+
+
+def moved(record: Arrays, rng: np.random.Generator) -> Arrays:
+    """A record with its image moved by up to a pixel both ways; its edge is repeated."""
+    image = record["images"]
+    wide = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    down, right = rng.integers(0, 3, 2)
+    return {**record, "images": wide[down:, right:][: image.shape[0], : image.shape[1]]}
+
+
+def load(folder: Path = FOLDER) -> Images:
+    """Fashion-MNIST if it is in ``folder``, else the digits."""
+    files = [folder / f"{name}-ubyte.gz" for name in _FILES]
+    if not all(file.exists() for file in files):
+        return digits()
+    pixels, labels, held, held_labels = map(_read, files)
+    return _images("Fashion-MNIST", pixels, labels, held, held_labels)
+
+
+def digits() -> Images:
+    """The digits."""
+    from sklearn.datasets import load_digits  # slow to import
+
+    pixels, labels = load_digits(return_X_y=True)
+    cut, images = len(labels) - _DIGITS_HELD_OUT, pixels.reshape(-1, 8, 8)
+    return _images("digits", images[:cut], labels[:cut], images[cut:], labels[cut:])
+
+
+def _images(name: str, pixels: np.ndarray, labels: np.ndarray, held: np.ndarray, held_labels: np.ndarray) -> Images:
+    mean, deviation = np.float32(pixels.mean()), np.float32(pixels.std())
+
+    def arrays(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
+        images = (pixels[..., None].astype(np.float32) - mean) / deviation
+        return {"images": images, "labels": labels.astype(np.int32)}
+
+    return Images(name, arrays(pixels, labels), arrays(held, held_labels))
+
+
+def _read(file: Path) -> np.ndarray:
+    """An array in LeCun's format: two zero bytes, type, rank, sizes as big-endian int32, then the bytes."""
+    held = gzip.decompress(file.read_bytes())
+    rank = held[3]
+    shape = np.frombuffer(held, ">i4", rank, 4)
+    return np.frombuffer(held, np.uint8, offset=4 + 4 * rank).reshape(shape)

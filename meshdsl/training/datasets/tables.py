@@ -1,0 +1,76 @@
+"""Tables of numbers, categories and a label, split into training and held-out rows.
+
+dense   float32 [row, numbers]     each with mean 0 and deviation 1 over the training rows, 0 where unknown
+sparse  int32   [row, categories]  counted from 1 in the order of the training rows' values, 0 for others
+labels  float32 [row]              0 or 1
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+_ARRAYS = ("dense", "sparse", "labels")
+_PARTS = ("train", "held_out")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Arrays by name for training and held out, and how many values each column of ``sparse`` has."""
+
+    train: Arrays
+    held_out: Arrays
+    features: tuple[int, ...]
+
+
+def make_table(
+    numbers: np.ndarray, categories: Sequence[Sequence[str]], labels: np.ndarray, held_out: np.ndarray
+) -> Table:
+    """The table of rows.
+
+    Args:
+      numbers: ``[row, numbers]``, nan where unknown.
+      categories: per row.
+      labels: ``[row]``, whether.
+      held_out: ``[row]``, whether a row is held out.
+    """
+    columns = [_numbered(values, held_out) for values in zip(*categories, strict=True)]
+    arrays = {
+        "dense": _scaled(numbers, held_out).astype(np.float32),
+        "sparse": np.stack([column for column, _ in columns], axis=1).astype(np.int32),
+        "labels": labels.astype(np.float32),
+    }
+    train, held = ({name: array[chosen] for name, array in arrays.items()} for chosen in (~held_out, held_out))
+    return Table(train, held, tuple(count for _, count in columns))
+
+
+def save_table(table: Table, file: Path) -> None:
+    """Write the table, for ``load_table``."""
+    parts = zip(_PARTS, (table.train, table.held_out), strict=True)
+    arrays: dict[str, Any] = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
+    np.savez(file, features=np.array(table.features), **arrays)
+
+
+def load_table(file: Path) -> Table:
+    """The table that was written."""
+    with np.load(file) as kept:
+        train, held_out = ({name: kept[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
+        return Table(train, held_out, tuple(kept["features"].tolist()))
+
+
+def _numbered(values: Sequence[str], held_out: np.ndarray) -> tuple[np.ndarray, int]:
+    """A number from 1 for every value of the training rows, and how many numbers there are."""
+    known = sorted({value for value, out in zip(values, held_out, strict=True) if not out})
+    number = {value: i for i, value in enumerate(known, start=1)}
+    return np.array([number.get(value, 0) for value in values]), len(known) + 1
+
+
+def _scaled(numbers: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Each column with mean 0 and deviation 1 over the training rows (if it varies), 0 where it is unknown."""
+    known = numbers[~held_out]
+    mean, deviation = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
+    scaled: np.ndarray = np.nan_to_num((numbers - mean) / np.where(deviation == 0, 1, deviation))
+    return scaled

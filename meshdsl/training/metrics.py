@@ -1,0 +1,132 @@
+"""What a run measured: one line of JSON per step and per evaluation, in ``metrics.jsonl``.
+
+    {"step": 50, "loss": 6.1, "seconds": 0.4, "tokens/s": 5120.0}
+    {"step": 50, "evaluation": {"held-out loss": 6.3}}
+
+Lines are written as they are known. A run that goes on after a checkpoint drops the lines of later steps, which
+it will do again.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+# ---- Record ----------------------------------------------------------------------------------------------------------
+
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class History:
+    """Loss of every step, and ``(step, metrics)`` of every evaluation."""
+
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[tuple[int, Metrics]] = field(default_factory=list)
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in one line."""
+        if "evaluation" in line:
+            self.evaluations.append((line["step"], line["evaluation"]))
+        else:
+            self.losses.append(line["loss"])
+
+
+class Record:
+    """The file and, of the first ``done`` steps, what it says; a context manager.
+
+    Args:
+      file: None in a process that does not write.
+      done: steps whose lines are kept.
+    """
+
+    def __init__(self, file: Path | None, done: int) -> None:
+        self.history = History()
+        self._file = None
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            kept = [line for line in _lines(file) if line["step"] <= done]
+            _write(file, kept)
+            for line in kept:
+                self.history.add(line)
+            self._file = file.open("a")
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def step(self, step: int, loss: float, **more: float) -> None:
+        """One step done."""
+        self._add({"step": step, "loss": loss, **more})
+
+    def evaluation(self, step: int, metrics: Metrics) -> None:
+        """The state after ``step`` steps was evaluated."""
+        self._add({"step": step, "evaluation": metrics})
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self.history.add(line)
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of the file; a process killed while writing leaves half a line at the end."""
+    if not file.exists():
+        return []
+    *whole, _ = file.read_text().split("\n")
+    return [json.loads(line) for line in whole]
+
+
+def _write(file: Path, lines: list[dict[str, Any]]) -> None:
+    beside = file.with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.replace(beside, file)
+
+
+# ---- Picture ---------------------------------------------------------------------------------------------------------
+# The curves of a run as a picture.
+
+
+COLORS = ("#1b4f91", "#b3541e", "#3d7a4e", "#7a4d8b")
+
+
+def draw_curves(history: History, file: Path, levels: dict[str, float] | None = None) -> Path:
+    """Draw the losses over steps, and below them other metrics, into ``file`` (PNG, SVG or PDF by its suffix).
+
+    Args:
+      levels: name -> loss, drawn as dashed lines to compare with.
+    """
+    names = dict.fromkeys(name for _, metrics in history.evaluations for name in metrics)
+    losses = [name for name in names if "loss" in name]
+    others = [name for name in names if name not in losses]
+    figure = Figure(figsize=(7, 4 + 2.5 * bool(others)), layout="constrained")
+    panels = figure.subplots(1 + bool(others), squeeze=False, sharex=True)[:, 0]
+    steps = range(1, len(history.losses) + 1)
+    panels[0].plot(steps, history.losses, color="#9db4d0", linewidth=1, label="training loss")
+    for name, level in (levels or {}).items():
+        panels[0].axhline(level, color="#777777", linestyle="--", linewidth=1)
+        panels[0].annotate(name, (len(history.losses), level), ha="right", va="bottom", fontsize=8, color="#555555")
+    _draw(panels[0], history, losses, "loss")
+    if others:
+        _draw(panels[1], history, others, "held out")
+    panels[-1].set_xlabel("step")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+    return file
+
+
+def _draw(axes: Any, history: History, names: list[str], title: str) -> None:
+    for name, color in zip(names, COLORS * len(names), strict=False):
+        points = [(step, metrics[name]) for step, metrics in history.evaluations if name in metrics]
+        axes.plot(*zip(*points, strict=True), color=color, marker="o", markersize=3, label=name)
+    axes.set_ylabel(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)

@@ -1,0 +1,171 @@
+"""Training an ``md.Program``: its step planned, its state made or restored where the plan wants it, its batches fed.
+
+    sharded = planned(program, mesh)
+    state, outcome = train_program(sharded, program, Run(steps=300, folder=Path("runs/gpt")))
+
+The step is ``step(*state, batch) -> (*state, loss)``; ``program.init`` makes the state.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from meshdsl.api import Program, Sharded
+from meshdsl.api.program import planned
+from meshdsl.errors import ArgumentError, faults, shortened
+from meshdsl.ir.graph import array_type
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.plan.plan import Array, Plan
+from meshdsl.plan.text import summary_text
+from meshdsl.training.batches import Batches, placed_feed
+from meshdsl.training.checkpoint import State
+from meshdsl.training.loop import Outcome, Run, resumed, train
+
+# ---- Trainer ---------------------------------------------------------------------------------------------------------
+
+
+def check_trainable(program: Program) -> None:
+    """Refuse a program that lacks what training needs."""
+    rows = [f"{name}: missing; {what}" for name, what in _NEEDED.items() if getattr(program, name) is None]
+    if not rows:
+        made = _state(jax.eval_shape(made_by(program.init)))
+        if len(made) != len(program.args) - 1:
+            rows.append(f"init: makes {len(made)} arguments; the step takes {len(program.args) - 1} and a batch")
+    if rows:
+        raise ArgumentError(faults("this program cannot be trained:", rows, "give them to md.Program"))
+
+
+_NEEDED = {
+    "init": "it makes the arguments before the batch",
+    "batches": "it gives the batches, the step's last argument",
+}
+
+
+def check_step(plan: Plan, count: int) -> None:
+    """Refuse a step that is not ``step(*state, batch) -> (*state, loss)``.
+
+    Args:
+      count: arrays of the state.
+    """
+    rows = [
+        f"result {result.path or i}: {_type(result)}; {before.path} is {_type(before)}"
+        for i, (before, result) in enumerate(zip(plan.inputs[:count], plan.outputs, strict=False))
+        if _type(before) != _type(result)
+    ]
+    if len(plan.outputs) != count + 1:
+        rows = [f"{len(plan.outputs)} arrays; the state has {count}, and the loss is one more"]
+    elif plan.outputs[-1].shape:
+        rows.append(f"the last result, {_type(plan.outputs[-1])}, is no loss: a loss is one number")
+    if rows:
+        raise ArgumentError(faults("the step does not give the state and the loss:", shortened(rows), "return them so"))
+
+
+def steps_of(program: Program) -> int:
+    """How many steps the program asks for."""
+    if program.steps is None:
+        raise ArgumentError("how many steps? The program says nothing: give --steps, or md.Program(..., steps=)")
+    return program.steps
+
+
+def train_program(sharded: Sharded, program: Program, run: Run) -> tuple[State, Outcome]:
+    """Train as planned, from the newest checkpoint in the run's folder if there is one."""
+    check_trainable(program)
+    check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
+    *_, example = program.args
+    *places, batch_places = sharded.input_shardings(*program.args)[0]
+    batches = made_by(program.batches)()
+    if isinstance(batches, Batches):
+        run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
+    like = jax.tree.map(_placed_shape, _state(jax.eval_shape(made_by(program.init))), tuple(places))
+    done, start = resumed(run, like) or (0, _made(sharded, program))
+    return train(sharded, start, placed_feed(batches, example, batch_places), run, done, program.evaluate)
+
+
+def made_by(make: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What the program makes; ``check_trainable`` has seen that it is there."""
+    assert make is not None
+    return make
+
+
+def _made(sharded: Sharded, program: Program) -> State:
+    return _state(sharded.init(made_by(program.init), program.args[-1]))
+
+
+def _state(made: Any) -> State:
+    """One argument of the step, or several, as a tuple."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _placed_shape(x: Any, at: jax.sharding.NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+
+def _type(x: Array) -> str:
+    return array_type(x.dtype, x.shape, ())
+
+
+# ---- Session ---------------------------------------------------------------------------------------------------------
+# One run of ``meshdsl train``: say what is planned, train, and show what came of it.
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuse to write over another run."""
+    if not resume and any(Run(1, folder).checkpoints.glob("[0-9]*")):
+        raise ArgumentError(f"{folder} holds a run: --resume goes on with it, --folder names another place")
+
+
+@dataclass
+class Session:
+    """A program to be trained on a mesh, in a folder; with several processes the first speaks.
+
+    Args:
+      rules: instead of the program's own.
+      memory: limit per device, such as ``"60GiB"``; default is the topology's.
+    """
+
+    program: Program
+    mesh: Mesh
+    folder: Path
+    rules: str | None = None
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        """Its console, which is quiet unless this process speaks."""
+        self._console = Console(highlight=False, quiet=not self.speaks)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first process."""
+        return jax.process_index() == 0
+
+    def train(self, steps: int | None, save_every: int, evaluate_every: int) -> Outcome:
+        """Train to ``steps`` steps, or those of the program, from the newest checkpoint if there is one."""
+        check_trainable(self.program)
+        run = Run(steps or steps_of(self.program), self.folder, save_every, evaluate_every)
+        _, outcome = train_program(self._planned(), self.program, run)
+        if self.speaks:
+            self._report(outcome, run)
+        return outcome
+
+    def _planned(self) -> Sharded:
+        sharded = planned(self.program, self.mesh, self.rules, self.memory)
+        with self._console.status(f"planning over {self.mesh}"):
+            plan = sharded.plan(*self.program.args)
+        if self.speaks:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            plan.save(self.folder / "plan.json")
+        self._console.print(summary_text(plan), markup=False, soft_wrap=True)
+        self._console.print(f"\nthe whole plan: {self.folder / 'plan.json'}")
+        return sharded
+
+    def _report(self, outcome: Outcome, run: Run) -> None:
+        from meshdsl.training.metrics import draw_curves  # matplotlib is slow to load
+
+        if outcome.stopped:
+            self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume goes on")
+        picture = draw_curves(outcome.history, self.folder / "curves.png")
+        self._console.print(f"curves: {picture}   metrics: {self.folder / 'metrics.jsonl'}")
