@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.ir.graph import Graph, Op, Program, Value, walk
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.placement import B, Split
 from meshdsl.layouts.sharding_rule import Signature
@@ -25,7 +25,7 @@ class Fallback:
     uneven: bool
 
 
-def fallbacks(program: Program, solution: Solution) -> Iterator[Fallback]:
+def fallbacks(program: TracedProgram, solution: Solution) -> Iterator[Fallback]:
     """Operations without a row for their shapes that had an operand moved to all devices."""
     fewest = min(k for k in solution.mesh.sizes if k > 1)
     for graph, op in walk(program.graph):

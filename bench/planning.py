@@ -20,7 +20,7 @@ from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import Program, parallelize
-from meshdsl.api.plan_variants import Chosen
+from meshdsl.api.plan_variants import PlannedProgram
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
@@ -80,8 +80,8 @@ def measure(case: str) -> tuple[object, ...]:
 
 
 def _choose(
-    program: Program, mesh: Mesh, memory: float | None = None, before: Chosen | None = None
-) -> tuple[Chosen, float]:
+    program: Program, mesh: Mesh, memory: float | None = None, before: PlannedProgram | None = None
+) -> tuple[PlannedProgram, float]:
     """The plan of a program, begun from another if there is one, and what making it takes."""
     making = parallelize(program.step, mesh, program.layouts, rules=program.rules, memory=memory).kept.making
     traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program

@@ -18,7 +18,7 @@ from meshdsl.models import mixture
 from meshdsl.models.training import bound
 from meshdsl.training.datasets import text
 from meshdsl.training.datasets import text as data
-from meshdsl.training.evaluate import whole
+from meshdsl.training.evaluate import gathered
 
 BATCH, SEQ, STEPS = 64, 32, 400
 
@@ -48,7 +48,7 @@ def loss(params, batch):
 
 def evaluate(params, _):
     """Nats per token of the held-out works; 6.025 for who knows how often each token occurs, and nothing else."""
-    params = whole(params)
+    params = gathered(params)
     held_out = text.fixed_batches(data.load().held_out, BATCH, SEQ)
     return {"held-out loss": np.mean([loss(params, batch) for batch in held_out])}
 

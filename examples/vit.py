@@ -17,7 +17,7 @@ from meshdsl.models import vit
 from meshdsl.models.training import bound
 from meshdsl.training.batches import Batches
 from meshdsl.training.datasets.images import CLASSES, load
-from meshdsl.training.evaluate import whole
+from meshdsl.training.evaluate import gathered
 
 BATCH, STEPS = 256, 1500
 
@@ -34,7 +34,7 @@ def logits(params, pictures):
 
 def evaluate(params, _):
     """How many of the held-out pictures are named rightly."""
-    found, labels = logits(whole(params), images.held_out["images"]), images.held_out["labels"]
+    found, labels = logits(gathered(params), images.held_out["images"]), images.held_out["labels"]
     loss = optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
     return {"held-out loss": loss, "accuracy": found.argmax(1) == labels}
 

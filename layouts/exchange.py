@@ -65,7 +65,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Permutation:
     """How a split dim is dealt out.
 
     Args:
@@ -79,7 +79,7 @@ class Deal:
 
 
 @lru_cache(maxsize=256)
-def deal(which: tuple[int, ...], extent: int, blocks: int) -> Deal:
+def permute_elements(which: tuple[int, ...], extent: int, blocks: int) -> Permutation:
     """The rounds after which element i is what element ``which[i]`` was.
 
     Args:
@@ -94,7 +94,7 @@ def deal(which: tuple[int, ...], extent: int, blocks: int) -> Deal:
     sent = [[(int(owner[b, i]), int(b), int(first[b, i])) for b, i in lacked[colours == c]] for c in set(colours)]
     first[tuple(lacked.T)] = extent + colours * unit
     places = (first[..., None] + np.arange(unit)).reshape(blocks, length)
-    return Deal(unit, tuple(_round(each, blocks) for each in sent), places)
+    return Permutation(unit, tuple(_round(each, blocks) for each in sent), places)
 
 
 def _unit(which: Sequence[int], most: int) -> int:
@@ -181,7 +181,7 @@ class Exchange:
     after: int = 0
     which: tuple[int, ...] = ()
 
-    def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[Part, ...] | None":
+    def parts(self, extent: int, sizes: Sequence[int]) -> "tuple[ElementRange, ...] | None":
         """The collectives it is over axes of these sizes, major first, if a block of dim has ``extent`` elements.
 
         None if the blocks are too small for it.
@@ -193,7 +193,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Part:
+class ElementRange:
     """One collective of an exchange.
 
     Args:
@@ -212,7 +212,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ExchangeStep:
     """One of the exchanges that rows of several axes list.
 
     Args:
@@ -222,7 +222,7 @@ class Turn:
 
     exchange: Exchange
     axes: tuple[int, ...]
-    earlier: "tuple[Turn, ...]" = ()
+    earlier: "tuple[ExchangeStep, ...]" = ()
 
     def widened(self, block: Sequence[int]) -> list[int]:
         """The shape of the array it finds, where a device's block has the shape ``block``."""
@@ -232,7 +232,7 @@ class Turn:
         return found
 
 
-def in_turn(listed: Sequence[tuple[Exchange, ...]]) -> tuple[Turn, ...] | None:
+def ordered_exchanges(listed: Sequence[tuple[Exchange, ...]]) -> tuple[ExchangeStep, ...] | None:
     """What rows that list these, one per axis, exchange together, in order; None if they cannot meet."""
     groups: dict[tuple[Exchange, ...], tuple[int, ...]] = {}
     for axis, exchanges in enumerate(listed):
@@ -240,10 +240,10 @@ def in_turn(listed: Sequence[tuple[Exchange, ...]]) -> tuple[Turn, ...] | None:
             groups[exchanges] = (*groups.get(exchanges, ()), axis)
     if len(groups) > 1 and not _apart(groups):
         return None
-    found: tuple[Turn, ...] = ()
+    found: tuple[ExchangeStep, ...] = ()
     for exchanges in sorted(groups, key=lambda group: group[0].dim or 0):
         earlier = [tuple(turn for turn in found if turn.exchange.port == e.port) for e in exchanges]
-        found += tuple(Turn(e, groups[exchanges], turns) for e, turns in zip(exchanges, earlier, strict=True))
+        found += tuple(ExchangeStep(e, groups[exchanges], turns) for e, turns in zip(exchanges, earlier, strict=True))
     return found
 
 
@@ -270,26 +270,26 @@ def steps(distance: int, sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
     return tuple(range(left)), distance
 
 
-def _gather(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
+def _gather(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ElementRange, ...] | None:
     if e.dim is None:
-        return (Part("all-gather", tuple(range(len(sizes)))),)
-    return (Part("all-gather", tuple(range(len(sizes))), stop=e.length),) if e.length < extent else None
+        return (ElementRange("all-gather", tuple(range(len(sizes)))),)
+    return (ElementRange("all-gather", tuple(range(len(sizes))), stop=e.length),) if e.length < extent else None
 
 
-def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+def _window(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ElementRange, ...]:
     blocks = prod(sizes)
     found = []
     for distance, start, stop in pieces(e.before, e.after, extent):
         axes, _ = steps(distance % blocks, sizes)
         if axes:
             some = (start, stop) if stop - start < extent else (0, 0)
-            found.append(Part("collective-permute", axes, distance % blocks, *some))
+            found.append(ElementRange("collective-permute", axes, distance % blocks, *some))
     return tuple(found)
 
 
-def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+def _mirror(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ElementRange, ...]:
     """Two blocks change places, as they do in a cycle."""
-    return (Part("collective-permute", tuple(range(len(sizes))), distance=1 if prod(sizes) == 2 else 0),)
+    return (ElementRange("collective-permute", tuple(range(len(sizes))), distance=1 if prod(sizes) == 2 else 0),)
 
 
 def rounds(blocks: int) -> Iterator[tuple[int, ...]]:
@@ -303,20 +303,20 @@ def rounds(blocks: int) -> Iterator[tuple[int, ...]]:
         yield tuple(j if 0 <= j < blocks else i for i, j in enumerate(partners))
 
 
-def _sort(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...]:
+def _sort(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ElementRange, ...]:
     axes = tuple(range(len(sizes)))
-    return tuple(Part("collective-permute", axes, round=i) for i, _ in enumerate(rounds(prod(sizes))))
+    return tuple(ElementRange("collective-permute", axes, round=i) for i, _ in enumerate(rounds(prod(sizes))))
 
 
-def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[Part, ...] | None:
+def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ElementRange, ...] | None:
     blocks = prod(sizes)
     if len(e.which) % blocks or max(e.which, default=0) >= extent * blocks:  # uneven there or here
         return None
-    found, axes = deal(e.which, extent, blocks), tuple(range(len(sizes)))
-    return tuple(Part("collective-permute", axes, stop=found.unit, round=i) for i, _ in enumerate(found.rounds))
+    found, axes = permute_elements(e.which, extent, blocks), tuple(range(len(sizes)))
+    return tuple(ElementRange("collective-permute", axes, stop=found.unit, round=i) for i, _ in enumerate(found.rounds))
 
 
-_PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[Part, ...] | None]] = {
+_PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ElementRange, ...] | None]] = {
     "gather": _gather,
     "window": _window,
     "cycle": _window,

@@ -37,7 +37,7 @@ from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Spli
 
 
 @dataclass(frozen=True)
-class Move:
+class ReshardStep:
     """One step of a reshard of one tensor.
 
     Args:
@@ -60,7 +60,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Arc:
+class ReshardEdge:
     """A move for tensors of any size, with its price by the bytes of the whole tensor."""
 
     kind: str
@@ -71,16 +71,16 @@ class Arc:
     after: Layout
     price: Price
 
-    def of(self, size: int) -> Move:
+    def of(self, size: int) -> ReshardStep:
         """The move of a tensor of ``size`` bytes."""
         ends = (self.source, self.target, self.before, self.after)
-        return Move(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
+        return ReshardStep(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
 
 
-def moves(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[Move]:
+def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[ReshardStep]:
     """Every legal move of a tensor of ``shape`` from ``layout``."""
     size = prod(shape) * itemsize
-    for arc in arcs(layout, len(shape), mesh):
+    for arc in reshard_edges(layout, len(shape), mesh):
         if fits(arc.after, shape, mesh):
             yield arc.of(size)
 
@@ -91,7 +91,9 @@ def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
     return all(n % k == 0 for n, k in zip(shape, shards, strict=True))
 
 
-def arcs(layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...] = REDUCTIONS) -> Iterator[Arc]:
+def reshard_edges(
+    layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...] = REDUCTIONS
+) -> Iterator[ReshardEdge]:
     """Every move that starts at ``layout``, for a tensor of ``rank`` dims, whether its dims divide or not.
 
     Values become partial with one of ``reductions`` only.
@@ -155,7 +157,7 @@ def _groups(state: _State) -> Iterator[tuple[str, ...]]:
             yield from combinations(names, size)
 
 
-def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[Arc]:
+def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[ReshardEdge]:
     source = state.placed[axes[0]]
     if isinstance(source, Split):
         yield _arc(state, "all-gather", axes, source, B)
@@ -176,7 +178,7 @@ def into_split(source: Placement) -> str:
     return "reduce-scatter" if source is P else "all-to-all"
 
 
-def _swaps(state: _State, dim: int) -> Iterator[Arc]:
+def _swaps(state: _State, dim: int) -> Iterator[ReshardEdge]:
     order = state.orders[dim]
     for other in permutations(order):
         if other != order:
@@ -187,10 +189,10 @@ def _swaps(state: _State, dim: int) -> Iterator[Arc]:
 
 def _arc(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
-) -> Arc:
+) -> ReshardEdge:
     held = state.held(axes)
     ends = (source, target, state.layout, after or state.to(axes, target))
-    return Arc(kind, axes, *ends, rate(kind, axes, source, target, state.mesh).times(held))
+    return ReshardEdge(kind, axes, *ends, rate(kind, axes, source, target, state.mesh).times(held))
 
 
 # ---- Space -----------------------------------------------------------------------------------------------------------
@@ -208,9 +210,9 @@ class Space:
         self.placements: tuple[Placement, ...] = (*map(Split, range(rank)), B, *map(Partial, reductions))
         self.layouts = tuple(dict.fromkeys(self._all()))
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
-        self._arcs: dict[int, tuple[tuple[Arc, int], ...]] = {}
+        self._arcs: dict[int, tuple[tuple[ReshardEdge, int], ...]] = {}
 
-    def arcs(self, i: int) -> tuple[tuple[Arc, int], ...]:
+    def arcs(self, i: int) -> tuple[tuple[ReshardEdge, int], ...]:
         """The moves of layout ``i`` with the index of the layout they lead to."""
         if i not in self._arcs:
             self._arcs[i] = tuple(self._from(self.layouts[i]))
@@ -225,8 +227,10 @@ class Space:
         """Whether layout ``i`` divides every dim of ``shape``."""
         return all(n % k == 0 for n, k in zip(shape, self.shards[i], strict=True))
 
-    def _from(self, layout: Layout) -> list[tuple[Arc, int]]:
-        found = ((arc, self.index.get(arc.after)) for arc in arcs(layout, self.rank, self.mesh, self.reductions))
+    def _from(self, layout: Layout) -> list[tuple[ReshardEdge, int]]:
+        found = (
+            (arc, self.index.get(arc.after)) for arc in reshard_edges(layout, self.rank, self.mesh, self.reductions)
+        )
         return [(arc, to) for arc, to in found if to is not None]
 
     def _all(self) -> list[Layout]:
@@ -258,7 +262,7 @@ def complete(layout: Layout, mesh: Mesh) -> Layout:
     return arrange(mesh, {n: layout.on(n) for n in mesh.names}, [layout.splitting(d) for d in splits])
 
 
-def makes_partial(arc: Arc) -> bool:
+def makes_partial(arc: ReshardEdge) -> bool:
     """Whether the move turns a whole or split value into a partial one."""
     return arc.kind in ("pad", "keep-first")
 
@@ -278,7 +282,7 @@ def makes_partial(arc: Arc) -> bool:
 _Stop = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
 
 
-def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> tuple[Move, ...]:
+def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> tuple[ReshardStep, ...]:
     """The cheapest moves from ``source`` to ``target`` for a tensor of ``shape``.
 
     Ties go to fewer moves, then to the order of the space: the same question has one answer.
@@ -293,10 +297,10 @@ def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int,
     return _shortest(within, within.index[source], within.index[target], shape, itemsize)
 
 
-def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[Move, ...]:
+def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
     best: dict[_Stop, tuple[float, int]] = {(start, False): (0.0, 0)}
-    came: dict[_Stop, tuple[_Stop, Arc]] = {}
+    came: dict[_Stop, tuple[_Stop, ReshardEdge]] = {}
     queue = [(0.0, 0, (start, False))]
     while queue:
         seconds, steps, stop = heapq.heappop(queue)
@@ -313,8 +317,8 @@ def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsiz
     raise LayoutError(f"no moves lead from {within.layouts[start]} to {within.layouts[end]}")
 
 
-def _unwind(came: dict[_Stop, tuple[_Stop, Arc]], stop: _Stop, size: int) -> tuple[Move, ...]:
-    path: list[Move] = []
+def _unwind(came: dict[_Stop, tuple[_Stop, ReshardEdge]], stop: _Stop, size: int) -> tuple[ReshardStep, ...]:
+    path: list[ReshardStep] = []
     while stop in came:
         stop, arc = came[stop]
         path.append(arc.of(size))

@@ -41,7 +41,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AcceleratorKind:
     """Devices that can be compiled for: what the compiler calls them, and in which shapes they can be had."""
 
     compiler: Compiler
@@ -79,16 +79,16 @@ _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")  # Google Cl
 _CUBES = tuple("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16".split())
 _NODES = tuple("1 2 4 8 2x8 4x8 8x8 16x8 32x8 64x8 128x8".split())
 KINDS = {
-    "tpu-v4": Kind(_LIBTPU, "v4", _CUBES),
-    "tpu-v5e": Kind(_LIBTPU, "v5e", _FLAT),
-    "tpu-v5p": Kind(_LIBTPU, "v5p", _CUBES),
-    "tpu-v6e": Kind(_LIBTPU, "v6e", _FLAT),
-    "dgx-h100": Kind(_CUDA, "h100", _NODES),
+    "tpu-v4": AcceleratorKind(_LIBTPU, "v4", _CUBES),
+    "tpu-v5e": AcceleratorKind(_LIBTPU, "v5e", _FLAT),
+    "tpu-v5p": AcceleratorKind(_LIBTPU, "v5p", _CUBES),
+    "tpu-v6e": AcceleratorKind(_LIBTPU, "v6e", _FLAT),
+    "dgx-h100": AcceleratorKind(_CUDA, "h100", _NODES),
 }
 
 
 @dataclass(frozen=True)
-class Target:
+class CompileTarget:
     """Devices to compile for; ``preset`` is the topology that says what they cost."""
 
     preset: str
@@ -138,7 +138,7 @@ class Target:
         return found
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> CompileTarget:
     """The target written ``tpu-v5e:4x4``; DeviceError with the nearest name if there is none."""
     if not isinstance(text, str):
         raise DeviceError(f"target={text!r} is no name of devices to compile for, such as 'tpu-v5e:4x4'")
@@ -147,10 +147,10 @@ def parse_target(text: str) -> Target:
         raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; its shape follows, as in tpu-v5e:4x4")
     if shape not in KINDS[name].shapes:
         raise DeviceError(f"no target {text!r}{nearest(text, [f'{name}:{one}' for one in KINDS[name].shapes])}")
-    return Target(name, tuple(map(int, shape.split("x"))))
+    return CompileTarget(name, tuple(map(int, shape.split("x"))))
 
 
-def _remedy(target: Target, mesh: Mesh) -> str:
+def _remedy(target: CompileTarget, mesh: Mesh) -> str:
     fitting = [shape for shape in KINDS[target.preset].shapes if prod(map(int, shape.split("x"))) == mesh.size]
     other = f"--target {target.preset}:{fitting[0]}, or " if fitting else ""
     return f"take {other}a mesh of {target.size}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax import lax
 
-from meshdsl.ir.graph import Op, Program, Value
+from meshdsl.ir.graph import Op, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.lowering.interpreter import Arrays, Target, run_graph
 from meshdsl.lowering.local.registry import bind
@@ -45,6 +45,6 @@ class GlobalTarget(Target):
         return bind(op, *arrays)
 
 
-def constrained_function(program: Program, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
+def constrained_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
     """The step on flat global arrays, to be jitted with the plan's input and output shardings."""
     return lambda *arrays: run_graph(program.graph, arrays, GlobalTarget(solution, mesh))

@@ -35,7 +35,7 @@ Read = tuple[int, int]  # an operation, and the number of its operand
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RepeatedCollectives:
     """What is sent again: how many equal ones come before, barriers left out. Firsts are not listed."""
 
     moves: Mapping[Moved, int]
@@ -51,13 +51,13 @@ class _Seen:
     exchanged: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
-def repeats(graph: Graph, solution: Solution) -> Repeats:
+def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollectives:
     """Of the graph and all bodies in it."""
     moves: dict[Moved, int] = {}
     reads: dict[Read, int] = {}
     for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
         _collect(one, solution, moves, reads)
-    return Repeats(moves, reads)
+    return RepeatedCollectives(moves, reads)
 
 
 def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: dict[Read, int]) -> None:
@@ -97,7 +97,7 @@ def _first(op: Op, seen: dict[object, Sequence[Value]]) -> Sequence[Value]:
     return op.outputs if op.bodies else seen.setdefault(expression(op), op.outputs)
 
 
-def another(x: jax.Array, count: int, axis: str, size: int) -> jax.Array:
+def opaque_copy(x: jax.Array, count: int, axis: str, size: int) -> jax.Array:
     """The same array, which the compiler holds for another one for every ``count``; ``size`` is the axis's."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
@@ -139,7 +139,7 @@ def read_by(body: Graph, inputs: Collection[int]) -> list[int]:
     return [i for i in inputs if body.inputs[i].id in read]
 
 
-def tie(arrays: Arrays, held: Collection[int], change: Collection[int]) -> Arrays:
+def tie_to_iteration(arrays: Arrays, held: Collection[int], change: Collection[int]) -> Arrays:
     """The arrays, with those at ``held`` made to depend on the smallest of those in ``change``."""
     plain = [i for i in change if not jnp.issubdtype(arrays[i].dtype, jax.dtypes.extended)]
     if not held or not plain:

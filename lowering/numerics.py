@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.errors import ArgumentError, CheckError, faults, is_a
-from meshdsl.ir.graph import Literal, Op, Program, Value, walk
+from meshdsl.ir.graph import Literal, Op, TracedProgram, Value, walk
 from meshdsl.lowering.interpreter import Arrays, Target, literal, run_graph
 from meshdsl.lowering.local.registry import bind
 
@@ -133,7 +133,7 @@ def check_numbers(
     return report
 
 
-def rounding(program: Program) -> float:
+def rounding(program: TracedProgram) -> float:
     """The relative rounding error of the coarsest floats that a program computes in."""
     dtypes = {value.dtype for _, op in walk(program.graph) for value in op.outputs}
     return max((float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)), default=0.0)
@@ -146,7 +146,7 @@ def check_tolerance(tolerance: object) -> None:
         raise ArgumentError(f"tolerance: {is_a(tolerance)}, not a relative error from 0 on")
 
 
-def nudge(leaf: Any, seed: int, least: float = 0.0) -> Any:
+def perturb(leaf: Any, seed: int, least: float = 0.0) -> Any:
     """A float array, every element up or down by a rounding error or two, of ``least`` or more; all else as it is."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -282,7 +282,7 @@ class _WideTarget(Target):
         return bind(op, *(jnp.asarray(x, read.dtype) for x, read in zip(arrays, op.inputs, strict=True)))
 
 
-def wide_step(program: Program) -> Callable[..., list[jax.Array]] | None:
+def widened_step(program: TracedProgram) -> Callable[..., list[jax.Array]] | None:
     """The unsharded step on flat arrays with short floats held wide; None if there are none."""
     if not any(_is_short(value.dtype) for _, op in walk(program.graph) for value in op.outputs):
         return None

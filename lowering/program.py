@@ -16,12 +16,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.lowering.interpreter import Arrays, Target, run_graph
-from meshdsl.lowering.keep_collectives import Repeats, another, gathered_inside, read_by, repeats, tie, varying
+from meshdsl.lowering.keep_collectives import (
+    RepeatedCollectives,
+    gathered_inside,
+    opaque_copy,
+    read_by,
+    repeated_collectives,
+    tie_to_iteration,
+    varying,
+)
 from meshdsl.lowering.local.collectives import apply_move, move_scope
 from meshdsl.lowering.local.registry import Local, run_local
 from meshdsl.lowering.shardings import input_layouts, output_layouts, partition_spec
@@ -33,7 +41,7 @@ Shape = tuple[int, ...]
 class LocalTarget(Target):
     """Blocks of one device by (value, layout)."""
 
-    def __init__(self, solution: Solution, repeats: Repeats) -> None:
+    def __init__(self, solution: Solution, repeats: RepeatedCollectives) -> None:
         self.solution, self.repeats = solution, repeats
         self.sizes = solution.mesh.sizes_by_name
         self.nowhere = Layout(**dict.fromkeys(solution.mesh.names, B))
@@ -47,7 +55,7 @@ class LocalTarget(Target):
     def enter(self, body: Graph, consts: int, carries: int, arrays: Arrays) -> Arrays:
         """The body's inputs, with those tied to the trip whose collectives are planned inside the loop."""
         change = varying(body, consts, carries)
-        return tie(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
+        return tie_to_iteration(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
 
     def define(self, value: Value, array: jax.Array) -> None:
         """Keep the block in the layout in which the value is made."""
@@ -72,7 +80,7 @@ class LocalTarget(Target):
             return arrays
         axis = self.solution.exchanging(op.id)[0]
         pairs = zip(arrays, again, strict=True)
-        return tuple(another(x, n, axis, self.sizes[axis]) if n else x for x, n in pairs)
+        return tuple(opaque_copy(x, n, axis, self.sizes[axis]) if n else x for x, n in pairs)
 
     def _block(self, value: Value, layout: Layout) -> jax.Array:
         key = value.id, layout
@@ -89,18 +97,18 @@ class LocalTarget(Target):
             source = lax.optimization_barrier(source)
         if (value.id, layout) in self.repeats.moves:
             axis = move.axes[0]
-            source = another(source, self.repeats.moves[value.id, layout], axis, self.sizes[axis])
+            source = opaque_copy(source, self.repeats.moves[value.id, layout], axis, self.sizes[axis])
         with jax.named_scope(move_scope(move, value.dtype)):
             return apply_move(source, move, self.sizes)
 
 
-def lower_program(program: Program, solution: Solution) -> Callable[..., Arrays]:
+def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:
     """The step on one device's blocks, flat; it runs where the mesh axes are bound."""
-    again = repeats(program.graph, solution)
+    again = repeated_collectives(program.graph, solution)
     return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again))
 
 
-def sharded_function(program: Program, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
+def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
     """The step on flat global arrays, as a ``shard_map`` over ``mesh``.
 
     Arrays without elements are made where they are read: the compiler drops them from a ``shard_map``, and fails.

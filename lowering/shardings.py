@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from meshdsl.errors import DeviceError, LayoutError
-from meshdsl.ir.graph import Program
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -55,12 +55,12 @@ def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedS
     return NamedSharding(mesh, partition_spec(layout, rank))
 
 
-def input_layouts(program: Program, solution: Solution) -> tuple[Layout, ...]:
+def input_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
     """The layout of every input of the step, flat."""
     return tuple(solution.layouts[value.id] for value in program.graph.inputs)
 
 
-def output_layouts(program: Program, solution: Solution) -> tuple[Layout, ...]:
+def output_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
     """The layout of every output of the step, flat; literals are ``B``."""
     last, whole = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
     return tuple(solution.uses.get((last.id, i), whole) for i in range(len(last.inputs)))

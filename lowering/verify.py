@@ -21,9 +21,9 @@ import jax
 
 from meshdsl.errors import VerifyError, faults, first_line
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.aot_targets import Target
+from meshdsl.lowering.aot_targets import CompileTarget
 from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_module, compiled_collectives
-from meshdsl.lowering.hlo.dedup import without_repeats
+from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
 from meshdsl.util.text import bytes_text
@@ -33,7 +33,7 @@ from meshdsl.util.text import bytes_text
 
 
 @dataclass(frozen=True)
-class Line:
+class VerifyLine:
     """One kind of collective over one set of axes: bytes per device and step on both sides.
 
     Args:
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceUsage:
     """Memory of one device at its fullest point, and FLOPs of its products and convolutions per step.
 
     Args:
@@ -79,9 +79,9 @@ class VerifyReport:
       target: the devices that were compiled for, and by what, if these are not there.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[VerifyLine, ...]
     notes: tuple[str, ...] = ()
-    held: Held | None = None
+    held: DeviceUsage | None = None
     target: str = ""
 
     @property
@@ -99,14 +99,14 @@ class VerifyReport:
         return "\n".join([*first, *rows, *held, *(f"note: {note}" for note in self.notes)])
 
 
-def line_text(line: Line) -> str:
+def line_text(line: VerifyLine) -> str:
     """A row of the table; of a difference it says how large it is."""
     mark = "" if line.equal else f"   differs by {_count(line.compiled - line.planned, '+')}"
     made = "" if line.made is None else f" {_count(line.made):>16}"
     return f"{line.kind:20} {line.axes:20} {_count(line.planned):>16} {_count(line.compiled):>16}{made}{mark}"
 
 
-def _held_line(held: Held, lowered: bool) -> list[str]:
+def _held_line(held: DeviceUsage, lowered: bool) -> list[str]:
     """Rows under those of the collectives; of a program that is only lowered, nothing of this is known."""
     gap = " " * 17 if lowered else ""
     pairs = {
@@ -183,7 +183,7 @@ def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCol
     notes += _recasts(compiled)
     notes += _join_halves(left, right)
     keys = sorted(key for key in left.keys() | right.keys() if left[key] or right[key])
-    return VerifyReport(tuple(Line(*key, left[key], right[key], slack[key]) for key in keys), tuple(notes))
+    return VerifyReport(tuple(VerifyLine(*key, left[key], right[key], slack[key]) for key in keys), tuple(notes))
 
 
 def _planned_bytes(
@@ -255,7 +255,7 @@ def _difference(report: VerifyReport, judged: str) -> str:
 
 
 @dataclass(frozen=True)
-class Planned:
+class ExpectedCommunication:
     """What a plan says of one device and step: collectives, bytes at the fullest point, FLOPs of products."""
 
     collectives: Sequence[PlannedCollective]
@@ -263,19 +263,21 @@ class Planned:
     flops: float
 
 
-def verify_here(planned: Planned, compiled: jax.stages.Compiled, mesh: Mesh) -> VerifyReport:
+def verify_here(planned: ExpectedCommunication, compiled: jax.stages.Compiled, mesh: Mesh) -> VerifyReport:
     """Compare a plan with what was compiled for the devices at hand; VerifyError if it communicates otherwise."""
     module = parse_module(compiled.as_text() or "")
     report = compare(planned.collectives, collectives_of_module(module, mesh), mesh)
     return replace(equal_or_error(report, "compiled"), held=_held(planned, compiled, module))
 
 
-def verify_target(planned: Planned, lowered: jax.stages.Lowered, mesh: Mesh, target: Target) -> VerifyReport:
+def verify_target(
+    planned: ExpectedCommunication, lowered: jax.stages.Lowered, mesh: Mesh, target: CompileTarget
+) -> VerifyReport:
     """Compare a plan with the program that was lowered for a target, and say what its compiler makes of it.
 
     Raises VerifyError if the lowered program communicates otherwise than planned, or does not fit the target's memory.
     """
-    before = without_repeats(parse_module(lowered.as_text("hlo", debug_info=True)))
+    before = deduplicate(parse_module(lowered.as_text("hlo", debug_info=True)))
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
     compiled = _compiled(planned, lowered, target)
     module = parse_module(compiled.as_text() or "")
@@ -291,7 +293,9 @@ def verify_target(planned: Planned, lowered: jax.stages.Lowered, mesh: Mesh, tar
     )
 
 
-def _compiled(planned: Planned, lowered: jax.stages.Lowered, target: Target) -> jax.stages.Compiled:
+def _compiled(
+    planned: ExpectedCommunication, lowered: jax.stages.Lowered, target: CompileTarget
+) -> jax.stages.Compiled:
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -300,13 +304,13 @@ def _compiled(planned: Planned, lowered: jax.stages.Lowered, target: Target) -> 
         raise _too_large(planned, target, first_line(error)) from error
 
 
-def _too_large(planned: Planned, target: Target, said: str) -> VerifyError:
+def _too_large(planned: ExpectedCommunication, target: CompileTarget, said: str) -> VerifyError:
     need = f"planned are {bytes_text(planned.memory)}"
     return VerifyError(f"the step does not fit {target}: {need}, and {target.compiler} says: {said}")
 
 
-def _held(planned: Planned, compiled: jax.stages.Compiled, module: Module) -> Held:
-    return Held(planned.memory, planned.flops, compiled_bytes(compiled), product_flops(module))
+def _held(planned: ExpectedCommunication, compiled: jax.stages.Compiled, module: Module) -> DeviceUsage:
+    return DeviceUsage(planned.memory, planned.flops, compiled_bytes(compiled), product_flops(module))
 
 
 def compiled_bytes(compiled: Any) -> int:
@@ -316,13 +320,13 @@ def compiled_bytes(compiled: Any) -> int:
     return int(outside + found.temp_size_in_bytes)
 
 
-def _beside(lowered: Sequence[Line], made: Sequence[Line]) -> tuple[Line, ...]:
+def _beside(lowered: Sequence[VerifyLine], made: Sequence[VerifyLine]) -> tuple[VerifyLine, ...]:
     """Both comparisons in one table; what only the compiler's program has was neither planned nor lowered."""
     before, after = ({(line.kind, line.axes): line for line in lines} for lines in (lowered, made))
     nothing = Fraction(0)
     rows = (
         replace(
-            before.get(key) or Line(*key, nothing, nothing, nothing),
+            before.get(key) or VerifyLine(*key, nothing, nothing, nothing),
             made=after[key].compiled if key in after else nothing,
         )
         for key in sorted(before.keys() | after.keys())
@@ -330,7 +334,7 @@ def _beside(lowered: Sequence[Line], made: Sequence[Line]) -> tuple[Line, ...]:
     return tuple(rows)
 
 
-def _rewritten(lines: Sequence[Line]) -> list[str]:
+def _rewritten(lines: Sequence[VerifyLine]) -> list[str]:
     """One line if the compiler sends otherwise than it was told."""
     if all(line.equal for line in lines):
         return []

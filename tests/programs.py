@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Leaf, Op, Program, Source, Value
+from meshdsl.ir.graph import Graph, Leaf, Op, Source, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts import B, Layout, Link, Mesh, P, S, Topology
 from meshdsl.layouts.reshard import complete, reshard
@@ -25,7 +25,7 @@ def boundary(inputs, outputs, ops=()):
     taken = tuple(Value(i, x.shape, x.dtype) for i, x in enumerate(inputs))
     fresh = [Op(i, "fresh", None, {}, (), (v,)) for i, v in enumerate(made)]
     last = Op(99, "return", None, {}, tuple(made), ())
-    return Program(Graph(taken, (*fresh, *ops, last)), tuple(inputs), tuple(outputs))
+    return TracedProgram(Graph(taken, (*fresh, *ops, last)), tuple(inputs), tuple(outputs))
 
 
 def line(number):
@@ -43,7 +43,7 @@ def small_program():
         Op(3, "return", None, {}, (w2, s), ()),
     )
     inputs = (leaf("w", 8, 16), leaf("batch/x", 32, 8))
-    return Program(Graph((w, x), ops), inputs, (leaf("0", 8, 16), leaf("1")))
+    return TracedProgram(Graph((w, x), ops), inputs, (leaf("0", 8, 16), leaf("1")))
 
 
 def small_solution(mesh=MESH):

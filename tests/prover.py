@@ -21,7 +21,7 @@ import numpy as np
 
 from meshdsl.custom_rules import simulate as simulated
 from meshdsl.ir.graph import Literal, Op, Value
-from meshdsl.layouts.exchange import Turn, in_turn
+from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.placement import B, P, Partial, Placement, S, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.local.registry import PROGRAMS
@@ -156,7 +156,7 @@ def two_axes(listed: tuple[Signature, ...], rng: simulated.Random) -> list[Trial
 
 def meet(*rows: Signature) -> bool:
     """Whether a state of the operation has these rows, one per axis."""
-    return not _mixed(rows) and in_turn([row.collectives for row in rows]) is not None
+    return not _mixed(rows) and ordered_exchanges([row.collectives for row in rows]) is not None
 
 
 def _mixed(rows: tuple[Signature, ...]) -> bool:
@@ -174,10 +174,12 @@ def divides(op: Op, trial: Trial) -> bool:
 def _exchanges(op: Op, trial: Trial) -> bool:
     """Whether the blocks are large enough for what the rows exchange."""
     shapes = [port.shape for port in (*op.inputs, *op.outputs)]
-    return all(_large_enough(turn, shapes, trial) for turn in in_turn([row.collectives for row in trial.rows]) or ())
+    return all(
+        _large_enough(turn, shapes, trial) for turn in ordered_exchanges([row.collectives for row in trial.rows]) or ()
+    )
 
 
-def _large_enough(turn: Turn, shapes: list[tuple[int, ...]], trial: Trial) -> bool:
+def _large_enough(turn: ExchangeStep, shapes: list[tuple[int, ...]], trial: Trial) -> bool:
     e, ranks = turn.exchange, [trial.ranks[axis] for axis in turn.axes]
     extent = shapes[e.port][e.dim] // int(np.prod(ranks)) if e.dim is not None else 1
     return e.parts(extent, ranks) is not None

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 
-from meshdsl.util.runtime import uncollected
+from meshdsl.util.runtime import gc_paused
 
 
-@uncollected
+@gc_paused
 def stage(fails=False):
     if fails:
         raise ValueError("fails")

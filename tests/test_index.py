@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from meshdsl.ir.graph import Value, walk
-from meshdsl.ir.index import numbering_of
+from meshdsl.ir.index import graph_index
 from meshdsl.plan.reasons import index_of
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
@@ -47,7 +47,7 @@ def test_a_program_is_let_go_of():
 
 def test_a_value_of_another_program_has_no_number():
     graph = trace(step, (shape(8), shape(4, 8))).graph
-    numbers = numbering_of(graph)
+    numbers = graph_index(graph)
     ids = [v.id for v in numbers.values]
     assert numbers.of(ids).tolist() == list(range(len(ids)))
     unknown = next(i for i in range(max(ids) + 2) if i not in ids)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.api.plan_variants import windows
+from meshdsl.api.plan_variants import overlap_windows
 from meshdsl.errors import ArgumentError
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
-from meshdsl.planner.costs.reshard_cost import Hidden
+from meshdsl.planner.costs.reshard_cost import OverlapWindow
 from meshdsl.trace import trace
 
 SLOW = Topology("slow", 1e12, 1e12, 1e12, 1e10, 0.0, (Link(1e-4, 1e9),))
@@ -32,7 +32,7 @@ class Products:
 
 def found(step, *args):
     program = trace(step, args)
-    return windows(program, Products()), program.graph
+    return overlap_windows(program, Products()), program.graph
 
 
 def test_a_window_is_what_is_computed_between_a_value_and_its_first_reader():
@@ -69,10 +69,10 @@ def test_a_loop_takes_and_stacks_slices_and_sends_one_trip_ahead():
 
 @given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 1))
 def test_what_hides_costs_less_and_never_less_than_nothing(seconds, window, price):
-    cost = float(Hidden(window, price).seconds(np.array(seconds)))
+    cost = float(OverlapWindow(window, price).seconds(np.array(seconds)))
     assert max(0.0, seconds - window) <= cost * (1 + 1e-12) and cost <= seconds * (1 + 1e-12)
-    assert Hidden(0.0, price).seconds(np.array(seconds)) == seconds
-    assert Hidden(window, 1.0).seconds(np.array(seconds)) == pytest.approx(seconds)
+    assert OverlapWindow(0.0, price).seconds(np.array(seconds)) == seconds
+    assert OverlapWindow(window, 1.0).seconds(np.array(seconds)) == pytest.approx(seconds)
 
 
 def late(x, y, v, w):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdsl.errors import PinError
-from meshdsl.ir.graph import Graph, Leaf, Op, Program, Value
+from meshdsl.ir.graph import Graph, Leaf, Op, TracedProgram, Value
 from meshdsl.layouts import B, Layout, Mesh, P, S
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.pins import make_pins
@@ -224,7 +224,7 @@ def constrained(shape, layout):
         Op(0, "constrain", None, {"layout": layout, "names": ()}, (x,), (y,), line(7)),
         Op(1, "return", None, {}, (y,), ()),
     )
-    return Program(Graph((x,), ops), (leaf("x", *shape),), (leaf("", *shape),))
+    return TracedProgram(Graph((x,), ops), (leaf("x", *shape),), (leaf("", *shape),))
 
 
 def test_constrain_is_checked_with_its_line():

@@ -9,15 +9,15 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import BudgetError, LayoutError, PlanFileError
-from meshdsl.ir.graph import Graph, Op, Program, Value, check_graph
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, check_graph
 from meshdsl.ir.solution import Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.reshard import Move, complete, reshard
+from meshdsl.layouts.reshard import ReshardStep, complete, reshard
 from meshdsl.pins import make_pins
 from meshdsl.plan import build_plan
-from meshdsl.plan.validate import check_match
+from meshdsl.plan.validate import check_same_program
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
 
 
@@ -78,7 +78,7 @@ def loop_plan(estimated=False):
     params = {"num_consts": 0, "num_carry": 1, "length": 6, "reverse": False}
     scan = Op(0, "scan", None, params, (x, ws), (y,), line(4), bodies=(body,))
     last = Op(1, "return", None, {}, (y,), ())
-    program = Program(
+    program = TracedProgram(
         Graph((ws, x), (scan, last)), (leaf("params/layers/w", 6, 8, 8), leaf("x", 4, 8)), (leaf("", 4, 8),)
     )
     check_graph(program.graph)
@@ -147,8 +147,8 @@ def test_a_move_through_two_steps_names_the_last_reader():
     part = solution.layouts[3]
     value = program.graph.ops[0].outputs[0]
     moves = (
-        Move("reduce-scatter", ("data",), P, S(0), part, half, 8, 1.0),
-        Move("all-gather", ("data",), S(0), B, half, whole, 8, 1.0),
+        ReshardStep("reduce-scatter", ("data",), P, S(0), part, half, 8, 1.0),
+        ReshardStep("all-gather", ("data",), S(0), B, half, whole, 8, 1.0),
     )
     uses = {**solution.uses, (1, 0): whole}
     trees = {**solution.trees, value.id: moves}
@@ -241,7 +241,7 @@ def test_the_fingerprint_ignores_lines_and_array_contents():
 
 def mismatch(program, mesh=MESH, layouts=None):
     with pytest.raises(PlanFileError) as caught:
-        check_match(small_plan(), program, mesh, make_pins(program, mesh, layouts))
+        check_same_program(small_plan(), program, mesh, make_pins(program, mesh, layouts))
     lines = str(caught.value).splitlines()
     assert lines[0] == "the plan of step was made for something else than this call of step:"
     assert lines[-1] == "plan again without plan=, and save that"
@@ -250,7 +250,7 @@ def mismatch(program, mesh=MESH, layouts=None):
 
 def test_a_plan_matches_its_own_program():
     program = small_program()
-    check_match(small_plan(), program, MESH, make_pins(program, MESH, {"w": "data=S(1)"}))
+    check_same_program(small_plan(), program, MESH, make_pins(program, MESH, {"w": "data=S(1)"}))
 
 
 def test_other_shapes_and_another_mesh():

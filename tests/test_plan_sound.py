@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import PlanFileError
 from meshdsl.layouts import B, Layout, Mesh, S
-from meshdsl.plan.validate import check_sound
+from meshdsl.plan.validate import check_runnable
 from meshdsl.rules.registry import RULES, all_broadcast
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text
@@ -34,7 +34,7 @@ PROGRAM = trace(step, ARGS)
 
 def refused(plan):
     with pytest.raises(PlanFileError) as caught:
-        check_sound(plan, PROGRAM)
+        check_runnable(plan, PROGRAM)
     title, *rows, remedy = str(caught.value).splitlines()
     assert title == "the plan of step does not hold for step, as meshdsl knows its operations now:"
     assert remedy == "plan again without plan=, and save that"
@@ -46,7 +46,7 @@ def changed(**parts):
 
 
 def test_a_plan_holds_for_its_program():
-    check_sound(PLAN, PROGRAM)
+    check_runnable(PLAN, PROGRAM)
 
 
 def test_a_signature_that_is_no_longer_listed(monkeypatch):
@@ -70,9 +70,9 @@ def test_a_sum_that_is_rounded_before_it_is_reduced_where_that_is_not_stated():
 
     args = (ARGS[1][:16], ARGS[1])
     plan = md.parallelize(stating("data=P model=P"), MESH, {"w": "data=S(0) model=S(0)"}).plan(*args)
-    check_sound(plan, trace(stating("data=P model=P"), args))
+    check_runnable(plan, trace(stating("data=P model=P"), args))
     with pytest.raises(PlanFileError) as caught:
-        check_sound(plan, trace(stating("data=P"), args))
+        check_runnable(plan, trace(stating("data=P"), args))
     assert re.search(r"convert_element_type at \S+: no signature on model leads from P, to P\n", str(caught.value))
 
 
@@ -123,7 +123,7 @@ def test_axes_in_another_order():
     (leaf,) = (i for i, array in enumerate(PLAN.inputs) if array.path == "ws")
     both, swapped = Layout(data=S(2), model=S(2)), Layout(model=S(2), data=S(2))
     plan = md.parallelize(step, MESH, {**PINS, "ws": both}).plan(*ARGS)
-    check_sound(plan, PROGRAM)
+    check_runnable(plan, PROGRAM)
     rows = refused(replace(plan, solution=replace(plan.solution, layouts={**plan.solution.layouts, leaf: swapped})))
     assert "input ws: its tensors are split by data and model in different orders" in rows
 

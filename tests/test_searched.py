@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.api.mesh_search import Seeker, search_text, ways
-from meshdsl.api.program import planned
+from meshdsl.api.mesh_search import ConfigurationSearch, configurations, search_text
+from meshdsl.api.program import parallelize_program
 from tests.pipelining.stacks import arguments, plain_step
 
 SHAPES = (jax.ShapeDtypeStruct((64, 256), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32))
@@ -65,39 +65,41 @@ def test_pipelines_are_tried_and_what_cannot_be_the_best_is_not_planned():
 
 @pytest.mark.parametrize("topology", ["cpu", "dgx-h100"])
 def test_what_needs_no_planning_is_never_above_the_plan(topology):
-    seeker = Seeker(stack(), topology, None, None)
-    for way in ways(2, ("pipe", "data"), None, (1, 4), ("gpipe",), (1,)):
+    seeker = ConfigurationSearch(stack(), topology, None, None)
+    for way in configurations(2, ("pipe", "data"), None, (1, 4), ("gpipe",), (1,)):
         bounded = seeker.bounded(way)
         plan = bounded.plan()
         assert 0 < bounded.seconds <= plan.seconds and 0 < bounded.memory <= plan.memory, way
 
 
 def test_ways_with_and_without_recomputing():
-    found = ways(2, ("pipe",), md.Pipeline(1, axis="pipe"), (4,), ("1f1b", "zb"), (1, 2), ("stage", "none"))
+    found = configurations(2, ("pipe",), md.Pipeline(1, axis="pipe"), (4,), ("1f1b", "zb"), (1, 2), ("stage", "none"))
     assert [way.schedule for way in found] == ["1f1b", "1f1b kept", "zb", "zb kept", "zb x2", "zb x2 kept"]
     assert all(way.pipeline.axis == "pipe" and way.pipeline.microbatches == 4 for way in found)
 
 
 def test_axes_and_microbatches_that_are_tried_if_nothing_is_said():
     def axes(program):
-        return Seeker(program, "cpu", None, None).axes
+        return ConfigurationSearch(program, "cpu", None, None).axes
 
     assert axes(md.Program(step, SHAPES)) == ["data", "model"]
     assert axes(md.Program(step, SHAPES, {"x": "dp=S(0)"})) == ["dp", "model"]
     assert axes(md.Program(step, SHAPES, {"x": "model=S(0) dp=S(1) data=B"})) == ["data", "dp", "model"]
     assert axes(stack()) == ["pipe", "data", "model"]
-    counts = {way.mesh: way.microbatches for way in ways(4, ("pipe",), None, None, ("1f1b",), (1,))}
-    assert counts | {way.mesh: way.microbatches for way in ways(1, ("pipe",), None, None, ("1f1b",), (1,))} == {
+    counts = {way.mesh: way.microbatches for way in configurations(4, ("pipe",), None, None, ("1f1b",), (1,))}
+    assert counts | {
+        way.mesh: way.microbatches for way in configurations(1, ("pipe",), None, None, ("1f1b",), (1,))
+    } == {
         "pipe=4": 16,
         "pipe=1": 1,
     }
-    assert ways(2, ("pipe",), md.Pipeline(8), None, ("1f1b",), (1,))[0].microbatches == 8
+    assert configurations(2, ("pipe",), md.Pipeline(8), None, ("1f1b",), (1,))[0].microbatches == 8
 
 
 def test_a_program_is_planned_as_it_was_searched():
     found = md.search(stack(layouts=None), devices=2, axes=("pipe",), microbatches=(4,)).best
     program = replace(stack(layouts=None), pipeline=found.pipeline)
-    plan = planned(program, md.Mesh(pipe=2)).plan(*program.args)
+    plan = parallelize_program(program, md.Mesh(pipe=2)).plan(*program.args)
     assert plan.pipeline.axis == "pipe" and not plan.diff(found.plan)
 
 
@@ -117,7 +119,10 @@ def test_what_has_no_plan_is_told_by_its_reason():
 
 
 def test_layers_lie_on_the_axis_of_stages_unless_something_does():
-    free, pinned = Seeker(stack(), "cpu", None, None), Seeker(stack(rules="layers:pipe"), "cpu", None, None)
+    free, pinned = (
+        ConfigurationSearch(stack(), "cpu", None, None),
+        ConfigurationSearch(stack(rules="layers:pipe"), "cpu", None, None),
+    )
     assert set(free._layouts) == {"batch/*", "params/layers/up", "params/layers/down"}
     assert set(pinned._layouts) == {"batch/*"}
 

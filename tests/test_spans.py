@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ir.graph import Source
-from meshdsl.plan.reasons import Places
+from meshdsl.plan.reasons import SourceNames
 
 LAYERS = 3
 
@@ -66,5 +66,5 @@ def test_lines_hold_the_text_around_operations(plan):
 
 def test_files_of_one_name_are_told_apart():
     files = ("/a/x/model.py", "/b/x/model.py", "/b/main.py", "")
-    places = Places(Source(file, 7) for file in files)
+    places = SourceNames(Source(file, 7) for file in files)
     assert [places.of(Source(file, 7)) for file in files] == ["a/x/model.py:7", "b/x/model.py:7", "main.py:7", "?"]

@@ -11,35 +11,35 @@ from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
-from meshdsl.plan.simulate import COMPUTE, Job, finish, stacks
+from meshdsl.plan.simulate import COMPUTE, SimulatedTask, list_schedule, stacks
 from meshdsl.trace import trace
 
 LINK, OTHER = "link", "other link"
 
 
 def job(stream, seconds, *after, follows=False):
-    return Job(stream, seconds, frozenset(after), follows)
+    return SimulatedTask(stream, seconds, frozenset(after), follows)
 
 
 def test_what_nobody_waits_for_runs_beside_the_computation():
     jobs = [job(LINK, 2.0), job(COMPUTE, 3.0, 0), job(LINK, 2.0), job(COMPUTE, 3.0, 1, 2), job(OTHER, 9.0)]
-    assert finish(jobs) == [2.0, 5.0, 4.0, 8.0, 9.0]
+    assert list_schedule(jobs) == [2.0, 5.0, 4.0, 8.0, 9.0]
 
 
 def test_what_the_next_operation_needs_stands_in_its_way():
     jobs = [job(COMPUTE, 1.0), job(LINK, 4.0, 0), job(COMPUTE, 1.0, 1)]
-    assert finish(jobs) == [1.0, 5.0, 6.0]
+    assert list_schedule(jobs) == [1.0, 5.0, 6.0]
 
 
 def test_a_link_takes_what_is_due_first_and_never_two_at_a_time():
     jobs = [job(COMPUTE, 1.0), job(LINK, 5.0, 0), job(LINK, 1.0), job(LINK, 1.0)]
-    assert finish(jobs) == [1.0, 6.0, 1.0, 7.0]
+    assert list_schedule(jobs) == [1.0, 6.0, 1.0, 7.0]
 
 
 def test_what_follows_is_due_behind_the_job_that_it_waits_for():
     for follows, expected in ((True, [1.0, 3.0, 2.0]), (False, [1.0, 2.0, 3.0])):
-        assert finish([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
-    assert finish([]) == [] and finish([job(LINK, 0.0), job(COMPUTE, 0.0, 0)]) == [0.0, 0.0]
+        assert list_schedule([job(COMPUTE, 1.0), job(COMPUTE, 1.0), job(COMPUTE, 1.0, 0, follows=follows)]) == expected
+    assert list_schedule([]) == [] and list_schedule([job(LINK, 0.0), job(COMPUTE, 0.0, 0)]) == [0.0, 0.0]
 
 
 @st.composite
@@ -77,7 +77,7 @@ def by_the_clock(jobs):
 @settings(max_examples=300, deadline=None)
 @given(graphs())
 def test_random_jobs_end_as_by_the_clock(jobs):
-    ends = finish(jobs)
+    ends = list_schedule(jobs)
     assert ends == by_the_clock(jobs)
     busiest = max(sum(x.seconds for x in jobs if x.stream == s) for s in (COMPUTE, LINK, OTHER))
     assert busiest <= max(ends) <= sum(x.seconds for x in jobs)

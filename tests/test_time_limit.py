@@ -10,10 +10,10 @@ import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.models import gpt
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
 from meshdsl.planner.search import search
-from meshdsl.util.runtime import Clock
+from meshdsl.util.runtime import Deadline
 from tests.planner.graphs import problem_of
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -44,13 +44,13 @@ def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up(monkeypatch):
     """All axes together take several times as long, for little before messages have been passed."""
     monkeypatch.setattr(search, "_JOINTLY", 0)
     bounds = []
-    for clock in (Clock(), Clock(1e-9)):
+    for clock in (Deadline(), Deadline(1e-9)):
         model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
         model.clock = clock
         best, prove = search.find(model, lambda _: True)
         bounds.append(prove())
         assert clock.has_stopped == (clock.seconds is not None)
-    seen = sum(Certificate(Joint(part), part.seen(best)).bound for part in projections(model))
+    seen = sum(Certificate(NetworkBuilder(part), part.seen(best)).bound for part in projections(model))
     assert bounds[1] == pytest.approx(model.scale.seconds(seen))
     assert 0 < bounds[1] < bounds[0]
 

@@ -12,7 +12,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.pins import make_pins
-from meshdsl.plan.op_times import Work
+from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
 from meshdsl.planner.costs.op_cost import work_of
 from meshdsl.planner.solve import solve
@@ -58,13 +58,13 @@ def _whole(inputs, outputs):
 
 def test_what_is_shared_is_what_each_has_alone(program, solution):
     reasons = Reasons(program, solution)
-    together = Work(program, solution, reasons)
+    together = OpTimes(program, solution, reasons)
     ops = [op for _, op in walk(program.graph)]
-    assert [together.alone(op) for op in ops] == [Work(program, solution, reasons).alone(op) for op in ops]
+    assert [together.alone(op) for op in ops] == [OpTimes(program, solution, reasons).alone(op) for op in ops]
 
 
 def test_work_is_found_once_per_kind(program, solution, monkeypatch):
-    work, asked = Work(program, solution, Reasons(program, solution)), []
+    work, asked = OpTimes(program, solution, Reasons(program, solution)), []
     monkeypatch.setattr(
         "meshdsl.planner.problem.variables.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept)
     )

@@ -7,19 +7,19 @@ from functools import cache
 from bench.programs import deep_gpt
 from meshdsl import models
 from meshdsl.api import Program
-from meshdsl.ir.graph import Program as Traced
+from meshdsl.ir.graph import TracedProgram as Traced
 from meshdsl.ir.graph import walk
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.models import mlp
 from meshdsl.pins import make_pins
-from meshdsl.planner.objective import Choice
+from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from meshdsl.util.runtime import uncollected
+from meshdsl.util.runtime import gc_paused
 
 TOPOLOGY = "dgx-h100"
 FAMILIES = (
@@ -35,7 +35,7 @@ class Planned:
 
     model: Model
     pins: Pins
-    choice: Choice
+    choice: CostedPlan
     bound: float
     seconds: float
 
@@ -78,7 +78,7 @@ def unrolled(layers: int) -> tuple[Traced, Program]:
     return trace(program.step, program.args), program
 
 
-@uncollected
+@gc_paused
 def planned(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> Planned:
     """The plan of a step on a mesh."""
     start = time.process_time()

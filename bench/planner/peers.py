@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 
 from meshdsl.ir.graph import Value
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.variables import Node
 
@@ -31,12 +31,12 @@ _NAMES = {1: 6, 2: 5, 3: 4}  # names that are tried, by mesh axes
 _SECONDS = 120  # of one integer program
 
 
-def greedy(model: Model) -> Choice:
+def greedy(model: Model) -> CostedPlan:
     """Each operation in program order takes its cheapest signature; constants as well, or they are kept whole."""
     return min((_greedy(model, free) for free in (True, False)), key=lambda choice: choice.cost)
 
 
-def _greedy(model: Model, free: bool) -> Choice:
+def _greedy(model: Model, free: bool) -> CostedPlan:
     rows, own, problem = model.whole.copy(), {}, model.problem
     for n, node in enumerate(model.nodes):
         states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
@@ -53,14 +53,14 @@ def _greedy(model: Model, free: bool) -> Choice:
     return _evaluated(model, rows)
 
 
-def by_names(model: Model) -> Choice:
+def by_names(model: Model) -> CostedPlan:
     """The best of all ways to give the names of most bytes an axis each, or none."""
     names = _Names(model)
     tried = (names.rows(split) for split in names.assignments(_NAMES[len(model.axes)]))
     return min((_evaluated(model, rows) for rows in tried), key=lambda choice: choice.cost)
 
 
-def axis_by_axis(model: Model) -> Choice:
+def axis_by_axis(model: Model) -> CostedPlan:
     """One integer program after the other, the best in each."""
     rows = model.whole
     for axis in range(len(model.axes)):
@@ -68,7 +68,7 @@ def axis_by_axis(model: Model) -> Choice:
     return _evaluated(model, rows)
 
 
-def _evaluated(model: Model, rows: Assignment) -> Choice:
+def _evaluated(model: Model, rows: Assignment) -> CostedPlan:
     evaluator = Evaluator(model)
     return evaluator.exact(evaluator.evaluate(rows))
 

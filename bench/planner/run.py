@@ -24,8 +24,8 @@ from bench.report import versions
 from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.memory.fit import Fitter
-from meshdsl.planner.objective import Choice
+from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.solve import written
 from tests.planner.integer import Whole
 
@@ -132,9 +132,9 @@ def _facts(plan: Planned) -> Row:
     return {"equations": plan.equations, "cost": plan.cost, "gap": plan.gap, "seconds": plan.seconds}
 
 
-def sent_by(plan: Planned, choice: Choice) -> float:
+def sent_by(plan: Planned, choice: CostedPlan) -> float:
     """Bytes per device and step."""
-    peak = Fitter(plan.model, plan.pins).peak(choice)
+    peak = MemoryFitter(plan.model, plan.pins).peak(choice)
     solution = written(plan.model, plan.pins, choice, peak)
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 

@@ -26,15 +26,15 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.pins import make_pins
 from meshdsl.plan import Plan
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.memory.fit import Fitter
-from meshdsl.planner.objective import Choice
+from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
 from meshdsl.planner.solve import written
 from meshdsl.trace import trace
 
-PEERS: dict[str, Callable[[Model], Choice]] = {"greedy": greedy, "names": by_names, "axis": axis_by_axis}
+PEERS: dict[str, Callable[[Model], CostedPlan]] = {"greedy": greedy, "names": by_names, "axis": axis_by_axis}
 SHAPE = Mesh(data=4, model=2)
 ROUNDS = 10
 
@@ -70,7 +70,7 @@ def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
     model = Model(make_problem(traced, mesh, pins))
     ours, _ = search(model)
     choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
-    peaks = {who: Fitter(model, pins).peak(choice) for who, choice in choices.items()}
+    peaks = {who: MemoryFitter(model, pins).peak(choice) for who, choice in choices.items()}
     solutions = {who: written(model, pins, choice, peaks[who]) for who, choice in choices.items()}
     return {who: (traced, build_plan(traced, solution, pins)) for who, solution in solutions.items()}
 

@@ -16,7 +16,7 @@ import meshdsl as md
 from bench.published.case import Case
 from meshdsl.ir.graph import walk
 from meshdsl.layouts.topology import Topology, topology
-from meshdsl.plan.op_times import Work
+from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
 
 PEAKS = {"dgx-a100": 312e12, "dgx-h100": 989e12, "tpu-v5e": 197e12, "tpu-v5p": 459e12}  # bf16, of the data sheets
@@ -86,7 +86,7 @@ def _priced(case: Case) -> Priced:
 
     def seconds(changed: Topology) -> np.ndarray:
         mesh = md.Mesh(topology=changed, **plan.mesh.sizes_by_name)
-        work = Work(program, replace(solution, mesh=mesh), reasons)
+        work = OpTimes(program, replace(solution, mesh=mesh), reasons)
         return np.array([work.alone(op) for _, op in walk(program.graph)])
 
     known = plan.topology

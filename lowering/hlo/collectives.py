@@ -29,7 +29,7 @@ from math import prod
 import numpy as np
 
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.lowering.hlo.parse import Instruction, Module, Site, arrays, executed, members, parse_module
+from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, arrays, executed, members, parse_module
 
 # ---- Groups ----------------------------------------------------------------------------------------------------------
 # Who talks to whom: the device groups of a compiled collective, and the mesh axes they are.
@@ -203,7 +203,7 @@ def _kind(opcode: str) -> str:
     return base if base in KINDS else ""
 
 
-def _collective(site: Site, readers: _Readers, mesh: Mesh) -> CompiledCollective:
+def _collective(site: InstructionSite, readers: _Readers, mesh: Mesh) -> CompiledCollective:
     line, sizes = site.instruction, mesh.sizes_by_name
     kind = _kind(line.opcode)
     if kind == "collective-permute":

@@ -17,7 +17,7 @@ _NEVER_ONE = ("while", "conditional", "optimization-barrier")  # to XLA, which l
 _OWN = re.compile(r"channel_id=\d+|, metadata=\{[^}]*\}|, origin=\{.*?\}\}")
 
 
-def without_repeats(module: Module) -> Module:
+def deduplicate(module: Module) -> Module:
     """The module with every instruction that is read, once."""
     numbered = _Numbered(module)
     kept = {name: tuple(_first_read(numbered, name)) for name in module.computations}

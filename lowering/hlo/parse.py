@@ -163,7 +163,7 @@ def _all_lines(name: str, module: Module) -> Iterator[Instruction]:
 
 
 @dataclass(frozen=True)
-class Site:
+class InstructionSite:
     """An instruction where it stands.
 
     Args:
@@ -178,18 +178,18 @@ class Site:
     known: bool = True
 
 
-def executed(module: Module, wanted: Callable[[Instruction], bool]) -> tuple[Site, ...]:
+def executed(module: Module, wanted: Callable[[Instruction], bool]) -> tuple[InstructionSite, ...]:
     """Every wanted instruction that is reached from the entry; a TPU's chain of fusions counts once."""
 
     @cache
-    def within(name: str) -> tuple[Site, ...]:
+    def within(name: str) -> tuple[InstructionSite, ...]:
         lines = module.computations.get(name, ())
         starts = any("AsyncCollectiveStart" in line.rest for line in lines)
         return tuple(site for line in lines if starts or "chain_id=" not in line.rest for site in of(line, name))
 
-    def of(line: Instruction, inside: str) -> Iterator[Site]:
+    def of(line: Instruction, inside: str) -> Iterator[InstructionSite]:
         if wanted(line):
-            yield Site(line, inside)
+            yield InstructionSite(line, inside)
             return
         trips = trip_count(line, module) if line.opcode == "while" else 1
         for name in called(line):

@@ -31,7 +31,7 @@ from jax import lax
 from meshdsl.layouts.exchange import pieces, steps
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Placement, Split
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.lowering.local.registry import Local
 from meshdsl.rules.halo import Sliding
 
@@ -39,10 +39,10 @@ from meshdsl.rules.halo import Sliding
 
 
 Sizes = Mapping[str, int]
-LocalMove = Callable[[jax.Array, Move, Sizes], jax.Array]
+LocalMove = Callable[[jax.Array, ReshardStep, Sizes], jax.Array]
 
 
-def apply_move(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """This device's block after ``move``, from its block ``x`` before it.
 
     Args:
@@ -59,7 +59,7 @@ def apply_move(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     return LOCAL_MOVES[move.kind](x, move, sizes)
 
 
-def move_scope(move: Move, dtype: Any) -> str:
+def move_scope(move: ReshardStep, dtype: Any) -> str:
     """The name under which the compiled program shows the move: kind, axes and planned dtype."""
     return collective_scope(move.kind, move.axes, dtype)
 
@@ -73,22 +73,22 @@ def _is_plain(dtype: Any) -> bool:
     return not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-def _all_gather(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _all_gather(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     moved: jax.Array = lax.all_gather(x, move.axes, axis=_dim(move.source), tiled=True)
     return moved
 
 
-def _all_reduce(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _all_reduce(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     reduce: Callable[..., jax.Array] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[_reduction(move.source)]
     return reduce(x, move.axes)
 
 
-def _reduce_scatter(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _reduce_scatter(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     moved: jax.Array = lax.psum_scatter(x, move.axes, scatter_dimension=_dim(move.target), tiled=True)
     return moved
 
 
-def _all_to_all(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _all_to_all(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     if isinstance(move.source, Partial):
         return _reduce_blocks(x, move, sizes)
     moved: jax.Array = lax.all_to_all(
@@ -97,7 +97,7 @@ def _all_to_all(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     return moved
 
 
-def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _reduce_blocks(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """Every sender's block for this device, then their maximum or minimum."""
     dim, devices = _dim(move.target), _devices(move, sizes)
     blocks = lax.all_to_all(x, move.axes, split_axis=dim, concat_axis=dim, tiled=True)
@@ -106,7 +106,7 @@ def _reduce_blocks(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     return reduce(apart, axis=dim)
 
 
-def _permute(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _permute(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     dim = _dim(move.source)
     before, after = move.before.splitting(dim), move.after.splitting(dim)
     moved: jax.Array = lax.ppermute(
@@ -123,7 +123,7 @@ def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) ->
     return sorted(zip(*(grid.ravel().tolist() for grid in holders), strict=True))
 
 
-def _slice(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _slice(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """This device's block.
 
     XLA loses the product in a slice of one element of ``3 * slice`` for whole numbers (on CPU, jax 0.10 and 0.12, also
@@ -136,14 +136,14 @@ def _slice(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, _rank(move.axes) * block, block, dim)
 
 
-def _pad(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _pad(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     dim, devices = _dim(move.source), _devices(move, sizes)
     shape = (*x.shape[:dim], x.shape[dim] * devices, *x.shape[dim + 1 :])
     rest = jnp.full(shape, identity(_reduction(move.target), x.dtype), x.dtype)
     return lax.dynamic_update_slice_in_dim(rest, x, _rank(move.axes) * x.shape[dim], dim)
 
 
-def _keep_first(x: jax.Array, move: Move, sizes: Sizes) -> jax.Array:
+def _keep_first(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     if _reduction(move.target) != "sum":
         return x
     return jnp.where(_rank(move.axes) == 0, x, jnp.zeros_like(x))
@@ -177,7 +177,7 @@ def _rank(axes: tuple[str, ...]) -> jax.Array:
     return lax.axis_index(axes)
 
 
-def _devices(move: Move, sizes: Sizes) -> int:
+def _devices(move: ReshardStep, sizes: Sizes) -> int:
     return prod(sizes[axis] for axis in move.axes)
 
 

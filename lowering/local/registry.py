@@ -40,7 +40,7 @@ def position(axis: str) -> jax.Array:
 
 
 @contextmanager
-def taking_turns(axis: str, turn: jax.Array) -> Iterator[None]:
+def run_exchanges(axis: str, turn: jax.Array) -> Iterator[None]:
     """While this is traced, ``axis`` is one in time, and it is this turn."""
     token = _TURNS.set({**_TURNS.get(), axis: turn})
     try:

@@ -18,10 +18,10 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshdsl.errors import TraceError, shortened
-from meshdsl.ir.graph import Program
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.lowering.program import sharded_function
 from meshdsl.lowering.shardings import input_layouts, output_layouts, place, shardings
-from meshdsl.lowering.verify import Planned
+from meshdsl.lowering.verify import ExpectedCommunication
 from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.trace.arguments import is_gone
@@ -39,7 +39,9 @@ class Executable:
       devices: as a mesh with the plan's axes.
     """
 
-    def __init__(self, program: Program, plan: Plan, devices: jax.sharding.Mesh, donated: Sequence[int] = ()) -> None:
+    def __init__(
+        self, program: TracedProgram, plan: Plan, devices: jax.sharding.Mesh, donated: Sequence[int] = ()
+    ) -> None:
         self.program, self.plan, self.devices, self.donated = program, plan, devices, tuple(donated)
         solution, graph = plan.solution, program.graph
         self.shardings = shardings(input_layouts(program, solution), graph.inputs, devices)
@@ -74,9 +76,11 @@ class Executable:
         return self.lowered.compile()
 
     @property
-    def planned(self) -> Planned:
+    def planned(self) -> ExpectedCommunication:
         """What the plan says that a compiled program can be judged by."""
-        return Planned(self.plan.collectives, self.plan.memory, plan_flops(self.program, self.plan.solution))
+        return ExpectedCommunication(
+            self.plan.collectives, self.plan.memory, plan_flops(self.program, self.plan.solution)
+        )
 
     @property
     def call(self) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ class Explanation:
         return {"input": self.input.path, "layout": layout, "pinned": self.input.pinned, "alternatives": rows}
 
     def __str__(self) -> str:
-        parts = [_stated(self.input), *touching(self.plan, self.input.path)]
+        parts = [_stated(self.input), *moves_of_input(self.plan, self.input.path)]
         if self.alternatives:
             rows = [self._row(each) for each in self.alternatives]
             parts += ["", *table([("layout", "step", "against the plan", "sent", "memory"), *rows])]
@@ -82,7 +82,7 @@ def explain(plan: Plan, path: str, replan: Callable[[Layout], Plan] | None = Non
     return Explanation(found, plan, tuple(sorted(made, key=_cost)))
 
 
-def touching(plan: Plan, path: str) -> Iterator[str]:
+def moves_of_input(plan: Plan, path: str) -> Iterator[str]:
     """What moves the input, a line each."""
     for c in plan.collectives:
         if c.value == path or c.value.startswith(f"{path}["):

@@ -17,11 +17,11 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
-from meshdsl.api.program import AXIS, Program, stacked, staged_layouts
+from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
-from meshdsl.api.stages import Making
+from meshdsl.api.stages import Stages
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
-from meshdsl.ir.graph import Program as Traced
+from meshdsl.ir.graph import TracedProgram as Traced
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -41,7 +41,7 @@ _USUAL = {"data": 0, "model": 2}  # and where others stand between them
 
 
 @dataclass(frozen=True)
-class Way:
+class Configuration:
     """A mesh, by its axes, and how the step takes its batch over it; None for the whole batch at once."""
 
     sizes: Mapping[str, int]
@@ -75,7 +75,7 @@ class Way:
         return ", ".join(filter(None, (self.mesh, self.schedule, turns)))
 
 
-def ways(
+def configurations(
     devices: int,
     axes: Sequence[str],
     own: Pipeline | None,
@@ -83,7 +83,7 @@ def ways(
     schedules: Sequence[str],
     chunks: Sequence[int],
     recompute: Sequence[str] = ("stage",),
-) -> list[Way]:
+) -> list[Configuration]:
     """Every way, once; without stages schedules do not matter, and several chunks go with some only.
 
     Args:
@@ -107,12 +107,14 @@ def _usual(own: Pipeline | None, sizes: Mapping[str, int]) -> int:
     return own.microbatches if own else _PER_STAGE * stages if stages > 1 else 1
 
 
-def _ways(sizes: Mapping[str, int], plain: Pipeline, tried: Sequence[tuple[str, int, str]]) -> Iterator[Way]:
+def _ways(sizes: Mapping[str, int], plain: Pipeline, tried: Sequence[tuple[str, int, str]]) -> Iterator[Configuration]:
     """Those over one mesh, with so many microbatches."""
     if sizes.get(AXIS, 1) == 1:
-        yield Way(sizes, plain if plain.microbatches > 1 else None)
+        yield Configuration(sizes, plain if plain.microbatches > 1 else None)
     else:
-        yield from (Way(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for s, v, again in tried)
+        yield from (
+            Configuration(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for s, v, again in tried
+        )
 
 
 def shares(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -126,13 +128,13 @@ def shares(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedConfiguration:
     """A way with the seconds and bytes per device that no plan of it can undercut, or why it cannot be planned."""
 
-    way: Way
+    way: Configuration
     seconds: float = float("inf")
     memory: int = 0
-    making: Making | None = None
+    making: Stages | None = None
     program: Traced | None = None
     fault: str = ""
 
@@ -149,7 +151,7 @@ def short_fault(error: MeshDSLError) -> str:
 
 
 @dataclass
-class Seeker:
+class ConfigurationSearch:
     """Bounds the ways to run a program, traced once, and taken in turns once per number of stages and pipeline."""
 
     program: Program
@@ -158,15 +160,17 @@ class Seeker:
     memory: str | None
     _turned: dict[Any, Traced] = field(default_factory=dict)
 
-    def bounded(self, way: Way) -> Bounded:
+    def bounded(self, way: Configuration) -> BoundedConfiguration:
         """What no plan of a way can undercut."""
         try:
             making = self._making(way)
             program = self._taking_turns(making, way)
             mesh, pins = making.options.mesh, making.pins(program)
-            return Bounded(way, least_seconds(program, mesh), least_memory(program, mesh, pins), making, program)
+            return BoundedConfiguration(
+                way, least_seconds(program, mesh), least_memory(program, mesh, pins), making, program
+            )
         except MeshDSLError as error:
-            return Bounded(way, fault=short_fault(error))
+            return BoundedConfiguration(way, fault=short_fault(error))
 
     @property
     def axes(self) -> list[str]:
@@ -175,15 +179,15 @@ class Seeker:
         ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
         named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
         usual = [axis for axis in reversed(_USUAL) if axis not in named][: max(2 - len(named), 0)]
-        staged = AXIS in (*pinned, *ruled) or bool(stacked(self.traced))
+        staged = AXIS in (*pinned, *ruled) or bool(stacked_parameters(self.traced))
         return [AXIS] * staged + sorted([*named, *usual], key=lambda axis: _USUAL.get(axis, 1))
 
-    def limit(self, each: Bounded) -> float:
+    def limit(self, each: BoundedConfiguration) -> float:
         """Bytes that a device may hold."""
         options = each.making.options if each.making else None
         return (options.memory or options.mesh.topology.memory) if options else float("inf")
 
-    def _making(self, way: Way) -> Making:
+    def _making(self, way: Configuration) -> Stages:
         program = self.program
         sharded = parallelize(
             program.step,
@@ -196,7 +200,7 @@ class Seeker:
         )
         return sharded.kept.making
 
-    def _taking_turns(self, making: Making, way: Way) -> Traced:
+    def _taking_turns(self, making: Stages, way: Configuration) -> Traced:
         key = way.stages, way.pipeline
         if key not in self._turned:
             self._turned[key] = making.take_turns(self.traced)
@@ -214,7 +218,7 @@ class Seeker:
 
     @cached_property
     def _layouts(self) -> Mapping[str, Layout | str]:
-        return staged_layouts(self.program, self._rules, lambda: self.traced)
+        return pipe_layouts(self.program, self._rules, lambda: self.traced)
 
 
 # ---- Searched text ---------------------------------------------------------------------------------------------------
@@ -272,7 +276,7 @@ class Candidate:
       pruned: it is not planned, as it cannot be the best.
     """
 
-    way: Way
+    way: Configuration
     plan: Plan | None
     fault: str = ""
     least: float = 0.0
@@ -370,11 +374,15 @@ def search(
     """
     _check(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
-    seeker, bounded, found = Seeker(program, topology, rules, memory), list[Bounded](), list[Candidate]()
+    seeker, bounded, found = (
+        ConfigurationSearch(program, topology, rules, memory),
+        list[BoundedConfiguration](),
+        list[Candidate](),
+    )
     progress("tracing")
     _ = seeker.traced
     tried = seeker.axes if axes is None else axes
-    every = ways(devices, tried, program.pipeline, microbatches, schedules, chunks, recompute)
+    every = configurations(devices, tried, program.pipeline, microbatches, schedules, chunks, recompute)
     for i, way in enumerate(every, 1):
         progress(f"looking at {i} of {len(every)}: {way}")
         bounded.append(seeker.bounded(way))
@@ -384,7 +392,7 @@ def search(
     return Search(tuple(sorted(found, key=lambda each: (each.seconds, not each.pruned))))
 
 
-def _candidate(each: Bounded, limit: float, best: float) -> Candidate:
+def _candidate(each: BoundedConfiguration, limit: float, best: float) -> Candidate:
     """Planned, unless it cannot be the best."""
     if each.fault:
         return Candidate(each.way, None, each.fault)

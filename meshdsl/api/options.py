@@ -161,7 +161,7 @@ def _head(number: int, parameters: Sequence[inspect.Parameter]) -> tuple[str, ..
 # ---- Asked -----------------------------------------------------------------------------------------------------------
 
 
-def read_options(step: Callable[..., Any], **asked: Any) -> Options:
+def parse_options(step: Callable[..., Any], **asked: Any) -> Options:
     """The options of ``parallelize(step, **asked)``; ArgumentError lists all that does not fit."""
     if not callable(step):
         raise ArgumentError(f"step: {is_a(step)}, not a function; parallelize(step, mesh) takes the step first")
@@ -189,7 +189,7 @@ def read_options(step: Callable[..., Any], **asked: Any) -> Options:
     return made
 
 
-def read_changes(layouts: object, stated: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
+def parse_pin_changes(layouts: object, stated: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
     """The pins ``stated``, changed as ``Sharded.pinned`` was asked to; ArgumentError lists all that does not fit."""
     rows: list[str] = []
     changes = _table("layouts", layouts, rows)

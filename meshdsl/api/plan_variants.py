@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from math import floor, log2
 
 from meshdsl.errors import MemoryLimitError
-from meshdsl.ir.graph import LOOPS, Graph, Op, Program, Value, walk
-from meshdsl.ir.index import numbering_of
+from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value, walk
+from meshdsl.ir.index import graph_index
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.min_cut import padded_length, padded_sizes, stated_sizes
 from meshdsl.padding.rewrite import pad_program
 from meshdsl.plan.build import build_plan
-from meshdsl.plan.op_times import Work
+from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
-from meshdsl.planner.costs.reshard_cost import Hidden
-from meshdsl.planner.solve import Found, search_plan
-from meshdsl.util.runtime import Clock, Start, beside, uncollected
+from meshdsl.planner.costs.reshard_cost import OverlapWindow
+from meshdsl.planner.solve import SearchResult, search_plan
+from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import seconds_text
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
@@ -45,19 +45,19 @@ from meshdsl.util.text import seconds_text
 # gathered one layer ahead, gradients are reduced while the backward pass goes on.
 
 
-def windows(program: Program, work: Work) -> Mapping[int, float]:
+def overlap_windows(program: TracedProgram, work: OpTimes) -> Mapping[int, float]:
     """Seconds per value id and trip; values that nobody reads are absent.
 
     Args:
       work: what computing takes in a plan.
     """
-    made = _Windows(work)
+    made = _OverlapWindows(work)
     made.add(program.graph, {})
     return made.found
 
 
-class _Windows:
-    def __init__(self, work: Work) -> None:
+class _OverlapWindows:
+    def __init__(self, work: OpTimes) -> None:
         self.work, self.found = work, dict[int, float]()
         self._lengths: dict[int, float] = {}
 
@@ -131,7 +131,8 @@ def _held(op: Op, body: Graph) -> set[int]:
 # Planning for a step in which communication runs beside the computation.
 #
 # The planner's objective has one thing after the other. Here a collective that can hide behind independent computing
-# costs only what sticks out of it: one that takes ``c`` seconds, of a value with a window of ``w`` (``windows``), costs
+# costs only what sticks out of it: one that takes ``c`` seconds, of a value with a window of ``w``
+# (``overlap_windows``), costs
 #
 #     max(0, c - w) + price * min(c, w)        0 <= price <= 1
 #
@@ -147,7 +148,7 @@ _ROUNDS = 2  # the windows are those of the best plan so far
 _BETTER = 1 - 1e-9
 
 
-def overlapped(found: Found) -> tuple[Found, str]:
+def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
     """The plan whose simulated step is the shortest of those tried, ``found`` among them, and what to say about it."""
     best, least = found, (first := _simulated(found))
     for _ in range(_ROUNDS):
@@ -163,26 +164,26 @@ def overlapped(found: Found) -> tuple[Found, str]:
     return best, _overlap_note(first, least, best is not found)
 
 
-def _hidden(found: Found, price: float) -> tuple[Found | None, float]:
+def _hidden(found: SearchResult, price: float) -> tuple[SearchResult | None, float]:
     """The best plan where a hidden second costs so much, and how long it takes; None if none fits the memory."""
     solution = found.draft()
-    spare = windows(found.model.problem.program, _work(found, solution))
+    spare = overlap_windows(found.model.problem.program, _work(found, solution))
     rounded = {v: 2.0 ** floor(log2(window)) for v, window in spare.items() if window > 0}  # so that tables are shared
     try:
-        trial = found.hiding({v: Hidden(window, price) for v, window in rounded.items()})
+        trial = found.hiding({v: OverlapWindow(window, price) for v, window in rounded.items()})
     except MemoryLimitError:
         return None, 0.0
     return (trial, _simulated(trial)) if trial.peak.bytes <= found.limit else (None, 0.0)
 
 
-def _simulated(found: Found) -> float:
+def _simulated(found: SearchResult) -> float:
     solution = found.draft()
     return simulated_seconds(found.model.problem.program, solution, _work(found, solution))
 
 
-def _work(found: Found, solution: Solution) -> Work:
+def _work(found: SearchResult, solution: Solution) -> OpTimes:
     problem = found.model.problem
-    return Work(problem.program, solution, Reasons(problem.program, solution), problem.kinds)
+    return OpTimes(problem.program, solution, Reasons(problem.program, solution), problem.kinds)
 
 
 def _overlap_note(before: float, after: float, other: bool) -> str:
@@ -201,48 +202,50 @@ Sizes = Mapping[int, int]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class PlannedProgram:
     """The program to run, its plan, and the attempt that it is, from which planning under other pins can begin."""
 
-    program: Program
+    program: TracedProgram
     plan: Plan
-    attempt: "_Attempt"
+    attempt: "_Variant"
     overlap: bool = False
 
-    @uncollected
-    def again(self, pins_of: Callable[[Program], Pins]) -> "Chosen | None":
+    @gc_paused
+    def again(self, pins_of: Callable[[TracedProgram], Pins]) -> "PlannedProgram | None":
         """The same program under other pins, padded alike, from this plan on; None if it takes a search of its own."""
         program, sizes = self.attempt.program, self.attempt.sizes
         pins = pins_of(program)
         found = (
-            self.attempt.outcome.again(pins, self.plan.lower_bound) if isinstance(self.attempt.outcome, Found) else None
+            self.attempt.outcome.again(pins, self.plan.lower_bound)
+            if isinstance(self.attempt.outcome, SearchResult)
+            else None
         )
         if found is None:
             return None
         notes = [
             f"{_named(self.attempt, n)} is padded to {m} inside the step, as it was before" for n, m in sizes.items()
         ]
-        with beside() as start:
-            return _chosen(_Attempt(sizes, program, pins, found), [*program.notes, *notes], self.overlap, start)
+        with worker_pool() as start:
+            return _chosen(_Variant(sizes, program, pins, found), [*program.notes, *notes], self.overlap, start)
 
 
 def plan_program(
-    program: Program, mesh: Mesh, pins_of: Callable[[Program], Pins], memory: float | None = None
-) -> tuple[Program, Plan]:
-    """The program to run, padded where that pays, and its plan (see ``choose_plan``)."""
-    chosen = choose_plan(program, mesh, pins_of, memory)
+    program: TracedProgram, mesh: Mesh, pins_of: Callable[[TracedProgram], Pins], memory: float | None = None
+) -> tuple[TracedProgram, Plan]:
+    """The program to run, padded where that pays, and its plan (see ``plan_best_variant``)."""
+    chosen = plan_best_variant(program, mesh, pins_of, memory)
     return chosen.program, chosen.plan
 
 
-@uncollected
-def choose_plan(
-    program: Program,
+@gc_paused
+def plan_best_variant(
+    program: TracedProgram,
     mesh: Mesh,
-    pins_of: Callable[[Program], Pins],
+    pins_of: Callable[[TracedProgram], Pins],
     memory: float | None = None,
     overlap: bool = False,
     seconds: float | None = None,
-) -> Chosen:
+) -> PlannedProgram:
     """The program to run, padded where that pays, with its plan.
 
     Args:
@@ -253,10 +256,10 @@ def choose_plan(
 
     Raises PinError and MemoryLimitError as ``solve`` does.
     """
-    candidates, clock = padded_sizes(program, mesh), Clock(seconds)
+    candidates, clock = padded_sizes(program, mesh), Deadline(seconds)
     stated = {n: m for n, m in candidates.items() if n in set(stated_sizes(program.graph, mesh))}
     best = _attempt(program, stated, mesh, pins_of, memory, clock)
-    large = numbering_of(program.graph).count > _LARGE
+    large = graph_index(program.graph).count > _LARGE
     even = {n for n in candidates if large and n not in stated and not any(n % k for k in mesh.sizes)}
     notes = [*_left(program, mesh, candidates), *(_stated_note(best, n) for n in stated)]
     notes += [_untried_note(program, n) for n in candidates if n in even]
@@ -264,13 +267,13 @@ def choose_plan(
         trial = _attempt(program, {**best.sizes, n: candidates[n]}, mesh, pins_of, memory, clock)
         notes.append(_note(best, trial, n))
         best = trial if trial.seconds < best.seconds else best
-    with beside() as start:
-        if isinstance(best.outcome, Found):
+    with worker_pool() as start:
+        if isinstance(best.outcome, SearchResult):
             best = replace(best, outcome=best.outcome.settled(start))
         return _in_time(_chosen(best, [*program.notes, *notes], overlap, start), clock)
 
 
-def _in_time(chosen: Chosen, clock: Clock) -> Chosen:
+def _in_time(chosen: PlannedProgram, clock: Deadline) -> PlannedProgram:
     """With a note if something was left out for want of time."""
     if not clock.has_stopped:
         return chosen
@@ -279,7 +282,7 @@ def _in_time(chosen: Chosen, clock: Clock) -> Chosen:
     return replace(chosen, plan=replace(chosen.plan, notes=notes))
 
 
-def _chosen(best: "_Attempt", notes: list[str], overlap: bool, start: Start) -> Chosen:
+def _chosen(best: "_Variant", notes: list[str], overlap: bool, start: Submit) -> PlannedProgram:
     """What the best attempt has led to.
 
     Args:
@@ -289,60 +292,60 @@ def _chosen(best: "_Attempt", notes: list[str], overlap: bool, start: Start) -> 
     if isinstance(found, MemoryLimitError):
         raise found
     if overlap:
-        found, said = overlapped(found)
+        found, said = plan_with_overlap(found)
         notes = [*notes, said]
     program, solution = replace(best.program, notes=notes), found.draft()
     bound = start(found.bound)
     plan = build_plan(program, solution, best.pins, found.model.problem.kinds)
     plan = replace(plan, padded=tuple(best.sizes.items()), solution=replace(solution, lower_bound=bound.result()))
-    return Chosen(program, plan, replace(best, outcome=found.spent()), overlap)
+    return PlannedProgram(program, plan, replace(best, outcome=found.spent()), overlap)
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _Variant:
     """One program, planned or found not to fit."""
 
     sizes: Sizes
-    program: Program
+    program: TracedProgram
     pins: Pins
-    outcome: Found | MemoryLimitError
+    outcome: SearchResult | MemoryLimitError
 
     @property
     def seconds(self) -> float:
         """Of the plan; without end if there is none."""
-        return self.outcome.seconds if isinstance(self.outcome, Found) else float("inf")
+        return self.outcome.seconds if isinstance(self.outcome, SearchResult) else float("inf")
 
     def __str__(self) -> str:
-        return seconds_text(self.seconds) if isinstance(self.outcome, Found) else "does not fit the memory"
+        return seconds_text(self.seconds) if isinstance(self.outcome, SearchResult) else "does not fit the memory"
 
 
 def _attempt(
-    program: Program,
+    program: TracedProgram,
     sizes: Sizes,
     mesh: Mesh,
-    pins_of: Callable[[Program], Pins],
+    pins_of: Callable[[TracedProgram], Pins],
     memory: float | None,
-    clock: Clock,
-) -> _Attempt:
+    clock: Deadline,
+) -> _Variant:
     made = pad_program(program, sizes)
     pins = pins_of(made)
     try:
-        return _Attempt(sizes, made, pins, search_plan(made, mesh, pins, memory, clock))
+        return _Variant(sizes, made, pins, search_plan(made, mesh, pins, memory, clock))
     except MemoryLimitError as error:
-        return _Attempt(sizes, made, pins, error)
+        return _Variant(sizes, made, pins, error)
 
 
-def _stated_note(made: _Attempt, n: int) -> str:
+def _stated_note(made: _Variant, n: int) -> str:
     said = f"{_named(made, n)} is padded to {made.sizes[n]} inside the step, as a split of it is stated"
     return said + _each_trip(made, n)
 
 
-def _untried_note(program: Program, n: int) -> str:
+def _untried_note(program: TracedProgram, n: int) -> str:
     what = _several(_dims(program, n)) or "a dim"
     return f"{what} ({n}) stays so: every mesh axis divides it, and padding for several together was not tried"
 
 
-def _note(before: _Attempt, after: _Attempt, n: int) -> str:
+def _note(before: _Variant, after: _Variant, n: int) -> str:
     what, m = _named(after, n), after.sizes[n]
     if after.seconds < before.seconds:
         return f"{what} is padded to {m} inside the step: {after}; without, {before}{_each_trip(after, n)}"
@@ -350,7 +353,7 @@ def _note(before: _Attempt, after: _Attempt, n: int) -> str:
     return said + _each_trip(after, n)
 
 
-def _each_trip(made: _Attempt, n: int) -> str:
+def _each_trip(made: _Variant, n: int) -> str:
     """Padding that a loop does not pass on: what it takes and returns keeps its size."""
     m, graph = made.sizes[n], made.program.graph
     loops = (op for _, op in walk(graph) if op.name in ("scan", "while"))
@@ -362,7 +365,7 @@ def _pads(op: Op, n: int, m: int) -> bool:
     return op.name == "pad" and n in op.inputs[0].shape and m in op.outputs[0].shape
 
 
-def _left(program: Program, mesh: Mesh, candidates: Sizes) -> Iterator[str]:
+def _left(program: TracedProgram, mesh: Mesh, candidates: Sizes) -> Iterator[str]:
     """A line per length of inputs that does not divide and is read by nothing that would gain from it."""
     for n in dict.fromkeys(n for leaf in program.inputs for n in leaf.shape):
         if n not in candidates and padded_length(n, mesh) > n:
@@ -370,7 +373,7 @@ def _left(program: Program, mesh: Mesh, candidates: Sizes) -> Iterator[str]:
             yield f"{what} ({n}) does not divide over the mesh and stays so: no matrix product or lookup works on it"
 
 
-def _named(made: _Attempt, n: int) -> str:
+def _named(made: _Variant, n: int) -> str:
     """The inputs that are padded from ``n``, else those of that length, else the first operation on the longer dim."""
     graph, m = made.program.graph, made.sizes[n]
     read = {x.id for op in graph.ops if op.name == "pad" and m in op.outputs[0].shape for x in values(op.inputs)}
@@ -379,7 +382,7 @@ def _named(made: _Attempt, n: int) -> str:
     return f"{_several(found)} ({n})"
 
 
-def _dims(program: Program, n: int, among: Container[int] | None = None) -> list[str]:
+def _dims(program: TracedProgram, n: int, among: Container[int] | None = None) -> list[str]:
     """The dims of length ``n`` of the inputs, or of those with these ids."""
     leaves = zip(program.inputs, program.graph.inputs, strict=True)
     return [

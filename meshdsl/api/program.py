@@ -6,7 +6,7 @@ from typing import Any
 
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
-from meshdsl.ir.graph import Program as Traced
+from meshdsl.ir.graph import TracedProgram as Traced
 from meshdsl.ir.rewrite import makers_of, origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -79,7 +79,7 @@ class Program:
 AXIS = "pipe"
 
 
-def staged_layouts(program: Program, rules: Rules, traced: Callable[[], Traced]) -> Mapping[str, Layout | str]:
+def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], Traced]) -> Mapping[str, Layout | str]:
     """The program's own layouts, and where nothing lies on the axis of stages, its layers do.
 
     Args:
@@ -90,10 +90,10 @@ def staged_layouts(program: Program, rules: Rules, traced: Callable[[], Traced])
     ruled = any(AXIS in axes for table in rules.tables.values() for axes in table.values())
     if ruled or any(AXIS in Layout.of(layout).axes for layout in own.values()):
         return own
-    return {**dict.fromkeys(stacked(traced()), f"{AXIS}=S(0)"), **own}
+    return {**dict.fromkeys(stacked_parameters(traced()), f"{AXIS}=S(0)"), **own}
 
 
-def stacked(program: Traced) -> list[str]:
+def stacked_parameters(program: Traced) -> list[str]:
     """The parameters that the longest forward scan over parameters goes over: stacks of layers."""
     graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
     makers = makers_of(graph)
@@ -113,7 +113,7 @@ def stacked(program: Traced) -> list[str]:
 # An ``md.Program`` as it is planned over a mesh: its step, with the pins and rules that its file states.
 
 
-def planned(
+def parallelize_program(
     program: Program,
     mesh: Mesh,
     rules: Rules | str | None = None,
@@ -148,4 +148,4 @@ def _layouts(program: Program, mesh: Mesh, rules: Rules | str | None) -> Mapping
     if program.pipeline is None or program.pipeline.axis or AXIS not in mesh.names:
         return program.layouts
     own = Rules.of(rules or Rules())
-    return staged_layouts(program, own, lambda: trace(program.step, program.args, inside=own.inside))
+    return pipe_layouts(program, own, lambda: trace(program.step, program.args, inside=own.inside))

@@ -16,13 +16,21 @@ import jax
 
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
-from meshdsl.api.options import Options, read_changes, read_options, settings
-from meshdsl.api.stages import Kept, Making
+from meshdsl.api.options import Options, parse_options, parse_pin_changes, settings
+from meshdsl.api.stages import StageCache, Stages
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
-from meshdsl.lowering.numerics import NUDGES, CheckReport, check_numbers, check_tolerance, nudge, rounding, wide_step
+from meshdsl.lowering.numerics import (
+    NUDGES,
+    CheckReport,
+    check_numbers,
+    check_tolerance,
+    perturb,
+    rounding,
+    widened_step,
+)
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.plan import Plan
@@ -73,7 +81,7 @@ def parallelize(
 
     Raises ArgumentError, listing all arguments that are not of these kinds.
     """
-    options = read_options(
+    options = parse_options(
         step,
         mesh=mesh,
         layouts=layouts,
@@ -99,7 +107,7 @@ class Sharded:
     def __init__(self, step: Callable[..., Any], options: Options) -> None:
         update_wrapper(self, step, updated=())
         self.step, self.options = step, options
-        self.kept = Kept(step, options)
+        self.kept = StageCache(step, options)
         self._recent: dict[Any, Executable] = {}
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
@@ -134,9 +142,9 @@ class Sharded:
 
         Raises ArgumentError for what is no pin, and for a glob to take out that there is not.
         """
-        changed = read_changes(layouts, self.options.layouts)
+        changed = parse_pin_changes(layouts, self.options.layouts)
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
-        other.kept = Kept(self.step, other.options, like=self.kept)
+        other.kept = StageCache(self.step, other.options, like=self.kept)
         return other
 
     def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
@@ -146,7 +154,7 @@ class Sharded:
 
         def replan(layout: Layout) -> Plan:
             options = replace(self.options, plan=None, layouts={**self.options.layouts, path: layout})
-            return Making(self.step, options).plan(program)[1]
+            return Stages(self.step, options).plan(program)[1]
 
         return explain(plan, path, replan)
 
@@ -208,10 +216,10 @@ class Sharded:
 
         def nudged() -> Iterator[list[Any]]:
             least = rounding(executable.program)
-            return (alone([nudge(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
+            return (alone([perturb(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
 
         def widened() -> list[Any] | None:
-            step = wide_step(self.kept.trace(call))
+            step = widened_step(self.kept.trace(call))
             return step and jax.block_until_ready(jax.jit(step)(*executable.copies(call.leaves, whole=True)))
 
         expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))

@@ -14,15 +14,15 @@ import jax
 
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves, settings
-from meshdsl.api.plan_variants import Chosen, choose_plan
-from meshdsl.ir.graph import Leaf, Program
+from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
+from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding import pad_program
 from meshdsl.pins import make_pins
-from meshdsl.pipelining import in_turns
+from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
-from meshdsl.plan.validate import check_match, check_sound
+from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.trace import Call, flatten_call, trace
 
 # ---- Making ----------------------------------------------------------------------------------------------------------
@@ -30,29 +30,29 @@ from meshdsl.trace import Call, flatten_call, trace
 
 
 @dataclass(frozen=True)
-class Making:
+class Stages:
     """A step with all that it was asked to be planned with."""
 
     step: Callable[..., Any]
     options: Options
 
-    def trace(self, call: Call) -> Program:
+    def trace(self, call: Call) -> TracedProgram:
         """The program of a call, the whole batch at once; it does not depend on the mesh."""
         static, rules = (self.options.static_argnums, self.options.static_argnames), self.options.rules.inside
         cuts = bool(self.options.pipeline and self.options.pipeline.axis)
         return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules, cuts)
 
-    def take_turns(self, program: Program) -> Program:
+    def take_turns(self, program: TracedProgram) -> TracedProgram:
         """The program in microbatches, if that was asked for."""
         pipeline = self.options.pipeline
-        return in_turns(program, pipeline, self.options.mesh, self.pins) if pipeline else program
+        return to_microbatches(program, pipeline, self.options.mesh, self.pins) if pipeline else program
 
-    def pins(self, program: Program) -> Pins:
+    def pins(self, program: TracedProgram) -> Pins:
         """The pins of a program, checked."""
         donated, o = donated_leaves(self.step, program.inputs, self.options), self.options
         return make_pins(program, o.mesh, o.layouts, o.outputs, donated, o.rules)
 
-    def choose(self, program: Program, before: Chosen | None = None) -> Chosen:
+    def choose(self, program: TracedProgram, before: PlannedProgram | None = None) -> PlannedProgram:
         """A new plan of a program.
 
         Args:
@@ -60,9 +60,9 @@ class Making:
         """
         o = self.options
         chosen = before and before.again(self.pins)
-        return chosen or choose_plan(program, o.mesh, self.pins, o.memory, o.overlap, o.time_limit)
+        return chosen or plan_best_variant(program, o.mesh, self.pins, o.memory, o.overlap, o.time_limit)
 
-    def plan(self, program: Program) -> tuple[Program, Plan]:
+    def plan(self, program: TracedProgram) -> tuple[TracedProgram, Plan]:
         """The program to run and its plan: the given one if it fits, else a new one."""
         mesh, given, memory = self.options.mesh, self.options.plan, self.options.memory
         if given is None:
@@ -70,11 +70,11 @@ class Making:
             return chosen.program, chosen.plan
         padded = pad_program(program, dict(given.padded))
         pins = self.pins(padded)
-        check_match(given, padded, mesh, pins, memory)
-        check_sound(given, padded, pins.donated, memory)
+        check_same_program(given, padded, mesh, pins, memory)
+        check_runnable(given, padded, pins.donated, memory)
         return padded, given
 
-    def make(self, call: Call) -> tuple[Program, Plan]:
+    def make(self, call: Call) -> tuple[TracedProgram, Plan]:
         """Both for a call."""
         return self.plan(self.take_turns(self.trace(call)))
 
@@ -85,19 +85,19 @@ class Making:
 log = logging.getLogger("meshdsl")
 
 
-class Kept:
+class StageCache:
     """The stages of one step under one set of options.
 
     Args:
       like: the same step under other options, planned from where that one's plans were found.
     """
 
-    def __init__(self, step: Callable[..., Any], options: Options, like: "Kept | None" = None) -> None:
-        self.options, self.making = options, Making(step, options)
-        self.planned: dict[Any, tuple[Program, Plan]] = {}
-        self._traced: dict[Any, Program] = like._traced if like else {}
-        self._chosen: dict[Any, Chosen] = {}
-        self._before: dict[Any, Chosen] = {**like._before, **like._chosen} if like else {}
+    def __init__(self, step: Callable[..., Any], options: Options, like: "StageCache | None" = None) -> None:
+        self.options, self.making = options, Stages(step, options)
+        self.planned: dict[Any, tuple[TracedProgram, Plan]] = {}
+        self._traced: dict[Any, TracedProgram] = like._traced if like else {}
+        self._chosen: dict[Any, PlannedProgram] = {}
+        self._before: dict[Any, PlannedProgram] = {**like._before, **like._chosen} if like else {}
         self._ready: dict[Any, Executable] = {}
 
     def call(self, args: Any, kwargs: Any) -> Call:
@@ -105,14 +105,14 @@ class Kept:
         static = self.options.static_argnums, self.options.static_argnames
         return flatten_call(self.making.step, args, kwargs, *static)
 
-    def trace(self, call: Call) -> Program:
+    def trace(self, call: Call) -> TracedProgram:
         """The program as it is planned: in microbatches, if that was asked for."""
         key = _key(call)
         if key not in self._traced:
             self._traced[key] = self.making.trace(call)
         return self.making.take_turns(self._traced[key])
 
-    def plan(self, call: Call) -> tuple[Program, Plan]:
+    def plan(self, call: Call) -> tuple[TracedProgram, Plan]:
         """The program that runs, and its plan."""
         key = _key(call)
         if key not in self.planned:
@@ -134,14 +134,14 @@ class Kept:
         program, plan = self.plan(call)
         return Executable(program, plan, mesh, donated_leaves(self.making.step, program.inputs, self.options))
 
-    def _made(self, key: Any, program: Program) -> tuple[Program, Plan]:
+    def _made(self, key: Any, program: TracedProgram) -> tuple[TracedProgram, Plan]:
         if self.options.plan is not None:
             return self.making.plan(program)
         chosen = self.making.choose(program, None if self.options.pipeline else self._before.get(key))
         self._chosen[key] = chosen
         return chosen.program, chosen.plan
 
-    def _log_again(self, program: Program) -> None:
+    def _log_again(self, program: TracedProgram) -> None:
         """One line when a step that has been planned is planned for other shapes."""
         if not self.planned or self.options.plan is not None:
             return
@@ -162,7 +162,7 @@ def _type(leaf: Leaf) -> str:
     return f"{'weak ' if leaf.weak else ''}{leaf.dtype}{list(leaf.shape)}"
 
 
-def _other_change(before: Program, after: Program) -> str:
+def _other_change(before: TracedProgram, after: TracedProgram) -> str:
     changed = before.in_tree != after.in_tree
     return "the tree of its arguments changed" if changed else "a static argument or a setting of jax changed"
 

@@ -28,7 +28,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledStep:
     """One program that was compiled.
 
     Args:
@@ -64,7 +64,7 @@ class Watch:
         self.__dict__.pop("programs", None)
 
     @cached_property
-    def programs(self) -> tuple[Compiled, ...]:
+    def programs(self) -> tuple[CompiledStep, ...]:
         """Those over several devices that communicate."""
         found = (_read(each, self._mesh) for each in self._found.values())
         return tuple(each for each in found if each.collectives)
@@ -136,10 +136,10 @@ def _alive() -> list[Any]:
     return list(jax.devices()[0].client.live_executables())
 
 
-def _read(executable: Any, mesh: Mesh | None) -> Compiled:
+def _read(executable: Any, mesh: Mesh | None) -> CompiledStep:
     module, devices = executable.hlo_modules()[0], len(executable.local_devices())
     over = mesh if mesh is not None and mesh.size == devices else Mesh(devices=devices)
-    return Compiled(module.name, compiled_collectives(module.to_string(), over) if devices > 1 else ())
+    return CompiledStep(module.name, compiled_collectives(module.to_string(), over) if devices > 1 else ())
 
 
 def _over(c: CompiledCollective) -> str:

@@ -97,7 +97,7 @@ def explain(
 ) -> None:
     """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
     from meshdsl.api.explain import explain as explained
-    from meshdsl.api.program import planned
+    from meshdsl.api.program import parallelize_program
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
@@ -107,7 +107,7 @@ def explain(
         before.layout(name)
         loaded = load_program(program, microbatches, schedule, chunks, recompute)
         with progress.status(f"planning {program} with every layout of {name}"):
-            found = planned(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
+            found = parallelize_program(loaded, before.mesh, rules, memory).explain(name, *loaded.args)
     show(found, found.facts, as_json)
 
 
@@ -132,7 +132,7 @@ def verify(
     """
     import jax
 
-    from meshdsl.api.program import planned
+    from meshdsl.api.program import parallelize_program
     from meshdsl.lowering.aot_targets import parse_target
 
     asked = parse_target(target) if target else None
@@ -145,7 +145,7 @@ def verify(
         jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
     with progress.status(f"planning and compiling {program} over {over}"):
-        report = planned(loaded, over, rules, memory).verify(*loaded.args, target=target)
+        report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target)
     show(report, verified(report), as_json)
 
 
@@ -178,10 +178,10 @@ def facts(found: Any) -> dict[str, Any]:
 
 
 def _planned(name: str, loaded: Program, mesh: Any, rules: str | None, memory: str | None) -> Any:
-    from meshdsl.api.program import planned
+    from meshdsl.api.program import parallelize_program
 
     with progress.status(f"planning {name} over {mesh}"):
-        return planned(loaded, mesh, rules, memory).plan(*loaded.args)
+        return parallelize_program(loaded, mesh, rules, memory).plan(*loaded.args)
 
 
 def _show_difference(found: Any, as_json: bool) -> None:

@@ -20,7 +20,7 @@ def report(
         Path | None, typer.Option(help="also write the timeline as a trace, for ui.perfetto.dev")
     ] = None,
     model_explorer: Annotated[
-        Path | None, typer.Option(help="also write the program, as planned, as a graph for Model Explorer")
+        Path | None, typer.Option(help="also write the program, as parallelize_program, as a graph for Model Explorer")
     ] = None,
     rules: RulesText = None,
     as_json: AsJSON = False,
@@ -44,7 +44,7 @@ def report(
 
 def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) -> None:
     """Write the program's graph under a plan that was made for it."""
-    from meshdsl.api.program import planned
+    from meshdsl.api.program import parallelize_program
     from meshdsl.plan.report import save_model_explorer
     from meshdsl.trace import flatten_call
 
@@ -53,4 +53,4 @@ def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) 
     loaded = load_program(program)
     call = flatten_call(loaded.step, loaded.args, {})
     pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
-    save_model_explorer(*planned(pipelined, found.mesh, rules, plan=found).kept.making.make(call), path)
+    save_model_explorer(*parallelize_program(pipelined, found.mesh, rules, plan=found).kept.making.make(call), path)

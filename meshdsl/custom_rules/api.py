@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.custom_rules.notation import Groups, StatedRule, check_fit, parse
-from meshdsl.custom_rules.primitive import Cotangent, Ruled, results_of, ruled_p
-from meshdsl.custom_rules.validate import Case, Untried, legal_rows
+from meshdsl.custom_rules.notation import Groups, RuleSpec, check_fit, parse
+from meshdsl.custom_rules.primitive import Cotangent, RuledCall, custom_rule_p, results_of
+from meshdsl.custom_rules.validate import NotChecked, RuleCheck, legal_rows
 from meshdsl.errors import RuleError, is_a
 from meshdsl.ir.graph import Op
 from meshdsl.layouts.sharding_rule import Rule, Signature
@@ -77,13 +77,13 @@ def rule(
 class RuleText:
     """A rule that has been stated; it decorates functions."""
 
-    stated: StatedRule
+    stated: RuleSpec
 
-    def __call__(self, function: Callable[..., Any]) -> "RuledFunction":
+    def __call__(self, function: Callable[..., Any]) -> "FunctionWithRule":
         """The function, ruled."""
         if not callable(function):
             raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) rules a primitive")
-        return RuledFunction(function, self.stated)
+        return FunctionWithRule(function, self.stated)
 
     def register(self, primitive: str) -> None:
         """Make it the rule of a primitive."""
@@ -98,10 +98,10 @@ class RuleText:
             return self.stated.rule([*operands.values(), *results.values()])
 
 
-class RuledFunction:
+class FunctionWithRule:
     """A function with a rule; call it as the function."""
 
-    def __init__(self, function: Callable[..., Any], stated: StatedRule) -> None:
+    def __init__(self, function: Callable[..., Any], stated: RuleSpec) -> None:
         update_wrapper(self, function)
         self.function, self.stated = function, stated
         self.name = str(getattr(function, "__name__", type(function).__name__))
@@ -109,7 +109,7 @@ class RuledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns."""
         ruled, arrays, tree = self._ruled(args, kwargs)
-        return jax.tree.unflatten(tree, ruled_p.bind(*arrays, ruled=ruled))
+        return jax.tree.unflatten(tree, custom_rule_p.bind(*arrays, ruled=ruled))
 
     def prove(self, *args: Any, **kwargs: Any) -> tuple[Signature, ...]:
         """Try every row of the rule on 2 and 3 simulated devices, and those of the function's gradient.
@@ -128,19 +128,19 @@ class RuledFunction:
         if which and made:
             shapes = [tuple(x.shape) for x in (*arrays, *results)]
             stated = ruled.stated.cotangent(which, made, shapes)
-            back = Ruled(f"{self.name}'s cotangent", Cotangent(ruled, which), stated)
+            back = RuledCall(f"{self.name}'s cotangent", Cotangent(ruled, which), stated)
             rng = np.random.default_rng(0)
             cotangents = [rng.normal(size=results[i].shape).astype(results[i].dtype) for i in made]
-            with suppress(Untried):  # it has no gradient
+            with suppress(NotChecked):  # it has no gradient
                 _proved(back, [*arrays, *cotangents])
         return held
 
-    def _ruled(self, args: Any, kwargs: Any) -> tuple[Ruled, list[Any], Any]:
+    def _ruled(self, args: Any, kwargs: Any) -> tuple[RuledCall, list[Any], Any]:
         """One call as an operation: its function of flat arrays, the arrays, the tree of its results."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         held = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
         flat = Flat(self.function, tree, held)
-        ruled = Ruled(self.name, flat, self.stated)
+        ruled = RuledCall(self.name, flat, self.stated)
         arrays = {name: x for name, x in zip(self._names(args, kwargs), leaves, strict=True) if _is_array(x)}
         operands = {name: tuple(x.shape) for name, x in arrays.items()}
         check_fit(self.name, self.stated, operands)
@@ -180,11 +180,11 @@ class Flat:
         return [jnp.asarray(x) for x in jax.tree.leaves(self.whole(*arrays))]
 
 
-def _proved(ruled: Ruled, arrays: Sequence[Any]) -> tuple[Signature, ...]:
+def _proved(ruled: RuledCall, arrays: Sequence[Any]) -> tuple[Signature, ...]:
     results = results_of(ruled, arrays)
     ports = [*arrays, *results]
     rows = legal_rows(ruled, [tuple(x.shape) for x in ports], [x.dtype for x in ports])
-    return Case(ruled, tuple(map(np.asarray, arrays)), rows, (2, 3)).check()
+    return RuleCheck(ruled, tuple(map(np.asarray, arrays)), rows, (2, 3)).check()
 
 
 def _is_array(x: Any) -> bool:
@@ -197,5 +197,5 @@ def _key(key: Any) -> str:
 
 @register("ruled")
 def _rule_of(op: Op) -> Rule:
-    ruled: Ruled = op.params["ruled"]
+    ruled: RuledCall = op.params["ruled"]
     return replace(ruled.stated.rule([tuple(x.shape) for x in (*op.inputs, *op.outputs)]), without=ruled.false)

@@ -21,7 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class StatedRule:
+class RuleSpec:
     """Factors and properties of a function; the fields are those of ``Rule``, as values that can be compared."""
 
     inputs: tuple[Dims, ...]
@@ -70,18 +70,18 @@ class StatedRule:
             {f: known[f] for f in sorted(shared)},
         )
 
-    def tangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "StatedRule":
+    def tangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "RuleSpec":
         """Of the derivative along operands ``which``: operands, their tangents -> the tangents of results ``made``."""
         inputs = (*self.inputs, *(self.inputs[i] for i in which))
         summed = [f for f, kind in self.reduced if kind == "sum"]
         return self._derived(inputs, [self.outputs[i] for i in made], summed, len(which), shapes)
 
-    def cotangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "StatedRule":
+    def cotangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "RuleSpec":
         """Of the transpose: operands, cotangents of results ``made`` -> cotangents of operands ``which``."""
         inputs = (*self.inputs, *(self.outputs[i] for i in made))
         return self._derived(inputs, [self.inputs[i] for i in which], self._divisible(), len(made), shapes)
 
-    def mapped(self, axes: Sequence[int | None]) -> "StatedRule":
+    def mapped(self, axes: Sequence[int | None]) -> "RuleSpec":
         """Of the function under ``vmap`` over one more dim of some operands; the results have it in front."""
         used = {f for dims in (*self.inputs, *self.outputs) for dim in dims for f in dim}
         name = next(n for i in range(len(used) + 1) if (n := f"map{i}") not in used)
@@ -93,11 +93,11 @@ class StatedRule:
 
     def _derived(
         self, inputs: Sequence[Dims], outputs: Sequence[Dims], summed: Iterable[str], count: int, shapes: Shapes
-    ) -> "StatedRule":
+    ) -> "RuleSpec":
         """A derivative, which is linear in its last ``count`` operands together."""
         divisible = self._divisible()
         known = self.lengths(shapes)
-        return StatedRule(
+        return RuleSpec(
             tuple(_only(dims, divisible) for dims in inputs),
             tuple(_only(dims, divisible) for dims in outputs),
             reduced=tuple((f, "sum") for f in summed),
@@ -119,7 +119,7 @@ class StatedRule:
 
 def check_fit(
     name: str,
-    given: StatedRule,
+    given: RuleSpec,
     operands: Mapping[str, tuple[int, ...]],
     results: Mapping[str, tuple[int, ...]] | None = None,
 ) -> None:
@@ -134,11 +134,11 @@ def check_fit(
 
 def parse(
     text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], share: float = 1.0, **groups: Groups
-) -> StatedRule:
+) -> RuleSpec:
     """What ``text`` states; RuleError lists what is wrong with it."""
     found = Rule.parse(text)
     properties = {name: tuple(value) for name, value in groups.items()}
-    given = StatedRule(
+    given = RuleSpec(
         found.inputs,
         found.outputs,
         reduced=tuple(reduced.items()),
@@ -152,7 +152,7 @@ def parse(
     return given
 
 
-def _text_faults(text: str, given: StatedRule) -> Iterator[str]:
+def _text_faults(text: str, given: RuleSpec) -> Iterator[str]:
     if text.count("->") != 1:
         yield "it needs one '->'"
     operands = {f for dims in given.inputs for dim in dims for f in dim}

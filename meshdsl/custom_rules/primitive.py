@@ -4,7 +4,7 @@
     transpose  of a tangent: the cotangents, one operation
     vmap       an operation with one more dim
 
-All of them are the same primitive with another ``Ruled``: a function of flat arrays, and the
+All of them are the same primitive with another ``RuledCall``: a function of flat arrays, and the
 stated rule that follows from the one that was stated.
 """
 
@@ -17,18 +17,18 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from meshdsl.custom_rules.notation import StatedRule
+from meshdsl.custom_rules.notation import RuleSpec
 from meshdsl.errors import RuleError
 from meshdsl.layouts.sharding_rule import Placements
 
 Arrays = Sequence[Any]
 DIVIDING = ("shard_map", "custom_partitioning")
-ruled_p = Primitive("ruled")
-ruled_p.multiple_results = True
+custom_rule_p = Primitive("ruled")
+custom_rule_p.multiple_results = True
 
 
 @dataclass(frozen=True)
-class Spent:
+class FixedCost:
     """What a function takes on one device that has everything whole.
 
     Args:
@@ -42,7 +42,7 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Ruled:
+class RuledCall:
     """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
 
     Args:
@@ -52,9 +52,9 @@ class Ruled:
 
     name: str
     function: Callable[..., Arrays]
-    stated: StatedRule
+    stated: RuleSpec
     false: frozenset[Placements] = frozenset()
-    spent: Spent | None = None
+    spent: FixedCost | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.stated}]"
@@ -64,7 +64,7 @@ class Ruled:
 class Tangent:
     """The derivative of a ruled function along operands ``which``, of its inexact results."""
 
-    of: Ruled
+    of: RuledCall
     which: tuple[int, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
@@ -80,7 +80,7 @@ class Tangent:
 class Cotangent:
     """Its transpose: operands, cotangents of the inexact results -> cotangents of operands ``which``."""
 
-    of: Ruled
+    of: RuledCall
     which: tuple[int, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
@@ -95,7 +95,7 @@ class Cotangent:
 class Mapped:
     """A ruled function over one more dim of some operands."""
 
-    of: Ruled
+    of: RuledCall
     axes: tuple[int | None, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
@@ -103,7 +103,7 @@ class Mapped:
         return list(jax.vmap(lambda *xs: list(self.of.function(*xs)), in_axes=self.axes)(*arrays))
 
 
-def results_of(ruled: Ruled, arrays: Sequence[Any]) -> list[Any]:
+def results_of(ruled: RuledCall, arrays: Sequence[Any]) -> list[Any]:
     """The types of the results for operands like these."""
     closed = jax.make_jaxpr(ruled.function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
     if closed.effects:
@@ -126,7 +126,9 @@ def _names(jaxpr: Jaxpr) -> Iterator[str]:
                 yield from _names(x.jaxpr if isinstance(x, ClosedJaxpr) else x)
 
 
-def _along(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _along(
+    ruled: RuledCall, which: Sequence[int], primals: Sequence[Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The inexact results as a function of operands ``which``, with their values."""
 
     def run(*varied: Any) -> list[Any]:
@@ -140,27 +142,27 @@ def _inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _derived(ruled: Ruled, which: Sequence[int], primals: Sequence[Any]) -> tuple[Any, Any, list[int]]:
+def _derived(ruled: RuledCall, which: Sequence[int], primals: Sequence[Any]) -> tuple[Any, Any, list[int]]:
     """What the rules of derivatives need: positions of operands and inexact results, and all shapes."""
     results = results_of(ruled, primals)
     made = [i for i, x in enumerate(results) if _inexact(x)]
     return tuple(which), [tuple(x.shape) for x in (*primals, *results)], made
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: Ruled) -> tuple[Arrays, Arrays]:
-    results = ruled_p.bind(*primals, ruled=ruled)
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: RuledCall) -> tuple[Arrays, Arrays]:
+    results = custom_rule_p.bind(*primals, ruled=ruled)
     varied = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero) and _inexact(primals[i])]
     which, shapes, made = _derived(ruled, varied, primals)
     zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
     if not which or not made:
         return results, zeros
     stated = ruled.stated.tangent(which, made, shapes)
-    along = Ruled(f"{ruled.name}'s tangent", Tangent(ruled, which), stated)
-    moved = dict(zip(made, ruled_p.bind(*primals, *(tangents[i] for i in which), ruled=along), strict=True))
+    along = RuledCall(f"{ruled.name}'s tangent", Tangent(ruled, which), stated)
+    moved = dict(zip(made, custom_rule_p.bind(*primals, *(tangents[i] for i in which), ruled=along), strict=True))
     return results, [moved.get(i, zero) for i, zero in enumerate(zeros)]
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: Ruled) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: RuledCall) -> list[Any]:
     """What is undefined among the operands are tangents, or operands in which the function itself is linear."""
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     base, primals, wanted = ruled, [_defined(x) for x in operands], linear
@@ -168,8 +170,8 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: Ruled) -> list[
         base = ruled.function.of
         primals, wanted = primals[: -len(ruled.function.which)], list(ruled.function.which)
     which, shapes, made = _derived(base, wanted, primals)
-    back = Ruled(f"{base.name}'s cotangent", Cotangent(base, which), base.stated.cotangent(which, made, shapes))
-    found = ruled_p.bind(*primals, *map(ad.instantiate_zeros, cotangents), ruled=back)
+    back = RuledCall(f"{base.name}'s cotangent", Cotangent(base, which), base.stated.cotangent(which, made, shapes))
+    found = custom_rule_p.bind(*primals, *map(ad.instantiate_zeros, cotangents), ruled=back)
     grads = dict(zip(linear, found, strict=True))
     return [grads.get(i) for i in range(len(operands))]
 
@@ -179,15 +181,17 @@ def _defined(x: Any) -> Any:
     return jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x
 
 
-def _batch(operands: Sequence[Any], dims: Sequence[Any], *, ruled: Ruled) -> tuple[Arrays, list[int]]:
+def _batch(operands: Sequence[Any], dims: Sequence[Any], *, ruled: RuledCall) -> tuple[Arrays, list[int]]:
     axes = tuple(None if d is None else int(d) for d in dims)
-    results = ruled_p.bind(*operands, ruled=Ruled(ruled.name, Mapped(ruled, axes), ruled.stated.mapped(axes)))
+    results = custom_rule_p.bind(*operands, ruled=RuledCall(ruled.name, Mapped(ruled, axes), ruled.stated.mapped(axes)))
     return results, [0] * len(results)
 
 
-ruled_p.def_impl(lambda *arrays, ruled: list(ruled.function(*arrays)))
-ruled_p.def_abstract_eval(lambda *arrays, ruled: results_of(ruled, arrays))
-mlir.register_lowering(ruled_p, mlir.lower_fun(lambda *arrays, ruled: ruled.function(*arrays), multiple_results=True))
-ad.primitive_jvps[ruled_p] = _jvp
-ad.primitive_transposes[ruled_p] = _transpose
-batching.primitive_batchers[ruled_p] = _batch
+custom_rule_p.def_impl(lambda *arrays, ruled: list(ruled.function(*arrays)))
+custom_rule_p.def_abstract_eval(lambda *arrays, ruled: results_of(ruled, arrays))
+mlir.register_lowering(
+    custom_rule_p, mlir.lower_fun(lambda *arrays, ruled: ruled.function(*arrays), multiple_results=True)
+)
+ad.primitive_jvps[custom_rule_p] = _jvp
+ad.primitive_transposes[custom_rule_p] = _transpose
+batching.primitive_batchers[custom_rule_p] = _batch

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.custom_rules import simulate as simulated
-from meshdsl.custom_rules.primitive import Ruled
+from meshdsl.custom_rules.primitive import RuledCall
 from meshdsl.errors import RuleError, faults
 from meshdsl.ir.graph import Graph, Literal, Op, walk
 from meshdsl.layouts.placement import B, Placement, Split
@@ -29,15 +29,15 @@ TOLERANCES = {1: 1e-1, 2: 3e-2, 4: 1e-4, 8: 1e-9}  # by bytes of a float, relati
 Array = simulated.Array
 
 
-class Untried(Exception):
+class NotChecked(Exception):
     """Why a rule could not be tried."""
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleCheck:
     """A function on whole operands, and rows to try; rows list one placement per operand."""
 
-    ruled: Ruled
+    ruled: RuledCall
     operands: tuple[Array, ...]
     rows: tuple[Signature, ...]
     devices: tuple[int, ...]
@@ -58,7 +58,7 @@ class Case:
         blocks = [self._blocks(row, k) for row, k in tried]
         expected, *found = run_together(self.ruled.function, [[self.operands], *blocks])
         if isinstance(expected, str):
-            raise Untried(f"it does not run here ({expected})")
+            raise NotChecked(f"it does not run here ({expected})")
         pairs = zip(tried, found, strict=True)
         return [(row, k, _fault(row, got, expected[0])) for (row, k), got in pairs]
 
@@ -66,7 +66,7 @@ class Case:
         try:
             return [tuple(y.shape) for y in jax.eval_shape(self.ruled.function, *self.operands)]
         except Exception as error:  # of any kind: it is the user's function
-            raise Untried(f"it does not run here ({_first_line(error)})") from error
+            raise NotChecked(f"it does not run here ({_first_line(error)})") from error
 
     def _blocks(self, row: Signature, devices: int) -> list[tuple[Array, ...]]:
         """What each device holds of the operands."""
@@ -77,7 +77,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckOutcome:
     """What trying a rule showed: rows that do not hold, with the reason, or why it could not be tried."""
 
     false: tuple[tuple[Signature, str], ...] = ()
@@ -109,38 +109,38 @@ def check_rules(graph: Graph) -> list[str]:
     return [note for note in dict.fromkeys(notes) if note]
 
 
-_tried: dict[Any, Verdict] = {}
+_tried: dict[Any, CheckOutcome] = {}
 
 
-def _first_use(op: Op) -> Verdict:
+def _first_use(op: Op) -> CheckOutcome:
     ports = tuple((x.shape, str(x.dtype), isinstance(x, Literal)) for x in (*op.inputs, *op.outputs))
     key = op.params["ruled"], ports
     if key not in _tried:
         try:
-            _tried[key] = Verdict(tuple((row, why) for row, _, why in _case(op).results() if why))
-        except Untried as why:
-            _tried[key] = Verdict(untried=str(why))
+            _tried[key] = CheckOutcome(tuple((row, why) for row, _, why in _case(op).results() if why))
+        except NotChecked as why:
+            _tried[key] = CheckOutcome(untried=str(why))
     return _tried[key]
 
 
-def _case(op: Op) -> Case:
+def _case(op: Op) -> RuleCheck:
     """An operation as a case, with operands of its own or of smaller shapes."""
-    ruled: Ruled = op.params["ruled"]
+    ruled: RuledCall = op.params["ruled"]
     shapes = [tuple(x.shape) for x in (*op.inputs, *op.outputs)]
     if sum(map(prod, shapes)) > SMALL:
         ruled, shapes = _shortened(ruled, shapes)
     count = sum(map(prod, shapes))
     if count > LARGE:
-        raise Untried(f"{count:.1e} elements are too many")
+        raise NotChecked(f"{count:.1e} elements are too many")
     rng = np.random.default_rng(0)
     pairs = zip(op.inputs, shapes, strict=False)
     operands = tuple(np.asarray(x.value) if isinstance(x, Literal) else random_array(s, x.dtype, rng) for x, s in pairs)
     fixed = [i for i, x in enumerate(op.inputs) if isinstance(x, Literal)]
     rows = legal_rows(ruled, shapes, [x.dtype for x in (*op.inputs, *op.outputs)])
-    return Case(ruled, operands, tuple(row for row in rows if all(row.inputs[i] is B for i in fixed)), (2,))
+    return RuleCheck(ruled, operands, tuple(row for row in rows if all(row.inputs[i] is B for i in fixed)), (2,))
 
 
-def legal_rows(ruled: Ruled, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> tuple[Signature, ...]:
+def legal_rows(ruled: RuledCall, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> tuple[Signature, ...]:
     """The rows that the stated rule gives and the dtypes allow, without the one that splits nothing."""
     rows = ruled.stated.rule(shapes).rows()[1:]
     return tuple(r for r in rows if all(carries(p, t) for p, t in zip((*r.inputs, *r.outputs), dtypes, strict=True)))
@@ -154,10 +154,10 @@ def random_array(shape: tuple[int, ...], dtype: Any, rng: simulated.Random) -> A
         return np.asarray(rng.normal(size=shape)).astype(dtype)
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
         return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
-    raise Untried(f"operands of {dtype} cannot be drawn")
+    raise NotChecked(f"operands of {dtype} cannot be drawn")
 
 
-def _shortened(ruled: Ruled, shapes: list[tuple[int, ...]]) -> tuple[Ruled, list[tuple[int, ...]]]:
+def _shortened(ruled: RuledCall, shapes: list[tuple[int, ...]]) -> tuple[RuledCall, list[tuple[int, ...]]]:
     stated = ruled.stated
     short = {f: min(n, SHORT) for f, n in stated.lengths(shapes).items()}
     ports = zip((*stated.inputs, *stated.outputs), shapes, strict=True)

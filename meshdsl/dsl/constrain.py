@@ -26,7 +26,7 @@ from meshdsl.dsl.named_array import NamedArray
 from meshdsl.errors import ArgumentError, LayoutError, faults, is_a, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
-from meshdsl.primitives.constrain import state
+from meshdsl.primitives.constrain import bind_constrain
 from meshdsl.util.paths import join_path
 
 T = TypeVar("T")
@@ -58,8 +58,8 @@ def constrain(x: T, layout: Layout | str) -> T:
 
 def _constrained(x: Any, layout: Layout) -> Any:
     if _is_named(x):
-        return NamedArray(state(x.array, layout.numbered(x.dims), x.dims), x.dims)
-    return state(x, layout)
+        return NamedArray(bind_constrain(x.array, layout.numbered(x.dims), x.dims), x.dims)
+    return bind_constrain(x, layout)
 
 
 def _is_named(x: Any) -> bool:

@@ -32,7 +32,7 @@ from meshdsl.dsl.diagnostics import absent, described, fail, labels, shown
 from meshdsl.dsl.dims import Dims, DimsLike, read_dims, read_names
 from meshdsl.errors import is_a
 from meshdsl.layouts.axis_rules import Table, conflicts, layout_of
-from meshdsl.primitives.constrain import state
+from meshdsl.primitives.constrain import bind_constrain
 
 # ---- Order -----------------------------------------------------------------------------------------------------------
 # The order of dims where several tensors meet, and arrays brought into it.
@@ -118,7 +118,7 @@ def pinned(array: Any, dims: Names) -> Any:
     if wrong:
         raise fail([f"activations, [{shown(dims, array.shape)}]: {row}" for row in wrong])
     layout = layout_of(dims, table)
-    return state(array, layout, dims) if layout.axes else array
+    return bind_constrain(array, layout, dims) if layout.axes else array
 
 
 # ---- Array -----------------------------------------------------------------------------------------------------------

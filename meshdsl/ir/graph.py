@@ -165,7 +165,7 @@ def array_type(dtype: Any, shape: Sequence[int], dims: Sequence[str]) -> str:
 
 
 @dataclass(eq=False)
-class Program:
+class TracedProgram:
     """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
 
     Args:

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.util.arrays import Ids, array, interned, stretches
-from meshdsl.util.lazy import once
+from meshdsl.util.arrays import Ids, array, intern_rows, ranges
+from meshdsl.util.lazy import memoize_by_object
 
 Flags = NDArray[np.bool_]
 Reading = tuple[int, int]  # op id, operand
 
 
-class Part(NamedTuple):
+class GraphBlock(NamedTuple):
     """Where a graph lies: from its first operation to one past its last.
 
     Args:
@@ -38,15 +38,15 @@ class Part(NamedTuple):
     around: tuple[Op, int] | None
 
 
-class Stretch(NamedTuple):
+class BlockRange(NamedTuple):
     """The same, with the positions of operations that have bodies, and where these lie."""
 
     start: int
     stop: int
-    loops: "tuple[tuple[int, tuple[Stretch, ...]], ...]"
+    loops: "tuple[tuple[int, tuple[BlockRange, ...]], ...]"
 
 
-class Numbering:
+class GraphIndex:
     """The numbers of a program; of its graph it does not keep hold.
 
     Args:
@@ -61,7 +61,7 @@ class Numbering:
 
     def __init__(self, graph: Graph) -> None:
         self.ops: list[Op | None] = []
-        self.parts: list[Part] = []
+        self.parts: list[GraphBlock] = []
         self.step = self._lay_out(graph, None)
         self.part = np.repeat(np.arange(len(self.parts)), [part.stop - part.start + 1 for part in self.parts])
         starts = {part.start - 1: part.inputs for part in self.parts}
@@ -74,14 +74,14 @@ class Numbering:
         self.by_id[ids] = np.arange(ids.size)
         self._read()
 
-    def _lay_out(self, graph: Graph, around: tuple[Op, int] | None) -> Stretch:
+    def _lay_out(self, graph: Graph, around: tuple[Op, int] | None) -> BlockRange:
         """Add a graph and its bodies to the line."""
         self.ops += (None, *graph.ops)
         start, stop = len(self.ops) - len(graph.ops), len(self.ops)
-        self.parts.append(Part(start, stop, graph.inputs, graph.trips, around))
+        self.parts.append(GraphBlock(start, stop, graph.inputs, graph.trips, around))
         loops = [(at, op) for at, op in enumerate(graph.ops, start) if op.bodies]
         inside = [(at, tuple(self._lay_out(body, (op, i)) for i, body in enumerate(op.bodies))) for at, op in loops]
-        return Stretch(start, stop, tuple(inside))
+        return BlockRange(start, stop, tuple(inside))
 
     def _read(self) -> None:
         """Number the readings."""
@@ -121,7 +121,7 @@ class Numbering:
     def readers(self, values: Ids) -> Ids:
         """The readings of values, value after value, in the order of positions."""
         readings, begins = self.by_value
-        return readings[stretches(begins[values], begins[values + 1] - begins[values])]
+        return readings[ranges(begins[values], begins[values + 1] - begins[values])]
 
     @cached_property
     def by_value(self) -> tuple[Ids, Ids]:
@@ -172,11 +172,11 @@ class Numbering:
 
     @cached_property
     def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:
-        return interned(map(attrgetter("shape"), self.values))
+        return intern_rows(map(attrgetter("shape"), self.values))
 
     @cached_property
     def _dtypes(self) -> tuple[Ids, tuple[Any, ...]]:
-        return interned(map(attrgetter("dtype"), self.values))
+        return intern_rows(map(attrgetter("dtype"), self.values))
 
     @cached_property
     def trips(self) -> Ids:
@@ -234,13 +234,13 @@ class Numbering:
 _ID = attrgetter("id")
 
 
-@once
-def numbering_of(graph: Graph) -> Numbering:
+@memoize_by_object
+def graph_index(graph: Graph) -> GraphIndex:
     """The numbers of a graph."""
-    return Numbering(graph)
+    return GraphIndex(graph)
 
 
 def named(graph: Graph, *names: str) -> list[Op]:
     """The operations of these names, in the graph and its bodies."""
-    numbers = numbering_of(graph)
+    numbers = graph_index(graph)
     return [op for at in np.flatnonzero(numbers.named(names)).tolist() if (op := numbers.ops[at])]

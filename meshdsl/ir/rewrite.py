@@ -73,7 +73,7 @@ def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any
     return {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}
 
 
-def kept(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
+def filtered(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
     """The items that the mask keeps."""
     return tuple(x for x, keep in zip(items, mask, strict=True) if keep)
 
@@ -124,7 +124,7 @@ def _defined(graph: Graph) -> Iterator[Value]:
             yield from _defined(body)
 
 
-def number(graph: Graph) -> None:
+def renumber(graph: Graph) -> None:
     """Number values and operations in the order of the text, so that equal programs are equal text."""
     _number(graph, count(), count())
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 
 
@@ -47,7 +47,7 @@ class Solution:
     rows: dict[int, tuple[Signature, ...]]
     layouts: dict[int, Layout]
     uses: dict[tuple[int, int], Layout]
-    trees: dict[int, tuple[Move, ...]]
+    trees: dict[int, tuple[ReshardStep, ...]]
     seconds: float
     lower_bound: float
     peak: int

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value
 
 _KNOWN: WeakKeyDictionary[Graph, list[str]] = WeakKeyDictionary()
 _PLAIN = (NoneType, bool, int)
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
 _str, _repr = cache(str), cache(repr)  # of dtypes: numpy works theirs out each time
 
 
-def program_text(program: Program, sources: bool = False) -> str:
+def program_text(program: TracedProgram, sources: bool = False) -> str:
     """The program, one line per input, operation and output.
 
     Args:
@@ -39,7 +39,7 @@ def program_text(program: Program, sources: bool = False) -> str:
     return "\n".join((program.name, *_framed(program, _lines(program.graph, "  ", sources)))) + "\n"
 
 
-def fingerprint(program: Program) -> str:
+def fingerprint(program: TracedProgram) -> str:
     """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
     if program.graph not in _KNOWN:
         _KNOWN[program.graph] = list(_lines(program.graph, "  ", False))
@@ -47,7 +47,7 @@ def fingerprint(program: Program) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _framed(program: Program, lines: Iterable[str]) -> Iterator[str]:
+def _framed(program: TracedProgram, lines: Iterable[str]) -> Iterator[str]:
     """The lines of a program's graph between those of its inputs and outputs."""
     yield from (f"  in   {_named(leaf, x)}" for leaf, x in zip(program.inputs, program.graph.inputs, strict=True))
     yield from lines

@@ -31,7 +31,7 @@ InnerPort = tuple[int, Port]  # a body, and what it takes, or beyond that what i
 
 
 @dataclass(frozen=True)
-class Strand:
+class DimGroup:
     """Dims of one operation that are padded together.
 
     Args:
@@ -76,14 +76,14 @@ class _Handed:
     stacked: bool = False
 
 
-def loop_strands(op: Op) -> Iterator[Strand]:
+def loop_dim_groups(op: Op) -> Iterator[DimGroup]:
     """A strand per dim of what a loop or conditional hands on."""
     atoms = (*op.inputs, *op.outputs)
     for handed in _HANDED[op.name](op):
         first = int(handed.stacked)
         for d, n in enumerate(atoms[handed.ports[0]].shape[first:]):
             inside: tuple[InnerPort, ...] = tuple((body, (port, d)) for body, port in handed.inside)
-            yield Strand(n, tuple((port, d + first) for port in handed.ports), inside=inside)
+            yield DimGroup(n, tuple((port, d + first) for port in handed.ports), inside=inside)
 
 
 def _scan(op: Op) -> Iterator[_Handed]:
@@ -126,10 +126,10 @@ MOVING = frozenset(
 LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 
 
-def strands(op: Op) -> list[Strand]:
+def dim_groups(op: Op) -> list[DimGroup]:
     """The strands of an operation; none if it is not known here, or has effects and no bodies."""
     if op.bodies:
-        found = loop_strands(op)
+        found = loop_dim_groups(op)
     else:
         known = (op.name in RULES or op.name == "constrain") and not op.effects
         found = _strands(op) if known else iter(())
@@ -140,9 +140,9 @@ def strands(op: Op) -> list[Strand]:
     return [s for s in found if all(i not in keys and atoms[i].shape[d] == s.size for i, d in s.ports)]
 
 
-def _strands(op: Op) -> Iterator[Strand]:
+def _strands(op: Op) -> Iterator[DimGroup]:
     if op.name == "constrain":
-        yield from (Strand(n, ((0, d), (1, d))) for d, n in enumerate(op.inputs[0].shape))
+        yield from (DimGroup(n, ((0, d), (1, d))) for d, n in enumerate(op.inputs[0].shape))
     elif op.name in ELEMENTWISE or op.name in MOVING:
         yield from _kept(op)
     elif op.name == "dot_general":
@@ -159,7 +159,7 @@ def _strands(op: Op) -> Iterator[Strand]:
         yield from _looked_up(op)
 
 
-def _kept(op: Op) -> Iterator[Strand]:
+def _kept(op: Op) -> Iterator[DimGroup]:
     """Factors of the rule that the results have."""
     rule = RULES[op.name](op)
     first = len(rule.inputs)
@@ -174,20 +174,20 @@ def _is_promised(op: Op, ports: Sequence[Port]) -> bool:
     return op.name in LOOKUPS and bool(promises) and any(i == 1 for i, _ in ports)
 
 
-def _contracted(op: Op) -> Iterator[Strand]:
+def _contracted(op: Op) -> Iterator[DimGroup]:
     rule = RULES[op.name](op)
     zero = np.zeros((), op.outputs[0].dtype)
     yield from (_strand(op, ports, zero) for name, ports in _factors(rule).items() if name in rule.reduced)
 
 
-def _filled(op: Op, dims: Iterable[int]) -> Iterator[Strand]:
+def _filled(op: Op, dims: Iterable[int]) -> Iterator[DimGroup]:
     """Dims of the operand whose positions are taken together."""
     fill = FILLS[op.name](op.inputs[0].dtype)
     if fill is not None:
         yield from (_strand(op, ((0, d),), fill) for d in dims)
 
 
-def _looked_up(op: Op) -> Iterator[Strand]:
+def _looked_up(op: Op) -> Iterator[DimGroup]:
     """Dims that are addressed by a column of the indices, if those can name a position beyond the padding."""
     dims = lookup_dims(op)
     most = np.iinfo(op.inputs[1].dtype).max
@@ -195,7 +195,7 @@ def _looked_up(op: Op) -> Iterator[Strand]:
     for d in dims.looked_up:
         n = op.inputs[0].shape[d]
         if 2 * n <= most:
-            yield Strand(n, tuple((i, d) for i in both), column=dims.columns.index(d))
+            yield DimGroup(n, tuple((i, d) for i in both), column=dims.columns.index(d))
 
 
 def lookup_dims(op: Op) -> Lookup:
@@ -203,9 +203,9 @@ def lookup_dims(op: Op) -> Lookup:
     return gather_dims(op) if op.name == "gather" else scatter_dims(op)
 
 
-def _strand(op: Op, ports: Sequence[Port], fill: Any = None) -> Strand:
+def _strand(op: Op, ports: Sequence[Port], fill: Any = None) -> DimGroup:
     i, d = ports[0]
-    return Strand((*op.inputs, *op.outputs)[i].shape[d], tuple(ports), fill)
+    return DimGroup((*op.inputs, *op.outputs)[i].shape[d], tuple(ports), fill)
 
 
 def _factors(rule: Rule) -> dict[str, list[Port]]:

@@ -18,11 +18,11 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from meshdsl.ir.graph import Graph, Op, Program, Value
-from meshdsl.ir.index import Numbering, named, numbering_of
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
+from meshdsl.ir.index import GraphIndex, graph_index, named
 from meshdsl.ir.rewrite import Atom
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.padding.dim_groups import LOOKUPS, Port, Strand, strands
+from meshdsl.padding.dim_groups import LOOKUPS, DimGroup, Port, dim_groups
 from meshdsl.pins.conflicts import LONG
 
 # ---- Cut -------------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ _LARGEST = 1 << 29  # of the solver's integers
 _Place = tuple[int, int]  # a value and its dim
 
 
-def padded_strands(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[Strand]]:
+def padded_groups(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[DimGroup]]:
     """The strands to be padded, by their operation, in the graph and its bodies.
 
     Args:
@@ -47,14 +47,14 @@ def padded_strands(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[Stra
     return by_operation(at for node, at in net.nodes.items() if node in padded)
 
 
-def by_operation(found: Iterable[tuple[Op, Strand]]) -> dict[Op, list[Strand]]:
+def by_operation(found: Iterable[tuple[Op, DimGroup]]) -> dict[Op, list[DimGroup]]:
     """Strands by operation; those of loops also by the ends of their bodies, where they are returned."""
-    together: dict[Op, list[Strand]] = {}
+    together: dict[Op, list[DimGroup]] = {}
     for op, strand in found:
         together.setdefault(op, []).append(strand)
         for i, body in enumerate(op.bodies):
             ends = [(p - len(body.inputs), d) for at, (p, d) in strand.inside if at == i and p >= len(body.inputs)]
-            together.setdefault(body.ops[-1], []).append(Strand(strand.size, tuple(ends)))
+            together.setdefault(body.ops[-1], []).append(DimGroup(strand.size, tuple(ends)))
     return together
 
 
@@ -63,14 +63,14 @@ class _Net:
 
     def __init__(self, graph: Graph, sizes: Mapping[int, int]) -> None:
         self.sizes = sizes
-        self.nodes: dict[int, tuple[Op, Strand]] = {}
+        self.nodes: dict[int, tuple[Op, DimGroup]] = {}
         self.heavy: list[int] = []
         self.makers: dict[_Place, int] = {}
         self.readers: dict[_Place, set[int]] = {}
         self.bytes: dict[int, int] = {}
         self.count = 2
         self._is_concerned = cache(lambda shape: any(n in sizes for n in shape))
-        self._among = self._concerned(numbering_of(graph))
+        self._among = self._concerned(graph_index(graph))
         self._enter_graph(graph, {})
 
     def _enter_graph(self, graph: Graph, given: Mapping[Port, int]) -> None:
@@ -81,7 +81,7 @@ class _Net:
             if op.bodies or op.id in self._among:
                 self._enter(op, graph.trips)
 
-    def _concerned(self, numbers: Numbering) -> set[int]:
+    def _concerned(self, numbers: GraphIndex) -> set[int]:
         """Ids of the operations that make or read something with a dim in question."""
         concerned = np.array(list(map(self._is_concerned, numbers.shapes)), dtype=np.bool_)[numbers.shape]
         there = {*numbers.made[concerned].tolist(), *numbers.at[concerned[numbers.read]].tolist()}
@@ -90,7 +90,7 @@ class _Net:
     def _enter(self, op: Op, trips: int) -> None:
         covered: dict[Port, int] = {}
         inside: list[dict[Port, int]] = [{} for _ in op.bodies]
-        for strand in strands(op):
+        for strand in dim_groups(op):
             if strand.size in self.sizes:
                 node = self._new()
                 self.nodes[node] = op, strand
@@ -148,7 +148,7 @@ class _Net:
             found[sliced, reader] = found[reader, padded] = inf
 
 
-def _is_heavy(op: Op, strand: Strand) -> bool:
+def _is_heavy(op: Op, strand: DimGroup) -> bool:
     """Operations that are worth the padding, and dims that the user said are split."""
     if op.name == "constrain":
         return bool(op.params["layout"].splitting(strand.ports[0][1]))
@@ -159,11 +159,11 @@ def _is_heavy(op: Op, strand: Strand) -> bool:
 # Lengths of dims that could be padded, so that they divide over a mesh.
 
 
-def padded_sizes(program: Program, mesh: Mesh) -> dict[int, int]:
+def padded_sizes(program: TracedProgram, mesh: Mesh) -> dict[int, int]:
     """The candidates, longest first: lengths that could be padded, and to what."""
-    lengths = {n for shape in numbering_of(program.graph).shapes for n in shape}
+    lengths = {n for shape in graph_index(program.graph).shapes for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
-    found = {strand.size for strands in padded_strands(program.graph, uneven).values() for strand in strands}
+    found = {strand.size for strands in padded_groups(program.graph, uneven).values() for strand in strands}
     return {n: uneven[n] for n in sorted(found, reverse=True)}
 
 

@@ -18,13 +18,13 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from meshdsl.ir.graph import Graph, Literal, Op, Program, Value, check_graph
-from meshdsl.ir.rewrite import Atom, number, values
-from meshdsl.padding.dim_groups import Port, Strand, padded_params
-from meshdsl.padding.min_cut import padded_strands
+from meshdsl.ir.graph import Graph, Literal, Op, TracedProgram, Value, check_graph
+from meshdsl.ir.rewrite import Atom, renumber, values
+from meshdsl.padding.dim_groups import DimGroup, Port, padded_params
+from meshdsl.padding.min_cut import padded_groups
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.trace.read_jaxpr import Frame, inline
-from meshdsl.trace.source import Place
+from meshdsl.trace.source import SourceContext
 
 # ---- Zeros -----------------------------------------------------------------------------------------------------------
 # Where padding is certainly still zero.
@@ -42,14 +42,14 @@ _FIXES_ZERO = "neg abs sign square sqrt real imag conj integer_pow reduce_sum re
 _JOINT = "add add_any sub max min concatenate stack or".split()
 
 
-def zero_dims(op: Op, strands: Sequence[Strand], is_zero_at: IsZero) -> list[Port]:
+def zero_dims(op: Op, strands: Sequence[DimGroup], is_zero_at: IsZero) -> list[Port]:
     """The results' dims whose padding is zero, given those of the operands'; ports as strands count them."""
     first = len(op.inputs)
     kept = (s for s in strands if _keeps_zero(op, s, is_zero_at))
     return [port for strand in kept for port in strand.ports if port[0] >= first]
 
 
-def _keeps_zero(op: Op, strand: Strand, is_zero_at: IsZero) -> bool:
+def _keeps_zero(op: Op, strand: DimGroup, is_zero_at: IsZero) -> bool:
     if op.name == "broadcast_in_dim":
         return is_zero(op.inputs[0]) or _all_zero(op, strand, (0,), is_zero_at)
     if op.name in _MOVES or op.name in _FIXES_ZERO:
@@ -63,13 +63,13 @@ def _keeps_zero(op: Op, strand: Strand, is_zero_at: IsZero) -> bool:
     return False
 
 
-def _all_zero(op: Op, strand: Strand, operands: Sequence[int], is_zero_at: IsZero) -> bool:
+def _all_zero(op: Op, strand: DimGroup, operands: Sequence[int], is_zero_at: IsZero) -> bool:
     """Whether each of these operands is zero in the padding of the strand."""
     at = dict(strand.ports)
     return all(is_zero(op.inputs[i]) or (i in at and is_zero_at((i, at[i]))) for i in operands)
 
 
-def _scales_zero(op: Op, strand: Strand, is_zero_at: IsZero) -> bool:
+def _scales_zero(op: Op, strand: DimGroup, is_zero_at: IsZero) -> bool:
     """Zero times zero, or times or over a finite literal that is not zero."""
     if op.name == "mul" and _all_zero(op, strand, (0, 1), is_zero_at):
         return True
@@ -87,22 +87,22 @@ def _is_scale(value: Any) -> bool:
 
 
 Form = frozenset[int]
-Chosen = Mapping[Op, Sequence[Strand]]
+Chosen = Mapping[Op, Sequence[DimGroup]]
 _PLAIN: Form = frozenset()
 _NOTHING: Mapping[Port, bool] = MappingProxyType({})
 _FILLED, _CLIPPED = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
 
-def pad_program(program: Program, sizes: Mapping[int, int]) -> Program:
+def pad_program(program: TracedProgram, sizes: Mapping[int, int]) -> TracedProgram:
     """The program with dims padded inside, from each length in ``sizes`` to what it says; inputs and outputs stay.
 
-    ``padded_strands`` says which dims. The program itself if there are none.
+    ``padded_groups`` says which dims. The program itself if there are none.
     """
-    chosen = padded_strands(program.graph, sizes)
+    chosen = padded_groups(program.graph, sizes)
     if not chosen:
         return program
     graph = _Padder(program.graph, chosen, sizes, Frame(count(), body=False)).graph()
-    number(graph)
+    renumber(graph)
     check_graph(graph)
     return replace(program, graph=graph)
 
@@ -142,7 +142,7 @@ class _Padder:
         inputs = tuple([self._read(x, _PLAIN) for x in op.inputs])
         return op.between(inputs, tuple([self._define(v, _PLAIN) for v in op.outputs]))
 
-    def _padded(self, op: Op, strands: Sequence[Strand]) -> Op:
+    def _padded(self, op: Op, strands: Sequence[DimGroup]) -> Op:
         inputs = [self._read(x, _form(strands, i)) for i, x in enumerate(op.inputs)]
         zero = zero_dims(op, strands, lambda port: self._is_zero(inputs[port[0]], port[1]))
         for strand in strands:
@@ -159,7 +159,7 @@ class _Padder:
         read = (self.makers.get(v.id) for v in values(new.inputs))
         return next((maker for maker in read if maker), op) if op.name == "return" else op
 
-    def _body(self, i: int, body: Graph, strands: Sequence[Strand], inputs: Sequence[Atom]) -> Graph:
+    def _body(self, i: int, body: Graph, strands: Sequence[DimGroup], inputs: Sequence[Atom]) -> Graph:
         """A rewritten body. What it takes from outside alone is padded as it is there; a carry may hold anything."""
         taken: dict[Port, bool] = {}
         for strand in strands:
@@ -203,7 +203,7 @@ class _Padder:
     def _is_zero(self, x: Atom, d: int) -> bool:
         return isinstance(x, Value) and (x.id, d) in self.zeros
 
-    def _prepare(self, op: Op, strand: Strand, inputs: list[Atom]) -> None:
+    def _prepare(self, op: Op, strand: DimGroup, inputs: list[Atom]) -> None:
         """Make the operands such that this strand's padding changes nothing."""
         if strand.column is not None:
             inputs[1] = self._in_bounds(op, strand, inputs[1])
@@ -212,7 +212,7 @@ class _Padder:
                 if i < len(inputs):
                     inputs[i] = self._masked(inputs[i], d, strand)
 
-    def _masked(self, x: Atom, d: int, strand: Strand) -> Atom:
+    def _masked(self, x: Atom, d: int, strand: DimGroup) -> Atom:
         """``x`` with the strand's fill in the padding of dim ``d``."""
         assert isinstance(x, Value)
         fill, zero = np.asarray(strand.fill), not np.any(strand.fill)
@@ -226,7 +226,7 @@ class _Padder:
             self.zeros |= {(self.masks[key].id, d)} if zero else set()
         return self.masks[key]
 
-    def _in_bounds(self, op: Op, strand: Strand, indices: Atom) -> Atom:
+    def _in_bounds(self, op: Op, strand: DimGroup, indices: Atom) -> Atom:
         """Positions that fall into the padding, treated as those beyond the end of the dim are."""
         n, column, mode = strand.size, strand.column, op.params["mode"]
         if not isinstance(indices, Value) or column is None or (op.name != "gather" and mode != _CLIPPED):
@@ -237,12 +237,12 @@ class _Padder:
     def _emit(self, function: Callable[[jax.Array], jax.Array], x: Value) -> Value:
         """The result of ``function``, traced, read and appended."""
         closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(x.shape, x.dtype))
-        (result,) = inline(closed, (x,), self.frame, Place())
+        (result,) = inline(closed, (x,), self.frame, SourceContext())
         assert isinstance(result, Value)
         return result
 
 
-def _form(strands: Iterable[Strand], port: int) -> Form:
+def _form(strands: Iterable[DimGroup], port: int) -> Form:
     return Form(d for strand in strands for i, d in strand.ports if i == port)
 
 

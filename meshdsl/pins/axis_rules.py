@@ -12,14 +12,14 @@ from functools import cached_property
 import numpy as np
 
 from meshdsl.errors import nearest, shortened
-from meshdsl.ir.graph import Graph, Leaf, Program
-from meshdsl.ir.index import named, numbering_of
+from meshdsl.ir.graph import Graph, Leaf, TracedProgram
+from meshdsl.ir.index import graph_index, named
 from meshdsl.layouts.axis_rules import Rules, conflicts, layout_of
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins.conflicts import leaf_faults, uneven_axes
 from meshdsl.trace.annotate import OPTIMIZER
-from meshdsl.util.lazy import once
+from meshdsl.util.lazy import memoize_by_object
 from meshdsl.util.paths import split_path
 
 PARAMS, STATE, ACTIVATIONS = "params", "optimizer", "activations"
@@ -35,7 +35,7 @@ class RulePins:
       faults: a row for everything that does not fit; arrays with faults stay free.
     """
 
-    def __init__(self, program: Program, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
+    def __init__(self, program: TracedProgram, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
         self.program, self.mesh, self.rules = program, mesh, rules
         self._follows = follows
         self._misfits: list[str] = []
@@ -90,7 +90,7 @@ class RulePins:
         return list(dict.fromkeys([d for leaf in (*inputs, *results) for d in leaf.dims if d] + [*inside]))
 
 
-def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
+def kinds(program: TracedProgram, follows: Sequence[int | None]) -> list[str]:
     """Per input, what it is: of the parameters, the optimizer state or the activations."""
     replaced = {i for i in follows if i is not None}
     if not replaced:
@@ -101,15 +101,15 @@ def kinds(program: Program, follows: Sequence[int | None]) -> list[str]:
     return [(PARAMS if v in read else STATE) if i in replaced else ACTIVATIONS for i, v in enumerate(ids)]
 
 
-@once
+@memoize_by_object
 def _read_before_the_update(graph: Graph) -> set[int]:
     """Ids of what the forward or the backward pass reads."""
-    numbers = numbering_of(graph)
+    numbers = graph_index(graph)
     before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
     return set(numbers.ids(numbers.are(numbers.read[np.array(before)[numbers.at]])))
 
 
-def _stated_dims(program: Program) -> Iterable[str]:
+def _stated_dims(program: TracedProgram) -> Iterable[str]:
     """Names of what is pinned inside the step."""
     stated = (op.params["names"] for op in named(program.graph, "constrain"))
     return [name for names in stated for name in names if name]

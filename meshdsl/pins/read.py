@@ -19,7 +19,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
-from meshdsl.ir.graph import Leaf, Op, Program
+from meshdsl.ir.graph import Leaf, Op, TracedProgram
 from meshdsl.ir.index import named
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
@@ -30,7 +30,7 @@ from meshdsl.pins.axis_rules import RulePins
 from meshdsl.pins.conflicts import contradictions, entries, leaf_faults, merge, uneven_axes, without_uneven
 from meshdsl.rules.registry import carries
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.util.lazy import once
+from meshdsl.util.lazy import memoize_by_object
 from meshdsl.util.paths import Parts, matches, split_path, suggest
 
 Table = Mapping[str, Layout | str]
@@ -38,7 +38,7 @@ _SHOWN, _FREE = 3, Layout()
 
 
 def make_pins(
-    program: Program,
+    program: TracedProgram,
     mesh: Mesh,
     layouts: Table | None = None,
     outputs: Table | None = None,
@@ -172,7 +172,7 @@ def _unreducible(pin: Layout, dtype: Any) -> list[str]:
     return [f"{axis}={p}: a value of {dtype} has no such reduction; {said}" for axis, p in alien]
 
 
-def _remedy(program: Program) -> str:
+def _remedy(program: TracedProgram) -> str:
     names = ", ".join(dict.fromkeys(split_path(leaf.path)[0] for leaf in program.inputs))
     return f"arguments: {names}; '*' is one path component, '**' any number"
 
@@ -225,8 +225,8 @@ def _text(dtype: Any) -> str:
     return str(dtype)
 
 
-@once
-def _replaced(program: Program) -> list[int | None]:
+@memoize_by_object
+def _replaced(program: TracedProgram) -> list[int | None]:
     """Per output of a program, the input that it replaces."""
     return follows(program.inputs, program.outputs)
 

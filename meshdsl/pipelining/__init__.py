@@ -17,6 +17,6 @@ One module after the other:
 """
 
 from meshdsl.pipelining.interpreter import whole_function
-from meshdsl.pipelining.microbatch import in_turns
+from meshdsl.pipelining.microbatch import to_microbatches
 
-__all__ = ["in_turns", "whole_function"]
+__all__ = ["to_microbatches", "whole_function"]

@@ -22,9 +22,9 @@ from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Partial, Split
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
-from meshdsl.lowering.local.registry import taking_turns
+from meshdsl.lowering.local.registry import run_exchanges
 from meshdsl.pipelining.interpreter import AXIS, Runner, marked, put_back
-from meshdsl.pipelining.time_axis import EACH, WHOLE, Place, Placing, held
+from meshdsl.pipelining.time_axis import EACH, WHOLE, Place, TimePlacement, held
 from meshdsl.trace import clean, finish
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
@@ -44,7 +44,7 @@ class Step:
       later: ids of operations that are done after the loop although they could be done inside.
     """
 
-    def __init__(self, graph: Graph, placing: Placing, later: Collection[int] = ()) -> None:
+    def __init__(self, graph: Graph, placing: TimePlacement, later: Collection[int] = ()) -> None:
         self.graph, self.placing = graph, placing
         ops = graph.ops[:-1]
         whole = {op.id for op in ops if any(placing.of(v) is WHOLE for v in op.outputs)}
@@ -60,7 +60,7 @@ class Step:
 
     def run(self, *arrays: jax.Array) -> Arrays:
         """The step on whole arrays."""
-        whole = Runner(Placing(self.placing.turns))
+        whole = Runner(TimePlacement(self.placing.turns))
         whole.define(self.graph.inputs, arrays, [B] * len(arrays))
         whole.run(self.before)
         whole.define(self.exported, self._loop(whole), [B] * len(self.exported))
@@ -77,7 +77,7 @@ class Step:
         sums = [Sum.of(v, self.placing) for v in self.exported]
 
         def turn(carry: Arrays, given: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
-            with taking_turns(AXIS, given[0]):
+            with run_exchanges(AXIS, given[0]):
                 found = self._turn(whole, given[1])
             return self._added(sums, carry, found), others(found, sums)
 
@@ -124,7 +124,7 @@ class Sum:
     turns: int
 
     @classmethod
-    def of(cls, value: Value, placing: Placing) -> "Sum | None":
+    def of(cls, value: Value, placing: TimePlacement) -> "Sum | None":
         """How a value made in turns is put together; None if each turn makes a part, or all of it."""
         place = placing.of(value)
         if isinstance(place, Partial):

@@ -1,6 +1,7 @@
 """The step as a pipeline whose stages are not alike: loops over ticks, in which every rank does its own stage's work.
 
-The ticks are those of any table (``Rota``). In each, an operation for all ranks at once, forward or back, is a switch
+The ticks are those of any table (``TickTable``). In each, an operation for all ranks at once, forward or back, is a
+switch
 over stages on the device (``Branches`` says what a branch does). To the planner it is one operation with a rule of its
 own: its stacks lie split over the axis of the stages, and the examples of a microbatch may lie split over others, where
 gradients are then partial. So a branch holds no collective: what ranks hand on moves outside.
@@ -32,11 +33,11 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from meshdsl.custom_rules.notation import StatedRule
-from meshdsl.custom_rules.primitive import Ruled, Spent, ruled_p
+from meshdsl.custom_rules.notation import RuleSpec
+from meshdsl.custom_rules.primitive import FixedCost, RuledCall, custom_rule_p
 from meshdsl.errors import PipelineError, nearest
-from meshdsl.ir.graph import Graph, Program, Value
-from meshdsl.ir.rewrite import Table, kept, substitute, with_ops
+from meshdsl.ir.graph import Graph, TracedProgram, Value
+from meshdsl.ir.rewrite import Table, filtered, substitute, with_ops
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
@@ -44,13 +45,13 @@ from meshdsl.layouts.sharding_rule import Dims
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.pipelining import scan_executor as lanes
 from meshdsl.pipelining.accumulate import JOIN, Step, dealt, retraced
-from meshdsl.pipelining.cut_stage_work import Branch, Branches, Given, Known, Made, Side, reduction_of
-from meshdsl.pipelining.cut_stages import AFTER, Parts, find_parts
+from meshdsl.pipelining.cut_stage_work import Branch, Branches, Given, Known, Made, StageSide, reduction_of
+from meshdsl.pipelining.cut_stages import AFTER, StagePartition, find_parts
 from meshdsl.pipelining.interpreter import Runner, marked, within
-from meshdsl.pipelining.stage_buffers import Packing, Ranks, Rows, in_rows, out_of_rows, pick, row_length
-from meshdsl.pipelining.stage_cost import Clock
-from meshdsl.pipelining.tick_loops import Loop, Rota, Row, Units
-from meshdsl.pipelining.time_axis import EACH, Placing, place_step
+from meshdsl.pipelining.stage_buffers import PackedRows, Packing, Ranks, in_rows, out_of_rows, pick, row_length
+from meshdsl.pipelining.stage_cost import StageTimer
+from meshdsl.pipelining.tick_loops import Loop, TickRow, TickTable, TickUnits
+from meshdsl.pipelining.time_axis import EACH, TimePlacement, analyze_time_axis
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import BACKWARD, FORWARD, STASH
 from meshdsl.schedules.spec import Pipeline
@@ -87,8 +88,8 @@ class Weights:
         packed = {i for i, x in self.arrays.items() if x.size > 1 and not jnp.issubdtype(x.dtype, jax.dtypes.extended)}
         return [sorted(i for i in each & packed if sum(i in other for other in reads) == 1) for each in reads]
 
-    def _row(self, x: jax.Array) -> Rows:
-        return Rows(row_length(x.shape, self.ranks.p), x.dtype)
+    def _row(self, x: jax.Array) -> PackedRows:
+        return PackedRows(row_length(x.shape, self.ranks.p), x.dtype)
 
     def _pack(self) -> Arrays:
         """By chunk and rank, what each stage alone reads."""
@@ -120,7 +121,7 @@ class Switch:
     def __init__(
         self,
         branches: Branches,
-        side: Side,
+        side: StageSide,
         weights: Weights,
         order: NDArray[np.int32],
         blocks: Arrays,
@@ -129,9 +130,9 @@ class Switch:
         self.branches, self.side, self.weights, self.order, self.blocks = branches, side, weights, order, blocks
         self.shared = weights.shared(int(side.back))
         self.rule = self._rule(_EXAMPLES if examples else ())
-        self.ruled = Ruled("stages back" if side.back else "stages", self._local, self.rule)
+        self.ruled = RuledCall("stages back" if side.back else "stages", self._local, self.rule)
 
-    def _rule(self, examples: tuple[str, ...]) -> StatedRule:
+    def _rule(self, examples: tuple[str, ...]) -> RuleSpec:
         """Ranks side by side; of what has no examples, each device has a share if they are split."""
         handed: Dims = (_RANKS, examples, ())
         inputs: list[Dims] = [(_RANKS,), (_RANKS,), (examples,)]
@@ -141,7 +142,7 @@ class Switch:
         side = self.side
         outputs: list[Dims] = [handed] * len(side.handing.columns) + [(_RANKS, (), ())] * len(side.adding.columns)
         outputs += [handed] * len(side.stacking.columns)
-        return StatedRule(tuple(inputs), tuple(outputs), reduced=tuple((name, "sum") for name in examples))
+        return RuleSpec(tuple(inputs), tuple(outputs), reduced=tuple((name, "sum") for name in examples))
 
     @property
     def _given(self) -> int:
@@ -149,14 +150,14 @@ class Switch:
         came, back = self.branches.forward.handing, self.branches.backward.handing
         return len(came.columns) + (len(back.columns) if self.side.back else 0)
 
-    def __call__(self, units: Units, came: Arrays, back: Arrays, spent: Spent) -> Made:
+    def __call__(self, units: TickUnits, came: Arrays, back: Arrays, spent: FixedCost) -> Made:
         """What all ranks make, those that have no microbatch nothing; it takes what all ranks together do."""
         order = jnp.asarray(self.order)
         stage = order[0] if len(order) == 1 else jax.vmap(pick, (1, 0))(order, units.chunk)
         stage = jnp.where(units.valid, stage, self.order.size)
         at = lax.iota(jnp.int32, self.branches.size)
         arrays = (stage, units.microbatch, at, *self.blocks, *self.shared, *self.weights.packed, *came, *back)
-        found = iter(ruled_p.bind(*arrays, ruled=replace(self.ruled, spent=spent)))
+        found = iter(custom_rule_p.bind(*arrays, ruled=replace(self.ruled, spent=spent)))
         side = self.side
         return Made(*(tuple(next(found) for _ in p.columns) for p in (side.handing, side.adding, side.stacking)))
 
@@ -204,14 +205,16 @@ class Switch:
 Ways = tuple[Arrays, ...]  # forward, and back if anything goes back
 
 
-class PartedStep(Step):
+class CutStep(Step):
     """A step whose parts are run by the ranks of an axis.
 
     Args:
       examples: whether a microbatch may be split over other axes.
     """
 
-    def __init__(self, graph: Graph, parts: Parts, rota: Rota, axis: str, examples: bool, mesh: Mesh) -> None:
+    def __init__(
+        self, graph: Graph, parts: StagePartition, rota: TickTable, axis: str, examples: bool, mesh: Mesh
+    ) -> None:
         late = [op.id for op in graph.ops if any(parts.times.get(v.id) == AFTER for v in op.outputs)]
         super().__init__(graph, parts.placing, late)
         self.parts, self.rota, self.axis = parts, rota, axis
@@ -221,10 +224,10 @@ class PartedStep(Step):
 
     def looped(self, whole: Runner) -> list[jax.Array]:
         """The exported values, whole."""
-        return _Loops(self, whole).run()
+        return _CutLoops(self, whole).run()
 
 
-class _State(NamedTuple):
+class _CutState(NamedTuple):
     """What is kept from tick to tick: what was handed back, what waits, and the sums so far."""
 
     back: Arrays
@@ -233,10 +236,10 @@ class _State(NamedTuple):
     sums: Ways
 
 
-class _Loops(Ranks):
+class _CutLoops(Ranks):
     """The loops over ticks, while they are traced."""
 
-    def __init__(self, step: PartedStep, whole: Runner) -> None:
+    def __init__(self, step: CutStep, whole: Runner) -> None:
         super().__init__(step.axis, step.rota.ranks)
         self.step, self.rota, self.parts = step, step.rota, step.parts
         self.order = np.array(step.rota.table.placement, np.int32).T  # by chunk and rank, the stage
@@ -256,13 +259,13 @@ class _Loops(Ranks):
         ends = {v.id: x for i in range(len(self.sides)) for v, x in self._ends(i, state.sums[i], stacks[i])}
         return [ends[v.id] for v in self.step.exported]
 
-    def _spent(self, loop: Loop, kinds: str, way: int) -> list[Spent]:
+    def _spent(self, loop: Loop, kinds: str, way: int) -> list[FixedCost]:
         """Per part of a loop, what a tick takes on one way, on average: as long as the largest stage, on all ranks."""
         loads, flops = self.step.loads, self.branches.flops[way] if way < len(self.sides) else []
         seconds = [load.backward if way else load.forward for load in loads]
         room = self.p * max(load.room for load in loads)
         return [
-            Spent(
+            FixedCost(
                 self.p * mean(max((seconds[s] for s in at), default=0.0) for at in ticks),
                 mean(sum(flops[s] for s in at) for at in ticks),
                 room,
@@ -270,7 +273,7 @@ class _Loops(Ranks):
             for ticks in self.rota.working(loop, kinds)
         ]
 
-    def _empty(self) -> _State:
+    def _empty(self) -> _CutState:
         """What there is before the first tick."""
         rooms, size = self.rota.rooms, self.branches.size
         forward, *back = [[((size, row.length), row.dtype) for row in side.handing.columns] for side in self.sides]
@@ -279,15 +282,17 @@ class _Loops(Ranks):
         handed = tuple(self._unused(shape, dtype) for shape, dtype in chain(*back))
         slots = (rooms.gradients.count,)
         kept = tuple(self._unused((*slots, *shape), dtype) for shape, dtype in chain(*back) if self.rota.inbox)
-        return _State(handed, inputs, kept, tuple(map(self._zero, self.sides)))
+        return _CutState(handed, inputs, kept, tuple(map(self._zero, self.sides)))
 
     def _unused(self, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         return self.split(lanes.unused((self.p, *shape), dtype))
 
-    def _zero(self, side: Side) -> Arrays:
+    def _zero(self, side: StageSide) -> Arrays:
         return tuple(self.split(x, 1) for x in side.adding.nothing(*self.order.shape, self.p))
 
-    def _round(self, spent: Sequence[tuple[Spent, Spent]], state: _State, rows: tuple[Row, ...]) -> tuple[_State, Ways]:
+    def _round(
+        self, spent: Sequence[tuple[FixedCost, FixedCost]], state: _CutState, rows: tuple[TickRow, ...]
+    ) -> tuple[_CutState, Ways]:
         """One round of a loop: its parts, tick by tick."""
         stacks = []
         for both, part in zip(spent, rows, strict=True):
@@ -295,7 +300,7 @@ class _Loops(Ranks):
             stacks.append(found)
         return state, _joined(stacks)
 
-    def _tick(self, spent: tuple[Spent, Spent], state: _State, row: Row) -> tuple[_State, Ways]:
+    def _tick(self, spent: tuple[FixedCost, FixedCost], state: _CutState, row: TickRow) -> tuple[_CutState, Ways]:
         stacks, made = [tuple[jax.Array, ...]() for _ in self.sides], tuple[jax.Array, ...]()
         if row.got is not None:
             with self._going(BACKWARD):
@@ -329,15 +334,15 @@ class _Loops(Ranks):
                 room = self.put(room, self.handed(made, way * shift), slot)
         return room
 
-    def _returned(self, slot: jax.Array, state: _State) -> Arrays:
+    def _returned(self, slot: jax.Array, state: _CutState) -> Arrays:
         """What stages were handed back: from where it waits, or as it comes."""
         if self.rota.inbox:
             return self.get(state.gradients, slot)
         return self.handed(state.back, -self.rota.shifts[0])
 
     def _work(
-        self, way: int, spent: Spent, units: Units, state: _State, given: tuple[Arrays, Arrays]
-    ) -> tuple[Arrays, _State, Arrays]:
+        self, way: int, spent: FixedCost, units: TickUnits, state: _CutState, given: tuple[Arrays, Arrays]
+    ) -> tuple[Arrays, _CutState, Arrays]:
         """What all ranks do: what they hand on, the state with what they add, and what they have per example."""
         made = self.works[way](units, *given, spent)
         mine = (lax.broadcasted_iota(jnp.int32, self.order.shape, 0) == units.chunk)[..., None, None]
@@ -373,8 +378,8 @@ def _joined(stacks: Sequence[Ways]) -> Ways:
 
 
 def by_parts(
-    program: Program, asked: Pipeline, mesh: Mesh, batch: Sequence[int], pins_of: Callable[[Program], Pins]
-) -> Program:
+    program: TracedProgram, asked: Pipeline, mesh: Mesh, batch: Sequence[int], pins_of: Callable[[TracedProgram], Pins]
+) -> TracedProgram:
     """The program as a pipeline of the parts that ``md.stage`` cuts.
 
     Args:
@@ -395,13 +400,13 @@ def by_parts(
         raise PipelineError(f"{text}; put jax.checkpoint inside of parts, not around the cuts between them")
     pins_of(program)
     ids, examples = [program.graph.inputs[i].id for i in batch], program.inputs[batch[0]].shape[0]
-    placing = place_step(program.graph, asked.microbatches, ids, asked.per_microbatch)
-    graph, clock = _trimmed(program.graph, placing), Clock(program.graph, mesh)
+    placing = analyze_time_axis(program.graph, asked.microbatches, ids, asked.per_microbatch)
+    graph, clock = _trimmed(program.graph, placing), StageTimer(program.graph, mesh)
     seconds = {op.id: clock.seconds([op]) for op in graph.ops if placing.in_turns(op)}
     parts = find_parts(graph, placing, mesh.axis(asked.axis), seconds, asked)
     made = Pipelined(asked, asked.axis, mesh.axis(asked.axis), parts.forward_only, parts.sizes)
     free = _divides(program.graph, placing, ids, examples, asked)
-    step = PartedStep(graph, parts, Rota(made.table, made.rooms), asked.axis, free, mesh)
+    step = CutStep(graph, parts, TickTable(made.table, made.rooms), asked.axis, free, mesh)
     made = replace(made, loads=step.loads)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     notes += _other_axes(mesh, asked.axis, free, step.examples)
@@ -429,7 +434,7 @@ def _other_axes(mesh: Mesh, axis: str, free: bool, split: bool) -> Iterator[str]
     yield f"{why}, so that {', '.join(others)} cannot split the work of stages"
 
 
-def _trimmed(graph: Graph, placing: Placing) -> Graph:
+def _trimmed(graph: Graph, placing: TimePlacement) -> Graph:
     """The graph whose cuts hand on only what is known per example; the rest goes past them."""
     table, ops = Table(), []
     for op in graph.ops:
@@ -437,18 +442,18 @@ def _trimmed(graph: Graph, placing: Placing) -> Graph:
         if op.name == "stage":
             stays = [isinstance(placing.of(v), Split) for v in op.outputs]
             table.update({v.id: x for v, x, s in zip(op.outputs, op.inputs, stays, strict=True) if not s})
-            op = replace(op, inputs=kept(op.inputs, stays), outputs=kept(op.outputs, stays))
+            op = replace(op, inputs=filtered(op.inputs, stays), outputs=filtered(op.outputs, stays))
         if op.name != "stage" or op.outputs:
             ops.append(op)
     return with_ops(graph, ops)
 
 
-def _divides(graph: Graph, placing: Placing, batch: Sequence[int], examples: int, asked: Pipeline) -> bool:
+def _divides(graph: Graph, placing: TimePlacement, batch: Sequence[int], examples: int, asked: Pipeline) -> bool:
     """Whether every example could be a turn of its own, so that any number of them is a block."""
     if EACH in placing.places.values():
         return False
     try:
-        single = place_step(graph, examples, batch, asked.per_microbatch)
+        single = analyze_time_axis(graph, examples, batch, asked.per_microbatch)
     except PipelineError:
         return False
     return single.places == placing.places and single.rows == placing.rows

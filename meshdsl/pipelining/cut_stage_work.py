@@ -18,14 +18,14 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
-from meshdsl.lowering.local.registry import position, taking_turns
+from meshdsl.lowering.local.registry import position, run_exchanges
 from meshdsl.pipelining.accumulate import Step, Sum
-from meshdsl.pipelining.cut_stages import Parts
+from meshdsl.pipelining.cut_stages import StagePartition
 from meshdsl.pipelining.interpreter import AXIS, Runner
-from meshdsl.pipelining.stage_buffers import Packing, Rows, examples, in_rows, of_examples, row_length
-from meshdsl.pipelining.stage_cost import Clock, flops, room
-from meshdsl.pipelining.time_axis import Place, Placing
-from meshdsl.schedules.simulate import Load
+from meshdsl.pipelining.stage_buffers import PackedRows, Packing, examples, in_rows, of_examples, row_length
+from meshdsl.pipelining.stage_cost import StageTimer, flops, room
+from meshdsl.pipelining.time_axis import Place, TimePlacement
+from meshdsl.schedules.simulate import TaskCost
 from meshdsl.trace import clean, finish
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
@@ -59,7 +59,7 @@ class Made(NamedTuple):
     stacks: Arrays
 
 
-def reduction_of(v: Value, placing: Placing) -> str:
+def reduction_of(v: Value, placing: TimePlacement) -> str:
     """How what turns make of a value is put together, as ``Sum`` does it; empty if each turn makes a part of it.
 
     What that leaves to the last turn, the others add nothing to.
@@ -70,14 +70,14 @@ def reduction_of(v: Value, placing: Placing) -> str:
     return s.reduction if s else "max" if v.dtype == jnp.bool_ else "sum"
 
 
-class Side:
+class StageSide:
     """One way through all stages, forward or back.
 
     Args:
       ranks: rows in which whole arrays lie.
     """
 
-    def __init__(self, step: Step, parts: Parts, ranks: int, back: bool) -> None:
+    def __init__(self, step: Step, parts: StagePartition, ranks: int, back: bool) -> None:
         self.step, self.parts, self.ranks, self.back = step, parts, ranks, back
         self.turns, stages = step.placing.turns, range(parts.last + 1)
         self.cuts = [parts.handed(cut.backward if back else cut.forward) for cut in parts.cuts]
@@ -89,12 +89,12 @@ class Side:
         self.adding = Packing([[self._total(v) for v in each] for each in self.sums])
         self.stacking = Packing([[self._row(v) for v in each] for each in self.stacks])
 
-    def _row(self, v: Value) -> Rows:
+    def _row(self, v: Value) -> PackedRows:
         """What is known per example."""
-        return Rows(row_length(v.shape, self.step.batch[0].shape[0]), v.dtype)
+        return PackedRows(row_length(v.shape, self.step.batch[0].shape[0]), v.dtype)
 
-    def _total(self, v: Value) -> Rows:
-        return Rows(row_length(v.shape, self.ranks), v.dtype, self.totals[v.id])
+    def _total(self, v: Value) -> PackedRows:
+        return PackedRows(row_length(v.shape, self.ranks), v.dtype, self.totals[v.id])
 
     def entry(self, stage: int) -> int:
         """The cut by which a stage is entered; none if it is out of range."""
@@ -152,22 +152,22 @@ def _dim(place: Place) -> int:
 class Branches:
     """What all stages do, both ways."""
 
-    def __init__(self, step: Step, parts: Parts, ranks: int) -> None:
+    def __init__(self, step: Step, parts: StagePartition, ranks: int) -> None:
         self.step, self.parts, self.size = step, parts, step.batch[0].shape[0] // step.placing.turns
-        self.forward, self.backward = (Side(step, parts, ranks, back) for back in (False, True))
+        self.forward, self.backward = (StageSide(step, parts, ranks, back) for back in (False, True))
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[StageSide, ...]:
         """The ways that are gone."""
         return (self.forward,) if self.parts.forward_only else (self.forward, self.backward)
 
-    def run(self, side: Side, stage: int, given: Given) -> Made:
+    def run(self, side: StageSide, stage: int, given: Given) -> Made:
         """What a stage does with a microbatch, or with as many of its examples as there are."""
         rows = given.at.shape[0]
         parted = self.size // rows
         runner = Runner(replace(self.step.placing, turns=self.step.placing.turns * parted), given.whole)
         runner.add(self.step.graph)
-        with taking_turns(AXIS, given.microbatch * parted + given.at[0] // rows):
+        with run_exchanges(AXIS, given.microbatch * parted + given.at[0] // rows):
             for v, block in zip(self.step.batch, given.blocks, strict=True):
                 runner.arrays[v.id, Split(0)] = jax.lax.dynamic_index_in_dim(block, given.microbatch, 0, False)
             self.forward.enter(stage, given.came, runner)
@@ -179,7 +179,7 @@ class Branches:
         """Per side and stage, its work on a microbatch."""
         return [[self._traced(side, stage) for stage in range(self.parts.last + 1)] for side in self.sides]
 
-    def _traced(self, side: Side, stage: int) -> "Branch":
+    def _traced(self, side: StageSide, stage: int) -> "Branch":
         known = [v for op in self.step.before for v in op.outputs]
         known += [v for v in self.step.graph.inputs if self.step.placing.of(v) is B]
         read = set[tuple[int, Placement]]()
@@ -205,7 +205,7 @@ class Branches:
         """Per side and stage, FLOPs of its products."""
         return [[flops(branch.graph) for branch in side] for side in self.traced]
 
-    def loads(self, mesh: Mesh) -> tuple[Load, ...]:
+    def loads(self, mesh: Mesh) -> tuple[TaskCost, ...]:
         """What the work of every stage takes."""
         return tuple(_load(each, mesh) for each in zip(*self.traced, strict=True))
 
@@ -223,10 +223,10 @@ class Branch:
     graph: Graph
 
 
-def _load(ways: Sequence[Branch], mesh: Mesh) -> Load:
+def _load(ways: Sequence[Branch], mesh: Mesh) -> TaskCost:
     """What a stage takes forward, and back if anything goes back."""
-    seconds = [Clock(branch.graph, mesh).seconds(branch.graph.ops) for branch in ways]
-    return Load(seconds[0], sum(seconds[1:]), max(room(branch.graph, mesh) for branch in ways))
+    seconds = [StageTimer(branch.graph, mesh).seconds(branch.graph.ops) for branch in ways]
+    return TaskCost(seconds[0], sum(seconds[1:]), max(room(branch.graph, mesh) for branch in ways))
 
 
 class _Noting(dict[tuple[int, Placement], jax.Array]):

@@ -11,7 +11,7 @@ is read. A sum of what several stages have made of one microbatch (tied paramete
 after the loop, from the totals.
 
 Where there are more parts than devices on the axis, neighbours are put together so that the largest stage takes the
-least time (``balance``).
+least time (``partition_layers``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ from meshdsl.errors import PipelineError, faults, shortened
 from meshdsl.ir.graph import Graph, Op, Value
 from meshdsl.ir.rewrite import Atom, makers_of, values
 from meshdsl.layouts.placement import B, Split
-from meshdsl.pipelining.time_axis import Placing
-from meshdsl.schedules.partition import balance, share_faults
+from meshdsl.pipelining.time_axis import TimePlacement
+from meshdsl.schedules.partition import partition_layers, share_faults
 from meshdsl.schedules.spec import Pipeline
 
 AFTER, FREE = -1, -2
@@ -31,7 +31,7 @@ _SHOWN = 6
 
 
 @dataclass
-class Cut:
+class StageCut:
     """Between a stage and the next: the operation on the way forward, and the one on the way back."""
 
     forward: Op
@@ -39,7 +39,7 @@ class Cut:
 
 
 @dataclass
-class Parts:
+class StagePartition:
     """Which stage does what.
 
     Args:
@@ -49,8 +49,8 @@ class Parts:
     """
 
     graph: Graph
-    placing: Placing
-    cuts: list[Cut]
+    placing: TimePlacement
+    cuts: list[StageCut]
     sizes: tuple[int, ...] = ()
     times: dict[int, int] = field(default_factory=dict)
 
@@ -91,7 +91,9 @@ class Parts:
         return [(x, v) for x, v in pairs if isinstance(self.placing.of(v), Split)]
 
 
-def find_parts(graph: Graph, placing: Placing, ranks: int, seconds: Mapping[int, float], asked: Pipeline) -> Parts:
+def find_parts(
+    graph: Graph, placing: TimePlacement, ranks: int, seconds: Mapping[int, float], asked: Pipeline
+) -> StagePartition:
     """The parts of a step as stages.
 
     Args:
@@ -112,14 +114,14 @@ def find_parts(graph: Graph, placing: Placing, ranks: int, seconds: Mapping[int,
     fine = _Division(graph, placing, ahead)
     parts = fine.parts()
     each, at_last = parts.seconds(seconds)
-    sizes = asked.layers or balance(each, ranks * asked.chunks, at_last=at_last)
+    sizes = asked.layers or partition_layers(each, ranks * asked.chunks, at_last=at_last)
     kept = [ahead[i - 1] for i in list(accumulate(sizes))[:-1]]
     parts = _Division(graph, placing, kept, fine.backward).parts()
     parts.sizes = sizes
     return parts
 
 
-def _is_turned(op: Op, placing: Placing) -> bool:
+def _is_turned(op: Op, placing: TimePlacement) -> bool:
     return any(isinstance(placing.of(v), Split) for v in op.outputs)
 
 
@@ -132,15 +134,15 @@ class _Division:
     """
 
     def __init__(
-        self, graph: Graph, placing: Placing, ahead: Sequence[Op], backward: Mapping[int, int] | None = None
+        self, graph: Graph, placing: TimePlacement, ahead: Sequence[Op], backward: Mapping[int, int] | None = None
     ) -> None:
-        self.graph, self.placing, self.cuts = graph, placing, [Cut(op) for op in ahead]
+        self.graph, self.placing, self.cuts = graph, placing, [StageCut(op) for op in ahead]
         self.numbers = {op.id: i for i, op in enumerate(ahead)}
         self.known, self.backward = backward is not None, dict(backward or {})
         self.first, self.wrong = self._leading() if ahead else set[int](), list[str]()
         self.times = {v.id: FREE for v in graph.inputs if isinstance(placing.of(v), Split)}
 
-    def parts(self) -> Parts:
+    def parts(self) -> StagePartition:
         """The parts; PipelineError if they are no stages."""
         for op in self.graph.ops[:-1]:
             if self.placing.in_turns(op):
@@ -149,7 +151,7 @@ class _Division:
         if self.wrong:
             title = "the parts that md.stage cuts are no pipeline:"
             raise PipelineError(faults(title, shortened(list(dict.fromkeys(self.wrong)), _SHOWN)))
-        return Parts(self.graph, self.placing, self.cuts, times=self.times)
+        return StagePartition(self.graph, self.placing, self.cuts, times=self.times)
 
     def _leading(self) -> set[int]:
         """Ids of operations that lead to the first cut and read anything but the batch."""

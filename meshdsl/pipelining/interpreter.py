@@ -26,8 +26,8 @@ from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.interpreter import Arrays, literal
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import Local, position, run_local
-from meshdsl.pipelining.time_axis import EACH, Placing, held, turned_rows
-from meshdsl.primitives.constrain import state
+from meshdsl.pipelining.time_axis import EACH, TimePlacement, held, turned_rows
+from meshdsl.primitives.constrain import bind_constrain
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
 from meshdsl.schedules.simulate import part_of, part_scope
@@ -46,7 +46,7 @@ class Runner:
       makers: per value of this graph, the operation that makes it.
     """
 
-    placing: Placing
+    placing: TimePlacement
     arrays: dict[tuple[int, Placement], jax.Array] = field(default_factory=dict)
     makers: dict[int, Op] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Runner:
         if op.name == "constant":
             return (op.params["value"],)
         if op.name == "constrain":
-            return (state(arrays[0], op.params["layout"], op.params["names"]),)
+            return (bind_constrain(arrays[0], op.params["layout"], op.params["names"]),)
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
         return run_local(op, arrays, Local({AXIS: self.placing.turns}, *ports))
 
@@ -238,7 +238,7 @@ def whole_function(graph: Graph) -> Callable[..., Arrays]:
     """The graph on whole arrays, on no mesh."""
 
     def run(*arrays: jax.Array) -> Arrays:
-        runner = Runner(Placing(1))
+        runner = Runner(TimePlacement(1))
         runner.define(graph.inputs, arrays, [B] * len(arrays))
         runner.run(graph.ops[:-1])
         return tuple(runner.get(x, B) for x in graph.returned)

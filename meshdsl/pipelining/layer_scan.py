@@ -9,21 +9,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Graph, Op, Program, Value
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import Atom, makers_of, origin, values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.pipelining.interpreter import Runner, scan_options
-from meshdsl.pipelining.time_axis import Placing, held
+from meshdsl.pipelining.time_axis import TimePlacement, held
 
 # ---- Layers ----------------------------------------------------------------------------------------------------------
 # A scan over layers, by what it is given and what it makes.
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerScan:
     """A scan over layers, taken apart."""
 
     op: Op
@@ -86,7 +86,7 @@ class SplitScan(NamedTuple):
     scans: list[Op]
 
 
-def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -> Axes:
+def stage_axes(program: TracedProgram, mesh: Mesh, pins: Pins, batch: Sequence[int]) -> Axes:
     """Per input that is pinned to lie split on its first dim, the axes; those that split the batch are not meant."""
     taken = {axis for i in batch for axis in pins.inputs[i].axes if pins.inputs[i].on(axis) is not B}
     found = {
@@ -96,14 +96,14 @@ def stage_axes(program: Program, mesh: Mesh, pins: Pins, batch: Sequence[int]) -
     return {i: axes for i, axes in found.items() if axes}
 
 
-def split_scan(program: Program, placing: Placing, split: Axes) -> SplitScan | None:
+def split_scan(program: TracedProgram, placing: TimePlacement, split: Axes) -> SplitScan | None:
     """The scan that is done in turns and lies split over an axis, if one does; PipelineError if several do."""
     graph = program.graph
     makers = makers_of(graph)
     found: dict[str, dict[Op, list[int]]] = {}
     for op in graph.ops:
         if op.name == "scan" and placing.in_turns(op):
-            origins = [o for x, _ in Layers(op).stacks if (o := _origin(x, makers, placing)) in split]
+            origins = [o for x, _ in LayerScan(op).stacks if (o := _origin(x, makers, placing)) in split]
             for axis, origin in ((axis, i) for i in origins for axis in split[i]):
                 found.setdefault(axis, {}).setdefault(op, []).append(origin)
     if not found:
@@ -116,7 +116,7 @@ def split_scan(program: Program, placing: Placing, split: Axes) -> SplitScan | N
     return SplitScan(axis, [*forward, *(op for op in scans if op is not forward[0])])
 
 
-def _several(program: Program, found: Mapping[str, Mapping[Op, Sequence[int]]]) -> PipelineError:
+def _several(program: TracedProgram, found: Mapping[str, Mapping[Op, Sequence[int]]]) -> PipelineError:
     """What is wrong, and what to do."""
     ahead = [(axis, op, ids) for axis, ops in found.items() for op, ids in ops.items() if op.phase == "forward"]
     rows = [f"{axis}: the scan at {op.source}, over {_named(program, ids)}" for axis, op, ids in ahead]
@@ -131,18 +131,18 @@ def _several(program: Program, found: Mapping[str, Mapping[Op, Sequence[int]]]) 
     return PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows, remedy))
 
 
-def _named(program: Program, ids: Sequence[int]) -> str:
+def _named(program: TracedProgram, ids: Sequence[int]) -> str:
     """Inputs by their paths; of several, the first."""
     paths = sorted(leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True) if v.id in ids)
     return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
-def _check_indexed(graph: Graph, placing: Placing, split: Axes, makers: Mapping[int, Op]) -> None:
+def _check_indexed(graph: Graph, placing: TimePlacement, split: Axes, makers: Mapping[int, Op]) -> None:
     """PipelineError if layers are split over an axis, and a loop over them, or the step, picks each by its number."""
     rows = [f"{v.dtype}{list(v.shape)}, split over {split[v.id][0]}" for v in _picked(graph, split)]
     for op in graph.ops:
         if op.name == "scan" and placing.in_turns(op):
-            layers = Layers(op)
+            layers = LayerScan(op)
             for x, v in layers.consts:
                 axes = split.get(_origin(x, makers, placing))
                 if axes and x.shape[:1] == (layers.length,) and _is_indexed(layers.body, v):
@@ -164,7 +164,7 @@ def _is_indexed(body: Graph, v: Value) -> bool:
     return any(v in op.inputs and op.name in ("dynamic_slice", "gather") for op in body.ops)
 
 
-def _origin(x: Atom, makers: Mapping[int, Op], placing: Placing) -> int:
+def _origin(x: Atom, makers: Mapping[int, Op], placing: TimePlacement) -> int:
     """The id of the input that a stack is made of before the turns, cast or transposed; else its own."""
     return origin(x, makers, lambda y: placing.of(y) is B).id if isinstance(x, Value) else -1
 
@@ -179,7 +179,7 @@ Wanted = Sequence[tuple[Atom, Placement]]
 
 def run_layers(
     runner: Runner,
-    layers: Layers,
+    layers: LayerScan,
     ops: Sequence[Op],
     start: Arrays,
     stacks: Stacks,
@@ -223,6 +223,6 @@ def _counted(counts: jax.Array | None, found: Arrays, before: Arrays) -> Arrays:
     return tuple(x if counts is None else jnp.where(counts, x, y) for x, y in pairs)
 
 
-def kept_stacks(layers: Layers, known: Mapping[int, jax.Array]) -> Stacks:
+def kept_stacks(layers: LayerScan, known: Mapping[int, jax.Array]) -> Stacks:
     """Stacks by what a layer has of them, from those by what they are outside."""
     return {v: known[x.id] for x, v in layers.stacks if x.id in known}

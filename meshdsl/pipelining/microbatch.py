@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Leaf, Program
+from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import follows
@@ -14,14 +14,16 @@ from meshdsl.pipelining.layer_scan import stage_axes
 from meshdsl.pipelining.scan_executor import PipelinedStep
 from meshdsl.pipelining.scan_stages import find_stages
 from meshdsl.pipelining.stage_cost import shares
-from meshdsl.pipelining.tick_loops import Rota
-from meshdsl.pipelining.time_axis import place_step
+from meshdsl.pipelining.tick_loops import TickTable
+from meshdsl.pipelining.time_axis import analyze_time_axis
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.paths import matches, split_path, suggest
 
 
-def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[Program], Pins]) -> Program:
+def to_microbatches(
+    program: TracedProgram, asked: Pipeline, mesh: Mesh, pins_of: Callable[[TracedProgram], Pins]
+) -> TracedProgram:
     """The program in microbatches, as a pipeline where its layers are pinned to lie split over an axis.
 
     Args:
@@ -33,7 +35,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
     if asked.axis:
         return by_parts(program, asked, mesh, batch, pins_of)
-    placing = place_step(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
+    placing = analyze_time_axis(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
     split = stage_axes(program, mesh, pins_of(replace(program, pipeline=Pipelined(asked))), batch)
     stages, made = find_stages(program, placing, mesh, split, asked), Pipelined(asked)
     if stages:
@@ -43,7 +45,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
         pins_of(program)  # where nothing is dealt out, blocks are equal
     if not stages and m == 1:
         return replace(program, pipeline=made)
-    step = PipelinedStep(graph, stages, Rota(made.table, made.rooms)) if stages else Step(graph, placing)
+    step = PipelinedStep(graph, stages, TickTable(made.table, made.rooms)) if stages else Step(graph, placing)
     notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     if sum(made.layers) % made.ranks:
         notes.append(f"{sum(made.layers)} layers do not divide over {made.axis}: their arrays lie there as is cheapest")
@@ -52,7 +54,7 @@ def in_turns(program: Program, asked: Pipeline, mesh: Mesh, pins_of: Callable[[P
     return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
 
 
-def find_batch(program: Program, asked: Pipeline) -> list[int]:
+def find_batch(program: TracedProgram, asked: Pipeline) -> list[int]:
     """Positions of the inputs that are split in microbatches; PipelineError if none are, or if they do not divide."""
     leaves = dict(enumerate(program.inputs))
     if asked.batch is not None:
@@ -70,7 +72,7 @@ def find_batch(program: Program, asked: Pipeline) -> list[int]:
     return list(found)
 
 
-def _kept(program: Program) -> set[int]:
+def _kept(program: TracedProgram) -> set[int]:
     """Inputs that are no batch: what results replace; where they replace nothing, as in an evaluation, the first."""
     replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
     firsts = [split_path(leaf.path)[0] for leaf in program.inputs]

@@ -1,6 +1,6 @@
 """The step as a pipeline: loops over ticks, in which all stages do the same, each for another microbatch.
 
-In each tick (``Rota`` says on what)
+In each tick (``TickTable`` says on what)
 
     forward    x = inputs[slot], what the stage before handed on; the first stage starts a microbatch, from the prologue
                x = layers(x)
@@ -29,14 +29,14 @@ from meshdsl.ir.rewrite import Atom
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
-from meshdsl.lowering.local.registry import taking_turns
+from meshdsl.lowering.local.registry import run_exchanges
 from meshdsl.pipelining.accumulate import Step, Sum, dealt
 from meshdsl.pipelining.interpreter import AXIS, Runner, marked, within
-from meshdsl.pipelining.layer_scan import Layers
-from meshdsl.pipelining.scan_stage_work import Turn, Work
-from meshdsl.pipelining.scan_stages import AFTER, HEAD, PROLOGUE, TAIL, Dealing, Stages
+from meshdsl.pipelining.layer_scan import LayerScan
+from meshdsl.pipelining.scan_stage_work import StageTurn, StageWork
+from meshdsl.pipelining.scan_stages import AFTER, HEAD, PROLOGUE, TAIL, LayerAssignment, Stages
 from meshdsl.pipelining.stage_buffers import Ranks, pick, unused
-from meshdsl.pipelining.tick_loops import Backward, Forward, Head, Rota, Row, Units
+from meshdsl.pipelining.tick_loops import Backward, Forward, Head, TickRow, TickTable, TickUnits
 from meshdsl.pipelining.time_axis import held
 from meshdsl.schedules import simulate as costs
 from meshdsl.schedules.simulate import BACKWARD, FORWARD, STASH, WEIGHTS
@@ -49,20 +49,20 @@ from meshdsl.schedules.simulate import BACKWARD, FORWARD, STASH, WEIGHTS
 # chunks of layers per rank, each rank has those that the table says, one of which it runs in a tick.
 
 
-class Lanes(Ranks):
+class VmappedStages(Ranks):
     """The stages of a pipeline side by side.
 
     Stacks have a dim of ranks in front, rooms one of slots after it; those that layers have or make have one of chunks
     in front of that of ranks.
     """
 
-    def __init__(self, stages: Stages, rota: Rota, whole: Runner) -> None:
+    def __init__(self, stages: Stages, rota: TickTable, whole: Runner) -> None:
         super().__init__(stages.axis, rota.ranks)
         self.stages, self.rota, self.whole = stages, rota, whole
         self.placing, self.v = stages.placing, rota.table.chunks
-        self.dealing = Dealing(stages.layers, tuple(zip(*rota.table.placement, strict=True)))
+        self.dealing = LayerAssignment(stages.layers, tuple(zip(*rota.table.placement, strict=True)))
         self.used = None if self.dealing.even else self.split(jnp.asarray(self.dealing.used), 1)
-        self.work = Work(stages, whole, self.dealing.most)
+        self.work = StageWork(stages, whole, self.dealing.most)
         given = {x.id: x for layers in stages.scans for x, _ in layers.stacks if self.placing.of(x) is B}
         self.stacks = {i: self.dealt(whole.get(x, B)) for i, x in given.items()}
 
@@ -70,11 +70,11 @@ class Lanes(Ranks):
         """A stack of layers by chunk and rank."""
         return self.split(self.dealing.dealt(x), 1)
 
-    def nothing(self, layers: Layers) -> Arrays:
+    def nothing(self, layers: LayerScan) -> Arrays:
         """What stages hand on before anything is."""
         return tuple(self._unused(x, self.p, at=at) for x, at in self.stages.brought(layers))
 
-    def room(self, layers: Layers, slots: int) -> Arrays:
+    def room(self, layers: LayerScan, slots: int) -> Arrays:
         """Room for what stages are handed."""
         return tuple(self._unused(x, self.p, slots, at=at) for x, at in self.stages.brought(layers))
 
@@ -110,13 +110,13 @@ class Lanes(Ranks):
         mine = _column(lax.iota(jnp.int32, self.p) == rank, x.ndim)
         return jnp.any(x & mine, 0) if x.dtype == jnp.bool_ else jnp.where(mine, x, 0).sum(0, dtype=x.dtype)
 
-    def run(self, units: Units, given: Arrays) -> tuple[Arrays, Arrays]:
+    def run(self, units: TickUnits, given: Arrays) -> tuple[Arrays, Arrays]:
         """All stages forward: what they hand on, and the stacks that their layers make."""
         own = self._own(self.stages.forward, units)
         made, rows = jax.vmap(self.work.forward)(self._turn(units), given, own)
         return tuple(map(self.split, made)), rows
 
-    def run_back(self, units: Units, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
+    def run_back(self, units: TickUnits, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
         """All stages backward: likewise; ``given`` and ``rows`` are what they were given forward, and made."""
         own = self._own(self.stages.backward, units)
         made, rows = jax.vmap(self.work.backward)(self._turn(units), back, given, rows, own)
@@ -126,31 +126,31 @@ class Lanes(Ranks):
         """What is kept of what stages made forward."""
         return self.work.kept(made, rows)
 
-    def found(self, units: Units, kept: Arrays) -> tuple[Arrays, Arrays]:
+    def found(self, units: TickUnits, kept: Arrays) -> tuple[Arrays, Arrays]:
         """What stages handed on, and the stacks that their layers made, from what was kept."""
         return jax.vmap(self.work.found)(self._turn(units), kept, self._own(self.stages.forward, units))
 
-    def run_first(self, units: Units, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
+    def run_first(self, units: TickUnits, back: Arrays, given: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
         """All stages through the first half of their backward: what they hand on, and what the second half reads."""
         own = self._own(self.stages.backward, units)
         made, cut = jax.vmap(self.work.first)(self._turn(units), back, given, rows, own)
         return tuple(map(self.split, made)), cut
 
-    def run_second(self, units: Units, cut: Arrays) -> Arrays:
+    def run_second(self, units: TickUnits, cut: Arrays) -> Arrays:
         """All stages through the second half: the stacks that their layers make."""
         return jax.vmap(self.work.second)(self._turn(units), cut, self._own(self.stages.backward, units))
 
-    def _turn(self, units: Units) -> Turn:
-        return Turn(units.microbatch, None if self.used is None else self._chunk(self.used, units))
+    def _turn(self, units: TickUnits) -> StageTurn:
+        return StageTurn(units.microbatch, None if self.used is None else self._chunk(self.used, units))
 
-    def _own(self, layers: Layers, units: Units) -> Arrays:
+    def _own(self, layers: LayerScan, units: TickUnits) -> Arrays:
         """What each stage has of stacks that are the same for all microbatches, for its chunk."""
         return tuple(self._chunk(self.stacks[x.id], units) for x, _ in layers.stacks if x.id in self.stacks)
 
-    def _chunk(self, x: jax.Array, units: Units) -> jax.Array:
+    def _chunk(self, x: jax.Array, units: TickUnits) -> jax.Array:
         return x[0] if self.v == 1 else self.split(jax.vmap(pick, (1, 0))(x, units.chunk))
 
-    def added(self, s: Sum, so_far: jax.Array, rows: jax.Array, units: Units) -> jax.Array:
+    def added(self, s: Sum, so_far: jax.Array, rows: jax.Array, units: TickUnits) -> jax.Array:
         """A sum by chunk and rank, with what the layers of each stage made."""
         chunks = lax.broadcasted_iota(jnp.int32, (self.v, self.p), 0)
         mine = units.valid if self.v == 1 else (chunks == units.chunk) & units.valid
@@ -171,16 +171,16 @@ Stacks = dict[int, jax.Array]
 class PipelinedStep(Step):
     """A step whose layers are run stage by stage."""
 
-    def __init__(self, graph: Graph, stages: Stages, rota: Rota) -> None:
+    def __init__(self, graph: Graph, stages: Stages, rota: TickTable) -> None:
         super().__init__(graph, stages.placing, [op for op, time in stages.times.items() if time == AFTER])
         self.stages, self.rota = stages, rota
 
     def looped(self, whole: Runner) -> list[jax.Array]:
         """The exported values, whole."""
-        return _Loops(self, whole).run()
+        return _ScanLoops(self, whole).run()
 
 
-class _State(NamedTuple):
+class _ScanState(NamedTuple):
     """What is kept from tick to tick: what stages hand back, what waits, and the sums so far."""
 
     back: Arrays
@@ -198,12 +198,12 @@ class _Now(NamedTuple):
     stacks: Stacks
 
 
-class _Loops:
+class _ScanLoops:
     """The loops over ticks, while they are traced."""
 
     def __init__(self, step: PipelinedStep, whole: Runner) -> None:
         self.step, self.whole, self.stages, self.rota = step, whole, step.stages, step.rota
-        self.lanes = Lanes(step.stages, step.rota, whole)
+        self.lanes = VmappedStages(step.stages, step.rota, whole)
         self.blocks = [dealt(whole.get(v, B), step.placing.turns) for v in step.batch]
         self.sums = {v.id: Sum.of(v, step.placing) for v in step.exported}
         self.made = {v.id for layers in self.stages.scans for v in layers.made}
@@ -224,7 +224,7 @@ class _Loops:
             stacks.append({v: x.reshape(-1, *x.shape[2:]) for v, x in found.items()})
         return [self._end(v, state.sums, stacks) for v in self.step.exported]
 
-    def _empty(self) -> _State:
+    def _empty(self) -> _ScanState:
         """What there is before the first tick."""
         lanes, rooms, first, back = self.lanes, self.rota.rooms, self.stages.forward, self.stages.scans[1:]
         with within(FORWARD if rooms.results.count else STASH):
@@ -233,7 +233,7 @@ class _Loops:
             results = lanes.room_for_results()
         handed = [x for layers in back for x in lanes.nothing(layers)]
         kept = [x for layers in back if self.rota.inbox for x in lanes.room(layers, rooms.gradients.count)]
-        return _State(tuple(handed), inputs, results, tuple(kept), lanes.room_for_cuts(), self._begin())
+        return _ScanState(tuple(handed), inputs, results, tuple(kept), lanes.room_for_cuts(), self._begin())
 
     def _begin(self) -> Stacks:
         """The sums before the first tick."""
@@ -251,7 +251,7 @@ class _Loops:
         """Where the microbatches are in what is stacked tick by tick."""
         return self.rota.places("H", -1) if time == HEAD else self.rota.places(self.rota.table.turns, 0)
 
-    def _round(self, state: _State, rows: tuple[Row, ...]) -> tuple[_State, Stacks]:
+    def _round(self, state: _ScanState, rows: tuple[TickRow, ...]) -> tuple[_ScanState, Stacks]:
         """One round of a loop: its parts, tick by tick."""
         stacks: list[Stacks] = []
         for part in rows:
@@ -260,7 +260,7 @@ class _Loops:
         keys = dict.fromkeys(v for found in stacks for v in found)
         return state, {v: jnp.concatenate([found[v] for found in stacks if v in found]) for v in keys}
 
-    def _tick(self, state: _State, row: Row) -> tuple[_State, Stacks]:
+    def _tick(self, state: _ScanState, row: TickRow) -> tuple[_ScanState, Stacks]:
         now, made = _Now(dict(state.sums), {}), tuple[jax.Array, ...]()
         if row.got is not None:
             with marked(self.stages.backward.op), within(BACKWARD):
@@ -288,7 +288,7 @@ class _Loops:
                 room = self.lanes.put(room, self.lanes.handed(made, way * shift), slot)
         return room
 
-    def _forwards(self, row: Forward, state: _State, now: _Now) -> tuple[_State, Arrays]:
+    def _forwards(self, row: Forward, state: _ScanState, now: _Now) -> tuple[_ScanState, Arrays]:
         with self._microbatch(row.begun, (PROLOGUE,)) as runner:
             start = tuple(runner.get(x, at) for x, at in self.stages.brought(self.stages.forward))
         given = self.lanes.begun(self.lanes.get(state.inputs, row.units.slot), start, row.begins)
@@ -299,7 +299,7 @@ class _Loops:
             return state._replace(results=kept), made
         return state._replace(inputs=self.lanes.put(state.inputs, given, row.units.slot)), made
 
-    def _backwards(self, row: Backward, head: Head | None, state: _State, now: _Now) -> _State:
+    def _backwards(self, row: Backward, head: Head | None, state: _ScanState, now: _Now) -> _ScanState:
         given, made, rows = self._again(row, state)
         back = self._returned(row, state)
         if head:
@@ -313,7 +313,7 @@ class _Loops:
         self._rest(row, back, now)
         return state._replace(back=back)
 
-    def _again(self, row: Backward, state: _State) -> tuple[Arrays, Arrays, Arrays]:
+    def _again(self, row: Backward, state: _ScanState) -> tuple[Arrays, Arrays, Arrays]:
         """What stages were given forward, what they made of it, and the stacks of their layers: run again, or kept."""
         if self.rota.rooms.results.count:
             made, rows = self.lanes.found(row.units, self.lanes.get(state.results, row.result))
@@ -321,13 +321,13 @@ class _Loops:
         given = self.lanes.get(state.inputs, row.units.slot)
         return given, *self.lanes.run(row.units, given)
 
-    def _returned(self, row: Backward, state: _State) -> Arrays:
+    def _returned(self, row: Backward, state: _ScanState) -> Arrays:
         """What stages were handed back: from where it waits, or as it comes."""
         if self.rota.inbox:
             return self.lanes.get(state.gradients, row.gradient)
         return self.lanes.handed(state.back, -self.rota.shifts[0])
 
-    def _weights(self, units: Units, state: _State, now: _Now) -> None:
+    def _weights(self, units: TickUnits, state: _ScanState, now: _Now) -> None:
         rows = self.lanes.run_second(units, self.lanes.get(state.cuts, units.slot))
         self._add_rows(self.stages.backward, rows, units, now)
 
@@ -345,7 +345,7 @@ class _Loops:
         with self._microbatch(row.ended, (PROLOGUE, TAIL), ends) as runner:
             self._export(runner, TAIL, row.has_ended, now)
 
-    def _ends(self, layers: Layers, made: Arrays, rank: int) -> dict[Value, jax.Array]:
+    def _ends(self, layers: LayerScan, made: Arrays, rank: int) -> dict[Value, jax.Array]:
         """What one rank's carries came to, and what it was brought from past the layers."""
         past = [] if layers is self.stages.forward else [x for x in self.stages.consts(layers) if x in self.stages.past]
         brought = dict(zip(self.stages.consts(layers), made[len(layers.last) :], strict=True))
@@ -358,7 +358,7 @@ class _Loops:
     ) -> Iterator[Runner]:
         """What is known of a microbatch, from the batch and from what layers made, at some times."""
         blocks = [lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in self.blocks]
-        with taking_turns(AXIS, at):
+        with run_exchanges(AXIS, at):
             runner = self.step.turn(self.whole, blocks)
             for v, x in (ends or {}).items():
                 runner.arrays[v.id, held(self.step.placing.of(v))] = x
@@ -376,7 +376,7 @@ class _Loops:
                     else:
                         now.stacks[v.id] = found
 
-    def _add_rows(self, layers: Layers, rows: Arrays, units: Units, now: _Now) -> None:
+    def _add_rows(self, layers: LayerScan, rows: Arrays, units: TickUnits, now: _Now) -> None:
         """Add what the layers of each stage made for its microbatch to the sums."""
         for v, x in zip(layers.made, rows, strict=True):
             s = self.sums.get(v.id)

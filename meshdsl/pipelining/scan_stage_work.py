@@ -11,11 +11,11 @@ from meshdsl.ir.graph import Graph, Op, Value
 from meshdsl.ir.rewrite import Atom, values
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
-from meshdsl.lowering.local.registry import taking_turns
+from meshdsl.lowering.local.registry import run_exchanges
 from meshdsl.pipelining.interpreter import AXIS, Runner, sliced
-from meshdsl.pipelining.layer_scan import Layers, Stacks, Wanted, kept_stacks, run_layers
+from meshdsl.pipelining.layer_scan import LayerScan, Stacks, Wanted, kept_stacks, run_layers
 from meshdsl.pipelining.scan_stages import Stages
-from meshdsl.pipelining.time_axis import SAME, Placing, held
+from meshdsl.pipelining.time_axis import SAME, TimePlacement, held
 
 # ---- Halves ----------------------------------------------------------------------------------------------------------
 # A layer's backward in two halves: what the gradient of its input needs, and the rest, its weights' gradients.
@@ -31,11 +31,11 @@ from meshdsl.pipelining.time_axis import SAME, Placing, held
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitBackward:
     """The operations of a layer's backward, by half."""
 
-    layers: Layers
-    placing: Placing
+    layers: LayerScan
+    placing: TimePlacement
 
     @cached_property
     def first(self) -> list[Op]:
@@ -89,7 +89,7 @@ def needed(body: Graph, wanted: Iterable[Atom], done: Iterable[Op] = ()) -> list
 Known = dict[tuple[int, Placement], jax.Array]
 
 
-class Turn(NamedTuple):
+class StageTurn(NamedTuple):
     """Whose work it is.
 
     Args:
@@ -102,7 +102,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """A stage's work.
 
     Args:
@@ -115,16 +115,16 @@ class Work:
     length: int
 
     @cached_property
-    def halves(self) -> Halves:
+    def halves(self) -> SplitBackward:
         """The operations of a layer's backward, by half."""
-        return Halves(self.stages.backward, self.stages.placing)
+        return SplitBackward(self.stages.backward, self.stages.placing)
 
-    def shared(self, layers: Layers) -> list[Value]:
+    def shared(self, layers: LayerScan) -> list[Value]:
         """What layers have of stacks that are the same for all microbatches."""
         made = {v.id for v in self.stages.forward.made}
         return [v for x, v in layers.stacks if layers is self.stages.forward or x.id not in made]
 
-    def forward(self, turn: Turn, given: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+    def forward(self, turn: StageTurn, given: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         """What the stage hands on, and the stacks that its layers make.
 
         Args:
@@ -159,7 +159,7 @@ class Work:
         stacks = dict(zip(self.stages.forward.made, rows, strict=True))
         return (*(stacks[x] for x in self.results), *made)
 
-    def found(self, turn: Turn, kept: Arrays, own: Arrays) -> tuple[Arrays, Any]:
+    def found(self, turn: StageTurn, kept: Arrays, own: Arrays) -> tuple[Arrays, Any]:
         """What a stage made forward, and the stacks of its layers, None where nobody reads them, from what was kept."""
         layers, count = self.stages.forward, len(self.results)
         wanted = [(x, sliced(self._place(v))) for x, v in self._of_weights]
@@ -169,12 +169,14 @@ class Work:
         stacks.update(zip((v for _, v in self._of_weights), again, strict=True))
         return kept[count:], tuple(stacks.get(v) for v in layers.made)
 
-    def backward(self, turn: Turn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+    def backward(
+        self, turn: StageTurn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays
+    ) -> tuple[Arrays, Arrays]:
         """Likewise backward; ``given`` and ``rows`` are what the stage was given forward, and made."""
         layers = self.stages.backward
         return self._all(layers, turn, back, self._known(back, given), self._made(rows) | self._own(layers, own))
 
-    def first(self, turn: Turn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+    def first(self, turn: StageTurn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
         """The first half of it: what the stage hands on, and what the second half reads (``cut``)."""
         layers, made, known = self.stages.backward, self._made(rows), self._known(back, given)
         wanted, carries = [(v, self._place(v)) for v in self.halves.inside], len(layers.last)
@@ -186,7 +188,7 @@ class Work:
         yield from (made[v] for v in self._from_forward)
         yield from (known[x.id, self._place(x)] for x in self._brought)
 
-    def second(self, turn: Turn, cut: Arrays, own: Arrays) -> Arrays:
+    def second(self, turn: StageTurn, cut: Arrays, own: Arrays) -> Arrays:
         """The second half: the stacks that the layers make."""
         layers, each, _ = self.stages.backward, *self.cut
         known = {(x.id, self._place(x)): y for x, y in zip(self._brought, cut[len(each) :], strict=True)}
@@ -211,7 +213,9 @@ class Work:
         read = [x for x, v in self.stages.backward.consts if v.id in self.halves.read and isinstance(x, Value)]
         return [x for x in dict.fromkeys(read) if x.id in consts]
 
-    def _all(self, layers: Layers, turn: Turn, given: Arrays, known: Known, stacks: Stacks) -> tuple[Arrays, Arrays]:
+    def _all(
+        self, layers: LayerScan, turn: StageTurn, given: Arrays, known: Known, stacks: Stacks
+    ) -> tuple[Arrays, Arrays]:
         """All of each layer; what is brought along goes on."""
         carries, ops = len(layers.last), layers.body.ops[:-1]
         made, rows = self._run(layers, turn, known, ops, given[:carries], stacks, self._rows(layers))
@@ -219,8 +223,8 @@ class Work:
 
     def _run(
         self,
-        layers: Layers,
-        turn: Turn,
+        layers: LayerScan,
+        turn: StageTurn,
         known: Known,
         ops: Sequence[Op],
         start: Arrays,
@@ -228,10 +232,10 @@ class Work:
         wanted: Wanted,
     ) -> tuple[Arrays, Arrays]:
         runner = Runner(self.stages.placing, self.whole.arrays | known)
-        with taking_turns(AXIS, turn.microbatch):
+        with run_exchanges(AXIS, turn.microbatch):
             return run_layers(runner, layers, ops, start, stacks, wanted, self.length, turn.used)
 
-    def _rows(self, layers: Layers) -> Wanted:
+    def _rows(self, layers: LayerScan) -> Wanted:
         return [(x, sliced(self._place(v))) for x, v in layers.rows]
 
     def _place(self, x: Value) -> Placement:
@@ -240,7 +244,7 @@ class Work:
     def _known(self, back: Arrays, given: Arrays) -> Known:
         return self._consts(self.stages.forward, given) | self._consts(self.stages.backward, back)
 
-    def _consts(self, layers: Layers, given: Arrays) -> Known:
+    def _consts(self, layers: LayerScan, given: Arrays) -> Known:
         """The consts among what a microbatch brings along."""
         consts = self.stages.consts(layers)
         return {(x.id, self._place(x)): y for x, y in zip(consts, given[len(layers.last) :], strict=True)}
@@ -249,5 +253,5 @@ class Work:
         """What layers made forward, as their backward has it."""
         return kept_stacks(self.stages.backward, dict(zip((v.id for v in self.stages.forward.made), rows, strict=True)))
 
-    def _own(self, layers: Layers, own: Arrays) -> Stacks:
+    def _own(self, layers: LayerScan, own: Arrays) -> Stacks:
         return dict(zip(self.shared(layers), own, strict=True))

@@ -27,12 +27,12 @@ from jax.interpreters import mlir
 from numpy.typing import NDArray
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Graph, Program, Value
+from meshdsl.ir.graph import Graph, TracedProgram, Value
 from meshdsl.ir.rewrite import Atom, values
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
-from meshdsl.pipelining.layer_scan import Axes, Layers, split_scan
-from meshdsl.pipelining.time_axis import EACH, Placing, held
+from meshdsl.pipelining.layer_scan import Axes, LayerScan, split_scan
+from meshdsl.pipelining.time_axis import EACH, TimePlacement, held
 from meshdsl.schedules.partition import share_faults
 from meshdsl.schedules.spec import Pipeline
 
@@ -54,21 +54,21 @@ class Stages:
         the layers bring it along.
     """
 
-    placing: Placing
+    placing: TimePlacement
     axis: str
     ranks: int
-    scans: tuple[Layers, ...]
+    scans: tuple[LayerScan, ...]
     times: dict[int, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
     past: list[Value] = field(default_factory=list)
 
     @property
-    def forward(self) -> Layers:
+    def forward(self) -> LayerScan:
         """The scan over the layers."""
         return self.scans[0]
 
     @property
-    def backward(self) -> Layers:
+    def backward(self) -> LayerScan:
         """The scan over their gradients; there is none if the step is ``forward_only``."""
         return self.scans[1]
 
@@ -77,33 +77,35 @@ class Stages:
         """Whether nothing goes backward."""
         return len(self.scans) == 1
 
-    def consts(self, layers: Layers) -> list[Value]:
+    def consts(self, layers: LayerScan) -> list[Value]:
         """Consts of a scan that differ from microbatch to microbatch; backward, those that are new."""
         known = set[int]() if layers is self.forward else {v.id for v in self.consts(self.forward)}
         found = [x for x, _ in layers.consts if isinstance(x, Value) and self.placing.of(x) is not B]
         found += self.past if layers is not self.forward else []
         return [x for x in dict.fromkeys(found) if x.id not in known]
 
-    def brought(self, layers: Layers) -> list[tuple[Atom, Placement]]:
+    def brought(self, layers: LayerScan) -> list[tuple[Atom, Placement]]:
         """What a microbatch brings along from stage to stage, carries and consts, and how a turn has it."""
         carries = [(x, held(self.placing.of(v))) for x, v in layers.carries]
         return [*carries, *((x, held(self.placing.of(x))) for x in self.consts(layers))]
 
 
-def find_stages(program: Program, placing: Placing, mesh: Mesh, split: Axes, asked: Pipeline) -> Stages | None:
+def find_stages(
+    program: TracedProgram, placing: TimePlacement, mesh: Mesh, split: Axes, asked: Pipeline
+) -> Stages | None:
     """The stages, if layers that are done in turns lie split over an axis; PipelineError if they are no pipeline."""
     found = split_scan(program, placing, split)
     if found is None:
         return None
     axis, graph, (forward, *others) = found.axis, program.graph, found.scans
-    first = Layers(forward)
+    first = LayerScan(forward)
     made = {v.id for v in first.made}
     backward = [op for op in graph.ops if op.name == "scan" and op.phase == "backward" and placing.in_turns(op)]
     backward = [op for op in backward if op in others or any(v.id in made for v in values(op.inputs))]
     if len(backward) > 1:
         text = f"the scan over layers at {first.op.source} has {len(backward)} scans backward, a pipeline takes one"
         raise PipelineError(text)
-    stages = Stages(placing, axis, mesh.axis(axis), (first, *map(Layers, backward)))
+    stages = Stages(placing, axis, mesh.axis(axis), (first, *map(LayerScan, backward)))
     rows = [*share_faults(first.length, stages.ranks, asked), *_unknown(stages), *_times(graph, stages)]
     if rows:
         raise PipelineError(faults(f"the scan over layers at {first.op.source} is no pipeline over {axis}:", rows))
@@ -149,7 +151,7 @@ def _times(graph: Graph, stages: Stages) -> Iterator[str]:
     yield from _unread(graph, stages)
 
 
-def _ends(when: dict[int, str], layers: Layers, time: str) -> None:
+def _ends(when: dict[int, str], layers: LayerScan, time: str) -> None:
     when.update((v.id, time) for v in layers.last)
     when.update((v.id, "layers") for v in layers.made)
 
@@ -173,7 +175,7 @@ def _unread(graph: Graph, stages: Stages) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class LayerAssignment:
     """Layers by stage.
 
     Args:

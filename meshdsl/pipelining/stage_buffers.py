@@ -19,7 +19,7 @@ from meshdsl.layouts.placement import S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.pipelining.interpreter import within
-from meshdsl.primitives.constrain import state
+from meshdsl.primitives.constrain import bind_constrain
 from meshdsl.schedules.simulate import HANDING
 from meshdsl.trace.passes.rolls import roll_p
 
@@ -34,7 +34,7 @@ def unused(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 # ---- Packing ---------------------------------------------------------------------------------------------------------
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """Rows of one array or buffer: how long they are, and how what lies in them is put together with others' rows."""
 
     length: int
@@ -58,12 +58,12 @@ class Packing:
       items: per stage, the rows of each of its arrays.
     """
 
-    def __init__(self, items: Sequence[Sequence[Rows]]) -> None:
+    def __init__(self, items: Sequence[Sequence[PackedRows]]) -> None:
         self.items = items
         self.kinds = {row.kind: row for each in items for row in each}
 
     @property
-    def columns(self) -> list[Rows]:
+    def columns(self) -> list[PackedRows]:
         """Per buffer, its rows."""
         return [self.kinds[kind]._replace(length=self._longest(kind)) for kind in sorted(self.kinds)]
 
@@ -78,7 +78,7 @@ class Packing:
         """The buffers of a stage, from its arrays in rows."""
         return tuple(self._buffer(stage, column, arrays, rows) for column in self.columns)
 
-    def _buffer(self, stage: int, column: Rows, arrays: Sequence[jax.Array], rows: int) -> jax.Array:
+    def _buffer(self, stage: int, column: PackedRows, arrays: Sequence[jax.Array], rows: int) -> jax.Array:
         found = [x for row, x in zip(self.items[stage], arrays, strict=True) if row.kind == column.kind]
         rest = column.length - sum(x.shape[1] for x in found)
         filled = [column._replace(length=rest).nothing(rows)] if rest else []
@@ -134,7 +134,7 @@ class Ranks:
 
     def split(self, x: jax.Array, dim: int = 0) -> jax.Array:
         """A stack of what the ranks have, each device holding its own."""
-        made: jax.Array = state(x, Layout(**{self.axis: S(dim)}))
+        made: jax.Array = bind_constrain(x, Layout(**{self.axis: S(dim)}))
         return made
 
     def put(self, room: Arrays, found: Arrays, slot: jax.Array) -> Arrays:

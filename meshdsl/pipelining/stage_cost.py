@@ -8,14 +8,14 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.pipelining.scan_stages import HEAD, PROLOGUE, TAIL, Stages
 from meshdsl.planner.costs.op_cost import alone_seconds, materialised, work_of
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import placed
-from meshdsl.schedules.partition import balance
+from meshdsl.planner.liveness.timeline import copy_timeline
+from meshdsl.schedules.partition import partition_layers
 from meshdsl.schedules.spec import Pipeline
 
 # ---- Loads -----------------------------------------------------------------------------------------------------------
 
 
-class Clock:
+class StageTimer:
     """Seconds of operations on one device that has everything whole."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
@@ -45,7 +45,7 @@ def room(graph: Graph, mesh: Mesh) -> int:
     made = [v for op in ops for v in (*op.outputs, *(v for body in op.bodies for v in body.inputs))]
     own = {v.id: Layout() for v in (*graph.inputs, *made)}
     uses = {(op.id, i): Layout() for op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
-    peak = Liveness(placed(graph, mesh, own, uses, {})).peak().bytes
+    peak = Liveness(copy_timeline(graph, mesh, own, uses, {})).peak().bytes
     given = {v.id: v.bytes for v in (*graph.inputs, *(x for x in graph.returned if isinstance(x, Value)))}
     return max(0, peak - sum(given.values()))
 
@@ -53,7 +53,8 @@ def room(graph: Graph, mesh: Mesh) -> int:
 # ---- Shares ----------------------------------------------------------------------------------------------------------
 # How many layers each stage of a pipeline gets.
 #
-# As many as were asked for; else as many each, or where the stages do not divide the layers, as ``balance`` says, from
+# As many as were asked for; else as many each, or where the stages do not divide the layers, as
+# ``partition_layers`` says, from
 # what layers, embedding and head take on one device.
 
 
@@ -64,10 +65,10 @@ def shares(graph: Graph, stages: Stages, mesh: Mesh, asked: Pipeline) -> tuple[i
         return asked.layers
     if layers % parts == 0:
         return (layers // parts,) * parts
-    clock = Clock(graph, mesh)
+    clock = StageTimer(graph, mesh)
     first, last = (
         clock.seconds(op for op in graph.ops if stages.times.get(op.id) in times)
         for times in ((PROLOGUE, TAIL), (HEAD,))
     )
     each = clock.seconds(scan.op for scan in stages.scans) / layers
-    return balance([each] * layers, parts, first, last)
+    return partition_layers([each] * layers, parts, first, last)

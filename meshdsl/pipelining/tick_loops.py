@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from meshdsl.schedules.lockstep import Rooms, Slots, Table
+from meshdsl.schedules.lockstep import BufferSlots, LockstepTable, Slots
 from meshdsl.schedules.schedule import Task
 
 # ---- Ticks -----------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ BODIES = 8
 
 @dataclass(frozen=True)
 class Ticks:
-    """``count`` ticks in which work of the same kinds is done (``Table.kinds``)."""
+    """``count`` ticks in which work of the same kinds is done (``LockstepTable.kinds``)."""
 
     kinds: str
     count: int
@@ -92,7 +92,7 @@ def _saved(found: tuple[int, int]) -> tuple[int, int]:
 Tasks = list[list[Task | None]]  # by tick and rank
 
 
-class Units(NamedTuple):
+class TickUnits(NamedTuple):
     """By rank, what it works on.
 
     Args:
@@ -119,7 +119,7 @@ class Forward(NamedTuple):
         None if nothing comes over that distance in any of these ticks.
     """
 
-    units: Units
+    units: TickUnits
     begins: Any
     begun: Any
     result: Any
@@ -136,7 +136,7 @@ class Backward(NamedTuple):
       cut: by rank, the slot for what the second half reads of the first.
     """
 
-    units: Units
+    units: TickUnits
     ended: Any
     has_ended: Any
     gradient: Any
@@ -157,7 +157,7 @@ class Head(NamedTuple):
     valid: Any
 
 
-class Row(NamedTuple):
+class TickRow(NamedTuple):
     """One tick; what is not done is None.
 
     Args:
@@ -168,15 +168,15 @@ class Row(NamedTuple):
     got: tuple[Any, ...] | None
     backward: Backward | None
     head: Head | None
-    weights: Units | None
+    weights: TickUnits | None
 
 
 @dataclass(frozen=True)
-class Rota:
+class TickTable:
     """A table as loops over rows; ``rooms`` say where everything is kept."""
 
-    table: Table
-    rooms: Rooms
+    table: LockstepTable
+    rooms: BufferSlots
 
     @cached_property
     def loops(self) -> list[Loop]:
@@ -227,7 +227,7 @@ class Rota:
         found = [self._tasks(ticks, kinds) for _, ticks in self._ticks(loop)]
         return [[[task.stage for task in row if task] for row in tasks] for tasks in found]
 
-    def rows(self, loop: Loop) -> tuple[Row, ...]:
+    def rows(self, loop: Loop) -> tuple[TickRow, ...]:
         """What the ticks of each part of a loop are about, by round and tick."""
         by_round = partial(_by_round, loop.times)
         return tuple(jax.tree.map(by_round, self._row(part.kinds, ticks)) for part, ticks in self._ticks(loop))
@@ -239,9 +239,9 @@ class Rota:
             yield part, [start + i * loop.every + j for i in range(loop.times) for j in range(part.count)]
             start += part.count
 
-    def _row(self, kinds: str, ticks: Sequence[int]) -> Row:
+    def _row(self, kinds: str, ticks: Sequence[int]) -> TickRow:
         back = bool({"B", "I"} & set(kinds))
-        return Row(
+        return TickRow(
             self._forward(ticks) if "F" in kinds else None,
             self._got(ticks) if self.inbox and (back or "G" in kinds) else None,
             self._backward(ticks) if back else None,
@@ -292,9 +292,9 @@ class Rota:
         numbers = [[task.microbatch for task in row if task and task.stage == stage] for row in tasks]
         return is_it, np.array([(*n, 0)[0] for n in numbers], np.int32), is_it.any(1)
 
-    def _units(self, tasks: Tasks, slots: Slots) -> Units:
+    def _units(self, tasks: Tasks, slots: Slots) -> TickUnits:
         chunk = {s: stages.index(s) for stages in self.table.placement for s in stages}
-        return Units(
+        return TickUnits(
             np.array([[chunk[task.stage] if task else 0 for task in row] for row in tasks], np.int32),
             np.array([[task.microbatch if task else 0 for task in row] for row in tasks], np.int32),
             np.array([[task is not None for task in row] for row in tasks]),

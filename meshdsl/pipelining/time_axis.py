@@ -34,7 +34,7 @@ from meshdsl.trace.annotate import OPTIMIZER
 # be done in turns, and how far a value that lies one way is from being read another way.
 
 
-class Own(Enum):
+class TimeExtent(Enum):
     """How a value is had that is on no device of an axis in time."""
 
     SAME = "the same in all turns"
@@ -42,12 +42,12 @@ class Own(Enum):
     WHOLE = "of the whole batch"
 
 
-SAME, EACH, WHOLE = Own
-Place = Placement | Own
+SAME, EACH, WHOLE = TimeExtent
+Place = Placement | TimeExtent
 
 
 @dataclass
-class Placing:
+class TimePlacement:
     """Where everything is made.
 
     Args:
@@ -97,7 +97,7 @@ def _passing(op: Op) -> Iterator[Signature]:
 
 def unchanged(have: Place, want: Placement) -> int | None:
     """0 if an operation reads what there is; None if that cannot be had."""
-    return 0 if have == want or (want is B and isinstance(have, Own)) else None
+    return 0 if have == want or (want is B and isinstance(have, TimeExtent)) else None
 
 
 def changed(have: Place, want: Placement) -> int | None:
@@ -155,7 +155,7 @@ def made(place: Place, stacked: bool = False) -> Place:
 _SHOWN = 6
 
 
-def place_step(graph: Graph, turns: int, batch: Collection[int], each: bool = False) -> Placing:
+def analyze_time_axis(graph: Graph, turns: int, batch: Collection[int], each: bool = False) -> TimePlacement:
     """Where everything in a step is made.
 
     Args:
@@ -166,7 +166,7 @@ def place_step(graph: Graph, turns: int, batch: Collection[int], each: bool = Fa
     """
     own: set[int] = set()
     while True:
-        deduction = _Deduction(Placing(turns), each, own)
+        deduction = _Deduction(TimePlacement(turns), each, own)
         deduction.step(graph, batch)
         wanted = deduction.unmet - own
         if not deduction.wrong:
@@ -186,7 +186,7 @@ class _Deduction:
       own: ids of values to make as EACH.
     """
 
-    def __init__(self, placing: Placing, each: bool, own: Collection[int]) -> None:
+    def __init__(self, placing: TimePlacement, each: bool, own: Collection[int]) -> None:
         self.placing, self.each, self.own = placing, each, own
         self.wrong: dict[int, str] = {}
         self.unmet: set[int] = set()

@@ -4,30 +4,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 
-from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, Program, Value
-from meshdsl.ir.index import named, numbering_of
+from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
+from meshdsl.ir.index import graph_index, named
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P
-from meshdsl.layouts.reshard import Move, complete
-from meshdsl.plan.op_times import Lines, Work, make_spans, priced
+from meshdsl.layouts.reshard import ReshardStep, complete
+from meshdsl.plan.op_times import Lines, OpTimes, make_spans, price_pipeline_parts
 from meshdsl.plan.plan import Array, Collective, Plan
-from meshdsl.plan.reasons import Inside, Reasons, collectives_inside
+from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.plan.types import Timing
-from meshdsl.planner.problem.variables import Kinds
+from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
 from meshdsl.trace.passes.duplicate import CAST
-from meshdsl.util.lazy import Later
-from meshdsl.util.runtime import uncollected
+from meshdsl.util.lazy import Lazy
+from meshdsl.util.runtime import gc_paused
 
 _RULELESS = (*LOOPS, "return", "constrain", "constant")
 _text = cache(str)  # of dtypes: numpy works theirs out each time
 
 
-def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | None = None) -> Plan:
+def build_plan(program: TracedProgram, solution: Solution, pins: Pins, kinds: OpClasses | None = None) -> Plan:
     """The plan of ``program`` that ``solution`` chose under ``pins``.
 
     Args:
@@ -35,9 +35,9 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
     """
     reasons = Reasons(program, solution)
     waits = _waits(program, solution, reasons)
-    lines, work = Lines(reasons), Work(program, solution, reasons, kinds)
+    lines, work = Lines(reasons), OpTimes(program, solution, reasons, kinds)
 
-    @uncollected
+    @gc_paused
     def timing() -> Timing:
         number = Counter(op.id for op, _ in waits)
         spans = make_spans(solution, pins.donated, reasons, lines, number, work)
@@ -45,7 +45,7 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
 
     return Plan(
         name=program.name,
-        identity=Later(uncollected(partial(fingerprint, program))),
+        identity=Lazy(gc_paused(partial(fingerprint, program))),
         operations=dict(sorted(Counter([op.name for _, op in reasons.index.ops]).items())),
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
@@ -53,23 +53,23 @@ def build_plan(program: Program, solution: Solution, pins: Pins, kinds: Kinds | 
         held=tuple((reasons.named(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
         solution=solution,
-        pipeline=priced(program, solution, waits, work),
+        pipeline=price_pipeline_parts(program, solution, waits, work),
         lines=lines.texts,
-        timing=Later(timing),
+        timing=Lazy(timing),
     )
 
 
-def collectives_of(program: Program, solution: Solution) -> list[Collective]:
+def collectives_of(program: TracedProgram, solution: Solution) -> list[Collective]:
     """Every collective of a solution, in the order of the operations that wait for it."""
     return [c for _, c in _waits(program, solution, Reasons(program, solution))]
 
 
-def _inputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array]:
+def _inputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
     for leaf, value, pin in zip(program.inputs, program.graph.inputs, pins.inputs, strict=True):
         yield _array(leaf, complete(solution.layouts[value.id], solution.mesh), pin)
 
 
-def _outputs(program: Program, solution: Solution, pins: Pins) -> Iterator[Array]:
+def _outputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
     last, nowhere = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
     for i, (leaf, pin, source) in enumerate(zip(program.outputs, pins.outputs, pins.follows, strict=True)):
         layout = solution.uses.get((last.id, i), nowhere)
@@ -82,7 +82,7 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
-def _waits(program: Program, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
+def _waits(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
     """Every collective with the operation that waits for it, in their order."""
     found = [*_moves(solution, reasons), *_inside(program, solution, reasons)]
     return sorted(found, key=lambda pair: reasons.index.order[pair[0].id])
@@ -97,7 +97,7 @@ def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collectiv
                 yield reader, _collective(move, value, graph, at, reason, reasons)
 
 
-def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
+def _inside(program: TracedProgram, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     """Every collective of a local program, with its operation."""
     for found in collectives_inside(program.graph, solution):
         op = found.op
@@ -105,7 +105,9 @@ def _inside(program: Program, solution: Solution, reasons: Reasons) -> Iterator[
         yield op, _collective(found, found.value, found.graph, op, reason, reasons)
 
 
-def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason: str, reasons: Reasons) -> Collective:
+def _collective(
+    sent: ReshardStep | LocalCollective, value: Value, graph: Graph, at: Op, reason: str, reasons: Reasons
+) -> Collective:
     return Collective(
         kind=sent.kind,
         axes=sent.axes,
@@ -122,14 +124,14 @@ def _collective(sent: Move | Inside, value: Value, graph: Graph, at: Op, reason:
     )
 
 
-def _opaque(program: Program) -> list[str]:
+def _opaque(program: TracedProgram) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    others = set(numbering_of(program.graph).names) - known
+    others = set(graph_index(program.graph).names) - known
     return _counted(_runs(op) for op in named(program.graph, *others) if not _is_constant(op))
 
 
-def _rounded(program: Program, solution: Solution) -> list[str]:
+def _rounded(program: TracedProgram, solution: Solution) -> list[str]:
     """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
     casts = named(program.graph, CAST)
     return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))

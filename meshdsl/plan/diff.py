@@ -22,7 +22,7 @@ _SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostTotals:
     """Collectives of one purpose: per step their runs, bytes and seconds, and the lines they belong to."""
 
     runs: int = 0
@@ -30,12 +30,14 @@ class Cost:
     seconds: float = 0.0
     lines: tuple[str, ...] = field(default=(), compare=False)
 
-    def plus(self, c: Collective) -> "Cost":
+    def plus(self, c: Collective) -> "CostTotals":
         """With one more collective."""
         lines = tuple(dict.fromkeys((*self.lines, c.source)))
-        return Cost(self.runs + c.trips, self.bytes + c.trips * c.bytes, self.seconds + c.trips * c.seconds, lines)
+        return CostTotals(
+            self.runs + c.trips, self.bytes + c.trips * c.bytes, self.seconds + c.trips * c.seconds, lines
+        )
 
-    def is_like(self, other: "Cost") -> bool:
+    def is_like(self, other: "CostTotals") -> bool:
         """Whether they are the same, but for the last digits of a sum."""
         sent = (self.runs, self.bytes) == (other.runs, other.bytes)
         return sent and isclose(self.seconds, other.seconds, rel_tol=_SAME)
@@ -58,7 +60,7 @@ class PlanDiff:
 
     made_for: tuple[tuple[str, str, str], ...]
     layouts: tuple[tuple[str, str, str], ...]
-    collectives: tuple[tuple[str, Cost, Cost], ...]
+    collectives: tuple[tuple[str, CostTotals, CostTotals], ...]
     totals: tuple[tuple[str, str, str], ...]
     changes: dict[str, float]
 
@@ -123,17 +125,17 @@ def _typed_layout(array: Array) -> str:
     return f"{array.type} {layout_text(array.layout.named(array.dims))}"
 
 
-def _collectives(before: Plan, after: Plan) -> tuple[tuple[str, Cost, Cost], ...]:
-    a, b, none = _costs(before), _costs(after), Cost()
+def _collectives(before: Plan, after: Plan) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
+    a, b, none = _costs(before), _costs(after), CostTotals()
     pairs = ((name, a.get(name, none), b.get(name, none)) for name in dict.fromkeys((*a, *b)))
     return tuple((name, was, now) for name, was, now in pairs if not was.is_like(now))
 
 
-def _costs(plan: Plan) -> dict[str, Cost]:
-    found: dict[str, Cost] = {}
+def _costs(plan: Plan) -> dict[str, CostTotals]:
+    found: dict[str, CostTotals] = {}
     for c in plan.collectives:
         purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_PLACE.sub('', c.reason))}"
-        found[purpose] = found.get(purpose, Cost()).plus(c)
+        found[purpose] = found.get(purpose, CostTotals()).plus(c)
     return found
 
 
@@ -192,7 +194,7 @@ def _collectives_text(diff: PlanDiff) -> Iterator[str]:
         yield from table([("change", "before", "after", "collective"), *map(_collective_row, by_change)])
 
 
-def _collective_row(row: tuple[str, Cost, Cost]) -> Sequence[str]:
+def _collective_row(row: tuple[str, CostTotals, CostTotals]) -> Sequence[str]:
     what, before, after = row
     lines = (after if after.runs else before).lines
     shown = ", ".join([*lines[:_LINES], *(["..."] if len(lines) > _LINES else [])])
@@ -201,7 +203,7 @@ def _collective_row(row: tuple[str, Cost, Cost]) -> Sequence[str]:
     return f"{sign}{seconds_text(abs(more))}", str(before), str(after), f"{what}, at {shown}"
 
 
-def _more(row: tuple[str, Cost, Cost]) -> float:
+def _more(row: tuple[str, CostTotals, CostTotals]) -> float:
     _, before, after = row
     return after.seconds - before.seconds
 

@@ -24,13 +24,13 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.notation import parse_placement
 from meshdsl.layouts.placement import Placement, Split
-from meshdsl.layouts.reshard import Move, arcs, fits
+from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.plan import Array, Collective, Plan
 from meshdsl.plan.types import Line, Span, Timing
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 
 # ---- Record ----------------------------------------------------------------------------------------------------------
 # What a plan file holds, field by field.
@@ -45,7 +45,7 @@ FORMAT = "meshdsl plan"
 Seals = tuple[tuple[str, str], ...]
 
 
-class Moved(msgspec.Struct, array_like=True, frozen=True):
+class MoveRecord(msgspec.Struct, array_like=True, frozen=True):
     """A move of one value; layouts by position."""
 
     value: int
@@ -103,13 +103,13 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: list[tuple[int, tuple[int, ...]]]
     values: list[tuple[int, int]]
     uses: list[tuple[int, int, int]]
-    moves: list[Moved]
+    moves: list[MoveRecord]
     padded: tuple[tuple[int, int], ...]
     seals: Seals
     pipeline: Pipelined | None = None
 
 
-class Head(msgspec.Struct):
+class PlanFileHead(msgspec.Struct):
     """What every version of the file begins with."""
 
     format: str
@@ -147,7 +147,7 @@ def _as_text(value: Any) -> str:
 Sent = tuple[str, tuple[str, ...], int]  # kind, axes and bytes of a collective
 
 
-def damage(f: PlanFile) -> list[str]:
+def file_faults(f: PlanFile) -> list[str]:
     """A row per entry that is wrong; tables first, as all else refers to them."""
     for stage in (_tables, _positions, _content):
         rows = list(stage(f))
@@ -299,11 +299,11 @@ def _moves(f: PlanFile, mesh: Mesh) -> Iterator[str]:
         lies[m.value].append(after)
 
 
-def _is_move(m: Moved, before: Layout, after: Layout, mesh: Mesh) -> bool:
+def _is_move(m: MoveRecord, before: Layout, after: Layout, mesh: Mesh) -> bool:
     splits = (p.dim for layout in (before, after) for _, p in layout.placements if isinstance(p, Split))
     rank = 1 + max((dim for dim in splits if isinstance(dim, int)), default=-1)
     ends = (m.kind, m.axes, parse_placement(m.source), parse_placement(m.target), after)
-    return any((a.kind, a.axes, a.source, a.target, a.after) == ends for a in arcs(before, rank, mesh))
+    return any((a.kind, a.axes, a.source, a.target, a.after) == ends for a in reshard_edges(before, rank, mesh))
 
 
 def _collectives(f: PlanFile, mesh: Mesh) -> Iterator[str]:
@@ -354,7 +354,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MeshDSLE
 T = TypeVar("T")
 
 
-class _Table(dict[T, int]):
+class _LayoutTable(dict[T, int]):
     """Things by the position at which they were first asked for."""
 
     def __missing__(self, thing: T) -> int:
@@ -391,7 +391,7 @@ def load_plan(path: str | Path) -> Plan:
     _check_head(str(file), data)
     try:
         record = msgspec.json.decode(data, type=PlanFile, dec_hook=_decode)
-        rows = [*broken_seals(msgspec.json.decode(data)), *damage(record)]
+        rows = [*broken_seals(msgspec.json.decode(data)), *file_faults(record)]
     except _UNREADABLE as error:
         rows = [str(error)]
     if rows:
@@ -407,7 +407,7 @@ def _path(path: object) -> Path:
 
 def _check_head(path: str, data: bytes) -> None:
     try:
-        head = msgspec.json.decode(data, type=Head)
+        head = msgspec.json.decode(data, type=PlanFileHead)
     except _UNREADABLE as error:
         raise PlanFileError(f"{path!r} is no plan file: {error}\nplan.save(path) writes one") from error
     if head.format != FORMAT:
@@ -420,8 +420,8 @@ def _check_head(path: str, data: bytes) -> None:
 def _record(plan: Plan) -> PlanFile:
     """What the file says, before it is sealed."""
     s = plan.solution
-    layouts: _Table[Layout] = _Table()
-    signatures: _Table[Signature] = _Table()
+    layouts: _LayoutTable[Layout] = _LayoutTable()
+    signatures: _LayoutTable[Signature] = _LayoutTable()
     ops = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
     values = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]
     uses = [(op, i, layouts[layout]) for (op, i), layout in sorted(s.uses.items())]
@@ -460,23 +460,23 @@ def _record(plan: Plan) -> PlanFile:
     )
 
 
-def _moved(value: int, m: Move, layouts: _Table[Layout]) -> Moved:
+def _moved(value: int, m: ReshardStep, layouts: _LayoutTable[Layout]) -> MoveRecord:
     ends = (str(m.source), str(m.target), layouts[m.before], layouts[m.after])
-    return Moved(value, m.kind, m.axes, *ends, m.bytes, m.seconds)
+    return MoveRecord(value, m.kind, m.axes, *ends, m.bytes, m.seconds)
 
 
 def _plan(f: PlanFile) -> Plan:
     arrays = f.inputs, f.outputs, f.collectives, f.held
-    more = f.padded, f.pipeline, f.lines, Later.known(Timing(f.spans, f.simulated_seconds))
-    return Plan(f.name, Later.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
+    more = f.padded, f.pipeline, f.lines, Lazy.known(Timing(f.spans, f.simulated_seconds))
+    return Plan(f.name, Lazy.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
 
 
 def _solution(f: PlanFile) -> Solution:
     rows = [Signature(_placements(s.inputs), _placements(s.outputs), s.size, s.collectives) for s in f.signatures]
-    trees: dict[int, list[Move]] = {}
+    trees: dict[int, list[ReshardStep]] = {}
     for m in f.moves:
         ends = (parse_placement(m.source), parse_placement(m.target), f.layouts[m.before], f.layouts[m.after])
-        trees.setdefault(m.value, []).append(Move(m.kind, m.axes, *ends, m.bytes, m.seconds))
+        trees.setdefault(m.value, []).append(ReshardStep(m.kind, m.axes, *ends, m.bytes, m.seconds))
     return Solution(
         mesh=mesh_of(f),
         rows={op: tuple(rows[i] for i in picked) for op, picked in f.ops},

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
-from meshdsl.ir.graph import Op, Program, Source, Value, walk
+from meshdsl.ir.graph import Op, Source, TracedProgram, Value, walk
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.placement import Split
@@ -21,28 +21,30 @@ from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import Line, Span
 from meshdsl.planner.costs.op_cost import room_of, tensors, work_of, work_seconds
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import placed
-from meshdsl.planner.problem.variables import Kinds
+from meshdsl.planner.liveness.timeline import copy_timeline
+from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIGHTS, Costs, part_of
-from meshdsl.util.arrays import identity
+from meshdsl.util.arrays import object_id
 
 # ---- Work ------------------------------------------------------------------------------------------------------------
 # What computing takes in a plan: seconds of the work of every operation, in the rows that it runs in.
 #
-# Operations of one kind (``Kinds``) in equal rows take as long, and a step of a hundred layers has few that differ:
+# Operations of one kind (``OpClasses``) in equal rows take as long, and a step of a hundred layers has few that differ:
 # each is worked out once.
 
 
-class Work:
+class OpTimes:
     """Seconds of the work of operations, in the rows of a solution.
 
     Args:
       kinds: of the operations, if they are known already.
     """
 
-    def __init__(self, program: Program, solution: Solution, reasons: Reasons, kinds: Kinds | None = None) -> None:
-        self.solution, self._kinds = solution, kinds or Kinds(program.graph)
+    def __init__(
+        self, program: TracedProgram, solution: Solution, reasons: Reasons, kinds: OpClasses | None = None
+    ) -> None:
+        self.solution, self._kinds = solution, kinds or OpClasses(program.graph)
         self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
         self._alone: dict[int, float] = {}
 
@@ -59,7 +61,7 @@ class Work:
         return found
 
     def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        key = (self._kinds.number(op), *map(identity, rows))
+        key = (self._kinds.number(op), *map(object_id, rows))
         if key not in self._known:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
@@ -119,7 +121,7 @@ def _text(file: str, line: int) -> str:
 
 
 def make_spans(
-    solution: Solution, donated: frozenset[int], reasons: Reasons, lines: Lines, waits: Mapping[int, int], work: Work
+    solution: Solution, donated: frozenset[int], reasons: Reasons, lines: Lines, waits: Mapping[int, int], work: OpTimes
 ) -> list[Span]:
     """The spans of a step in program order.
 
@@ -128,7 +130,7 @@ def make_spans(
       work: what computing takes.
     """
     s, graph = solution, reasons.program.graph
-    memory = Liveness(placed(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
+    memory = Liveness(copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
     for inside, op in reasons.ops():
@@ -151,8 +153,8 @@ def make_spans(
 _PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # as the fields of Costs are called
 
 
-def priced(
-    program: Program, solution: Solution, waits: Iterable[tuple[Op, Collective]], work: Work
+def price_pipeline_parts(
+    program: TracedProgram, solution: Solution, waits: Iterable[tuple[Op, Collective]], work: OpTimes
 ) -> Pipelined | None:
     """How the program takes its microbatches, with the costs of its parts if there are stages.
 
@@ -180,13 +182,13 @@ def priced(
     return replace(pipeline, costs=costs)
 
 
-def _stash(program: Program, solution: Solution) -> int:
+def _stash(program: TracedProgram, solution: Solution) -> int:
     """Bytes of the stash on a device."""
     made = (op for _, op in walk(program.graph) if op.name == "constrain" and part_of(op.scope) == STASH)
     return sum(_local_bytes(v, solution) for op in made for v in op.outputs)
 
 
-def _room(program: Program, solution: Solution) -> int:
+def _room(program: TracedProgram, solution: Solution) -> int:
     """Bytes of a device for the work of stages that are not alike."""
     found = [op for _, op in walk(program.graph) if room_of(op) and part_of(op.scope)]
     return max((room_of(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0)
@@ -200,7 +202,7 @@ def _local_bytes(v: Value, solution: Solution) -> int:
 # FLOPs of a plan: what one device multiplies and adds in a step.
 
 
-def plan_flops(program: Program, solution: Solution) -> float:
+def plan_flops(program: TracedProgram, solution: Solution) -> float:
     """FLOPs of the matrix products and convolutions of one step on one device, loops counted.
 
     An axis shares an operation's work if it splits any of its operands or results.

@@ -22,7 +22,7 @@ from meshdsl.layouts.topology import Topology
 from meshdsl.plan.budget import Kinds, check_budget
 from meshdsl.plan.types import Line, Span, Timing
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 from meshdsl.util.paths import nearest_path
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Plan:
     """
 
     name: str
-    identity: Later[str]
+    identity: Lazy[str]
     operations: Mapping[str, int]
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -113,7 +113,7 @@ class Plan:
     padded: tuple[tuple[int, int], ...] = ()
     pipeline: Pipelined | None = None
     lines: tuple[Line, ...] = ()
-    timing: Later[Timing] = field(default_factory=lambda: Later.known(Timing()))
+    timing: Lazy[Timing] = field(default_factory=lambda: Lazy.known(Timing()))
 
     @property
     def fingerprint(self) -> str:

@@ -16,16 +16,16 @@ from pathlib import PurePath
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Literal, Op, Program, Source, Value, walk
-from meshdsl.ir.index import numbering_of
+from meshdsl.ir.graph import Graph, Literal, Op, Source, TracedProgram, Value, walk
+from meshdsl.ir.index import graph_index
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import price
-from meshdsl.layouts.exchange import Exchange, Turn, in_turn
+from meshdsl.layouts.exchange import Exchange, ExchangeStep, ordered_exchanges
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Split
-from meshdsl.layouts.reshard import Move
-from meshdsl.util.arrays import Ids, identity
-from meshdsl.util.lazy import once
+from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.util.arrays import Ids, object_id
+from meshdsl.util.lazy import memoize_by_object
 
 # ---- Places ----------------------------------------------------------------------------------------------------------
 # Names of source lines: ``file.py:12``, the same on every machine.
@@ -34,7 +34,7 @@ from meshdsl.util.lazy import once
 # from the others.
 
 
-class Places:
+class SourceNames:
     """Names of the lines of all operations of a program."""
 
     def __init__(self, sources: Iterable[Source]) -> None:
@@ -57,7 +57,7 @@ def _shortest(file: str, files: set[str]) -> str:
 # What a plan's text asks of a program, whatever the plan: who makes and reads its values, and where they stand.
 
 
-class Index:
+class ReasonIndex:
     """The operations of a graph and its bodies, in program order; of the graph itself it does not keep hold.
 
     Args:
@@ -68,10 +68,10 @@ class Index:
     def __init__(self, graph: Graph) -> None:
         self.ops = [(None if home is graph else home, op) for home, op in walk(graph)]
         self.order = {op.id: i for i, (_, op) in enumerate(self.ops)}
-        sources = {identity(op.source): op.source for _, op in self.ops}  # most are one of few objects
+        sources = {object_id(op.source): op.source for _, op in self.ops}  # most are one of few objects
         self.sources = list(dict.fromkeys(sources.values()))
-        self.places = Places(self.sources)
-        self._numbers = numbers = numbering_of(graph)
+        self.places = SourceNames(self.sources)
+        self._numbers = numbers = graph_index(graph)
         self._made: list[int] = np.where(numbers.by_id >= 0, numbers.made[numbers.by_id], 0).tolist()  # by value id
         by_value, begins = numbers.by_value
         self._read: tuple[list[int], list[int]] = numbers.at[by_value].tolist(), numbers.operand[by_value].tolist()
@@ -113,10 +113,10 @@ class Index:
         return found
 
 
-@once
-def index_of(graph: Graph) -> Index:
+@memoize_by_object
+def index_of(graph: Graph) -> ReasonIndex:
     """The index of a graph."""
-    return Index(graph)
+    return ReasonIndex(graph)
 
 
 # ---- Reason ----------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def index_of(graph: Graph) -> Index:
 class Reasons:
     """The index of a program, and the names of its values, under one solution."""
 
-    def __init__(self, program: Program, solution: Solution) -> None:
+    def __init__(self, program: TracedProgram, solution: Solution) -> None:
         self.program, self.solution, self.index = program, solution, index_of(program.graph)
         self._changes: dict[int, str] = {}  # by the identity of a move: equal values share theirs
         leaves = zip(program.inputs, program.graph.inputs, strict=True)
@@ -160,7 +160,7 @@ class Reasons:
         """The user's line that an operation comes from."""
         return self.index.places.of(op.source)
 
-    def reader(self, value: int, move: Move) -> Op:
+    def reader(self, value: int, move: ReshardStep) -> Op:
         """The first operation that reads what the move leads to."""
         reached = {move.after}
         for other in self.solution.trees[value]:
@@ -169,7 +169,7 @@ class Reasons:
         uses = self.solution.uses
         return next(op for op, i in self.index.readers(value) if uses[op.id, i] in reached)
 
-    def explain(self, value: Value, move: Move) -> tuple[Op, Op, str]:
+    def explain(self, value: Value, move: ReshardStep) -> tuple[Op, Op, str]:
         """The first operation that waits for the collective, the one that it belongs to, and the sentence."""
         reader, maker = self.reader(value.id, move), self.index.maker(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
@@ -182,17 +182,17 @@ class Reasons:
                 if isinstance(origin, Value) and origin.id in self.names:
                     self.names[value.id] = self.names[origin.id] + suffix
 
-    def _what(self, value: Value, move: Move) -> str:
+    def _what(self, value: Value, move: ReshardStep) -> str:
         maker = self.index.maker(value.id)
         made = self.name(value) if maker is None else f"{_which(maker, value)} ({self.place(maker)})"
         if isinstance(move.source, Partial):
             return f"partial {move.source.reduction} of {made}"
         return made if maker is None else f"result of {made}"
 
-    def _change(self, move: Move) -> str:
-        if identity(move) not in self._changes:
-            self._changes[identity(move)] = _change(move)
-        return self._changes[identity(move)]
+    def _change(self, move: ReshardStep) -> str:
+        if object_id(move) not in self._changes:
+            self._changes[object_id(move)] = _change(move)
+        return self._changes[object_id(move)]
 
     def _need(self, reader: Op) -> str:
         if reader.name == "return":
@@ -212,7 +212,7 @@ def _which(op: Op, value: Value) -> str:
     return _called(op) if len(op.outputs) == 1 else f"{_called(op)}'s {value.dtype}[{shape}]"
 
 
-def _change(move: Move) -> str:
+def _change(move: ReshardStep) -> str:
     if move.kind == "collective-permute":
         dim = move.source.dim if isinstance(move.source, Split) else 0
         return f"{','.join(move.before.splitting(dim))} -> {','.join(move.after.splitting(dim))} on dim {dim}"
@@ -251,7 +251,7 @@ def _unnamed(count: int) -> list[_Origin]:
 
 
 @dataclass(frozen=True)
-class Inside:
+class LocalCollective:
     """One collective of an operation: what it is of, and what one device sends.
 
     Args:
@@ -268,7 +268,7 @@ class Inside:
     seconds: float
 
 
-def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
+def collectives_inside(graph: Graph, solution: Solution) -> Iterator[LocalCollective]:
     """Every collective of a local program in the graph and its bodies, in program order.
 
     A piece of a value that two operations fetch alike is listed once: the compiler drops the second,
@@ -287,14 +287,16 @@ def collectives_inside(graph: Graph, solution: Solution) -> Iterator[Inside]:
                     yield found
 
 
-def _turns(op: Op, solution: Solution, read: set[int]) -> Iterator[Turn]:
+def _turns(op: Op, solution: Solution, read: set[int]) -> Iterator[ExchangeStep]:
     """What an operation exchanges, but for results that nobody reads."""
     unread = [i for i, x in enumerate(op.outputs, len(op.inputs)) if x.id not in read]
-    turns = in_turn([row.collectives for row in solution.rows[op.id]]) or ()
+    turns = ordered_exchanges([row.collectives for row in solution.rows[op.id]]) or ()
     return (turn for turn in turns if turn.exchange.port not in unread)
 
 
-def _collectives(op: Op, graph: Graph, turn: Turn, solution: Solution) -> Iterator[tuple[object, Inside]]:
+def _collectives(
+    op: Op, graph: Graph, turn: ExchangeStep, solution: Solution
+) -> Iterator[tuple[object, LocalCollective]]:
     """The collectives of one exchange, each with what tells its piece from others."""
     mesh, e = solution.mesh, turn.exchange
     axes = tuple(mesh.names[i] for i in turn.axes)
@@ -307,7 +309,7 @@ def _collectives(op: Op, graph: Graph, turn: Turn, solution: Solution) -> Iterat
         given = prod(block) // max(1, extent) * sent * value.itemsize
         over = tuple(axes[i] for i in part.axes)
         cost = price(part.kind, over, mesh)
-        found = Inside(op, graph, e, value, part.kind, over, round(cost.sent * given), cost.seconds(given))
+        found = LocalCollective(op, graph, e, value, part.kind, over, round(cost.sent * given), cost.seconds(given))
         piece = (value.id, layout, axes, part, wider) if part.distance else (op.id, e, part)
         yield piece, found
 

@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, Program, Value, walk
+from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
 from meshdsl.ir.rewrite import Atom, carried_of, operands_of, values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.reshard import Move
-from meshdsl.plan.op_times import Work
+from meshdsl.layouts.reshard import ReshardStep
+from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
 from meshdsl.planner.costs.op_cost import PRODUCTS, is_heavy
 
 # ---- Overlap ---------------------------------------------------------------------------------------------------------
 
 
-def simulated_seconds(program: Program, solution: Solution, work: Work) -> float:
+def simulated_seconds(program: TracedProgram, solution: Solution, work: OpTimes) -> float:
     """Seconds of a step in which collectives that nobody waits for run beside the computation."""
-    return max(finish(jobs_of(program, solution, work)), default=0.0)
+    return max(list_schedule(build_tasks(program, solution, work)), default=0.0)
 
 
 # ---- Slices ----------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _pairs(some: Sequence[Atom], others: Sequence[Value]) -> Iterator[Pair]:
 COMPUTE = ""
 
 
-class Job(NamedTuple):
+class SimulatedTask(NamedTuple):
     """Something that takes a stream for some time.
 
     Args:
@@ -126,7 +126,7 @@ class Job(NamedTuple):
     follows: bool = False
 
 
-def finish(jobs: Sequence[Job]) -> list[float]:
+def list_schedule(jobs: Sequence[SimulatedTask]) -> list[float]:
     """When each job is over, in seconds from the begin; a job only waits for jobs in front of it."""
     readers: list[list[int]] = [[] for _ in jobs]
     missing = [len(job.after) for job in jobs]
@@ -168,7 +168,7 @@ def finish(jobs: Sequence[Job]) -> list[float]:
     return ends
 
 
-def _order(jobs: Sequence[Job]) -> list[int]:
+def _order(jobs: Sequence[SimulatedTask]) -> list[int]:
     """Where each job is due."""
     due = list(range(len(jobs)))
     for i, job in enumerate(jobs):
@@ -188,23 +188,25 @@ NOTHING: Slices = (frozenset(),)
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """The jobs of a graph and what its results wait for."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedTask, ...]
     results: tuple[Slices, ...]
 
 
-def jobs_of(program: Program, solution: Solution, work: Work) -> list[Job]:
+def build_tasks(program: TracedProgram, solution: Solution, work: OpTimes) -> list[SimulatedTask]:
     """The jobs of a whole step."""
     part = _Maker(program, solution, work).part(program.graph)
-    return [Job(stream, s, frozenset([i for i in after if i >= 0]), due) for stream, s, after, due in part.jobs]
+    return [
+        SimulatedTask(stream, s, frozenset([i for i in after if i >= 0]), due) for stream, s, after, due in part.jobs
+    ]
 
 
 class _Maker:
     """Makes parts of graphs under one solution."""
 
-    def __init__(self, program: Program, solution: Solution, work: Work) -> None:
+    def __init__(self, program: TracedProgram, solution: Solution, work: OpTimes) -> None:
         self.solution, self.work = solution, work
         self.streams, self.pieces = _streams(solution.mesh), solution.mesh.topology.pieces
         self.inside: dict[int, list[tuple[str, float]]] = {}
@@ -212,13 +214,13 @@ class _Maker:
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
         self._stacks = stacks(program.graph)
         self.apart = self.pieces > 1 or bool(self._stacks)  # whether anything comes apart
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, StepPart] = {}
 
     def stream(self, axes: Sequence[str]) -> str:
         """The slowest link that a collective runs over."""
         return max((self.streams[axis] for axis in axes), key=lambda s: s[0])[1]
 
-    def part(self, graph: Graph) -> Part:
+    def part(self, graph: Graph) -> StepPart:
         """The part of a graph, made once."""
         if id(graph) not in self._parts:
             self._parts[id(graph)] = _Run(self, graph).part()
@@ -234,7 +236,7 @@ class _Run:
 
     def __init__(self, maker: _Maker, graph: Graph) -> None:
         self.maker, self.graph, self.solution = maker, graph, maker.solution
-        self.jobs: list[Job] = []
+        self.jobs: list[SimulatedTask] = []
         self.over: list[Refs] = []  # per job, what is over when it is, itself too
         self.own: dict[int, Slices] = {}  # by value id, as it lies by itself
         self.moved: dict[tuple[int, Layout], Slices] = {}
@@ -243,12 +245,12 @@ class _Run:
             refs = range(1, count + 1) if count > 1 else (0,)
             self.own[value.id] = tuple(frozenset({-1 - k * _SLICES - i}) for i in refs)
 
-    def part(self) -> Part:
+    def part(self) -> StepPart:
         """All of it."""
         for op in self.graph.ops[:-1]:
             self.add(op)
         results = tuple(self.given(self.graph.ops[-1]))  # may need moves
-        return Part(tuple(self.jobs), results)
+        return StepPart(tuple(self.jobs), results)
 
     def given(self, op: Op) -> list[Slices]:
         """What each operand waits for, in the layout it is read in; moves are sent when first needed."""
@@ -268,7 +270,7 @@ class _Run:
             self.moved[value.id, layout] = self.own[value.id] if move is None else self.send(value, move)
         return self.moved[value.id, layout]
 
-    def send(self, value: Value, move: Move) -> Slices:
+    def send(self, value: Value, move: ReshardStep) -> Slices:
         """A move, slice by slice or piece by piece."""
         slices = self.at(value, move.before)
         if move.kind not in COLLECTIVES:
@@ -326,13 +328,13 @@ class _Run:
         here, over = len(self.jobs), self.over[-1] if self.over else frozenset()
         if here and not apart and stream == self.jobs[-1].stream == COMPUTE and after <= over:
             job = self.jobs[-1]
-            self.jobs[-1] = Job(COMPUTE, job.seconds + seconds, job.after, job.follows)
+            self.jobs[-1] = SimulatedTask(COMPUTE, job.seconds + seconds, job.after, job.follows)
             return frozenset({here - 1})
-        self.jobs.append(Job(stream, seconds, after, follows))
+        self.jobs.append(SimulatedTask(stream, seconds, after, follows))
         self.over.append(after | over | {here} if here - 1 in after else after | {here})
         return frozenset({here})
 
-    def run(self, part: Part, given: Sequence[Slices], times: int = 1) -> list[Slices]:
+    def run(self, part: StepPart, given: Sequence[Slices], times: int = 1) -> list[Slices]:
         """A part for these inputs, as long as so many of it."""
         first = len(self.jobs)
 
@@ -342,7 +344,7 @@ class _Run:
         for job in part.jobs:
             after = here(job.after)
             self.over.append(after | {len(self.jobs)})
-            self.jobs.append(Job(job.stream, job.seconds * times, after, job.follows))
+            self.jobs.append(SimulatedTask(job.stream, job.seconds * times, after, job.follows))
         return [tuple(map(here, slices)) for slices in part.results]
 
 

@@ -28,7 +28,7 @@ _SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class ArrayGroup:
     """Arrays that agree in type, layout and pins.
 
     Args:
@@ -56,15 +56,15 @@ class Group:
         return "/".join(map(_alternatives, shown)) or "(the result)"
 
 
-def group_arrays(arrays: Iterable[Array]) -> list[Group]:
+def group_arrays(arrays: Iterable[Array]) -> list[ArrayGroup]:
     """The arrays in rows, in the order in which rows begin."""
-    rows: dict[tuple[object, ...], Group] = {}
+    rows: dict[tuple[object, ...], ArrayGroup] = {}
     for array in arrays:
         parts = tuple((part,) for part in split_path(pattern(array.path)))
         key = (*_likeness(array), parts)
         seen = rows.get(key)
         path = split_path(array.path)
-        rows[key] = replace(seen, paths=(*seen.paths, path)) if seen else Group(array, parts, (path,))
+        rows[key] = replace(seen, paths=(*seen.paths, path)) if seen else ArrayGroup(array, parts, (path,))
     return _joined(list(rows.values()))
 
 
@@ -79,9 +79,9 @@ def common(texts: Iterable[str]) -> str:
     return pattern(first) if rest else first
 
 
-def _joined(groups: list[Group]) -> list[Group]:
+def _joined(groups: list[ArrayGroup]) -> list[ArrayGroup]:
     """The groups with those in one that agree in all but one component, until none do."""
-    done: list[Group] = []
+    done: list[ArrayGroup] = []
     shared: list[list[Hashable]] = []  # per row, what it has in common with those that it can take in
     places: dict[Hashable, dict[int, None]] = {}
     for group in groups:
@@ -100,15 +100,15 @@ def _joined(groups: list[Group]) -> list[Group]:
     return done if len(done) == len(groups) else _joined(done)
 
 
-def _all_but_one(group: Group) -> list[Hashable]:
+def _all_but_one(group: ArrayGroup) -> list[Hashable]:
     """For every component but the first, all that a like group that differs in it only has too."""
     like = _likeness(group.array)
     return [(like, i, group.parts[:i], group.parts[i + 1 :]) for i in range(1, len(group.parts))]
 
 
-def _join(a: Group, b: Group, at: int) -> Group:
+def _join(a: ArrayGroup, b: ArrayGroup, at: int) -> ArrayGroup:
     both = tuple(dict.fromkeys((*a.parts[at], *b.parts[at])))
-    return Group(a.array, (*a.parts[:at], both, *a.parts[at + 1 :]), a.paths + b.paths)
+    return ArrayGroup(a.array, (*a.parts[:at], both, *a.parts[at + 1 :]), a.paths + b.paths)
 
 
 def _likeness(array: Array) -> tuple[object, ...]:
@@ -199,7 +199,7 @@ def _inputs(plan: Plan) -> Iterator[str]:
         yield from table([header, *map(_input_row, group_arrays(plan.inputs))])
 
 
-def _input_row(group: Group) -> Sequence[str]:
+def _input_row(group: ArrayGroup) -> Sequence[str]:
     array = group.array
     layout = layout_text(array.layout.named(array.dims))
     return (group.name, _times(group.count), array.type, layout, " ".join(array.pinned))

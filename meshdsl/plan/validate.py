@@ -17,19 +17,19 @@ from functools import cache
 from itertools import combinations
 
 from meshdsl.errors import PlanFileError, faults, shortened
-from meshdsl.ir.graph import Leaf, Program, Value, walk
+from meshdsl.ir.graph import Leaf, TracedProgram, Value, walk
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement, Split
-from meshdsl.layouts.reshard import Arc, arcs, fits
+from meshdsl.layouts.reshard import ReshardEdge, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.build import collectives_of
 from meshdsl.plan.plan import Array, Collective, Plan
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import placed
+from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.build import Problem, make_problem
 from meshdsl.planner.problem.variables import Node, Port
 from meshdsl.util.text import bytes_text
@@ -37,8 +37,8 @@ from meshdsl.util.text import bytes_text
 # ---- Sound -----------------------------------------------------------------------------------------------------------
 
 
-def check_sound(
-    plan: Plan, program: Program, donated: frozenset[int] = frozenset(), memory: float | None = None
+def check_runnable(
+    plan: Plan, program: TracedProgram, donated: frozenset[int] = frozenset(), memory: float | None = None
 ) -> None:
     """Raise PlanFileError, listing what does not hold, unless ``plan`` can run as a plan of ``program``.
 
@@ -143,8 +143,8 @@ def _moves(problem: Problem, solution: Solution) -> Iterator[str]:
 
 
 @cache
-def _arcs(layout: Layout, rank: int, mesh: Mesh) -> tuple[Arc, ...]:
-    return tuple(arcs(layout, rank, mesh))
+def _arcs(layout: Layout, rank: int, mesh: Mesh) -> tuple[ReshardEdge, ...]:
+    return tuple(reshard_edges(layout, rank, mesh))
 
 
 def _collectives(planned: Sequence[Collective], found: Sequence[Collective]) -> Iterator[str]:
@@ -161,9 +161,9 @@ def _sent(c: Collective) -> tuple[object, ...]:
     return c.kind, ",".join(c.axes), c.bytes, c.trips, c.seconds
 
 
-def _memory(plan: Plan, program: Program, donated: frozenset[int], limit: float) -> Iterator[str]:
+def _memory(plan: Plan, program: TracedProgram, donated: frozenset[int], limit: float) -> Iterator[str]:
     s = plan.solution
-    peak = Liveness(placed(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
+    peak = Liveness(copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
     if peak > limit:
         said, allowed = bytes_text(plan.memory), bytes_text(limit)
         yield f"memory: {bytes_text(peak)} per device with what is donated here, {said} in the plan, {allowed} allowed"
@@ -173,7 +173,7 @@ def _memory(plan: Plan, program: Program, donated: frozenset[int], limit: float)
 # Whether a loaded plan is a plan of this program: on this mesh and topology, within this memory, with these pins.
 
 
-def check_match(plan: Plan, program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> None:
+def check_same_program(plan: Plan, program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None) -> None:
     """Raise PlanFileError, listing what differs, unless ``plan`` was made for all of these.
 
     Args:
@@ -185,7 +185,7 @@ def check_match(plan: Plan, program: Program, mesh: Mesh, pins: Pins, memory: fl
         raise PlanFileError(faults(title, shortened(rows), "plan again without plan=, and save that"))
 
 
-def _differences(plan: Plan, program: Program, mesh: Mesh, pins: Pins) -> Iterator[str]:
+def _differences(plan: Plan, program: TracedProgram, mesh: Mesh, pins: Pins) -> Iterator[str]:
     if tuple(plan.mesh) != tuple(mesh):
         yield f"mesh: {plan.mesh} in the plan, {mesh} here"
     yield from _topology(plan.topology, mesh.topology)
@@ -226,7 +226,7 @@ def _leaves(noun: str, planned: Sequence[Array], given: Sequence[Leaf]) -> Itera
             yield f"{noun} {path}".rstrip() + f": {a.get(path, 'absent')} in the plan, {b.get(path, 'absent')} here"
 
 
-def _operations(plan: Plan, program: Program) -> Iterator[str]:
+def _operations(plan: Plan, program: TracedProgram) -> Iterator[str]:
     counts = dict.fromkeys(plan.operations, 0)
     for _, op in walk(program.graph):
         counts[op.name] = counts.get(op.name, 0) + 1

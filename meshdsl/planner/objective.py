@@ -12,22 +12,22 @@ from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.ir.index import Reading
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.costs.op_cost import per_axis
-from meshdsl.planner.costs.reshard_cost import Distances
+from meshdsl.planner.costs.reshard_cost import ReshardCosts
 from meshdsl.planner.costs.steiner import Edges, moves_of, tree
 from meshdsl.planner.problem.model import Assignment, Model
-from meshdsl.planner.problem.ports import End, Read
+from meshdsl.planner.problem.ports import Consumer, End
 from meshdsl.planner.problem.variables import each_of
-from meshdsl.util.arrays import Costs, Ids, array, equal, grouped, identity, numbered
+from meshdsl.util.arrays import Costs, Ids, array, group_by, intern_ids, object_id, row_ids
 
 # ---- Kept ------------------------------------------------------------------------------------------------------------
 # What is kept of a value for a reader that comes later: some copy on the way there, at least the smallest one.
 
 
-class Kept:
+class ResidentCopies:
     """Answers for plans of one model; equal values that are moved alike are looked at once."""
 
     def __init__(self, model: Model) -> None:
@@ -65,7 +65,7 @@ class Kept:
         value, port, its, others = known or self._of(end, meanwhile)
         distances, moved = model.distances[value.id], edges.get(value.id, ())
         taken = None if its is None else layouts[its]
-        key = identity(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
+        key = object_id(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
         if key not in self._known:
             space, sizes = distances.space, model.mesh.sizes_by_name
             way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}
@@ -117,7 +117,7 @@ def terms(model: Model, n: int) -> Hashable:
     own, held, wiring = model.prices.own, model.prices.held, model.wiring
     made = tuple([(p, own[value]) for p, value in wiring.makes(n) if value in own])
     there = [(p, *held[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in held]
-    return made, tuple([(p, price, identity(share)) for p, price, share in there])
+    return made, tuple([(p, price, object_id(share)) for p, price, share in there])
 
 
 def paid(model: Model, n: int) -> Costs:
@@ -141,7 +141,7 @@ def paid_in(model: Model, rows: Assignment) -> float:
     there = ~copies | (layouts[ports] != layouts[wiring.every[ports]])
     ports, price = ports[there], price[there]
     spaces, layouts = model.spaces[ports], layouts[ports]
-    for alike in grouped(spaces):
+    for alike in group_by(spaces):
         layout = model.distances.every[spaces[alike[0]]]
         held = layout.bytes * layout.shares[layouts[alike]]
         total += float(model.scale.pack(price[alike] * held).sum())
@@ -161,7 +161,7 @@ def _made(model: Model, n: int) -> Iterator[tuple[float, Costs]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class CostedPlan:
     """A state with its cost, as exact integers (see ``Scale``), and per value its moves between numbered layouts."""
 
     rows: Assignment
@@ -174,8 +174,8 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        numbers = model.numbered(lambda n: identity(model.units[n]))
-        alike = grouped(numbers)
+        numbers = model.numbered(lambda n: object_id(model.units[n]))
+        alike = group_by(numbers)
         self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
         self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
         shapes = np.array([model.units[int(nodes[0])].shape for nodes in alike], dtype=np.intp)
@@ -183,10 +183,10 @@ class Evaluator:
         self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
         self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
         self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
-        self._exact: dict[Distances, dict[tuple[int, int], float]] = defaultdict(dict)
-        self._kept = Kept(model)
+        self._exact: dict[ReshardCosts, dict[tuple[int, int], float]] = defaultdict(dict)
+        self._kept = ResidentCopies(model)
 
-    def evaluate(self, rows: Assignment) -> Choice:
+    def evaluate(self, rows: Assignment) -> CostedPlan:
         """Cost and moves of a state."""
         ports, trips, total = self.model.ports, self.model.often, self._alone(rows)
         edges: dict[int, Edges] = {}
@@ -195,11 +195,11 @@ class Evaluator:
             if found:
                 total += cost * int(trips[read.makers].sum())
                 edges.update(dict.fromkeys(read.values, found))
-        return Choice(rows, total, edges)
+        return CostedPlan(rows, total, edges)
 
     def shares(self, rows: Assignment) -> tuple[Costs, Costs]:
         """What each node of a state costs, and by the port that makes it, what the moves of each value do."""
-        ready(self.model, rows)
+        prepare_model(self.model, rows)
         ports, trips = self.model.ports, self.model.often
         nodes, moves = np.empty(len(rows)), np.zeros(trips.size)
         nodes[self._nodes] = self._costs(rows)
@@ -225,39 +225,39 @@ class Evaluator:
             begin += count
         return costs
 
-    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Read]) -> float:
+    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Consumer]) -> float:
         """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
         moves = (self._tree(elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
         return float(self.model.units[n][tuple(rows[n])]) + sum(moves)
 
-    def objective(self, choice: Choice) -> float:
+    def objective(self, choice: CostedPlan) -> float:
         """The cost of a choice, the model's present prices of memory included."""
         return choice.cost + paid_in(self.model, choice.rows) + self._kept.paid(choice.rows, choice.edges)
 
-    def exact(self, choice: Choice) -> Choice:
+    def exact(self, choice: CostedPlan) -> CostedPlan:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
         if self.model.every_state and len(self.model.wide) <= 2:  # there is no other
             return choice
         ways = list(self._ways(choice.edges))
-        asked = defaultdict[Distances, set[tuple[int, int]]](set)
+        asked = defaultdict[ReshardCosts, set[tuple[int, int]]](set)
         for distances, edges, _ in ways:
             asked[distances].update(edges)
         for distances, moves in asked.items():
             self._price(distances, moves - self._exact[distances].keys())
         moved = (sum(map(self._exact[distances].__getitem__, edges)) * trips for distances, edges, trips in ways)
-        return Choice(choice.rows, self._alone(choice.rows) + sum(moved), choice.edges)
+        return CostedPlan(choice.rows, self._alone(choice.rows) + sum(moved), choice.edges)
 
-    def _ways(self, moved: Mapping[int, Edges]) -> Iterator[tuple[Distances, Edges, int]]:
+    def _ways(self, moved: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, int]]:
         """How values are moved, those together that have equal layouts and are moved alike, and how often in all."""
         model, numbers, every = self.model, self.model.problem.numbers, list(moved.values())
         values = array(moved)
         spaces, trips = model.distances.of[values], numbers.trips[numbers.of(moved)]
-        ways = numbered(map(identity, every))  # those that lead alike are mostly one object
-        for alike in grouped(equal((spaces, ways))):
+        ways = intern_ids(map(object_id, every))  # those that lead alike are mostly one object
+        for alike in group_by(row_ids((spaces, ways))):
             first = int(alike[0])
             yield model.distances.every[spaces[first]], every[first], int(trips[alike].sum())
 
-    def _price(self, distances: Distances, moves: Iterable[tuple[int, int]]) -> None:
+    def _price(self, distances: ReshardCosts, moves: Iterable[tuple[int, int]]) -> None:
         """Work out the cheapest ways of moves between numbered layouts."""
         ends = np.array(sorted(moves), dtype=np.intp).reshape(-1, 2)
         starts, row = np.unique(ends[:, 0], return_inverse=True)
@@ -266,7 +266,7 @@ class Evaluator:
             costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
             self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
 
-    def _tree(self, read: Read) -> tuple[float, Edges]:
+    def _tree(self, read: Consumer) -> tuple[float, Edges]:
         """Cost and moves of values from their own layout to those in which they are read."""
         closure = self.model.closure(read.values[0])
         key = closure.number, read.own, read.others
@@ -277,7 +277,7 @@ class Evaluator:
         return self._known[key]
 
 
-def ready(model: Model, rows: Assignment) -> None:
+def prepare_model(model: Model, rows: Assignment) -> None:
     """Make a model such that a plan can be evaluated; on many mesh axes, copies are made from layouts near its own."""
     if len(model.wide) > 2:
         model.hold(rows)
@@ -315,12 +315,12 @@ def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[
     return own, {reading: found[port] for reading, port in zip(numbers.readings, read, strict=True) if port >= 0}
 
 
-def trees_of(model: Model, choice: Choice) -> dict[int, tuple[Move, ...]]:
+def trees_of(model: Model, choice: CostedPlan) -> dict[int, tuple[ReshardStep, ...]]:
     """The moves of every value that has any, in program order."""
     return {value: moves_along(model, value, edges) for value, edges in sorted(choice.edges.items())}
 
 
-def moves_along(model: Model, value: int, edges: Edges) -> tuple[Move, ...]:
+def moves_along(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """The moves of a value between numbered layouts."""
     tensor = model.problem.numbers.value(value)
     return moves_of(model.distances[value].space, tensor.shape, tensor.itemsize, edges)

@@ -4,19 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from meshdsl.ir.graph import Program
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.planner.costs.reshard_cost import Hidden
+from meshdsl.planner.costs.reshard_cost import OverlapWindow
 from meshdsl.planner.liveness.peak import Peak
-from meshdsl.planner.memory.dual import Begun, begun, dual_bound
-from meshdsl.planner.memory.fit import Fitter
-from meshdsl.planner.objective import Choice, layouts_of, rows_by_op, trees_of
+from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
+from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
-from meshdsl.planner.problem.model import Model, adds_to
-from meshdsl.planner.search.search import ROUNDED, carried, evaluated, find, jointly, quick_bound
-from meshdsl.planner.search.tie_break import simplest
-from meshdsl.util.runtime import Clock, Start, beside, uncollected
+from meshdsl.planner.problem.model import Model, is_refinement
+from meshdsl.planner.search.search import ROUNDED, evaluated, find, jointly, quick_bound, repair_for_pins
+from meshdsl.planner.search.tie_break import fewest_layouts
+from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 
 _LITTLE = (
     600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does;
@@ -25,7 +25,7 @@ _LITTLE = (
 _NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
 
 
-class Before(NamedTuple):
+class KnownBound(NamedTuple):
     """What was found under some pins: seconds that no plan can be below, and what the plan costs."""
 
     pins: Pins
@@ -34,25 +34,25 @@ class Before(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The best plan found within the memory; how good it is at least is proved when it is asked for.
 
     Args:
       limit: of memory, in bytes. peak: the plan's fullest point.
       free: the best plan found, memory aside; the same if it fits.
       prove: seconds that no plan can be below, whether it fits or not.
-      begun: a bound on those that fit. loosest: what was found before under pins that these add to.
+      pending: a bound on those that fit. loosest: what was found before under pins that these add to.
     """
 
     model: Model
-    fitter: Fitter
+    fitter: MemoryFitter
     limit: float
-    free: Choice
-    choice: Choice
+    free: CostedPlan
+    choice: CostedPlan
     peak: Peak
     prove: Callable[[], float]
-    begun: Begun | None = None
-    loosest: "Before | None" = None
+    pending: PendingBound | None = None
+    loosest: "KnownBound | None" = None
 
     @property
     def seconds(self) -> float:
@@ -71,7 +71,7 @@ class Found:
         """The plan with its bound."""
         return replace(self.draft(), lower_bound=self.bound())
 
-    def settled(self, start: Start) -> "Found":
+    def settled(self, start: Submit) -> "SearchResult":
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one.
 
         Args:
@@ -81,40 +81,40 @@ class Found:
         bound = None
         if short:
             fitting = self.fitter.nearer(choice, self.free, self.limit)
-            bound = begun(self.fitter, self.free, fitting[0], self.limit, start)
+            bound = start_bound(self.fitter, self.free, fitting[0], self.limit, start)
             choice, _ = self.fitter.proved(self.fitter.cheaper(fitting, self.free, self.limit), self.limit)
         if jointly(self.model):
-            choice = simplest(self.model, self.fitter.evaluator, choice, self._fits)
+            choice = fewest_layouts(self.model, self.fitter.evaluator, choice, self._fits)
         return replace(
-            self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice, begun=bound
+            self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice, pending=bound
         )
 
-    def _fits(self, choice: Choice) -> bool:
+    def _fits(self, choice: CostedPlan) -> bool:
         return self.fitter.peak(choice).bytes <= self.limit
 
     def _prove_short(self) -> float:
         """Seconds that no plan can be below that fits; 0 where memory says nothing."""
         if self.choice is self.free:
             return 0.0
-        least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.begun)
+        least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.pending)
         return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
 
     def draft(self) -> Solution:
         """The plan, with no bound yet."""
         return written(self.model, self.fitter.pins, self.choice, self.peak)
 
-    def hiding(self, hidden: Mapping[int, Hidden]) -> "Found":
+    def hiding(self, hidden: Mapping[int, OverlapWindow]) -> "SearchResult":
         """The best plan found where moves of some values cost less; cost and bound are those without that.
 
         Raises MemoryLimitError if none was found that fits.
         """
         model, pins = self.model.hiding(hidden), self.fitter.pins
-        fitter = Fitter(model, pins, self.fitter)
+        fitter = MemoryFitter(model, pins, self.fitter)
         rows = fitter.fit(find(model, lambda _: False, fitter.joint, None, fitter.evaluator)[0], self.limit)[0].rows
         choice = evaluated(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
-    def again(self, pins: Pins, bound: float) -> "Found | None":
+    def again(self, pins: Pins, bound: float) -> "SearchResult | None":
         """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
 
         Args:
@@ -124,29 +124,31 @@ class Found:
         problem = repin(self.model.problem, pins)
         if problem is None:
             return None
-        fitter, mesh = Fitter(self.model.repinned(problem), pins, self.fitter), self.model.mesh
-        before = (self.loosest, Before(self.fitter.pins, bound, self.choice.cost))
-        known = [each for each in before if each and adds_to(pins, each.pins, mesh)]
+        fitter, mesh = MemoryFitter(self.model.repinned(problem), pins, self.fitter), self.model.mesh
+        before = (self.loosest, KnownBound(self.fitter.pins, bound, self.choice.cost))
+        known = [each for each in before if each and is_refinement(pins, each.pins, mesh)]
         enough = (1 + _NEAR) * min((each.cost for each in known), default=0.0)
         found = self._resumed(fitter, enough) or self._refound(fitter)
         least, prove = max((each.bound for each in known), default=0.0), found.prove
         proof = (lambda: least) if found.choice.cost <= enough else (lambda: max(least, prove()))
         return replace(found, prove=proof, loosest=known[0] if known else None)
 
-    def _resumed(self, fitter: Fitter, enough: float) -> "Found | None":
+    def _resumed(self, fitter: MemoryFitter, enough: float) -> "SearchResult | None":
         """The best plan found at the price that bytes have, if memory is short still, and it costs so much at most."""
         model, evaluator = fitter.model, fitter.evaluator
         if self.choice is self.free or not enough or len(model.nodes) <= _LITTLE:
             return None
-        known, free = (carried(model, evaluator, plan.rows) for plan in (self.choice, self.free))
+        known, free = (repair_for_pins(model, evaluator, plan.rows) for plan in (self.choice, self.free))
         if fitter.peak(free).bytes <= self.limit:
             return None
         choice = fitter.resumed(known, free, self.limit)
         if choice is None or choice.cost > enough:
             return None
-        return Found(model, fitter, self.limit, free, choice, fitter.peak(choice), lambda: quick_bound(model, free))
+        return SearchResult(
+            model, fitter, self.limit, free, choice, fitter.peak(choice), lambda: quick_bound(model, free)
+        )
 
-    def _refound(self, fitter: Fitter) -> "Found":
+    def _refound(self, fitter: MemoryFitter) -> "SearchResult":
         """The best plan found from this one on, memory aside, and then within it."""
         model = fitter.model
         best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
@@ -157,16 +159,16 @@ class Found:
             choice = fitter.mixed(choice, fitter.over or [best], self.limit)
         if choice is not best:
             choice, peak = fitter.proved(choice, self.limit)
-        return Found(model, fitter, self.limit, best, choice, peak, prove)
+        return SearchResult(model, fitter, self.limit, best, choice, peak, prove)
 
-    def spent(self) -> "Found":
+    def spent(self) -> "SearchResult":
         """Without what has found it and proved the bound, which may be large."""
         self.fitter.let_go()
-        return replace(self, prove=lambda: 0.0, begun=None)
+        return replace(self, prove=lambda: 0.0, pending=None)
 
 
-@uncollected
-def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
+@gc_paused
+def solve(program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
     """The plan of a program: a signature for every operation and the moves between them.
 
     Args:
@@ -174,27 +176,27 @@ def solve(program: Program, mesh: Mesh, pins: Pins, memory: float | None = None)
 
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
-    with beside() as start:
+    with worker_pool() as start:
         return search_plan(program, mesh, pins, memory).settled(start).solution()
 
 
 def search_plan(
-    program: Program, mesh: Mesh, pins: Pins, memory: float | None = None, clock: Clock | None = None
-) -> Found:
+    program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None, clock: Deadline | None = None
+) -> SearchResult:
     """As ``solve``, with what only the best of several programs needs left for later: ``settled`` and the proof."""
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins), clock)
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     is_little = len(model.nodes) <= _LITTLE
 
-    def worth(choice: Choice) -> bool:
+    def worth(choice: CostedPlan) -> bool:
         return is_little or fitter.peak(choice).bytes <= limit
 
     best, prove = find(model, worth, fitter.joint, None, fitter.evaluator)
-    return Found(model, fitter, limit, best, *fitter.fit(best, limit), prove)
+    return SearchResult(model, fitter, limit, best, *fitter.fit(best, limit), prove)
 
 
-def written(model: Model, pins: Pins, choice: Choice, peak: Peak) -> Solution:
+def written(model: Model, pins: Pins, choice: CostedPlan, peak: Peak) -> Solution:
     """A choice, with its fullest point, as a solution that nothing is proved of."""
     problem = model.problem
     own, uses = layouts_of(model, choice.rows)

@@ -17,7 +17,7 @@ Names = tuple[str, ...]
 constrain_p = Primitive("constrain")
 
 
-def state(x: Any, layout: Layout, names: Names = ()) -> Any:
+def bind_constrain(x: Any, layout: Layout, names: Names = ()) -> Any:
     """``x``, planned in ``layout``, which has dims by number; ``names`` are their names."""
     return constrain_p.bind(x, layout=layout, names=names)
 

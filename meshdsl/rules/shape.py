@@ -79,7 +79,7 @@ def roll(op: Op) -> Rule:
 
 
 @rule("deal")
-def deal(op: Op) -> Rule:
+def permute_rule(op: Op) -> Rule:
     """All dims but the first, whose elements change places: blocks of it send each other what they lack."""
     dims, inside = kept(_rank(op), 0), (Exchange("deal", 0, 0, which=op.params["which"]),)
     return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(0),), (S(0),), collectives=inside),))

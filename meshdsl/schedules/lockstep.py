@@ -33,7 +33,7 @@ Row = tuple[tuple[Task, ...], ...]
 
 
 @dataclass(frozen=True)
-class Table:
+class LockstepTable:
     """Per tick and rank, what is done."""
 
     ticks: tuple[Row, ...]
@@ -92,7 +92,7 @@ class Table:
         return "".join(kind for kind in "FBIW" if kind in done) + "H" * head
 
 
-def lockstep(schedule: Schedule) -> Table:
+def lockstep(schedule: Schedule) -> LockstepTable:
     """A schedule in as few ticks as its order takes; backwards that are done at once are halved if others are."""
     whole = not schedule.split
     todo = [[task for one in tasks for task in _parts(one, whole)] for tasks in schedule.ranks]
@@ -101,7 +101,7 @@ def lockstep(schedule: Schedule) -> Table:
     ticks: list[Row] = []
     while any(todo):
         ticks.append(tuple(_next(halved, tasks, len(ticks), when) for tasks in todo))
-    return Table(tuple(ticks))
+    return LockstepTable(tuple(ticks))
 
 
 def _parts(task: Task, whole: bool) -> list[Task]:
@@ -152,7 +152,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Rooms:
+class BufferSlots:
     """The slots of a table."""
 
     inputs: Slots
@@ -166,14 +166,14 @@ class Rooms:
         return self.results if self.results.count else self.inputs
 
 
-def make_rooms(table: Table, again: bool = True) -> Rooms:
+def make_buffer_slots(table: LockstepTable, again: bool = True) -> BufferSlots:
     """As few slots as a table can do with.
 
     Args:
       again: backwards run their layers forward again.
     """
     units = list(product(range(table.schedule.stages), range(table.schedule.microbatches)))
-    return Rooms(
+    return BufferSlots(
         _slots(table, {unit: _input(table, *unit, again) for unit in units}),
         _slots(table, {unit: _result(table, *unit) for unit in units if not again and not table.schedule.forward_only}),
         _slots(table, {unit: _gradient(table, *unit) for unit in units if _returns(table, unit[0])}),
@@ -181,28 +181,28 @@ def make_rooms(table: Table, again: bool = True) -> Rooms:
     )
 
 
-def _input(table: Table, stage: int, microbatch: int, again: bool) -> Span:
+def _input(table: LockstepTable, stage: int, microbatch: int, again: bool) -> Span:
     begin = 2 * table.when[Task(stage - 1, "F", microbatch)] + 1 if stage else 2 * table.when[Task(0, "F", microbatch)]
     return begin, 2 * (table.back(stage, microbatch) if again else table.when[Task(stage, "F", microbatch)])
 
 
-def _result(table: Table, stage: int, microbatch: int) -> Span:
+def _result(table: LockstepTable, stage: int, microbatch: int) -> Span:
     return 2 * table.when[Task(stage, "F", microbatch)], 2 * table.back(stage, microbatch)
 
 
-def _gradient(table: Table, stage: int, microbatch: int) -> Span:
+def _gradient(table: LockstepTable, stage: int, microbatch: int) -> Span:
     return 2 * table.back(stage + 1, microbatch) + 2, 2 * table.back(stage, microbatch)
 
 
-def _returns(table: Table, stage: int) -> bool:
+def _returns(table: LockstepTable, stage: int) -> bool:
     return stage < table.schedule.stages - 1 and not table.schedule.forward_only
 
 
-def _cut(table: Table, stage: int, microbatch: int) -> Span:
+def _cut(table: LockstepTable, stage: int, microbatch: int) -> Span:
     return 2 * table.back(stage, microbatch), 2 * table.when[Task(stage, "W", microbatch)]
 
 
-def _slots(table: Table, spans: Mapping[Unit, Span]) -> Slots:
+def _slots(table: LockstepTable, spans: Mapping[Unit, Span]) -> Slots:
     at: dict[Unit, int] = {}
     used = []
     for stages in table.placement:
@@ -284,9 +284,11 @@ class Uniform:
         return self._task("W", tick - self.ahead - (self.ranks - 1), rank) if mine else None
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> LockstepTable:
         """What every rank does in every tick."""
-        return Table(tuple(tuple(self._tasks(t, rank) for rank in range(self.ranks)) for t in range(self.ticks)))
+        return LockstepTable(
+            tuple(tuple(self._tasks(t, rank) for rank in range(self.ranks)) for t in range(self.ticks))
+        )
 
     @property
     def schedule(self) -> Schedule:

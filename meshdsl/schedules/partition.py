@@ -20,7 +20,7 @@ from meshdsl.schedules.schedule import Schedule
 from meshdsl.schedules.spec import Pipeline
 
 
-def balance(
+def partition_layers(
     layers: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0, at_last: Sequence[float] = ()
 ) -> tuple[int, ...]:
     """Layers per stage, at least one each.

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from meshdsl.schedules.lockstep import Rooms, Table, Uniform, lockstep, make_rooms
+from meshdsl.schedules.lockstep import BufferSlots, LockstepTable, Uniform, lockstep, make_buffer_slots
 from meshdsl.schedules.schedule import Schedule
-from meshdsl.schedules.simulate import Costs, Forecast, Load
+from meshdsl.schedules.simulate import Costs, Forecast, TaskCost
 from meshdsl.schedules.spec import Pipeline
 
 
@@ -29,7 +29,7 @@ class Pipelined:
     ranks: int = 1
     forward_only: bool = False
     layers: tuple[int, ...] = ()
-    loads: tuple[Load, ...] = ()
+    loads: tuple[TaskCost, ...] = ()
     costs: Costs | None = field(default=None, compare=False)
 
     @property
@@ -38,7 +38,7 @@ class Pipelined:
         return self.asked.microbatches
 
     @cached_property
-    def table(self) -> Table:
+    def table(self) -> LockstepTable:
         """What every rank does in every tick."""
         asked = self.asked.schedule
         if isinstance(asked, Schedule) and self.axis:
@@ -52,9 +52,9 @@ class Pipelined:
         return self.table.schedule
 
     @cached_property
-    def rooms(self) -> Rooms:
+    def rooms(self) -> BufferSlots:
         """Where ranks keep what waits."""
-        return make_rooms(self.table, self.asked.recompute == "stage")
+        return make_buffer_slots(self.table, self.asked.recompute == "stage")
 
     @cached_property
     def forecast(self) -> Forecast:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from meshdsl.schedules.lockstep import Row, Table
+from meshdsl.schedules.lockstep import LockstepTable, Row
 from meshdsl.schedules.schedule import Schedule, Task
 
 # ---- Costs -----------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def part_of(scope: str) -> str:
 
 
 @dataclass(frozen=True)
-class Load:
+class TaskCost:
     """What the work of one stage on one microbatch takes, on a device that has all of it.
 
     Args:
@@ -103,7 +103,7 @@ class Durations:
 
 
 @dataclass(frozen=True)
-class Timing:
+class ScheduleTiming:
     """Begin and end of every task, in seconds from the begin of the step, and the seconds of all of them."""
 
     schedule: Schedule
@@ -139,7 +139,7 @@ class Timing:
         return "".join(line)
 
 
-def time_schedule(schedule: Schedule, durations: Durations) -> Timing:
+def time_schedule(schedule: Schedule, durations: Durations) -> ScheduleTiming:
     """Run a schedule on paper."""
     begin: dict[Task, float] = {}
     end: dict[Task, float] = {}
@@ -151,7 +151,7 @@ def time_schedule(schedule: Schedule, durations: Durations) -> Timing:
                 begin[task] = max(free[rank], *_arrivals(schedule, task, end, durations), 0.0)
                 end[task] = free[rank] = begin[task] + durations.of(task)
                 at[rank] += 1
-    return Timing(schedule, begin, end, max(end.values()))
+    return ScheduleTiming(schedule, begin, end, max(end.values()))
 
 
 def _arrivals(schedule: Schedule, task: Task, end: Mapping[Task, float], durations: Durations) -> list[float]:
@@ -176,10 +176,10 @@ class Forecast:
       loads: per stage, if they are not alike; in step, a tick takes as long as the largest of those that work in it.
     """
 
-    table: Table
+    table: LockstepTable
     costs: Costs | None = None
     layers: tuple[int, ...] = ()
-    loads: tuple[Load, ...] = ()
+    loads: tuple[TaskCost, ...] = ()
 
     @property
     def lockstep(self) -> float:
@@ -192,7 +192,7 @@ class Forecast:
         return self.as_soon.seconds + (self.costs.head + self.costs.others if self.costs else 0.0)
 
     @cached_property
-    def in_step(self) -> Timing:
+    def in_step(self) -> ScheduleTiming:
         """The tasks in their ticks."""
         begin, end, now = dict[Task, float](), dict[Task, float](), 0.0
         for tick in self.ticks:
@@ -201,10 +201,10 @@ class Forecast:
                     begin[task], end[task] = now, now + (self._own.of(task) if self.loads else seconds)
                 now += seconds
             now += tick.more
-        return Timing(self.table.schedule, begin, end, now)
+        return ScheduleTiming(self.table.schedule, begin, end, now)
 
     @cached_property
-    def as_soon(self) -> Timing:
+    def as_soon(self) -> ScheduleTiming:
         """The tasks in the order of every rank, each as soon as what it needs has arrived."""
         return time_schedule(self.table.schedule, self._own)
 

@@ -20,24 +20,30 @@ import jax
 
 from meshdsl.custom_rules.validate import check_rules
 from meshdsl.dsl.named_array import pinning
-from meshdsl.ir.graph import Graph, Program, check_graph, walk
-from meshdsl.ir.rewrite import number
+from meshdsl.ir.graph import Graph, TracedProgram, check_graph, walk
+from meshdsl.ir.rewrite import renumber
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.trace import read_jaxpr as calls
 from meshdsl.trace import read_jaxpr as loops
 from meshdsl.trace.annotate import count_trips, mark_phases
 from meshdsl.trace.arguments import Call, check_arrays, check_captured, flatten_call, path_leaves, typed_leaf
-from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_lost_changes, user_terms
-from meshdsl.trace.passes.align_shifts import find_shifts
-from meshdsl.trace.passes.canonicalize import choose_masked, drop_identities, drop_stages, fold_cuts, make_empty
-from meshdsl.trace.passes.cse import merge_common
-from meshdsl.trace.passes.dce import drop_dead
-from meshdsl.trace.passes.duplicate import clone_constants, part_casts
+from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_lost_changes, translate_trace_errors
+from meshdsl.trace.passes.align_shifts import align_shifts
+from meshdsl.trace.passes.canonicalize import (
+    fold_broadcast_slices,
+    mask_to_select,
+    materialize_empty,
+    remove_identities,
+    remove_stages,
+)
+from meshdsl.trace.passes.cse import cse
+from meshdsl.trace.passes.dce import dce
+from meshdsl.trace.passes.duplicate import clone_cheap_constants, split_partial_casts
 from meshdsl.trace.passes.fold_pads import fold_pads
-from meshdsl.trace.passes.loop_invariants import drop_invariants, hoist, run_once
+from meshdsl.trace.passes.loop_invariants import hoist_invariants, inline_single_trip_loops, invariant_carries_to_consts
 from meshdsl.trace.passes.rolls import find_rolls
 from meshdsl.trace.read_jaxpr import read_jaxpr
-from meshdsl.util.runtime import uncollected
+from meshdsl.util.runtime import gc_paused
 
 __all__ = ["CLEANUPS", "Call", "flatten_call", "trace"]
 
@@ -49,27 +55,27 @@ Pass = Callable[[Graph], Graph]
 # What is the same in every trip shows once the dead are gone. Merging leaves conditions unread. Copies last: merging
 # would undo them.
 CLEANUPS: tuple[Pass, ...] = (
-    drop_identities,
-    choose_masked,
+    remove_identities,
+    mask_to_select,
     find_rolls,
     fold_pads,
-    find_shifts,
-    fold_cuts,
-    make_empty,
-    drop_invariants,
-    drop_dead,
-    hoist,
-    run_once,
-    merge_common,
-    drop_dead,
-    part_casts,
-    clone_constants,
+    align_shifts,
+    fold_broadcast_slices,
+    materialize_empty,
+    invariant_carries_to_consts,
+    dce,
+    hoist_invariants,
+    inline_single_trip_loops,
+    cse,
+    dce,
+    split_partial_casts,
+    clone_cheap_constants,
 )
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-@uncollected
+@gc_paused
 def trace(
     step: Callable[..., Any],
     args: Sequence[Any],
@@ -78,7 +84,7 @@ def trace(
     static_argnames: str | Sequence[str] = (),
     inside: Table | None = None,
     cuts: bool = False,
-) -> Program:
+) -> TracedProgram:
     """The program of one call ``step(*args, **kwargs)``.
 
     Args:
@@ -102,16 +108,16 @@ def trace(
         lost.extend(note_lost_changes(call, leaves, (args, kwargs), result))
         return result
 
-    with user_terms(call.name, call.paths, call.leaves), pinning(inside):
+    with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside):
         closed, result = jax.make_jaxpr(flat, return_shape=True)(*call.leaves)
     check_captured(call.name, closed.consts)
-    traced = drop_stages(read_jaxpr(closed), cuts)
+    traced = remove_stages(read_jaxpr(closed), cuts)
     check_opaque(call.name, traced)
     graph = finish(clean(traced))
     outputs = tuple(typed_leaf(found.path, found.array, found.dims) for found in path_leaves(result))
     inputs = tuple(map(typed_leaf, call.paths, closed.in_avals, call.dims))
     tree = jax.tree_util.tree_structure(result)
-    return Program(
+    return TracedProgram(
         graph,
         inputs,
         outputs,
@@ -134,6 +140,6 @@ def finish(graph: Graph) -> Graph:
     """The graph with trips, phases and numbers in it, checked."""
     count_trips(graph)
     mark_phases(graph)
-    number(graph)
+    renumber(graph)
     check_graph(graph)
     return graph

@@ -30,7 +30,7 @@ _REMEDY = (
 
 
 @contextmanager
-def user_terms(name: str, paths: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
+def translate_trace_errors(name: str, paths: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
     """Says what fails while the step is traced in terms of its own arguments."""
     try:
         yield

@@ -28,7 +28,7 @@ from jax.lax import optimization_barrier_p
 from meshdsl.ir.graph import Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import Atom, broadcast_params
 from meshdsl.rules import RULES
-from meshdsl.trace.source import Place
+from meshdsl.trace.source import SourceContext
 
 # ---- Foreign ---------------------------------------------------------------------------------------------------------
 # Primitives of other libraries: read as the JAX code that they run.
@@ -112,11 +112,11 @@ class Frame:
         return self.captured[id(array)][1]
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """An equation with the frame that its operations go to, its place in the program, its operands."""
 
     frame: Frame
-    place: Place
+    place: SourceContext
     eqn: JaxprEqn
     inputs: tuple[Atom, ...]
 
@@ -128,7 +128,7 @@ class Site(NamedTuple):
         return made
 
 
-Reader = Callable[[Site], Sequence[Atom]]
+Reader = Callable[[CallSite], Sequence[Atom]]
 READERS: dict[str, Reader] = {}
 
 
@@ -144,10 +144,10 @@ def reader(*names: str) -> Callable[[Reader], Reader]:
 
 def read_jaxpr(closed: ClosedJaxpr) -> Graph:
     """The graph of a traced step, before any clean-up."""
-    return read_graph(closed, Frame(count(), body=False), Place())
+    return read_graph(closed, Frame(count(), body=False), SourceContext())
 
 
-def read_graph(closed: ClosedJaxpr, frame: Frame, place: Place) -> Graph:
+def read_graph(closed: ClosedJaxpr, frame: Frame, place: SourceContext) -> Graph:
     """A jaxpr as a graph of its own, read into an empty frame; captured arrays are not among its inputs."""
     inputs = tuple(frame.value(v.aval) for v in closed.jaxpr.invars)
     returned = inline(closed, inputs, frame, place)
@@ -155,7 +155,7 @@ def read_graph(closed: ClosedJaxpr, frame: Frame, place: Place) -> Graph:
     return Graph(inputs, tuple(frame.ops))
 
 
-def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Place) -> list[Atom]:
+def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: SourceContext) -> list[Atom]:
     """Read the equations of a jaxpr into ``frame``; what it returns."""
     jaxpr = closed.jaxpr
     env: dict[Any, Atom] = dict(zip(jaxpr.constvars, map(frame.constant, closed.consts), strict=True))
@@ -165,7 +165,7 @@ def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Pla
         return _read_literal(x, frame) if isinstance(x, JaxLiteral) else env[x]
 
     for eqn in jaxpr.eqns:
-        site = Site(frame, place.at(eqn.source_info), eqn, tuple(map(read, eqn.invars)))
+        site = CallSite(frame, place.at(eqn.source_info), eqn, tuple(map(read, eqn.invars)))
         results = READERS.get(eqn.primitive.name, _plain)(site)
         env.update(zip(eqn.outvars, results, strict=True))
     return [read(x) for x in jaxpr.outvars]
@@ -177,7 +177,7 @@ def written(
     """The operations of a function of some operands, at the place of another operation, and their one result."""
     frame = Frame(ids, body=False)
     made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs))
-    (result,) = inline(made, inputs, frame, Place())
+    (result,) = inline(made, inputs, frame, SourceContext())
     return [replace(op, source=like.source, scope=like.scope) for op in frame.ops], result
 
 
@@ -202,7 +202,7 @@ def _opaque(array: Any) -> bool:
     )
 
 
-def _plain(site: Site) -> Sequence[Atom]:
+def _plain(site: CallSite) -> Sequence[Atom]:
     eqn = site.eqn
     body = written_out(eqn)
     if body is not None:
@@ -233,7 +233,7 @@ _SQUEEZE: dict[str, Any] = {"primitive": lax.squeeze_p, "params": {"dimensions":
 
 
 @reader("scan")
-def _scan(site: Site) -> Sequence[Atom]:
+def _scan(site: CallSite) -> Sequence[Atom]:
     given = site.eqn.params
     consts, carries = _scan_counts(given)
     if given["length"] == 1:
@@ -249,7 +249,7 @@ def _scan(site: Site) -> Sequence[Atom]:
     return _emit(site, "scan", (*_passed(site, captured), *site.inputs), params, _taking(body, captured))
 
 
-def _only_trip(site: Site, kept: int, carries: int) -> Sequence[Atom]:
+def _only_trip(site: CallSite, kept: int, carries: int) -> Sequence[Atom]:
     """The body of a scan, from the first ``kept`` operands as they are and the only slices of the others."""
     slices = [site.emit("squeeze", (x,), (_slice_of(x),), **_SQUEEZE)[0] for x in site.inputs[kept:]]
     found = inline(closed(site.eqn.params["jaxpr"]), (*site.inputs[:kept], *slices), site.frame, site.place)
@@ -260,7 +260,7 @@ def _slice_of(x: Atom) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
 
 
-def _stacked(site: Site, x: Atom) -> Atom:
+def _stacked(site: CallSite, x: Atom) -> Atom:
     shape = (1, *x.shape)
     params = broadcast_params(shape, range(1, len(shape)))
     made = jax.ShapeDtypeStruct(shape, x.dtype)
@@ -268,7 +268,7 @@ def _stacked(site: Site, x: Atom) -> Atom:
 
 
 @reader("while")
-def _while(site: Site) -> Sequence[Atom]:
+def _while(site: CallSite) -> Sequence[Atom]:
     given = site.eqn.params
     asked, done = given["cond_nconsts"], given["cond_nconsts"] + given["body_nconsts"]
     condition, from_condition = _body(site, given["cond_jaxpr"])
@@ -282,7 +282,7 @@ def _while(site: Site) -> Sequence[Atom]:
 
 
 @reader("cond")
-def _cond(site: Site) -> Sequence[Atom]:
+def _cond(site: CallSite) -> Sequence[Atom]:
     read = [_body(site, branch) for branch in site.eqn.params["branches"]]
     captured = {key: array for _, each in read for key, (array, _) in each.items()}
     branches = [_taking(branch, _all_of(site, captured, each)) for branch, each in read]
@@ -298,7 +298,7 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def _body(site: Site, jaxpr: Any) -> tuple[Graph, Captured]:
+def _body(site: CallSite, jaxpr: Any) -> tuple[Graph, Captured]:
     frame = Frame(site.frame.ids, body=True)
     return read_graph(closed(jaxpr), frame, site.place), frame.captured
 
@@ -308,16 +308,16 @@ def _taking(body: Graph, captured: Captured) -> Graph:
     return replace(body, inputs=(*(value for _, value in captured.values()), *body.inputs))
 
 
-def _passed(site: Site, captured: Captured) -> list[Atom]:
+def _passed(site: CallSite, captured: Captured) -> list[Atom]:
     return [site.frame.constant(array) for array, _ in captured.values()]
 
 
-def _all_of(site: Site, captured: dict[int, Any], own: Captured) -> Captured:
+def _all_of(site: CallSite, captured: dict[int, Any], own: Captured) -> Captured:
     """Inputs of one branch for what any branch captured."""
     return {key: own.get(key) or (array, site.frame.value(array)) for key, array in captured.items()}
 
 
-def _emit(site: Site, name: str, inputs: Sequence[Atom], params: dict[str, Any], *bodies: Graph) -> Sequence[Atom]:
+def _emit(site: CallSite, name: str, inputs: Sequence[Atom], params: dict[str, Any], *bodies: Graph) -> Sequence[Atom]:
     effects = bool(site.eqn.effects)
     return site.emit(name, inputs, site.eqn.outvars, primitive=None, params=params, bodies=bodies, effects=effects)
 
@@ -338,12 +338,12 @@ _BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
     *("custom_vmap_call", "linear_call", "composite", "remat_opt"),
 )
-def _call(site: Site) -> Sequence[Atom]:
+def _call(site: CallSite) -> Sequence[Atom]:
     return _inlined(site, site.inputs)
 
 
 @reader("remat", "remat2", "checkpoint")
-def _remat(site: Site) -> Sequence[Atom]:
+def _remat(site: CallSite) -> Sequence[Atom]:
     params = site.eqn.params
     asked = params.get("prevent_cse", True)
     hidden: Iterable[bool] = asked if isinstance(asked, tuple) else repeat(bool(asked))
@@ -353,13 +353,13 @@ def _remat(site: Site) -> Sequence[Atom]:
 
 
 @reader("optimization_barrier")
-def _barriers(site: Site) -> Sequence[Atom]:
+def _barriers(site: CallSite) -> Sequence[Atom]:
     """One operation per operand, so that operands keep layouts of their own."""
     return [_barrier(site, x) for x in site.inputs]
 
 
 @reader("custom_linear_solve")
-def _solve(site: Site) -> Sequence[Atom]:
+def _solve(site: CallSite) -> Sequence[Atom]:
     """Autodiff is over, so what is left of a linear solve is the solver; it lists its own constants and the operand."""
     lengths, bodies = site.eqn.params["const_lengths"], site.eqn.params["jaxprs"]
     before = lengths.matvec + lengths.vecmat
@@ -367,12 +367,12 @@ def _solve(site: Site) -> Sequence[Atom]:
     return inline(closed(bodies.solve), (*consts, *site.inputs[sum(lengths) :]), site.frame, site.place)
 
 
-def _inlined(site: Site, inputs: Sequence[Atom]) -> Sequence[Atom]:
+def _inlined(site: CallSite, inputs: Sequence[Atom]) -> Sequence[Atom]:
     body = next(site.eqn.params[name] for name in _BODY if name in site.eqn.params)
     return inline(closed(body), inputs, site.frame, site.place)
 
 
-def _barrier(site: Site, x: Atom) -> Atom:
+def _barrier(site: CallSite, x: Atom) -> Atom:
     if not isinstance(x, Value):
         return x
     return site.emit("optimization_barrier", (x,), (x,), primitive=optimization_barrier_p, params={})[0]

@@ -24,13 +24,13 @@ _KNOWN = 1 << 12  # places
 _NOWHERE = Source()
 
 
-class Place(NamedTuple):
+class SourceContext(NamedTuple):
     """Where an operation stands: the name stack around it and the user's line."""
 
     scope: str = ""
     source: Source = _NOWHERE
 
-    def at(self, info: Any) -> "Place":
+    def at(self, info: Any) -> "SourceContext":
         """The place of an equation with this ``source_info``, in a body or call that stands here.
 
         A function that jax has traced before and kept has lost its callers. If no line of the
@@ -40,11 +40,11 @@ class Place(NamedTuple):
 
 
 @lru_cache(_KNOWN)
-def _placed(around: Place, name_stack: Any, traceback: Any) -> Place:
-    """As ``Place.at``; equal layers, called from one line, ask the same again and again."""
+def _placed(around: SourceContext, name_stack: Any, traceback: Any) -> SourceContext:
+    """As ``SourceContext.at``; equal layers, called from one line, ask the same again and again."""
     own = str(name_stack)
     scope = f"{around.scope}/{own}" if around.scope and own else around.scope or own
-    return Place(scope, _source_of(traceback, around.source))
+    return SourceContext(scope, _source_of(traceback, around.source))
 
 
 def _source_of(traceback: Any, call: Source) -> Source:

@@ -66,7 +66,7 @@ class _Rows:
         return cast(Batch, self._batches.records[(self._done + number) * self._batches.batch + self._rows[row]])
 
 
-class Rows:
+class BatchRows:
     """Records of arrays whose first dim counts them."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -85,7 +85,7 @@ class Rows:
 
 def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
     """The records of a source (``len`` and ``[i]``, or a dict of arrays) without end, shuffled anew in every epoch."""
-    records = Rows(source) if isinstance(source, Mapping) else source
+    records = BatchRows(source) if isinstance(source, Mapping) else source
     return grain.MapDataset.source(records).seed(seed).shuffle().repeat()
 
 

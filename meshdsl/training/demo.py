@@ -18,7 +18,7 @@ import jax
 from rich.console import Console
 
 from meshdsl.api import Program, Sharded
-from meshdsl.api.program import planned
+from meshdsl.api.program import parallelize_program
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, save_topology, topology_text
@@ -67,7 +67,7 @@ def measure(mesh: Mesh, folder: Path) -> Topology:
 
 def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded:
     """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
-    sharded = planned(program, mesh)
+    sharded = parallelize_program(program, mesh)
     plan = sharded.plan(*program.args)
     plan.save(folder / "plan.json")
     console.rule("plan")

@@ -53,7 +53,7 @@ def _next(
 # What evaluation needs of trained arrays that lie split over devices.
 
 
-def whole(tree: Any) -> Any:
+def gathered(tree: Any) -> Any:
     """Every array whole, on one device of this process: what is measured is computed once, not once per device."""
     return jax.tree.map(_whole, tree)
 

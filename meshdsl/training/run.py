@@ -15,7 +15,7 @@ import jax
 from rich.console import Console
 
 from meshdsl.api import Program, Sharded
-from meshdsl.api.program import planned
+from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
 from meshdsl.layouts.mesh import Mesh
@@ -152,7 +152,7 @@ class Session:
         return outcome
 
     def _planned(self) -> Sharded:
-        sharded = planned(self.program, self.mesh, self.rules, self.memory)
+        sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
         with self._console.status(f"planning over {self.mesh}"):
             plan = sharded.plan(*self.program.args)
         if self.speaks:

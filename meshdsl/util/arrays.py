@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 # times.
 
 
-identity = object.__hash__  # CPython makes it of the address alone
+object_id = object.__hash__  # CPython makes it of the address alone
 
 
 # ---- Arrays ----------------------------------------------------------------------------------------------------------
@@ -43,40 +43,40 @@ def array(numbers: Iterable[int]) -> Ids:
     return np.fromiter(numbers, dtype=np.intp)
 
 
-def numbered(things: Iterable[Hashable]) -> Ids:
+def intern_ids(things: Iterable[Hashable]) -> Ids:
     """A number for each thing, the same for equal ones."""
     every = list(things)
     known = {thing: i for i, thing in enumerate(dict.fromkeys(every))}
     return array(map(known.__getitem__, every))
 
 
-def interned(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
+def intern_rows(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
     """A number for each thing, the same for equal ones, most of which are one of few objects; and what there is."""
     found = list(things)
-    keys, known = list(map(identity, found)), dict[T, int]()
+    keys, known = list(map(object_id, found)), dict[T, int]()
     number = {key: known.setdefault(thing, len(known)) for key, thing in dict(zip(keys, found, strict=True)).items()}
     return array(map(number.__getitem__, keys)), tuple(known)
 
 
-def occurring(numbers: Ids) -> Ids:
+def unique_sorted(numbers: Ids) -> Ids:
     """The numbers that occur, in rising order, as ``np.unique`` has them, which hashes them first and takes longer."""
     found = np.sort(numbers)
     return np.asarray(found[np.append(found[:-1] != found[1:], found.size > 0)[: found.size]])
 
 
-def grouped(numbers: Ids) -> list[Ids]:
+def group_by(numbers: Ids) -> list[Ids]:
     """The places of equal numbers."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if numbers.size else []
 
 
-def stretches(starts: Ids, sizes: Ids) -> Ids:
+def ranges(starts: Ids, sizes: Ids) -> Ids:
     """The numbers from each start on, so many of them, one stretch after the other."""
     ends = np.cumsum(sizes)
     return np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
 
 
-def equal(columns: Sequence[Ids]) -> Ids:
+def row_ids(columns: Sequence[Ids]) -> Ids:
     """A number per row of some columns of numbers, the same for equal ones."""
     found, *others = columns
     for column in others:

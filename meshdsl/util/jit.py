@@ -12,7 +12,7 @@ Costs = NDArray[np.float64]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def compiled(function: _Function) -> _Function:
+def njit_cached(function: _Function) -> _Function:
     """The function as machine code, kept on disk; a minimum may be taken in any order."""
     made: Any = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
     return cast("_Function", made)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
+class Lazy(Generic[T]):
     """A value, made when it is first asked for; compared, copied and pickled as what it is.
 
     Args:
@@ -23,7 +23,7 @@ class Later(Generic[T]):
         self._made: T | None = None
 
     @classmethod
-    def known(cls, value: T) -> "Later[T]":
+    def known(cls, value: T) -> "Lazy[T]":
         """One that is there already."""
         return cls(lambda: value)
 
@@ -35,7 +35,7 @@ class Later(Generic[T]):
         return self._made  # type: ignore[return-value]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Later) and self.value == other.value
+        return isinstance(other, Lazy) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -44,7 +44,7 @@ class Later(Generic[T]):
         return repr(self.value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Later.known, (self.value,)
+        return Lazy.known, (self.value,)
 
 
 # ---- Once ------------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ class Later(Generic[T]):
 R = TypeVar("R")
 
 
-def once(make: Callable[[T], R]) -> Callable[[T], R]:
+def memoize_by_object(make: Callable[[T], R]) -> Callable[[T], R]:
     """A function of one object, a graph say, that is called once for each; what it returns must not keep hold of it."""
     known: WeakKeyDictionary[T, R] = WeakKeyDictionary()
 

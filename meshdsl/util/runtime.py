@@ -21,7 +21,7 @@ T = TypeVar("T")
 _INTERVAL = 2e-4  # seconds
 
 
-class Start(Protocol):
+class Submit(Protocol):
     """Starts what runs beside other work."""
 
     def __call__(self, function: Callable[[], T], /) -> "Future[T]":
@@ -29,7 +29,7 @@ class Start(Protocol):
         ...
 
 
-class _Often:
+class _ShortSwitchInterval:
     """Hands the interpreter over often, as long as some block asks for it; several threads may have one."""
 
     def __init__(self) -> None:
@@ -49,21 +49,21 @@ class _Often:
                 sys.setswitchinterval(self._before)
 
 
-_OFTEN = _Often()
+_OFTEN = _ShortSwitchInterval()
 
 
 @contextmanager
-def beside() -> Iterator[Start]:
+def worker_pool() -> Iterator[Submit]:
     """What calls a function in a thread of its own while the block runs, which ends when both have."""
     with _OFTEN, ThreadPoolExecutor() as others:
         yield others.submit
 
 
-def together(functions: Sequence[Callable[[], T]]) -> list[T]:
+def run_parallel(functions: Sequence[Callable[[], T]]) -> list[T]:
     """What functions return, which run beside each other if there are several."""
     if len(functions) == 1:
         return [functions[0]()]
-    with beside() as start:
+    with worker_pool() as start:
         return [started.result() for started in [start(function) for function in functions]]
 
 
@@ -77,7 +77,7 @@ def together(functions: Sequence[Callable[[], T]]) -> list[T]:
 P = ParamSpec("P")
 
 
-def uncollected(function: Callable[P, T]) -> Callable[P, T]:
+def gc_paused(function: Callable[P, T]) -> Callable[P, T]:
     """The function with the collector off while it runs, and on again afterwards if it was."""
 
     @wraps(function)
@@ -100,7 +100,7 @@ def uncollected(function: Callable[P, T]) -> Callable[P, T]:
 # another thing: where it is reached, what would only improve the plan or its bound is left out.
 
 
-class Clock:
+class Deadline:
     """Asked between the parts of a search whether there is time for another.
 
     Args:

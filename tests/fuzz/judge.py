@@ -18,12 +18,12 @@ import numpy as np
 import meshdsl as md
 from meshdsl.api.executable import Executable
 from meshdsl.api.plan_variants import plan_program
-from meshdsl.ir.graph import Program
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.lowering.hlo.collectives import compiled_collectives
-from meshdsl.lowering.numerics import NUDGES, check_numbers, nudge, rounding, wide_step
+from meshdsl.lowering.numerics import NUDGES, check_numbers, perturb, rounding, widened_step
 from meshdsl.lowering.shardings import device_mesh
-from meshdsl.lowering.verify import Line, compare
+from meshdsl.lowering.verify import VerifyLine, compare
 from meshdsl.padding import pad_program
 from meshdsl.padding.min_cut import padded_sizes
 from meshdsl.pins import make_pins
@@ -48,7 +48,7 @@ class Planned:
     """A case with its plan."""
 
     case: Case
-    program: Program
+    program: TracedProgram
     pins: Pins
     plan: Plan
 
@@ -82,7 +82,7 @@ def _judge(batch: Batch) -> Tally:
 def _plan(case: Case, batch: Batch) -> Planned:
     program = trace(case.step, case.args())
 
-    def pins_of(program: Program) -> Pins:
+    def pins_of(program: TracedProgram) -> Pins:
         return make_pins(program, batch.mesh, case.pins)
 
     if batch.seed is None:
@@ -138,7 +138,7 @@ def _run(planned: Sequence[Planned], batch: Batch) -> None:
     _check_results(planned, args, jax.block_until_ready(compiled(jax.device_put(args, at))))
 
 
-def _differences(planned: Sequence[Planned], compiled: jax.stages.Compiled, batch: Batch) -> list[Line]:
+def _differences(planned: Sequence[Planned], compiled: jax.stages.Compiled, batch: Batch) -> list[VerifyLine]:
     """Where more or less is sent than planned; random plans also plan what cannot matter, which the compiler drops."""
     collectives = [c for one in planned for c in one.plan.collectives]
     lines = compare(collectives, compiled_collectives(compiled.as_text() or "", batch.mesh), batch.mesh).lines
@@ -158,7 +158,7 @@ def _check_results(planned: Sequence[Planned], args: Sequence[Any], got: Sequenc
 
     @cache
     def nudged(seed: int) -> list[Any]:
-        return alone([[nudge(x, seed, eps) for x in given] for given, eps in zip(args, least, strict=True)])
+        return alone([[perturb(x, seed, eps) for x in given] for given, eps in zip(args, least, strict=True)])
 
     expected = alone(args)
     for i, one in enumerate(planned):
@@ -175,5 +175,5 @@ def _each(nudged: Callable[[int], Any], i: int) -> Iterator[Any]:
 
 def _wide(case: Case) -> list[Any] | None:
     """The results of a case in wider floats."""
-    step = wide_step(trace(case.step, case.args()))
+    step = widened_step(trace(case.step, case.args()))
     return step and jax.jit(step)(*jax.tree.leaves(case.args()))

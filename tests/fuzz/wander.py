@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshdsl.ir.graph import Program
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.objective import Evaluator, layouts_of, rows_by_op, trees_of
@@ -10,7 +10,7 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 
 
-def wander(program: Program, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
+def wander(program: TracedProgram, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
     """A solution in which every operation runs in one of its signatures, whatever that costs; constants are whole."""
     model = Model(make_problem(program, mesh, pins))
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]

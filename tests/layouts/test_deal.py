@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshdsl.layouts.exchange import deal
+from meshdsl.layouts.exchange import permute_elements
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
@@ -25,7 +25,7 @@ def test_chunks_of_stages_travel_whole_and_once(stages, chunks, layers):
 
 
 def check(which, extent, blocks):
-    found = deal(which, extent, blocks)
+    found = permute_elements(which, extent, blocks)
     held = np.arange(extent * blocks).reshape(blocks, extent)
     got = [held]
     owner = np.reshape(which, (blocks, -1)) // extent

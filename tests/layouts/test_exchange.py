@@ -7,9 +7,9 @@ import pytest
 
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.collective_cost import COLLECTIVES, price
-from meshdsl.layouts.exchange import Exchange, in_turn, pieces, rounds, steps
+from meshdsl.layouts.exchange import Exchange, ordered_exchanges, pieces, rounds, steps
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.reshard import moves
+from meshdsl.layouts.reshard import reshard_steps
 
 
 @pytest.mark.parametrize("extent", [1, 2, 5])
@@ -52,7 +52,7 @@ def test_parts_of_an_exchange():
 def test_windows_over_several_dims_are_exchanged_in_their_order():
     height = Exchange("window", 0, 1, before=1, after=2), Exchange("window", 1, 1, before=3)
     width = Exchange("window", 0, 2, after=4), Exchange("window", 1, 2, before=5)
-    turns = in_turn([width, (), height, width])
+    turns = ordered_exchanges([width, (), height, width])
     assert [(turn.exchange, turn.axes) for turn in turns] == [
         *((e, (2,)) for e in height),
         *((e, (0, 3)) for e in width),
@@ -63,8 +63,8 @@ def test_windows_over_several_dims_are_exchanged_in_their_order():
 def test_exchanges_that_are_no_windows_over_different_dims_do_not_meet():
     window, wider = Exchange("window", 0, 1, before=1), Exchange("window", 0, 1, before=2)
     sums = Exchange("gather", 0, 2, length=1)
-    assert in_turn([(window,), (wider,)]) is in_turn([(window,), (sums,)]) is None
-    assert in_turn([(), ()]) == ()
+    assert ordered_exchanges([(window,), (wider,)]) is ordered_exchanges([(window,), (sums,)]) is None
+    assert ordered_exchanges([(), ()]) == ()
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 7, 8])
@@ -91,7 +91,7 @@ def test_prices_are_those_of_moves(axes):
     partial = Layout(**dict.fromkeys(axes, P))
     shape, block = (16, 24), 16 * 24 * 4 // mesh.size * (mesh.size // int(np.prod([mesh.axis(a) for a in axes])))
     for source in (whole, split, partial):
-        for move in moves(source, shape, 4, mesh):
+        for move in reshard_steps(source, shape, 4, mesh):
             if move.axes == axes and move.kind in COLLECTIVES and move.target in (S(0), B):  # blocks are contiguous
                 given = 16 * 24 * 4 if move.source is P else block
                 cost = price(move.kind, axes, mesh)

@@ -7,7 +7,7 @@ import pytest
 from meshdsl.errors import LayoutError
 from meshdsl.layouts import Layout, Mesh, P, topology
 from meshdsl.layouts.collective_cost import COLLECTIVES
-from meshdsl.layouts.reshard import complete, moves, reshard, space
+from meshdsl.layouts.reshard import complete, reshard, reshard_steps, space
 
 MESH = Mesh(x=4, y=2)
 
@@ -51,7 +51,9 @@ def test_the_hierarchical_all_reduce_is_found():
     seconds = sum(m.seconds for m in reshard(Layout(data=P, model=P), Layout(), (4096, 4096), 4, mesh))
     one_by_one = sum(
         next(
-            m for m in moves(Layout.parse(before), (4096, 4096), 4, mesh) if m.axes == (axis,) and m.target is after
+            m
+            for m in reshard_steps(Layout.parse(before), (4096, 4096), 4, mesh)
+            if m.axes == (axis,) and m.target is after
         ).seconds
         for before, axis, after in (
             ("data=P model=P", "model", Layout().on("model")),
@@ -69,7 +71,7 @@ def test_reshard_is_the_shortest_path():
         best = {source: 0.0}
         for _ in range(4):
             for at, cost in list(best.items()):
-                for move in moves(at, shape, 4, MESH):
+                for move in reshard_steps(at, shape, 4, MESH):
                     if move.kind not in ("pad", "keep-first") and move.after in within.index:
                         best[move.after] = min(best.get(move.after, 1e9), cost + move.seconds)
         for target in (t for t in best if "P" not in str(t) or t == source):
@@ -88,10 +90,10 @@ def test_costs_obey_the_triangle_inequality():
 
 
 def test_an_axis_leaves_and_enters_a_dim_as_its_minor_one():
-    for move in moves(Layout.parse("x=S(0) y=S(0)"), (8, 8), 4, MESH):
+    for move in reshard_steps(Layout.parse("x=S(0) y=S(0)"), (8, 8), 4, MESH):
         if move.kind in ("all-gather", "all-to-all"):
             assert move.axes in (("y",), ("x", "y"))
-    slices = [m.after for m in moves(Layout.parse("y=S(0)"), (8, 8), 4, MESH) if m.kind == "slice"]
+    slices = [m.after for m in reshard_steps(Layout.parse("y=S(0)"), (8, 8), 4, MESH) if m.kind == "slice"]
     assert complete(Layout.parse("y=S(0) x=S(0)"), MESH) in slices
     assert complete(Layout.parse("x=S(0) y=S(0)"), MESH) not in slices
 

@@ -6,7 +6,7 @@ from itertools import count
 import jax
 from jax.extend.core import Literal as JaxLiteral
 
-from meshdsl.ir.graph import Graph, Leaf, Literal, Op, Program, Value, check_graph, walk
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value, check_graph, walk
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
@@ -24,7 +24,7 @@ def program_of(step, *args):
     graph = _graph(closed.jaxpr, ids, 1, False)
     check_graph(graph)
     leaves = [tuple(Leaf(f"{i}", v.shape, v.dtype) for i, v in enumerate(vs)) for vs in (graph.inputs, graph.returned)]
-    return Program(graph, *leaves)
+    return TracedProgram(graph, *leaves)
 
 
 def _graph(jaxpr, ids, trips, estimated):

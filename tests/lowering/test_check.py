@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import CheckError
-from meshdsl.lowering.numerics import check_numbers, nudge
+from meshdsl.lowering.numerics import check_numbers, perturb
 
 BIG = np.array([1.0, -2.0, 4.0], np.float32)
 
@@ -70,12 +70,12 @@ def test_digits_that_rounding_decides_do_not_count():
 def test_nudging_moves_floats_by_their_rounding():
     for dtype in ("float32", "bfloat16", "float64"):
         x = np.ones(1000, jnp.dtype(dtype))
-        moved = np.abs(nudge(x, 0).astype(np.float64) - 1)
-        assert nudge(x, 0).dtype == x.dtype and 0 < moved.max() <= 2 * float(jnp.finfo(dtype).eps)
+        moved = np.abs(perturb(x, 0).astype(np.float64) - 1)
+        assert perturb(x, 0).dtype == x.dtype and 0 < moved.max() <= 2 * float(jnp.finfo(dtype).eps)
     ids = np.arange(3)
-    coarse = np.abs(nudge(np.ones(50, np.float32), 0, least=2**-7) - 1)
+    coarse = np.abs(perturb(np.ones(50, np.float32), 0, least=2**-7) - 1)
     assert 2**-7 <= coarse.max() <= 2**-6
-    assert nudge(ids, 0) is ids and nudge(1.5, 0) == 1.5
+    assert perturb(ids, 0) is ids and perturb(1.5, 0) == 1.5
 
 
 def adam_of_a_bias(bias, x):

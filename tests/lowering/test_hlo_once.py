@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.lowering.hlo.dedup import without_repeats
+from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
 
@@ -42,7 +42,7 @@ ENTRY main {
 
 
 def test_what_is_said_twice_or_not_read_is_dropped():
-    kept = without_repeats(parse_module(TEXT)).computations
+    kept = deduplicate(parse_module(TEXT)).computations
     assert [line.name for line in kept["main"]] == ["x", "y", "one", "most", "other", "all"]
     assert [line.name for line in kept["most"]] == ["a.3", "b.3", "c.3"]
 

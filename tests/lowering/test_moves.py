@@ -8,7 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.reshard import Move, moves, space
+from meshdsl.layouts.reshard import ReshardStep, reshard_steps, space
 from meshdsl.lowering.local.collectives import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
 from tests.lowering.blocks import assemble, full, split_numpy
 
@@ -33,7 +33,7 @@ def run_move(move, blocks, mesh):
 
 
 def move_of(kind, axes, source, target, before, after, mesh):
-    return Move(kind, axes, source, target, full(before, mesh), full(after, mesh), 0, 0.0)
+    return ReshardStep(kind, axes, source, target, full(before, mesh), full(after, mesh), 0, 0.0)
 
 
 CASES = [
@@ -147,7 +147,7 @@ def test_every_legal_move_keeps_the_value(mesh, reductions, every):
     array = np.random.default_rng(1).permutation(np.arange(-64, 64)).reshape(8, 16).astype(np.float32)
     kinds = set()
     for layout in filter(one_reduction, space(mesh, 2, reductions).layouts[::every]):
-        legal = [move for move in moves(layout, array.shape, 4, mesh) if one_reduction(move.after)]
+        legal = [move for move in reshard_steps(layout, array.shape, 4, mesh) if one_reduction(move.after)]
         blocks = split_numpy(array, layout, mesh, np.random.default_rng(0))
         for move, moved in zip(legal, run_moves(legal, jnp.asarray(blocks), mesh), strict=True):
             np.testing.assert_array_equal(assemble(np.asarray(moved), move.after, array.shape, mesh), array, str(move))

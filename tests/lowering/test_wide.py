@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.lowering.numerics import check_numbers, wide_step
+from meshdsl.lowering.numerics import check_numbers, widened_step
 from meshdsl.trace import trace
 
 HALF = jnp.bfloat16
@@ -36,7 +36,7 @@ def drawn():
 
 def test_it_is_the_step_in_wide_floats():
     args = drawn()
-    wide = wide_step(trace(of(HALF), args))(*args)
+    wide = widened_step(trace(of(HALF), args))(*args)
     for got, expected in zip(wide, of(jnp.float32)(*args), strict=True):
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -47,12 +47,12 @@ def test_bits_are_those_of_the_short_float():
         return lax.bitcast_convert_type(x * 3, jnp.uint16), md.rule("a -> a")(lambda y: y + 1)(x)
 
     x = jnp.arange(8, dtype=HALF)
-    for got, expected in zip(wide_step(trace(step, (x,)))(x), step(x), strict=True):
+    for got, expected in zip(widened_step(trace(step, (x,)))(x), step(x), strict=True):
         np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(expected, np.float32))
 
 
 def test_nothing_is_short():
-    assert wide_step(trace(of(jnp.float32), drawn())) is None
+    assert widened_step(trace(of(jnp.float32), drawn())) is None
 
 
 def running(x):
@@ -62,7 +62,7 @@ def running(x):
 
 def test_a_result_may_be_as_far_off_as_the_step_itself():
     x = np.full((320, 2), 1.01, np.float32)
-    alone, wide = running(x), wide_step(trace(running, (x,)))(x)
+    alone, wide = running(x), widened_step(trace(running, (x,)))(x)
     off = float(jnp.max(jnp.abs(wide[0] - alone.astype(jnp.float32)) / alone.astype(jnp.float32)))
     assert off > 0.02
     nearer = jnp.asarray(wide[0], HALF)

@@ -14,7 +14,7 @@ from jax import lax
 import meshdsl as md
 from meshdsl.ir.graph import walk
 from meshdsl.padding import pad_program
-from meshdsl.padding.dim_groups import strands
+from meshdsl.padding.dim_groups import dim_groups
 from meshdsl.padding.min_cut import by_operation
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
@@ -30,7 +30,7 @@ def everywhere(graph, sizes):
 
 def somewhere(graph, sizes, picks):
     """Strands of the right length that ``picks`` says, instead of the cheapest cut."""
-    return by_operation((op, s) for _, op in walk(graph) for s in strands(op) if s.size in sizes and picks())
+    return by_operation((op, s) for _, op in walk(graph) for s in dim_groups(op) if s.size in sizes and picks())
 
 
 def padded(step, args, cut=everywhere):
@@ -209,7 +209,7 @@ def test_narrow_indices_cannot_name_the_padding(dtype, looked_up):
         lambda t, at: lax.gather(t, at, numbers, (1,), mode="fill"),
         (np.arange(100, dtype=np.float32), np.zeros((4, 1), dtype)),
     )
-    assert [s.ports for s in strands(program.graph.ops[0]) if s.size == 100] == [((0, 0),)] * looked_up
+    assert [s.ports for s in dim_groups(program.graph.ops[0]) if s.size == 100] == [((0, 0),)] * looked_up
 
 
 def test_loops_are_padded_inside():

@@ -6,7 +6,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.pins import make_pins
-from meshdsl.pipelining import in_turns
+from meshdsl.pipelining import to_microbatches
 from meshdsl.trace import trace
 
 WIDTH, HIDDEN, FEATURES = 8, 16, 4
@@ -63,4 +63,4 @@ def plain_step(params, batch):
 
 def traced(pipeline, stages, *args, function=step, layouts=LAYOUTS):
     mesh = md.Mesh(pipe=stages)
-    return in_turns(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, layouts))
+    return to_microbatches(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, layouts))

@@ -24,8 +24,8 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.pins import make_pins
-from meshdsl.pipelining import in_turns, whole_function
 from meshdsl.pipelining import scan_executor as lanes
+from meshdsl.pipelining import to_microbatches, whole_function
 from meshdsl.trace import trace
 
 NAMES = ("1f1b", "gpipe", "interleaved", "zb")
@@ -162,7 +162,7 @@ def reference(layers, microbatches, balance):
 
 def on_one_device(step, args, pipeline, mesh, layouts):
     """What the step in microbatches comes to, through stages where layouts split its layers."""
-    program = in_turns(trace(step, args), pipeline, mesh, lambda found: make_pins(found, mesh, layouts))
+    program = to_microbatches(trace(step, args), pipeline, mesh, lambda found: make_pins(found, mesh, layouts))
     return jax.jit(whole_function(program.graph))(*jax.tree.leaves(args))
 
 

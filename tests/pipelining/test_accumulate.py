@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.program import planned
+from meshdsl.api.program import parallelize_program
 from meshdsl.cli.plan import facts
 from meshdsl.errors import ArgumentError, PipelineError, PlanFileError
 from meshdsl.pins import make_pins
-from meshdsl.pipelining import in_turns, whole_function
+from meshdsl.pipelining import to_microbatches, whole_function
 from meshdsl.trace import trace
 from tests.pipelining import stacks
 from tests.pipelining.steps import OPTIMIZER, language, language_step, normalised
@@ -55,7 +55,7 @@ def test_gradients_are_reduced_once_per_step_and_less_memory_is_needed():
 def test_float64_agrees_to_nine_digits():
     with jax.enable_x64(True):
         args, mesh = stacks.arguments(dtype=np.float64), md.Mesh(data=2)
-        program = in_turns(trace(stacks.step, args), md.Pipeline(8), mesh, lambda made: make_pins(made, mesh))
+        program = to_microbatches(trace(stacks.step, args), md.Pipeline(8), mesh, lambda made: make_pins(made, mesh))
         results = jax.jit(whole_function(program.graph))(*jax.tree.leaves(args))
         close(list(results), jax.tree.leaves(stacks.step(*args)), 1e-9)
 
@@ -131,7 +131,7 @@ def test_a_plan_file_keeps_the_microbatches(tmp_path):
     plan.save(file)
     loaded = md.load_plan(file)
     assert facts(loaded)["pipeline"]["microbatches"] == 4
-    assert planned(md.Program(language_step, args, pipeline=pipeline), MESH).options.pipeline == pipeline
+    assert parallelize_program(md.Program(language_step, args, pipeline=pipeline), MESH).options.pipeline == pipeline
     assert loaded == plan and loaded.pipeline.asked == pipeline
     again = md.parallelize(language_step, MESH, DATA, plan=loaded)
     assert again.plan(*args) is loaded

@@ -8,8 +8,8 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError, PipelineError
 from meshdsl.pins import make_pins
-from meshdsl.pipelining import in_turns, whole_function
 from meshdsl.pipelining import scan_executor as lanes
+from meshdsl.pipelining import to_microbatches, whole_function
 from meshdsl.trace import trace
 
 SHAPES = ({"w": (4, 6)}, {"w": (6, 9), "b": (9,)}, {"up": (9, 5), "down": (5, 7)}, {"w": (7, 6)})
@@ -59,7 +59,7 @@ def two_stacks(params, batch):
 
 def traced(pipeline, stages, *args, function=step):
     mesh = md.Mesh(pipe=stages)
-    return in_turns(trace(function, args, cuts=True), pipeline, mesh, lambda program: make_pins(program, mesh))
+    return to_microbatches(trace(function, args, cuts=True), pipeline, mesh, lambda program: make_pins(program, mesh))
 
 
 @pytest.mark.parametrize(

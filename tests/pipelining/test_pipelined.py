@@ -12,7 +12,7 @@ from meshdsl.errors import PipelineError
 from meshdsl.ir.graph import walk
 from meshdsl.pipelining import scan_executor as lanes
 from meshdsl.pipelining import whole_function
-from meshdsl.pipelining.tick_loops import Rota
+from meshdsl.pipelining.tick_loops import TickTable
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import part_of
 from tests.pipelining.stacks import FEATURES, HIDDEN, LAYOUTS, WIDTH, arguments, plain_step, step, traced
@@ -162,7 +162,7 @@ def test_of_two_stacks_the_one_that_a_rule_names(name):
 
 def test_nothing_is_handed_on_where_nobody_is_to_have_it():
     made = Pipelined(md.Pipeline(3, md.make_schedule("zb-v", 4, 3)), "pipe", 4, layers=(1,) * 8)
-    rota = Rota(made.table, made.rooms)
+    rota = TickTable(made.table, made.rooms)
     rows = [row for loop in rota.loops for row in rota.rows(loop)]
     assert rota.shifts == [0, 1, 3]  # on to the next rank in the first half of the stages, back in the second
     for moves in ([row.forward.to for row in rows if row.forward], [row.got for row in rows if row.got]):

@@ -8,7 +8,7 @@ import pytest
 
 from meshdsl.plan.report import report_html
 from meshdsl.plan.types import Timing
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 from meshdsl.util.text import bytes_text
 from tests.plan.conftest import HOSTILE
 
@@ -142,7 +142,7 @@ def test_hostile_names_are_shown(show, hostile):
 
 def test_fifty_thousand_operations_are_there_at_once(show, plan):
     times = 1 + 50_000 // len(plan.spans)
-    spans = Later.known(Timing(plan.spans * times))
+    spans = Lazy.known(Timing(plan.spans * times))
     page = show(report_html(replace(plan, timing=spans, collectives=plan.collectives * times)))
     paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert paint < 2000

@@ -9,7 +9,7 @@ import pytest
 
 from meshdsl.plan.report import perfetto_trace, report_data
 from meshdsl.plan.types import Timing
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_arrays_are_the_inputs(plan, data):
 
 def test_a_large_plan_has_no_more_than_a_screen_shows(plan):
     times = 1 + 50_000 // len(plan.spans)
-    long = replace(plan, timing=Later.known(Timing(plan.spans * times)), collectives=plan.collectives * times)
+    long = replace(plan, timing=Lazy.known(Timing(plan.spans * times)), collectives=plan.collectives * times)
     data = report_data(long)
     assert len(long.spans) >= 50_000 and len(data["points"]) <= 3000 and len(data["events"]) < 10_000
     assert max(point[0] for point in data["points"]) == plan.memory

@@ -12,7 +12,7 @@ import pytest
 from meshdsl.errors import ArgumentError, MeshDSLError
 from meshdsl.plan.report import report_data, report_html, summary_html
 from meshdsl.plan.types import Timing
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 from tests.plan.conftest import HOSTILE
 
 
@@ -95,7 +95,7 @@ def test_the_summary_has_totals_and_costliest_lines(plan):
 
 
 def test_a_plan_that_costs_nothing(plan):
-    page = Page(report_html(replace(plan, timing=Later.known(Timing()), collectives=())))
+    page = Page(report_html(replace(plan, timing=Lazy.known(Timing()), collectives=())))
     assert "No line costs anything." in page.text
 
 

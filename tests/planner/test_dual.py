@@ -16,17 +16,17 @@ from meshdsl.pins import make_pins
 from meshdsl.planner.costs.steiner import tree
 from meshdsl.planner.encoding import fanout as many_module
 from meshdsl.planner.encoding import networks as joint_module
-from meshdsl.planner.encoding.fanout import add_dearest
-from meshdsl.planner.encoding.hubs import Stars
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.fanout import add_max_reader_bound
+from meshdsl.planner.encoding.hubs import HubTables
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import placed
+from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.memory import dual as dual_module
 from meshdsl.planner.memory import fit as fit_module
-from meshdsl.planner.memory.dual import _Dual, begun, dual_bound
-from meshdsl.planner.memory.fit import Fitter
-from meshdsl.planner.memory.lower_bound import Floor
-from meshdsl.planner.memory.pricing import Points
+from meshdsl.planner.memory.dual import _LagrangianBound, dual_bound, start_bound
+from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.memory.lower_bound import MemoryLowerBound
+from meshdsl.planner.memory.pricing import PricedPoints
 from meshdsl.planner.mrf.network import Network
 from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
 from meshdsl.planner.problem.build import make_problem, repin
@@ -35,7 +35,7 @@ from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.search import find
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
-from meshdsl.util.runtime import beside
+from meshdsl.util.runtime import worker_pool
 from tests.planner.graphs import minimum, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
@@ -101,11 +101,11 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     model, pins = model_of(*made(), mesh, donated)
     graph, evaluator = model.problem.program.graph, Evaluator(model)
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
-    floors = {chain[-1].id: Floor(model, pins.donated, chain) for chain in chains(graph)}
+    floors = {chain[-1].id: MemoryLowerBound(model, pins.donated, chain) for chain in chains(graph)}
     shares = []
     for rows in (model.whole, *(np.array([rng.choice(s) for s in states]) for _ in range(4))):
         choice = evaluator.evaluate(rows)
-        there = placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
+        there = copy_timeline(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
         points = Liveness(there, pins.donated).points()
         shares += [floors[op].bytes(choice) / points[op] for op in floors if points[op]]
     assert 0.2 < max(shares) <= 1 + 1e-12
@@ -119,7 +119,7 @@ def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fit
         monkeypatch.setattr(dual_module, "_LARGEST", 0)
     mesh = md.Mesh(**axes, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True, rules=Rules.of(PROGRAM.rules))
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     limit = 0.85 * fitter.peak(find(model, lambda _: False)[0]).bytes
     free, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
     best, peak = fitter.fit(free, limit)
@@ -137,12 +137,12 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
     evaluator = Evaluator(model)
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     for chain in chains(model.problem.program.graph):
-        floor = Floor(model, pins.donated, chain)
+        floor = MemoryLowerBound(model, pins.donated, chain)
         for price in 1e-12 * rng.uniform(0.1, 10, 20):
             plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
-            dual = _Dual(floor, (plan,), 0.0, True)
+            dual = _LagrangianBound(floor, (plan,), 0.0, True)
             model.prices = floor.prices(price)
-            joint = Joint(model)
+            joint = NetworkBuilder(model)
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
             assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price, plan)
             model.prices = Prices()
@@ -155,16 +155,18 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays(monkeypatch):
     model, pins = model_of(*thrice_step(), md.Mesh(x=8, topology="dgx-h100"), True)
     evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
-    (floor,) = (f for chain in chains(model.problem.program.graph) if (f := Floor(model, pins.donated, chain)).again)
+    (floor,) = (
+        f for chain in chains(model.problem.program.graph) if (f := MemoryLowerBound(model, pins.donated, chain)).again
+    )
     found = list[tuple[float, float]]()
     for _ in range(100):
         plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
         least = list[float]()
         for prices in (floor.prices(price), replace(floor.prices(price), again={})):
-            joint = Joint(model.at(prices))
+            joint = NetworkBuilder(model.at(prices))
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
             least.append(minimum(joint.bounds(plan, 1 << 15).network, chosen))
-        assert least[1] <= least[0] <= _Dual(floor, (plan,), 0.0, True).paid(price, plan)
+        assert least[1] <= least[0] <= _LagrangianBound(floor, (plan,), 0.0, True).paid(price, plan)
         (kept,) = floor._smallest.besides(floor.again, model.ports.layouts(plan.rows), plan.edges)
         found.append((kept, model.scale.seconds(least[0] - least[1]) / price))
     whole = 64 * 64 * 4
@@ -182,8 +184,8 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
     for n, read in enumerate(layouts):
         network.put(n, np.zeros(read.size))
     variables = list(zip(range(len(ends)), layouts, strict=True))
-    assert not add_dearest(network, Stars(model, network.derived), value.id, variables, 1e30, 10)
-    assert add_dearest(network, Stars(model, network.derived), value.id, variables, 1e30, 1 << 20)
+    assert not add_max_reader_bound(network, HubTables(model, network.derived), value.id, variables, 1e30, 10)
+    assert add_max_reader_bound(network, HubTables(model, network.derived), value.id, variables, 1e30, 1 << 20)
     rng = np.random.default_rng(0)
     for _ in range(50):
         own, *read = chosen = rng.integers(closure.active.size, size=len(ends)).tolist()
@@ -198,7 +200,7 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monk
     seconds, limit = [], 0.0
     for mesh in (two, three):
         model, pins = model_of(*gpt_step(), mesh, True)
-        fitter = Fitter(model, pins)
+        fitter = MemoryFitter(model, pins)
         free, _ = find(model, lambda _: False)
         limit = limit or 0.85 * fitter.peak(free).bytes
         best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
@@ -218,7 +220,7 @@ def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
     program = trace(lambda a, b: jnp.tanh(a @ b + jnp.sum(a)) @ b.T @ b, (shape(32, 16), shape(16, 32)))
     pins = Pins((md.Layout(),) * 2, (md.Layout(),), (None,))
     model = Model(make_problem(program, md.Mesh(x=2, y=1, z=2, w=2, topology=topology), pins))
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     _, peak = fitter.fit(find(model, lambda _: False)[0], 3225)
     assert peak.bytes <= 3225
 
@@ -226,12 +228,12 @@ def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
 @pytest.mark.parametrize("off", [0.25, 2.0])
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     free, _ = find(model, lambda _: False)
     limit = 0.85 * fitter.peak(free).bytes
     best, _ = fitter.fit(free, limit)
     plans = (free, *fitter.over, best)
-    duals = [_Dual(floor, plans, limit, True) for floor in fitter.points.floors if floor.bytes(free) > limit]
+    duals = [_LagrangianBound(floor, plans, limit, True) for floor in fitter.points.floors if floor.bytes(free) > limit]
     dual = max(duals, key=lambda dual: dual.hoped)
     good, _ = dual._bound(dual.price)
     dual.price *= off
@@ -243,16 +245,16 @@ def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(of
 def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes):
     mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
     model, pins = model_of(*gpt_step(), mesh, True, rules=rules)
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     free, _ = find(model, lambda _: False)
     limit = 0.85 * fitter.peak(free).bytes
     first, _ = fitter.fit(free, limit)
-    with beside() as start:
-        assert begun(fitter, free, first, limit, start) is None, "a small one is not: more prices may be tried"
+    with worker_pool() as start:
+        assert start_bound(fitter, free, first, limit, start) is None, "a small one is not: more prices may be tried"
         monkeypatch.setattr(dual_module, "_SMALL", 0)
-        known = begun(fitter, free, first, limit, start)
+        known = start_bound(fitter, free, first, limit, start)
         best = fitter.cheaper(fitter.nearer(first, free, limit), free, limit)
-    alone, _ = _Dual(known.floor, (first,), limit, True)._bound(known.price)
+    alone, _ = _LagrangianBound(known.floor, (first,), limit, True)._bound(known.price)
     assert 0 < known.found.result() == alone <= best.cost
     anew = dual_bound(fitter, free, best, limit)
     assert alone <= dual_bound(fitter, free, best, limit, known) <= best.cost
@@ -263,13 +265,13 @@ def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes)
 def test_what_memory_holds_at_least_is_known_under_other_pins():
     mesh = md.Mesh(data=4, model=2, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True)
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     free, _ = find(model, lambda _: False)
     fitter.fit(free, 0.85 * fitter.peak(free).bytes)
     program = model.problem.program
     stated = make_pins(program, mesh, layouts={"params/*": "model=S(0)"}, donated=pins.donated)
     again = model.repinned(repin(model.problem, stated))
-    known, anew = Points(again, pins.donated, fitter.points), Points(again, pins.donated)
+    known, anew = PricedPoints(again, pins.donated, fitter.points), PricedPoints(again, pins.donated)
     rng = np.random.default_rng(0)
     states = [np.argwhere(np.isfinite(again.units[n])) for n in range(len(again.nodes))]
     plans = [Evaluator(again).evaluate(np.array([rng.choice(s) for s in states])) for _ in range(4)]

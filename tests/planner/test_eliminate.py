@@ -80,11 +80,11 @@ def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
     best, _ = best_of(domains, unary, tables)
     before = messages.bound(network)
     network.reduce(10**largest)
-    passing = messages.Messages(network)
+    passing = messages.TRWS(network)
     passing.run(5)
     passing.settle()
     assert before - 1e-9 <= messages.bound(network) <= best + 1e-9
-    messages.fix(network, best)
+    messages.prune_states(network, best)
     network.reduce(10**6)
     assert messages.bound(network) <= best + 1e-9
 
@@ -96,8 +96,8 @@ def test_what_the_messages_point_to_is_a_state_and_reduction_loses_none(problem,
     best, cost = best_of(domains, unary, tables)
     network = network_of(unary, tables)
     network.reduce(10**largest)
-    messages.fix(network, best)
-    passing = messages.Messages(network)
+    messages.prune_states(network, best)
+    passing = messages.TRWS(network)
     passing.run(2)
     states = tuple(passing.states[v] for v in range(len(domains)))
     assert cost(states) == pytest.approx(passing.cost + network.constant)
@@ -112,7 +112,7 @@ def test_states_that_go_beside_messages_are_in_no_solution_of_that_cost(problem,
     domains, unary, tables = problem
     best, cost = best_of(domains, unary, tables)
     network = network_of(unary, tables)
-    passing = messages.Messages(network)
+    passing = messages.TRWS(network)
     passing.run(3)
     passing = passing.trimmed(best + over)
     left = [network.labels.get(v, np.arange(size)).tolist() for v, size in enumerate(domains)]
@@ -131,7 +131,7 @@ def test_what_messages_have_said_is_kept_when_states_go():
     rng = np.random.default_rng(0)
     unary = [np.array([0.0, 1.0, 1000.0]) for _ in range(30)]
     network = network_of(unary, {(i, i + 1): rng.random((3, 3)) for i in range(29)})
-    passing = messages.Messages(network)
+    passing = messages.TRWS(network)
     passing.run(5)
     lower = passing.lower
     trimmed = passing.trimmed(passing.cost)

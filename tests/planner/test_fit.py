@@ -12,10 +12,10 @@ import meshdsl as md
 from meshdsl.models import gpt
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.memory import combine as mix
-from meshdsl.planner.memory.combine import Parts, apart, split
-from meshdsl.planner.memory.fit import Placer
-from meshdsl.planner.objective import Choice, Evaluator
-from meshdsl.util.runtime import Clock
+from meshdsl.planner.memory.combine import PlanDifference, independent_parts, split
+from meshdsl.planner.memory.fit import PlanMaterializer
+from meshdsl.planner.objective import CostedPlan, Evaluator
+from meshdsl.util.runtime import Deadline
 from tests.planner.graphs import TWO, layout_of, problem_of, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
@@ -40,11 +40,11 @@ def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
     model = problem_of("two layers", TWO)
     evaluator = Evaluator(model)
     whole, rows = evaluator.evaluate(model.whole), model.whole.copy()
-    assert apart(model, whole, whole) == []
+    assert independent_parts(model, whole, whole) == []
     first, *_, last = range(len(rows))
     for n in (first, last):
         rows[n] = np.argwhere(np.isfinite(model.units[n]))[-1]
-    groups = apart(model, whole, evaluator.evaluate(rows))
+    groups = independent_parts(model, whole, evaluator.evaluate(rows))
     assert groups == [[n] for n in (first, last) if (rows[n] != model.whole[n]).any()]
 
 
@@ -61,7 +61,7 @@ def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
         }
         for n, node in enumerate(model.nodes)
     ]
-    groups = apart(model, one, other)
+    groups = independent_parts(model, one, other)
     assert sorted(n for group in groups for n in group) == np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist()
     assert any(len(group) > 2 for group in groups)
     for i, group in enumerate(groups):
@@ -138,7 +138,7 @@ class Separate:
 def mixed(monkeypatch, saved, needs, limit, tries=0):
     """The plan that one without any of some parts becomes: each part a node, ``needs`` by place."""
     count = len(saved)
-    monkeypatch.setattr(mix, "apart", lambda *_: [[n] for n in range(count)])
+    monkeypatch.setattr(mix, "independent_parts", lambda *_: [[n] for n in range(count)])
     parts = Separate(saved, 0.0, needs)
     made = []
 
@@ -147,7 +147,7 @@ def mixed(monkeypatch, saved, needs, limit, tries=0):
 
     def make(rows):
         made.append(rows)
-        return Choice(rows, 1e6 - float(parts.saved @ rows[:, 0]), {})
+        return CostedPlan(rows, 1e6 - float(parts.saved @ rows[:, 0]), {})
 
     def peak(choice):
         places, most = max(bytes_of(choice).items(), key=lambda found: found[1])
@@ -157,10 +157,10 @@ def mixed(monkeypatch, saved, needs, limit, tries=0):
         full = sorted(((held, places) for places, held in bytes_of(choice).items() if held > limit), reverse=True)
         return full[:1]
 
-    judge = mix.Judge(limit, make, peak, over, lambda *_: parts)
-    model = SimpleNamespace(clock=Clock())
-    best, whole = Choice(np.zeros((count, 1)), 1e6, {}), Choice(np.ones((count, 1)), 0.0, {})
-    return mix.Mixer(model, best, whole, judge, tries).mixed().rows[:, 0].astype(int), made
+    judge = mix.Feasibility(limit, make, peak, over, lambda *_: parts)
+    model = SimpleNamespace(clock=Deadline())
+    best, whole = CostedPlan(np.zeros((count, 1)), 1e6, {}), CostedPlan(np.ones((count, 1)), 0.0, {})
+    return mix.Crossover(model, best, whole, judge, tries).mixed().rows[:, 0].astype(int), made
 
 
 def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
@@ -186,7 +186,7 @@ def test_points_that_turn_out_too_full_are_looked_at(monkeypatch):
 def test_parts_of_plans_add_up():
     """What parts save and need, all of which are taken over one after the other."""
     model, rng = problem_of("two layers", TWO), np.random.default_rng(1)
-    evaluator, placer = Evaluator(model), Placer(model)
+    evaluator, placer = Evaluator(model), PlanMaterializer(model)
     draw = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     rows = evaluator.evaluate(model.whole).rows
     for _ in range(10):
@@ -194,9 +194,9 @@ def test_parts_of_plans_add_up():
         for n in rng.choice(len(rows), 6, replace=False):
             others[n] = rng.choice(draw[n])
         one, other = evaluator.evaluate(rows), evaluator.evaluate(others)
-        groups = apart(model, one, other)
+        groups = independent_parts(model, one, other)
         lives = [Liveness(placer.placed(choice)) for choice in (one, other)]
-        parts = Parts(evaluator, groups, (one, other), lives, placer.values)
+        parts = PlanDifference(evaluator, groups, (one, other), lives, placer.values)
         assert one.cost - parts.saved.sum() == other.cost
         places = lives[0].peak().places
         assert parts.held(places) == lives[0].peak().bytes

@@ -7,7 +7,7 @@ import meshdsl as md
 from meshdsl.ir.solution import Pins
 from meshdsl.planner.encoding import fanout as many_module
 from meshdsl.planner.encoding import networks as joint_module
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
@@ -42,7 +42,7 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
     monkeypatch.setattr(many_module, "_STAKE", stake)
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model = many_readers(readers)(mesh)
-    joint, evaluator = Joint(model), Evaluator(model)
+    joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng = np.random.default_rng(readers)
     reference = evaluator.evaluate(model.whole)
     for _ in range(10):
@@ -59,7 +59,7 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(monkeyp
 def test_with_exact_trees_the_bounds_are_what_plans_cost(monkeypatch, mesh, readers):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model = many_readers(readers)(mesh)
-    joint, evaluator = Joint(model), Evaluator(model)
+    joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng = np.random.default_rng(readers)
     for _ in range(5):
         chosen = _any(rng, joint)
@@ -75,7 +75,7 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
     monkeypatch.setattr(many_module, "_MORE", more)
     monkeypatch.setattr(many_module, "_LARGER", more)
     model = many_readers(readers)(TWO)
-    joint, evaluator = Joint(model), Evaluator(model)
+    joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng = np.random.default_rng(readers)
     reference, risen = evaluator.evaluate(model.whole), 0
     for _ in range(10):
@@ -97,7 +97,7 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(monkeypatch, readers, mo
 def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(monkeypatch):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model = many_readers(7)(ONE)
-    joint, evaluator = Joint(model), Evaluator(model)
+    joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng, risen = np.random.default_rng(7), 0
     reference = evaluator.evaluate(model.whole)
     for _ in range(10):
@@ -117,7 +117,7 @@ def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
     asked, add = [], many_module.add_sets
     monkeypatch.setattr(many_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
     model = many_readers(7)(ONE)
-    joint, reference = Joint(model), Evaluator(model).evaluate(model.whole)
+    joint, reference = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
     missed = dict.fromkeys(model.read_by(2), (model.whole,))
     joint.bounds(reference, 0, missed)
     assert max(asked) > 0
@@ -129,9 +129,9 @@ def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
 
 def test_states_that_are_left_are_those_of_the_model():
     model = many_readers(3)(TWO)
-    whole = Joint(model)
+    whole = NetworkBuilder(model)
     kept = {n: np.arange(0, len(states.cost), 2) for n, states in enumerate(whole.states)}
-    some = Joint(model, kept)
+    some = NetworkBuilder(model, kept)
     assert all((a.rows == b.rows[kept[n]]).all() for n, (a, b) in enumerate(zip(some.states, whole.states)))
     network = some.bounds(Evaluator(model).evaluate(model.whole), 1 << 18).network
     v = next(v for v in network.unary if v < len(whole.states) and network.unary[v].size > 2)
@@ -144,13 +144,13 @@ def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(monkeypatch,
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model = many_readers(readers)(md.Mesh(x=2, y=2, z=2))
     evaluator, rng = Evaluator(model), np.random.default_rng(readers)
-    whole = Joint(model)
+    whole = NetworkBuilder(model)
     for _ in range(20):
         chosen = _any(rng, whole)
         choice = evaluator.evaluate(whole.rows(chosen))
         bound = 0.0
         for part in projections(model):
-            joint, rows = Joint(part), part.seen(choice).rows
+            joint, rows = NetworkBuilder(part), part.seen(choice).rows
             at = [int((states.rows == row).all(axis=1).argmax()) for states, row in zip(joint.states, rows)]
             assert all((states.rows[i] == row).all() for states, row, i in zip(joint.states, rows, at))
             bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))).network, at)

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshdsl.ir.index import numbering_of
+from meshdsl.ir.index import graph_index
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
 from meshdsl.planner.problem.build import Problem, drop_unreachable_partials, make_problem
 from meshdsl.planner.problem.model import Model
-from meshdsl.planner.problem.variables import Kinds, Twins
+from meshdsl.planner.problem.variables import NodeClasses, OpClasses
 from meshdsl.trace import trace
-from meshdsl.util.arrays import identity, numbered
+from meshdsl.util.arrays import intern_ids, object_id
 from tests.planner.graphs import STEPS, shape
 
 MESH = Mesh(x=4, y=2)
@@ -56,8 +56,8 @@ def test_equal_operations_are_of_one_kind_and_literals_count():
 def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
     program = trace(lambda x: jnp.exp(jnp.exp(jnp.exp(x))), (shape(8, 16),))
     first, second, third, _ = program.graph.ops
-    kept = numbering_of(program.graph).flags(v.id for v in (*first.inputs, *third.outputs))
-    kinds = Kinds(program.graph, kept)
+    kept = graph_index(program.graph).flags(v.id for v in (*first.inputs, *third.outputs))
+    kinds = OpClasses(program.graph, kept)
     reads, fused, writes = map(kinds.of, (first, second, third))
     assert [kind.work.touched for kind in (reads, fused, writes)] == [(1, 0), (0, 0), (0, 1)]
     assert reads.rows is fused.rows is writes.rows
@@ -68,23 +68,23 @@ def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
 def test_nodes_are_twins_only_where_axes_are_stated_in_one_order():
     one, other = Layout.parse("x=S(0) y=S(0)"), Layout.parse("y=S(0) x=S(0)")
     found = problem(lambda a, b, c: a + b + c, *[shape(16, 16)] * 3, inputs=(one, other, one))
-    twins = Twins(found.nodes)
+    twins = NodeClasses(found.nodes)
     assert twins.each(lambda n: n)[:3] == [0, 1, 0]
     assert Model(found).orders[:3] == [("x", "y"), ("y", "x"), ("x", "y")]
 
 
 def test_what_is_said_of_twins_is_numbered_as_what_is_said_of_every_node():
     model = Model(problem(layers, shape(16, 16), shape(8, 16)))
-    for said in (lambda n: identity(model.tables[n]), lambda n: identity(model.units[n]), lambda n: model.orders[n]):
+    for said in (lambda n: object_id(model.tables[n]), lambda n: object_id(model.units[n]), lambda n: model.orders[n]):
         every = list(map(said, range(len(model.nodes))))
         assert 1 < len(set(map(id, model.tables))) < len(every)
-        assert model.numbered(said).tolist() == numbered(every).tolist()
+        assert model.numbered(said).tolist() == intern_ids(every).tolist()
 
 
 def test_every_object_has_its_own_identity_and_keeps_it():
     things = [object() for _ in range(10_000)] + [np.zeros(2), np.zeros(2), (), 1, "text", Mesh(x=2), Mesh(x=2)]
-    assert len(set(map(identity, things))) == len({id(thing) for thing in things}) == len(things)
-    assert list(map(identity, things)) == list(map(identity, list(things)))
+    assert len(set(map(object_id, things))) == len({id(thing) for thing in things}) == len(things)
+    assert list(map(object_id, things)) == list(map(object_id, list(things)))
 
 
 def reached(found: Problem):

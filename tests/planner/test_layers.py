@@ -13,14 +13,14 @@ from meshdsl.layouts import Layout
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.encoding import blocks as blocks_module
 from meshdsl.planner.encoding import networks as joint_module
-from meshdsl.planner.encoding.blocks import Blocks
-from meshdsl.planner.encoding.kernels import alike_bound
-from meshdsl.planner.encoding.networks import Joint
-from meshdsl.planner.encoding.reduced_depth import Shorter
+from meshdsl.planner.encoding.blocks import LayerBlocks
+from meshdsl.planner.encoding.kernels import bound_from_shared_messages
+from meshdsl.planner.encoding.networks import NetworkBuilder
+from meshdsl.planner.encoding.reduced_depth import ReducedDepth
 from meshdsl.planner.mrf import trws as packed_module
 from meshdsl.planner.mrf.elimination import eliminate
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.mrf.trws import Messages, Passing, cap, packed
+from meshdsl.planner.mrf.trws import TRWS, MessagePassing, clip, packed
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
@@ -73,7 +73,7 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch,
     model = model_of(TWO)
     if prices:
         model.prices = priced(model)
-    blocks = Blocks(model, True).all
+    blocks = LayerBlocks(model, True).all
     covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
     assert sorted(covered) == list(range(len(model.nodes)))
     assert max(len(block.copies) for block in blocks) >= LAYERS - 4
@@ -101,37 +101,37 @@ def stated(layers):
 @pytest.mark.parametrize("odd", ["x=S(0)", "", "x=B"])
 def test_layers_whose_values_are_read_in_other_states_are_not_equal(monkeypatch, odd):
     model = stated([(odd if i == 5 else "x=S(1)", "x=S(0)") for i in range(9)])
-    whole, best = Joint(model), Evaluator(model).evaluate(model.whole)
+    whole, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    blocks = Joint(model)
-    assert len(Blocks(model, True).all) > 1
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
+    blocks = NetworkBuilder(model)
+    assert len(LayerBlocks(model, True).all) > 1
+    for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
 
 
 def test_layers_none_of_which_are_equal_leave_no_more_variables_than_without_them(monkeypatch):
     model = stated([(at, "") for at in ("x=S(0)", "x=S(1)", "x=B", "", "x=S(0)", "x=B", "x=S(1)", "", "x=B")])
-    without = Joint(model).plans()
+    without = NetworkBuilder(model).plans()
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    blocks = Blocks(model, True)
+    blocks = LayerBlocks(model, True)
     assert blocks.layers.size and len(blocks.all) == 1
-    assert len(Joint(model).plans().unary) == len(without.unary)
+    assert len(NetworkBuilder(model).plans().unary) == len(without.unary)
 
 
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
 @pytest.mark.parametrize("prices", [False, True])
 def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned, prices):
     model = model_of(ONE, pinned)
-    evaluator, whole = Evaluator(model), Joint(model)
+    evaluator, whole = Evaluator(model), NetworkBuilder(model)
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    assert len(Blocks(model, True).all) > 1
-    blocks = Joint(model)
+    assert len(LayerBlocks(model, True).all) > 1
+    blocks = NetworkBuilder(model)
     if prices:
         model.prices = priced(model)
         whole, blocks = whole.priced(model), blocks.priced(model)
     best = evaluator.evaluate(model.whole)
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
+    for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, rows) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
     paid, rows = optimum(blocks, blocks.plans())
@@ -143,10 +143,10 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
 def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(monkeypatch, pinned, weighs, few):
     model = model_of(ONE, pinned, 12)
-    best, _ = optimum(whole := Joint(model), whole.plans())
+    best, _ = optimum(whole := NetworkBuilder(model), whole.plans())
     monkeypatch.setattr(blocks_module, "MANY", 0)
     monkeypatch.setattr(blocks_module, "FEW", few)
-    joint = Joint(model)
+    joint = NetworkBuilder(model)
     model.weighs = weighs
     network, _ = joint.searched()
     assert joint.shortened == (few == 1)
@@ -159,10 +159,10 @@ def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_
 def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch):
     monkeypatch.setattr(joint_module, "LARGEST", 0)
     model, rng = model_of(TWO), np.random.default_rng(0)
-    whole = Joint(model)
+    whole = NetworkBuilder(model)
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    blocks, best = Joint(model), Evaluator(model).evaluate(model.whole)
-    for make in (Joint.plans, lambda joint: joint.bounds(best, 1 << 12).network):
+    blocks, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
+    for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         for _ in range(5):
             chosen = [int(rng.integers(len(states.cost))) for states in whole.states]
             assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
@@ -175,7 +175,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     model = model_of(ONE)
     if prices:
         model.prices = priced(model)
-    evaluator, joint = Evaluator(model), Joint(model)
+    evaluator, joint = Evaluator(model), NetworkBuilder(model)
     best = evaluator.evaluate(model.whole)
     whole = joint.bounds(best, 1 << 12)
     network, few = whole.network, Network(None, len(model.nodes))
@@ -184,7 +184,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
     limit = evaluator.objective(best) + 1.0
-    made, unaware = (Messages(capped(network, limit)) for _ in range(2))
+    made, unaware = (TRWS(capped(network, limit)) for _ in range(2))
     whole.shorter.begin(made, limit)
     v, w = made.ends
     alike = [(int(a), int(b)) for a, b in zip(*whole.shorter.like(v, w), strict=True)]
@@ -203,10 +203,10 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
     monkeypatch.setattr(blocks_module, "FEW", 1)
     model = model_of(TWO)
     best = Evaluator(model).evaluate(model.whole)
-    shorter = Joint(model).bounds(best, 1 << 12).shorter
+    shorter = NetworkBuilder(model).bounds(best, 1 << 12).shorter
     bound = shorter.bound(best.cost + 1.0)
     monkeypatch.setattr(joint_module, "LARGEST", 0)
-    network = Joint(model).bounds(best, 1 << 12).network
+    network = NetworkBuilder(model).bounds(best, 1 << 12).network
     cost = minimum(network, shorter.states)
     assert bound <= cost <= best.cost
 
@@ -226,12 +226,12 @@ def test_what_is_heard_alike_is_proved_once(monkeypatch, seed, narrow):
     few, every = (Network(None, 9).numbered(part, [0, 1, 2], some) for some in (copies[:2], copies))
     small, whole = packed([few], [every], rounded_down=narrow)
     assert whole.tables.dtype == (np.float32 if narrow else np.float64)
-    known = Passing(small)
+    known = MessagePassing(small)
     known.run(int(rng.integers(3)))
     like = rng.integers(-1, 1 if seed % 2 else known.flat.to.size, whole.flat.to.size)
     ahead = whole.flat.back > np.arange(like.size)
     like[whole.flat.back[ahead]] = np.where(like[ahead] >= 0, known.flat.back[like[ahead]], -1)
-    found = alike_bound(whole, known, like)
+    found = bound_from_shared_messages(whole, known, like)
     assert found == pytest.approx(by_itself(whole, known, like))
     assert found <= min(sum(cost_of(whole, states)) for states in product(range(3), repeat=9)) + 1e-9
 
@@ -269,17 +269,17 @@ def by_itself(packed, known, like):
 
 def capped(network, limit):
     network = network.copy()
-    cap(network, limit)
+    clip(network, limit)
     return network
 
 
 def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
     monkeypatch.setattr(blocks_module, "MANY", 0)
     monkeypatch.setattr(blocks_module, "FEW", 1)
-    taken, begin = [], Shorter.begin
-    monkeypatch.setattr(Shorter, "begin", lambda *given: taken.append(given) or begin(*given))
+    taken, begin = [], ReducedDepth.begin
+    monkeypatch.setattr(ReducedDepth, "begin", lambda *given: taken.append(given) or begin(*given))
     model = model_of(ONE)
-    certificate = Certificate(Joint(model), Evaluator(model).evaluate(model.whole), 1 << 12)
+    certificate = Certificate(NetworkBuilder(model), Evaluator(model).evaluate(model.whole), 1 << 12)
     for _ in range(3):
         certificate.tighten(1)
     assert len(taken) == 1

@@ -7,12 +7,12 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ir.solution import Pins
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import eliminate
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
-from meshdsl.planner.search.local_search import improved
+from meshdsl.planner.search.local_search import lns
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
@@ -41,7 +41,7 @@ def model_of(mesh):
 def test_from_any_plan_small_steps_come_to_the_cheapest(name):
     model = problem_of(name, ONE)
     evaluator = Evaluator(model)
-    found = improved(Joint(model), evaluator.evaluate(model.whole), evaluator)
+    found = lns(NetworkBuilder(model), evaluator.evaluate(model.whole), evaluator)
     assert found.cost == exhaustive(model)
 
 
@@ -49,9 +49,9 @@ def test_what_is_found_is_never_worse_and_the_same_every_time():
     model = model_of(TWO)
     evaluator = Evaluator(model)
     whole = evaluator.evaluate(model.whole)
-    found, again = (improved(Joint(model), whole, evaluator) for _ in range(2))
+    found, again = (lns(NetworkBuilder(model), whole, evaluator) for _ in range(2))
     assert found.cost < whole.cost and np.array_equal(found.rows, again.rows) and found.edges == again.edges
-    assert improved(Joint(model), found, evaluator).cost <= found.cost
+    assert lns(NetworkBuilder(model), found, evaluator).cost <= found.cost
 
 
 @pytest.mark.parametrize(

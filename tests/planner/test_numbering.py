@@ -7,9 +7,9 @@ import pytest
 
 from bench.programs import load_example
 from meshdsl.ir.graph import Value, walk
-from meshdsl.ir.index import named, numbering_of
+from meshdsl.ir.index import graph_index, named
 from meshdsl.planner.costs.op_cost import PRODUCTS, is_heavy, written
-from meshdsl.planner.liveness.aliasing import places_of
+from meshdsl.planner.liveness.aliasing import buffer_aliases
 from meshdsl.planner.problem.build import _made_of_nothing
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
@@ -55,8 +55,8 @@ def values(op):
 
 
 def test_all_is_numbered_once_and_in_order(graph):
-    numbers = numbering_of(graph)
-    assert numbering_of(graph) is numbers and numbers.count == len(list(walk(graph)))
+    numbers = graph_index(graph)
+    assert graph_index(graph) is numbers and numbers.count == len(list(walk(graph)))
     homes = {op.id: home for home, op in walk(graph)}
     assert {op.id for op in numbers.ops if op} == homes.keys()
     for part in numbers.parts:
@@ -89,7 +89,7 @@ def test_all_is_numbered_once_and_in_order(graph):
 
 
 def test_readers_are_those_of_each_value(graph):
-    numbers = numbering_of(graph)
+    numbers = graph_index(graph)
     for i, value in enumerate(numbers.values):
         found = [numbers.readings[r] for r in numbers.readers(np.array([i]))]
         ops = (op for op in numbers.ops if op)
@@ -107,7 +107,7 @@ def test_what_is_written_to_memory_is_heavy_or_read_by_several(graph, again):
                 wanted |= {v.id for v in op.outputs} | ({v.id for v in values(op)} if not fusing else set())
             others = {v.id for other in home.ops if other is not op for v in values(other)}
             wanted |= set() if again else others & {v.id for v in values(op)}
-    assert set(numbering_of(graph).ids(written(graph, again))) == wanted
+    assert set(graph_index(graph).ids(written(graph, again))) == wanted
 
 
 def runs(home, kept):
@@ -131,7 +131,7 @@ def latest(home, value, readers, found):
 
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_fused_operations_run_with_their_last_readers(graph, backend):
-    places, numbers = places_of(graph, backend), numbering_of(graph)
+    places, numbers = buffer_aliases(graph, backend), graph_index(graph)
     kept = set(numbers.ids(places.kept))
     for part in numbers.parts:
         home = home_of(part, graph)
@@ -140,7 +140,7 @@ def test_fused_operations_run_with_their_last_readers(graph, backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_results_may_be_written_over_operands_that_are_as_large_through_fused_ones(graph, backend):
-    places, numbers = places_of(graph, backend), numbering_of(graph)
+    places, numbers = buffer_aliases(graph, backend), graph_index(graph)
     kept, fused, wanted = set(numbers.ids(places.kept)), {}, {}
     for op in (op for op in numbers.ops if op and RULES.get(op.name) is elementwise):
         (made,) = op.outputs
@@ -171,12 +171,12 @@ def test_what_is_fused_many_times_over_is_an_option_once():
             x = x * x
         return x
 
-    places = places_of(trace(step, (shape(4, 8),)).graph, "tpu")
+    places = buffer_aliases(trace(step, (shape(4, 8),)).graph, "tpu")
     assert places.reuses.over.size == len(set(places.reuses.over.tolist())) == 2 * 40
 
 
 def test_what_cheap_operations_make_of_nothing_is_found(graph):
-    numbers = numbering_of(graph)
+    numbers = graph_index(graph)
     wanted = set()
     for op in (op for op in numbers.ops if op):
         if op.name in CHEAP and not op.effects and {v.id for v in values(op)} <= wanted:
@@ -185,5 +185,5 @@ def test_what_cheap_operations_make_of_nothing_is_found(graph):
 
 
 def test_a_mask_is_made_of_nothing():
-    numbers = numbering_of(trace(masked, (shape(8, 8),)).graph)
+    numbers = graph_index(trace(masked, (shape(8, 8),)).graph)
     assert _made_of_nothing(numbers).any()

@@ -5,9 +5,9 @@ import pytest
 
 from meshdsl.planner.mrf import trws as packed_module
 from meshdsl.planner.mrf.elimination import eliminate
-from meshdsl.planner.mrf.network import Network, Stamp
-from meshdsl.planner.mrf.trws import Messages, Passing, cap, packed
-from meshdsl.util.arrays import occurring
+from meshdsl.planner.mrf.network import Network, Replica
+from meshdsl.planner.mrf.trws import TRWS, MessagePassing, clip, packed
+from meshdsl.util.arrays import unique_sorted
 
 
 def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
@@ -16,12 +16,12 @@ def test_entries_in_half_as_many_bytes_are_no_higher(monkeypatch):
     for v in range(2):
         network.put(v, np.zeros(300))
     network.add(0, 1, np.concatenate([rng.random((299, 300)) * 1e13, np.full((1, 300), 1e30)]))
-    stamp = Stamp(network, [0, 1], np.array([[0, 1]]))
+    stamp = Replica(network, [0, 1], np.array([[0, 1]]))
     (exact,), (half,) = packed([stamp]), packed([stamp], rounded_down=True)
     assert half.tables.dtype == np.float32 and (half.tables <= exact.tables).all()
     near = exact.tables < 1e14
     np.testing.assert_allclose(half.tables[near], exact.tables[near], rtol=2e-7)
-    whole, rough = Passing(exact), Passing(half)
+    whole, rough = MessagePassing(exact), MessagePassing(half)
     for messages in (whole, rough):
         messages.run(2)
     assert whole.bound * (1 - 1e-6) <= rough.bound <= whole.bound
@@ -45,8 +45,8 @@ def test_messages_know_of_no_entry_above_their_limit():
         cut.put(v, rng.integers(9, size=4).astype(float))
     cut.add(0, 1, np.where(rng.random((4, 4)) < 0.5, np.inf, rng.integers(9, size=(4, 4))))
     whole = cut.copy()
-    cap(cut, 20.0)
-    messages, capped = Messages(whole, 20.0), Messages(cut)
+    clip(cut, 20.0)
+    messages, capped = TRWS(whole, 20.0), TRWS(cut)
     assert np.array_equal(messages.tables, capped.tables) and np.array_equal(messages.unary, capped.unary)
     assert np.isinf(whole.near[0][1]).any() and messages.tables.max() == 20.0
 
@@ -68,7 +68,7 @@ def test_what_is_not_decided_cannot_be_read(kept):
 @pytest.mark.parametrize("numbers", [[], [3], [2, 0, 2, 2, 5, 0], [1, 1, 1]])
 def test_numbers_that_occur(numbers):
     numbers = np.array(numbers, dtype=np.intp)
-    assert occurring(numbers).tolist() == np.unique(numbers).tolist()
+    assert unique_sorted(numbers).tolist() == np.unique(numbers).tolist()
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -91,7 +91,7 @@ def test_copies_laid_out_at_once_are_those_of_the_network(merged):
     stamps += [whole.numbered(other, [0, 1], copies[:, :2])] if merged else []
     for stamp in stamps:
         whole.stamp(stamp)
-    flat, made = Passing(packed(stamps)[0]), Messages(whole)
+    flat, made = MessagePassing(packed(stamps)[0]), TRWS(whole)
     assert flat.order.tolist() == whole.order and flat.constant == whole.constant
     for messages in (flat, made):
         messages.run(4)

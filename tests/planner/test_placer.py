@@ -6,8 +6,8 @@ import pytest
 import meshdsl as md
 from meshdsl.pins import make_pins
 from meshdsl.planner.liveness.peak import Liveness
-from meshdsl.planner.liveness.timeline import placed
-from meshdsl.planner.memory.fit import Placer, Weigher
+from meshdsl.planner.liveness.timeline import copy_timeline
+from meshdsl.planner.memory.fit import PeakCache, PlanMaterializer
 from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -90,11 +90,11 @@ def test_axes_of_one_dim_are_in_the_order_of_the_pin():
 def test_a_plan_and_its_layouts_by_name_take_the_same_memory(name, topology):
     mesh = md.Mesh(x=2, y=2, topology=topology)
     model = model_of(name, mesh)
-    placer, evaluator, graph = Placer(model), Evaluator(model), model.problem.program.graph
+    placer, evaluator, graph = PlanMaterializer(model), Evaluator(model), model.problem.program.graph
     peaks = set()
     for seed in range(5):
         choice = evaluator.evaluate(drawn(model, seed))
-        there = placed(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
+        there = copy_timeline(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
         one, other = Liveness(placer.placed(choice)), Liveness(there)
         peak, same = one.peak(), other.peak()
         assert (peak.bytes, peak.op, set(peak.copies)) == (same.bytes, same.op, set(same.copies))
@@ -109,7 +109,7 @@ def test_what_points_hold(name, mesh):
     """By value, and the points that hold more than a limit: against all operations of the step, loops included."""
     model = model_of(name, mesh)
     choice = Evaluator(model).evaluate(drawn(model, 3))
-    lives = Liveness(Placer(model).placed(choice))
+    lives = Liveness(PlanMaterializer(model).placed(choice))
     peak = lives.peak()
     assert lives.by_value(peak.places).sum() == peak.bytes
     assert lives.over(peak.bytes) == []
@@ -127,7 +127,7 @@ def test_what_points_hold(name, mesh):
 def test_the_fullest_point_of_what_has_no_price():
     model = model_of("mixed", md.Mesh(x=4))
     evaluator = Evaluator(model)
-    weigher, choice = Weigher(evaluator, frozenset()), evaluator.evaluate(model.whole)
+    weigher, choice = PeakCache(evaluator, frozenset()), evaluator.evaluate(model.whole)
     peak = weigher.peak(choice)
     assert weigher.unpriced(choice, peak.bytes, ()) is None
     limit = peak.bytes // 4

@@ -4,10 +4,10 @@ import meshdsl as md
 from bench import varied
 from bench.programs import deep_gpt
 from meshdsl.pins import make_pins
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.memory import fit
-from meshdsl.planner.memory.branch_and_bound import redecided, redecided_on_many_axes
-from meshdsl.planner.memory.fit import Fitter
+from meshdsl.planner.memory.branch_and_bound import lns_within_memory, redecided_on_many_axes
+from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
@@ -21,18 +21,18 @@ def begun():
     """The networks of a small step, and a bad plan of it."""
     model = problem_of("gradient", TWO)
     evaluator = Evaluator(model)
-    return Joint(model), evaluator, evaluator.evaluate(model.whole)
+    return NetworkBuilder(model), evaluator, evaluator.evaluate(model.whole)
 
 
 def test_where_all_fits_a_bad_plan_becomes_the_best():
     joint, evaluator, bad = begun()
-    found = redecided(joint, evaluator, bad, [Prices()], lambda _, other: other)
+    found = lns_within_memory(joint, evaluator, bad, [Prices()], lambda _, other: other)
     assert found.cost == search(joint.model)[0].cost < bad.cost
 
 
 def test_where_nothing_else_fits_the_plan_stays():
     joint, evaluator, bad = begun()
-    assert redecided(joint, evaluator, bad, [Prices()], lambda best, _: best) is bad
+    assert lns_within_memory(joint, evaluator, bad, [Prices()], lambda best, _: best) is bad
 
 
 def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch):
@@ -62,7 +62,7 @@ def test_so_are_two_microbatches_on_many_axes(monkeypatch):
     monkeypatch.setattr(fit, "redecided_on_many_axes", noted)
     monkeypatch.setattr(search_module, "_JOINTLY", 0)
     model = Model(make_problem(traced, mesh, pins))
-    fitter = Fitter(model, pins)
+    fitter = MemoryFitter(model, pins)
     free, _ = find(model, lambda _: False)
     limit = 0.85 * fitter.peak(free).bytes
     best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)

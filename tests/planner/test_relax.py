@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshdsl.planner.costs.kernels import relax
+from meshdsl.planner.costs.kernels import bellman_ford
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -18,12 +18,12 @@ def test_passes_over_moves_find_the_cheapest_ways(seed):
     np.minimum.at(expected, (source, target), price)
     for middle in range(ends):
         expected = np.minimum(expected, expected[:, middle, None] + expected[middle])
-    relax(source, target, price, costs)
+    bellman_ford(source, target, price, costs)
     assert np.array_equal(costs.T, expected)
 
 
 def test_without_moves_nothing_gets_cheaper():
     none = np.zeros(0, dtype=np.int64)
     costs = np.array([[0.0, np.inf], [np.inf, 0.0]])
-    relax(none, none, np.zeros(0), costs)
+    bellman_ford(none, none, np.zeros(0), costs)
     assert costs.tolist() == [[0.0, np.inf], [np.inf, 0.0]]

@@ -20,13 +20,13 @@ from meshdsl.layouts.topology import Link, Topology
 from meshdsl.planner import solve
 from meshdsl.planner.bounds import certificate as bound_module
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.costs.reshard_cost import as_fewer, in_pairs, in_two
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, in_two
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.objective import Evaluator, trees_of
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search import search as search_module
-from meshdsl.planner.search.local_search import closed
+from meshdsl.planner.search.local_search import close_gap
 from meshdsl.planner.search.search import find, search
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape
@@ -67,8 +67,8 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(monkeypatch, large):
     pins = Pins((md.Layout(), md.Layout.parse("x=S(0)")), (md.Layout(),), (0,))
     model = Model(make_problem(program, TWO, pins))
     evaluator = Evaluator(model)
-    start = Certificate(Joint(model), evaluator.evaluate(model.whole))
-    best, bound = closed(start, evaluator)
+    start = Certificate(NetworkBuilder(model), evaluator.evaluate(model.whole))
+    best, bound = close_gap(start, evaluator)
     assert best.cost < start.best.cost or best is start.best
     assert bound == pytest.approx(best.cost, rel=2e-9)
     assert best.cost == search(model)[0].cost
@@ -78,7 +78,7 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(monkeypatch, large):
 def test_a_bound_without_settled_tables_is_below_every_plan_and_near_the_other(name):
     model = problem_of(name, TWO)
     best = search(model)[0]
-    lifted, settled = (Certificate(Joint(model), best) for _ in range(2))
+    lifted, settled = (Certificate(NetworkBuilder(model), best) for _ in range(2))
     lifted.lift(16)
     settled.tighten(16)
     assert lifted.bound <= best.cost
@@ -112,7 +112,7 @@ def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkey
     model, seen = neighbourhoods_seen(monkeypatch, 0.0)
     whole = search_module.evaluated(model, Evaluator(model), model.whole)
     find(model, lambda choice: first or choice.cost < whole.cost)
-    fewer = list(as_fewer(model.wide))
+    fewer = list(axis_groups_merged(model.wide))
     assert seen[: len(fewer)] == fewer
     assert (seen[-len(fewer) :] == fewer) is not first
 
@@ -122,7 +122,7 @@ def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkey
     monkeypatch.setattr(search_module, "_DEEPEST", 0)
     model, seen = neighbourhoods_seen(monkeypatch, 1e30)
     find(model, lambda _: fits)
-    assert seen == [*in_two(model.wide), *(in_pairs(model.wide) if fits else ())]
+    assert seen == [*in_two(model.wide), *(axis_groups_in_pairs(model.wide) if fits else ())]
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -11,7 +11,7 @@ from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
-from meshdsl.planner.search.tie_break import distinct, simplest
+from meshdsl.planner.search.tie_break import distinct, fewest_layouts
 from meshdsl.trace import trace
 from tests.planner.graphs import ONE, STEPS, TWO, layout_of, problem_of, shape
 
@@ -53,7 +53,7 @@ def test_chains_that_could_lie_in_several_ways_lie_alike():
         return ways.get(named[n], md.S(1) if what in ("input y", "output 1") else md.S(0))
 
     evaluator, mixed = evaluated(model, placed)
-    found = simplest(model, evaluator, mixed, lambda _: True)
+    found = fewest_layouts(model, evaluator, mixed, lambda _: True)
     assert found.cost <= mixed.cost and distinct(model, found) < distinct(model, mixed)
 
 
@@ -62,7 +62,7 @@ def test_chains_that_could_lie_in_several_ways_lie_alike():
 def test_a_simpler_plan_costs_no_more_and_is_the_same_every_time(name, mesh):
     model = problem_of(name, mesh)
     best, evaluator = search(model)[0], Evaluator(model)
-    found, again = (simplest(model, evaluator, best, lambda _: True) for _ in range(2))
+    found, again = (fewest_layouts(model, evaluator, best, lambda _: True) for _ in range(2))
     assert found.cost <= best.cost and distinct(model, found) <= distinct(model, best)
     assert np.array_equal(found.rows, again.rows) and found.edges == again.edges
 
@@ -71,4 +71,4 @@ def test_what_does_not_fit_is_not_taken():
     program, pins = model_of(ONE, "x=S(0)", "", "")
     model = Model(make_problem(program, ONE, pins))
     evaluator, mixed = evaluated(model, lambda n: md.S(1))
-    assert simplest(model, evaluator, mixed, lambda _: False) is mixed
+    assert fewest_layouts(model, evaluator, mixed, lambda _: False) is mixed

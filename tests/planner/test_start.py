@@ -7,7 +7,7 @@ import meshdsl as md
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout
 from meshdsl.planner.encoding import blocks as blocks_module
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import find
@@ -31,6 +31,6 @@ def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
     model = Model(make_problem(program, mesh, Pins((split,) * 3 + (Layout.parse("x=S(0)"),), (Layout(),), (None,))))
     best, _ = find(model, lambda _: False)
     monkeypatch.setattr(blocks_module, "MANY", 100)
-    found, _ = find(model, lambda _: False, joint := Joint(model))
+    found, _ = find(model, lambda _: False, joint := NetworkBuilder(model))
     assert joint.shortened and model.weighs
     assert found.cost <= best.cost * (1 + 1e-2)

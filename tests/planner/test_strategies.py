@@ -17,10 +17,10 @@ from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.plan import Instance, load_instance, solve
 from meshdsl.planner.contest.bucket_kernels import planned
 from meshdsl.planner.contest.instance import core_of, unneeded
-from meshdsl.planner.contest.lagrangian import Ascent, FlatCore, prove
-from meshdsl.planner.contest.local_search import Forests, Restarts, Wide
-from meshdsl.planner.contest.mip import Program, narrowed, promising
-from meshdsl.planner.contest.presolve import Contraction
+from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, prove
+from meshdsl.planner.contest.local_search import ForestMoves, Restarts, WideMoves
+from meshdsl.planner.contest.mip import RestrictedMIP, narrowed, promising
+from meshdsl.planner.contest.presolve import Presolve
 
 NEVER = 10**18
 SCRIPT = Path(__file__).parents[2] / "bench" / "iopddl.py"
@@ -96,7 +96,7 @@ def test_contraction_keeps_the_best_choice(instance):
     best = best_of(instance)
     assume(best is not None)
     core = core_of(instance, best >= unneeded(instance))
-    Contraction(core).run()
+    Presolve(core).run()
     found = min(score.cost for score in scores(instance, core) if score.fits)
     assert found == best or best >= NEVER  # costs this large are rounded
     assert found <= best * (1 + 1e-9)
@@ -119,9 +119,9 @@ def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, ste
     assume(best is not None and best < unneeded(instance))
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Contraction(core)._consistent()
+    Presolve(core)._consistent()
     flat = FlatCore(core, core.most)
-    ascent = Ascent(flat, np.zeros(flat.limit.size))
+    ascent = Subgradient(flat, np.zeros(flat.limit.size))
     for _ in range(steps):
         ascent.step()
     proof = prove(flat, ascent.prices)
@@ -138,21 +138,23 @@ def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     assume(best is not None and best < unneeded(instance))
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Contraction(core)._consistent()
+    Presolve(core)._consistent()
     flat = FlatCore(core, core.most)
     starts = list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
     valid = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
-    search = Forests(flat, valid[-1], np.zeros(flat.limit.size), seed=0)
+    search = ForestMoves(flat, valid[-1], np.zeros(flat.limit.size), seed=0)
     for _ in range(5):
         search.step()
         assert (flat.used(search.states) <= flat.limit).all()
         assert search.least <= flat.cost(valid[-1])
-    search = Forests(flat, max(starts, key=lambda s: flat.used(s).max(initial=0)), np.zeros(flat.limit.size), seed=0)
+    search = ForestMoves(
+        flat, max(starts, key=lambda s: flat.used(s).max(initial=0)), np.zeros(flat.limit.size), seed=0
+    )
     for _ in range(40):
         search.step()
     assert search.least == np.inf or (flat.used(search.best) <= flat.limit).all()
     whole = [np.arange(core.network.unary[v].size) for v in flat.order]
-    *_, last = Program(flat, whole, valid[-1]).solve(30.0)
+    *_, last = RestrictedMIP(flat, whole, valid[-1]).solve(30.0)
     assert instance.score(flat.choice(last)).cost == best
 
 
@@ -160,7 +162,7 @@ def flat_and_starts(instance):
     """The core of an instance, hardly contracted, and all states of it."""
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Contraction(core)._consistent()
+    Presolve(core)._consistent()
     flat = FlatCore(core, core.most)
     return flat, list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
 
@@ -178,7 +180,7 @@ def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
     assert limit < 20 or len(free) == candidates.size
     costs = flat.priced(rng.random(flat.limit.size))
     before = starts[rng.integers(len(starts))]
-    found = Wide(flat, rng).solve(costs, plan, before)
+    found = WideMoves(flat, rng).solve(costs, plan, before)
     held = [v for v in range(flat.size) if v not in free]
     same = [s for s in starts if (s[held] == before[held]).all()]
 
@@ -196,14 +198,14 @@ def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, s
     best = best_of(instance)
     assume(best is not None and best < unneeded(instance))
     flat, starts = flat_and_starts(instance)
-    wide = Wide(flat, np.random.default_rng(seed))
+    wide = WideMoves(flat, np.random.default_rng(seed))
     for states in starts[:: max(1, len(starts) // 8)]:
         found = wide.within(states, exchange=True)
         assert found is None or (flat.used(found) <= flat.limit).all()
         fits = (flat.used(states) <= flat.limit).all()
         better = wide.improved(states, exchange=False)
         assert not fits or ((flat.used(better) <= flat.limit).all() and flat.cost(better) <= flat.cost(states))
-    ascent = Ascent(flat, np.zeros(flat.limit.size))
+    ascent = Subgradient(flat, np.zeros(flat.limit.size))
     for _ in range(20):
         ascent.step()
     restarts = Restarts(flat, ascent.prices, seed)
@@ -227,7 +229,7 @@ def test_known_choices_are_combined_as_well_as_they_can_be(instance, seed):
     core = narrowed(flat, some)
     part = FlatCore(core, flat.top)
     whole = [np.arange(n) for n in np.diff(part.flat.start)]
-    choice = core.choice({}) if not part.size else part.choice([*Program(part, whole).solve(30.0)][-1])
+    choice = core.choice({}) if not part.size else part.choice([*RestrictedMIP(part, whole).solve(30.0)][-1])
     assert instance.score(choice).fits
     assert instance.score(choice).cost == min(instance.score(flat.choice(s)).cost for s in mixed)
 
@@ -272,7 +274,7 @@ def test_a_file_is_read_and_solved(tmp_path):
 
 def test_search_finds_what_is_valid_from_what_is_not(tmp_path):
     flat = FlatCore(core_of(load_instance(write(tmp_path / "tiny.json.gz", TINY))), 1e6)
-    search = Forests(flat, np.zeros(4, dtype=np.int64), np.zeros(flat.limit.size), seed=0)
+    search = ForestMoves(flat, np.zeros(4, dtype=np.int64), np.zeros(flat.limit.size), seed=0)
     assert search.least == np.inf
     for _ in range(60):
         search.step()

@@ -6,7 +6,7 @@ from bench import varied
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import make_pins
 from meshdsl.planner.encoding import blocks as blocks_module
-from meshdsl.planner.encoding.blocks import Blocks
+from meshdsl.planner.encoding.blocks import LayerBlocks
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search import search as search_module
@@ -34,7 +34,7 @@ def model_of(program):
 )
 def test_equal_layers_are_found(monkeypatch, program, copies):
     monkeypatch.setattr(blocks_module, "MANY", 0)
-    assert max(len(block.copies) for block in Blocks(model_of(program), True).all) >= copies
+    assert max(len(block.copies) for block in LayerBlocks(model_of(program), True).all) >= copies
 
 
 @pytest.mark.parametrize("rounds", [True, False])

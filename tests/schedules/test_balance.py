@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from meshdsl.schedules.partition import balance
+from meshdsl.schedules.partition import partition_layers
 
 
 def ways(count, stages):
@@ -26,7 +26,7 @@ def test_no_way_has_a_smaller_largest_stage(seed):
     rng = np.random.default_rng(seed)
     count, stages = int(rng.integers(4, 10)), int(rng.integers(1, 5))
     layers, first, last = rng.integers(1, 6, count) / 8, rng.integers(0, 6) / 8, rng.integers(0, 12) / 8
-    found = balance(list(layers), stages, first, last)
+    found = partition_layers(list(layers), stages, first, last)
     in_step = [max(stage_seconds(way, layers)) for way in ways(count, stages)]
     assert sum(found) == count and max(stage_seconds(found, layers)) == min(in_step)
     best = [way for way, seconds in zip(ways(count, stages), in_step, strict=True) if seconds == min(in_step)]
@@ -36,11 +36,11 @@ def test_no_way_has_a_smaller_largest_stage(seed):
 
 
 def test_equal_layers():
-    assert balance([0.1] * 8, 4) == (2, 2, 2, 2)
-    assert balance([0.1] * 10, 4, first=0.1, last=0.1) == (2, 3, 3, 2)
-    assert balance([0.1] * 126, 16, last=0.2)[-1] < 8
+    assert partition_layers([0.1] * 8, 4) == (2, 2, 2, 2)
+    assert partition_layers([0.1] * 10, 4, first=0.1, last=0.1) == (2, 3, 3, 2)
+    assert partition_layers([0.1] * 126, 16, last=0.2)[-1] < 8
 
 
 def test_what_takes_less_in_the_last_stage():
-    assert balance([0.3] * 6, 2, at_last=[0.2] * 6) == (2, 4)
-    assert balance([0.3, 0.3, 0.9], 2, at_last=[0.2, 0.2, 0.3]) == (1, 2)
+    assert partition_layers([0.3] * 6, 2, at_last=[0.2] * 6) == (2, 4)
+    assert partition_layers([0.3, 0.3, 0.9], 2, at_last=[0.2, 0.2, 0.3]) == (1, 2)

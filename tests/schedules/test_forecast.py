@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.schedules.simulate import Costs, Load, part_of, part_scope
+from meshdsl.schedules.simulate import Costs, TaskCost, part_of, part_scope
 
 
 def priced(p, m, schedule="1f1b", chunks=1, forward=1.0, backward=2.0, head=0.0, handing=0.0, others=0.0):
@@ -53,7 +53,7 @@ def test_what_ranks_keep_in_bytes():
 
 def test_stages_that_are_not_alike():
     """Two microbatches through three stages; in a tick, the largest of those that work in it is waited for."""
-    loads = (Load(1, 2, 100), Load(3, 4, 400), Load(0, 2, 200))
+    loads = (TaskCost(1, 2, 100), TaskCost(3, 4, 400), TaskCost(0, 2, 200))
     forward, backward = 1 + 3 + 3 + 0, 2 + 4 + 4 + 2  # tick by tick
     costs = Costs(forward, backward, 0.0, 0.0, 0.0, 5.0, kept=10, memory=1000, exchanges=8, sent=8, room=200)
     found = Pipelined(md.Pipeline(2, axis="pipe"), "pipe", 3, layers=(1, 1, 1), loads=loads, costs=costs)

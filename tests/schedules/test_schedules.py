@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from meshdsl.errors import ScheduleError
-from meshdsl.pipelining.tick_loops import Rota, make_loops
+from meshdsl.pipelining.tick_loops import TickTable, make_loops
 from meshdsl.plan.file import as_json
-from meshdsl.schedules.lockstep import Uniform, lockstep, make_rooms
+from meshdsl.schedules.lockstep import Uniform, lockstep, make_buffer_slots
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.schedule import Schedule, Task, make_schedule
 from meshdsl.schedules.simulate import Durations, time_schedule
@@ -99,7 +99,7 @@ def test_tables_in_lockstep(name, p, m):
     for task, tick in table.when.items():
         for need in schedule.needs(task):
             assert table.when[need] < tick or (need.stage == task.stage and table.when[need] == tick)
-    rooms = make_rooms(table)
+    rooms = make_buffer_slots(table)
     for kept in (rooms.inputs, rooms.gradients, rooms.cuts):
         assert set(kept.at.values()) == set(range(kept.count))
     assert max(map(schedule.stash, range(p))) <= rooms.inputs.count <= max(map(schedule.stash, range(p))) + 1
@@ -166,7 +166,7 @@ def test_the_uniform_schedule(p, v, m, split):
             before, where = made[need]
             if where != rank or need.stage != task.stage:  # from the neighbour on the ring, one tick earlier
                 assert before == tick - 1 and (where - rank) % p in (1 % p, p - 1)
-    rooms = make_rooms(uniform.table)
+    rooms = make_buffer_slots(uniform.table)
     assert not rooms.gradients.waits and max(rooms.gradients.used) <= 1  # read in the tick in which they come
     if v == 1 or m >= 2 * p:
         kept = [(v - 1) * p + 2 * (p - 1 - r) + 1 for r in range(p)]
@@ -187,7 +187,7 @@ def test_programs_have_the_ticks_of_the_closed_form_and_few_bodies(p):
     ]:
         if v == 1 or m % p == 0:
             table = Uniform(p, m, v, split).table
-            loops = Rota(table, make_rooms(table)).loops
+            loops = TickTable(table, make_buffer_slots(table)).loops
             assert sum(loop.times * loop.every for loop in loops) == m * v + v * p - 1 + p - 1
             assert sum(len(loop.parts) for loop in loops) <= 8
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.trace import trace
-from meshdsl.trace.passes.canonicalize import fold_cuts
+from meshdsl.trace.passes.canonicalize import fold_broadcast_slices
 from tests.trace.test_cleanups import X, cleaned, names
 
 
@@ -14,7 +14,7 @@ def test_pieces_of_a_broadcast_are_broadcasts():
         wide = jnp.broadcast_to(x[:, None], (4, 6, 4))
         return jnp.split(wide, 3, 1), wide[:, 2:5], wide[1:], wide[:, ::2, :2]
 
-    graph = cleaned(step, X, by=fold_cuts)
+    graph = cleaned(step, X, by=fold_broadcast_slices)
     assert names(graph).count("slice") == 2 and "split" not in names(graph)
     program = trace(step, (X,))
     assert [leaf.shape for leaf in program.outputs] == [*[(4, 2, 4)] * 3, (4, 3, 4), (3, 6, 4), (4, 3, 2)]

@@ -9,11 +9,11 @@ from jax.ad_checkpoint import checkpoint_name
 import meshdsl as md
 from meshdsl.ir.graph import Literal, check_graph, walk
 from meshdsl.trace import trace
-from meshdsl.trace.passes.canonicalize import drop_identities, make_empty
-from meshdsl.trace.passes.cse import merge_common
-from meshdsl.trace.passes.dce import drop_dead
-from meshdsl.trace.passes.duplicate import LONGEST, clone_constants
-from meshdsl.trace.passes.loop_invariants import drop_invariants
+from meshdsl.trace.passes.canonicalize import materialize_empty, remove_identities
+from meshdsl.trace.passes.cse import cse
+from meshdsl.trace.passes.dce import dce
+from meshdsl.trace.passes.duplicate import LONGEST, clone_cheap_constants
+from meshdsl.trace.passes.loop_invariants import invariant_carries_to_consts
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run_graph
 from tests.trace.steps import gpt, gpt_step, halving, unused
@@ -52,7 +52,7 @@ def names(graph):
     ],
 )
 def test_identities_go(identity):
-    graph = cleaned(lambda x: jnp.sin(identity(x)), X, by=drop_identities)
+    graph = cleaned(lambda x: jnp.sin(identity(x)), X, by=remove_identities)
     assert names(graph) == ["sin", "return"]
     assert graph.ops[0].inputs == graph.inputs
 
@@ -65,7 +65,7 @@ def test_identities_go(identity):
     ],
 )
 def test_reshapes_that_lead_back_go(reshapes):
-    graph = drop_dead(cleaned(lambda x: jnp.sin(reshapes(x)), X, by=drop_identities))
+    graph = dce(cleaned(lambda x: jnp.sin(reshapes(x)), X, by=remove_identities))
     assert names(graph) == ["sin", "return"]
     assert graph.ops[0].inputs == graph.inputs
 
@@ -81,7 +81,7 @@ def test_reshapes_that_lead_back_go(reshapes):
 )
 def test_identities_on_dims_of_one_go(identity):
     thin = jax.ShapeDtypeStruct((4, 1, 3, 1), jnp.float32)
-    assert names(cleaned(lambda x: jnp.sin(identity(x)), thin, by=drop_identities)) == ["sin", "return"]
+    assert names(cleaned(lambda x: jnp.sin(identity(x)), thin, by=remove_identities)) == ["sin", "return"]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_identities_on_dims_of_one_go(identity):
     ],
 )
 def test_what_changes_something_stays(change):
-    assert len(cleaned(change, X, by=drop_identities).ops) > 1
+    assert len(cleaned(change, X, by=remove_identities).ops) > 1
 
 
 def test_unread_operations_go():
-    graph = cleaned(lambda x: (jnp.sin(x), jnp.cos(x))[0], X, by=drop_dead)
+    graph = cleaned(lambda x: (jnp.sin(x), jnp.cos(x))[0], X, by=dce)
     assert names(graph) == ["sin", "return"]
 
 
@@ -121,7 +121,7 @@ def test_effects_stay():
 
 
 def test_unread_parts_of_a_scan_go():
-    (scan,) = (op for op in cleaned(unused, jnp.float32(2), X, by=drop_dead).ops if op.name == "scan")
+    (scan,) = (op for op in cleaned(unused, jnp.float32(2), X, by=dce).ops if op.name == "scan")
     assert (scan.params["num_consts"], scan.params["num_carry"]) == (0, 1)
     assert len(scan.inputs) == 2 and len(scan.outputs) == 2
     assert "reduce_sum" not in [op.name for _, op in walk(scan.bodies[0])]
@@ -131,17 +131,17 @@ def test_a_carry_that_a_read_carry_needs_stays():
     def step(x):
         return jax.lax.scan(lambda c, _: ((c[0] + c[1], c[1] * 2), None), (x, x), None, length=3)[0][0]
 
-    assert cleaned(step, X, by=drop_dead).ops[0].params["num_carry"] == 2
+    assert cleaned(step, X, by=dce).ops[0].params["num_carry"] == 2
 
 
 def test_unread_parts_of_while_and_cond_go():
-    loop = next(op for op in cleaned(lambda x: halving(x)[1], jnp.float32(1), by=drop_dead).ops if op.name == "while")
+    loop = next(op for op in cleaned(lambda x: halving(x)[1], jnp.float32(1), by=dce).ops if op.name == "while")
     assert len(loop.outputs) == 1 and len(loop.bodies[0].inputs) == 1
 
     def branches(x, y, z):
         return jax.lax.cond(x[0, 0] > 0, lambda y, z: (y, z), lambda y, z: (y * 2, z), y, z)[0]
 
-    (cond,) = (op for op in cleaned(branches, X, X, X, by=drop_dead).ops if op.name == "cond")
+    (cond,) = (op for op in cleaned(branches, X, X, X, by=dce).ops if op.name == "cond")
     assert len(cond.inputs) == 2 and len(cond.outputs) == 1
 
 
@@ -150,7 +150,7 @@ def test_carries_that_never_change_become_consts():
         return jax.lax.scan(lambda c, _: ((jax.lax.stop_gradient(c[0]), c[1] @ c[0]), c[0]), (w, x), None, length=3)
 
     read = read_jaxpr(jax.make_jaxpr(step)(X, X))
-    before, after = read.ops[0], drop_invariants(drop_identities(read)).ops[0]
+    before, after = read.ops[0], invariant_carries_to_consts(remove_identities(read)).ops[0]
     assert (before.params["num_consts"], before.params["num_carry"], len(before.outputs)) == (0, 2, 3)
     assert (after.params["num_consts"], after.params["num_carry"], len(after.outputs)) == (1, 1, 2)
 
@@ -161,13 +161,13 @@ def test_a_slice_of_a_slice_is_a_slice():
         again = jax.lax.slice(x, (4,), (7,), (2,))
         return jax.lax.slice(some, (1,), (3,)), again, jax.lax.slice(x, (4,), (6,)), some
 
-    graph = cleaned(step, jnp.arange(9.0), by=merge_common)
+    graph = cleaned(step, jnp.arange(9.0), by=cse)
     assert names(graph).count("slice") == 3
     assert graph.returned[0] is graph.returned[1] is not graph.returned[2]
 
 
 def test_equal_operations_merge():
-    graph = cleaned(lambda x: jnp.sin(x) + jnp.cos(x) * jnp.sin(x), X, by=merge_common)
+    graph = cleaned(lambda x: jnp.sin(x) + jnp.cos(x) * jnp.sin(x), X, by=cse)
     assert names(graph).count("sin") == 1
 
 
@@ -194,12 +194,12 @@ def test_what_must_not_merge():
     def signs(x):
         return jax.lax.atan2(jnp.zeros(()), x[0, 0]), jax.lax.atan2(-jnp.zeros(()), x[0, 0]), x * 0.0, x * -0.0
 
-    assert names(cleaned(signs, X, by=merge_common)).count("mul") == 2
-    barriers = cleaned(lambda x: [jax.lax.optimization_barrier(x) for _ in "ab"], X, by=merge_common)
+    assert names(cleaned(signs, X, by=cse)).count("mul") == 2
+    barriers = cleaned(lambda x: [jax.lax.optimization_barrier(x) for _ in "ab"], X, by=cse)
     assert names(barriers) == ["optimization_barrier", "optimization_barrier", "return"]
-    sums = cleaned(lambda x: (jnp.sum(x, 0), jnp.sum(x, 1)), X, by=merge_common)
+    sums = cleaned(lambda x: (jnp.sum(x, 0), jnp.sum(x, 1)), X, by=cse)
     assert names(sums).count("reduce_sum") == 2
-    axes = cleaned(lambda x: (x.astype(jnp.int32), x.astype(jnp.int8)), X, by=merge_common)
+    axes = cleaned(lambda x: (x.astype(jnp.int32), x.astype(jnp.int8)), X, by=cse)
     assert names(axes).count("convert_element_type") == 2
 
 
@@ -214,7 +214,7 @@ def test_bodies_read_once_what_they_are_given_twice():
         return chosen, jax.lax.scan(scanned, x[0], (x, x))[0]
 
     args = X, jax.ShapeDtypeStruct((4, 4), bool), jax.ShapeDtypeStruct((), bool)
-    found = [op.name for _, op in walk(drop_dead(cleaned(step, *args, by=merge_common)))]
+    found = [op.name for _, op in walk(dce(cleaned(step, *args, by=cse)))]
     assert "select_n" not in found and "sub" in found
 
 
@@ -225,7 +225,7 @@ def test_a_stack_is_not_its_slices_and_a_carry_not_its_start():
 
         return jax.lax.scan(scanned, x[0], x)
 
-    graph = cleaned(step, X, by=merge_common)
+    graph = cleaned(step, X, by=cse)
     found = run_graph(graph, [jnp.eye(4)])
     assert all(map(np.allclose, found, step(jnp.eye(4))))
 
@@ -271,8 +271,8 @@ def test_long_chains_are_shared():
             table = jnp.sin(table)
         return x * table, x + table
 
-    assert names(cleaned(lambda x: step(x, LONGEST - 2), X, by=clone_constants)).count("iota") == 2
-    assert names(cleaned(lambda x: step(x, LONGEST + 1), X, by=clone_constants)).count("iota") == 1
+    assert names(cleaned(lambda x: step(x, LONGEST - 2), X, by=clone_cheap_constants)).count("iota") == 2
+    assert names(cleaned(lambda x: step(x, LONGEST + 1), X, by=clone_cheap_constants)).count("iota") == 1
 
 
 def test_a_layer_of_a_list_shares_no_constant_with_another():
@@ -291,7 +291,7 @@ def test_empty_arrays_need_no_operand():
     def step(x):
         return x[1:1] * 2, jax.lax.scan(lambda total, y: (total + y[:0].sum(), y[:0]), 0.0, x)
 
-    graph = cleaned(lambda x: step(x), X, by=lambda graph: drop_dead(make_empty(graph)))
+    graph = cleaned(lambda x: step(x), X, by=lambda graph: dce(materialize_empty(graph)))
     assert names(graph) == ["broadcast_in_dim", "scan", "return"]
     assert names(graph.ops[1].bodies[0])[0] == "broadcast_in_dim"
     plan = md.parallelize(lambda x: x[1:1], md.Mesh(x=2), {"x": "x=S(0)"}, {"**": "x=B"}).plan(X)
@@ -299,7 +299,9 @@ def test_empty_arrays_need_no_operand():
 
 
 def test_a_padded_array_without_elements_is_the_padding():
-    graph = cleaned(lambda x: jax.lax.pad(x[:0], 2.0, ((1, 3, 0), (0, 0, 0))), X, by=lambda g: drop_dead(make_empty(g)))
+    graph = cleaned(
+        lambda x: jax.lax.pad(x[:0], 2.0, ((1, 3, 0), (0, 0, 0))), X, by=lambda g: dce(materialize_empty(g))
+    )
     assert names(graph) == ["broadcast_in_dim", "return"]
     assert np.array_equal(run_graph(graph, [jnp.ones((4, 4))])[0], np.full((4, 4), 2.0))
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from meshdsl.trace.passes.loop_invariants import hoist
+from meshdsl.trace.passes.loop_invariants import hoist_invariants
 from tests.trace.test_cleanups import X, cleaned, names
 
 
@@ -21,7 +21,7 @@ def test_what_is_the_same_in_every_trip_is_computed_before_it(loop):
             return jax.lax.scan(lambda x, _: (body(x, w), None), x, None, length=3)[0]
         return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, body(s[1], w)), (0, x))[1]
 
-    graph = cleaned(step, X, X, by=hoist)
+    graph = cleaned(step, X, X, by=hoist_invariants)
     made = next(op for op in graph.ops if op.name == loop)
     assert {"sqrt", "div"} <= set(names(graph)) and not {"sqrt", "div"} & set(names(made.bodies[-1]))
     assert "tanh" in names(made.bodies[-1])
@@ -38,6 +38,6 @@ def test_what_would_take_room_or_is_there_to_stay_stays_in_its_loop(same):
     def step(x, w):
         return jax.lax.scan(lambda x, _: (x @ same(w), None), x, None, length=3)[0]
 
-    before, after = (cleaned(step, X, X, by=by) for by in (lambda graph: graph, hoist))
+    before, after = (cleaned(step, X, X, by=by) for by in (lambda graph: graph, hoist_invariants))
     assert names(before) == names(after) == ["scan", "return"]
     assert names(before.ops[0].bodies[0]) == names(after.ops[0].bodies[0])

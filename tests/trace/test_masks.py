@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.trace import trace
-from meshdsl.trace.passes.canonicalize import choose_masked
+from meshdsl.trace.passes.canonicalize import mask_to_select
 from tests.trace.test_cleanups import X, cleaned, names
 
 
@@ -17,7 +17,7 @@ def test_a_product_with_a_mask_is_a_choice(turned):
         mask = (x > 0).astype(x.dtype)
         return mask * x if turned else x * mask, mask.sum()
 
-    graph = cleaned(step, X, by=choose_masked)
+    graph = cleaned(step, X, by=mask_to_select)
     assert "mul" not in names(graph) and names(graph).count("select_n") == 1
     assert names(graph).count("convert_element_type") == 1  # the sum reads the mask
 
@@ -27,7 +27,7 @@ def test_products_of_whole_numbers_and_of_other_casts_stay():
         whole = x.astype(jnp.int32)
         return whole * (x > 0).astype(jnp.int32), x * whole.astype(x.dtype)
 
-    assert names(cleaned(step, X, by=choose_masked)).count("mul") == 2
+    assert names(cleaned(step, X, by=mask_to_select)).count("mul") == 2
 
 
 def test_a_masked_sum_is_reduced_after_the_mask():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from meshdsl.ir.graph import Program, check_graph
+from meshdsl.ir.graph import TracedProgram, check_graph
 from meshdsl.trace import CLEANUPS, finish, trace
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run
@@ -37,7 +37,7 @@ def test_after_each_cleanup(name):
     for cleanup in (lambda g: g, *CLEANUPS, finish):
         graph = cleanup(graph)
         check_graph(graph)
-        equal(run(Program(graph, (), (), out_tree=jax.tree.structure(shape)), *args), want)
+        equal(run(TracedProgram(graph, (), (), out_tree=jax.tree.structure(shape)), *args), want)
 
 
 class Net(nnx.Module):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.program import planned
+from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError
 from meshdsl.training.loop import Run
 from meshdsl.training.run import steps_of, train_program
@@ -24,7 +24,7 @@ def program(step=step, init=lambda: jnp.zeros((8, 4)), args=(SHAPE, SHAPE), **mo
 
 
 def trained(program, folder):
-    return train_program(planned(program, md.Mesh(data=4, model=2)), program, Run(3, folder))
+    return train_program(parallelize_program(program, md.Mesh(data=4, model=2)), program, Run(3, folder))
 
 
 def test_a_state_of_one_argument_and_any_batches(tmp_path):

@@ -17,9 +17,9 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.plan.plan import Array, Plan
 from meshdsl.plan.report.traces import events, fit_events, memory_points
-from meshdsl.plan.text import Group, collective_rows, common, group_arrays, layout_text, pattern
+from meshdsl.plan.text import ArrayGroup, collective_rows, common, group_arrays, layout_text, pattern
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.schedules.simulate import Timing
+from meshdsl.schedules.simulate import ScheduleTiming
 
 _HELD = 60  # rows of what holds the peak; the smaller rest is one more
 Facts = dict[str, Any]
@@ -101,7 +101,7 @@ def _pipeline(pipeline: Pipelined) -> Facts:
     return {"text": str(pipeline), "drawn": drawn, "kept": list(map(list, rows))}
 
 
-def _ranks(timing: Timing) -> list[list[list[Any]]]:
+def _ranks(timing: ScheduleTiming) -> list[list[list[Any]]]:
     """Per rank its tasks: kind, microbatch, begin and end, in hundred-thousandths of all."""
     unit = 1e5 / timing.seconds
     return [
@@ -152,7 +152,7 @@ def line_costs(plan: Plan) -> list[LineCost]:
     return found
 
 
-def _array(group: Group, mesh: Mesh) -> Facts:
+def _array(group: ArrayGroup, mesh: Mesh) -> Facts:
     """Arrays that lie alike; ``splits`` says per mesh axis which dim it splits, major axes first."""
     array = group.array
     return {

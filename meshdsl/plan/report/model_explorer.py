@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from meshdsl.ir.graph import Graph, Op, Program, Value
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import operands_of
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.text import layout_text
@@ -27,12 +27,12 @@ End = tuple[str, int]  # a node's id, and which of its outputs
 Edge = tuple[End, int]  # with the input that it goes into
 
 
-def model_explorer_graphs(program: Program, plan: Plan) -> Json:
+def model_explorer_graphs(program: TracedProgram, plan: Plan) -> Json:
     """A collection with one graph, the step."""
     return {"label": plan.name, "graphs": [{"id": plan.name, "nodes": _Nodes(program, plan).made()}]}
 
 
-def save_model_explorer(program: Program, plan: Plan, path: str | PathLike[str]) -> None:
+def save_model_explorer(program: TracedProgram, plan: Plan, path: str | PathLike[str]) -> None:
     """Write the collection; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
     write_text(path, json.dumps(model_explorer_graphs(program, plan)))
 
@@ -43,7 +43,7 @@ class _Nodes:
     ``ends`` has, per value id, where it comes from: a node's output, outside of a loop for what goes into its body.
     """
 
-    def __init__(self, program: Program, plan: Plan) -> None:
+    def __init__(self, program: TracedProgram, plan: Plan) -> None:
         self.program, self.plan, self.solution = program, plan, plan.solution
         self.reasons = Reasons(program, plan.solution)
         self.ends: dict[int, End] = {}
@@ -113,7 +113,7 @@ class _Nodes:
             self.moved[x.id, layout] = end
         return self.moved[x.id, layout]
 
-    def _collective(self, x: Value, move: Move, end: End, graph: Graph, space: str) -> End:
+    def _collective(self, x: Value, move: ReshardStep, end: End, graph: Graph, space: str) -> End:
         reason, runs = self.reasons.explain(x, move)[2], graph.trips
         costs = {"bytes": bytes_text(move.bytes), "trips": str(runs), "seconds": seconds_text(move.seconds * runs)}
         name = f"move {x.id} {move.after}"

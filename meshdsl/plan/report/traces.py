@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from meshdsl.plan.plan import Plan
-from meshdsl.schedules.simulate import Timing
+from meshdsl.schedules.simulate import ScheduleTiming
 from meshdsl.util.text import write_text
 
 # ---- Timeline --------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def _ranks(plan: Plan) -> Iterator[dict[str, Any]]:
     yield from _predicted(2, f"{plan.pipeline.axis}, asynchronous", forecast.as_soon)
 
 
-def _predicted(process: int, title: str, timing: Timing) -> Iterator[dict[str, Any]]:
+def _predicted(process: int, title: str, timing: ScheduleTiming) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": title}}
     for rank, tasks in enumerate(timing.schedule.ranks):
         where = {"pid": process, "tid": rank}

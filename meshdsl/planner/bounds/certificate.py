@@ -1,6 +1,6 @@
 """The certificate: a proved lower bound on the seconds of every plan of the problem.
 
-The bound speaks of all mesh axes at once. It is the lower bound of the network ``Joint.bounds``,
+The bound speaks of all mesh axes at once. It is the lower bound of the network ``NetworkBuilder.bounds``,
 which no plan can undercut, raised by message passing; states that cannot be in a better plan go,
 and what has become small is eliminated. At last the rest is eliminated as well, as exactly as its
 width allows: if it is narrow, the bound is the optimum.
@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 from meshdsl.planner.encoding.fanout import Missed
 from meshdsl.planner.encoding.hubs import Left
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import eliminate, lower_bound
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.mrf.trws import Messages, Passing, bound, cap, fix
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.mrf.trws import TRWS, MessagePassing, bound, clip, prune_states
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment
 from meshdsl.util.arrays import Ids
 
@@ -31,16 +31,19 @@ class Certificate:
       best: a plan; its cost is what the bound is compared with, and states that cannot beat
         it are dropped.
       trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
-      missed: plans that networks before this one have let some values pay too little in (see ``Joint.bounds``).
+      missed: plans that networks before this one have let some values pay too little in (see
+      ``NetworkBuilder.bounds``).
     """
 
-    def __init__(self, joint: Joint, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> None:
+    def __init__(
+        self, joint: NetworkBuilder, best: CostedPlan, trees: int = 0, missed: Missed = MappingProxyType({})
+    ) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
         self._trees, self._missed = trees, missed
         self._whole, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
         self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
         self._made: Network | None = None
-        self._messages: Passing | None = None
+        self._messages: MessagePassing | None = None
         self._pointed: Ids | None = None  # states that messages which are gone pointed to
         self.bound: float = 0.0 if self._shorter else bound(self._network)
 
@@ -49,7 +52,7 @@ class Certificate:
         """The network of all copies of all blocks, put together when it is first asked for."""
         if self._made is None:
             self._made = self._whole.network
-            cap(self._made, self._limit)
+            clip(self._made, self._limit)
         return self._made
 
     @property
@@ -85,7 +88,7 @@ class Certificate:
     @property
     def pointed(self) -> Assignment:
         """The plan that messages point to."""
-        if isinstance(self._messages, Messages):
+        if isinstance(self._messages, TRWS):
             return self.joint.rows(self._messages.states)
         return self.best.rows if self._pointed is None else self.joint.rows(self._pointed)
 
@@ -107,7 +110,7 @@ class Certificate:
             self.bound = max(self.bound, self._shorter.bound(self._limit))
             self._pointed = self._shorter.states
             return
-        self._messages = self._messages or Messages(self._network)
+        self._messages = self._messages or TRWS(self._network)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
 
@@ -121,8 +124,8 @@ class Certificate:
           evaluator: if there is one, the plan that the messages point to may be the best from now on.
         """
         messages = self._messages
-        if not isinstance(messages, Messages):
-            messages = self._messages = Messages(self._network)
+        if not isinstance(messages, TRWS):
+            messages = self._messages = TRWS(self._network)
             if self._shorter:
                 self._shorter.begin(messages, self._limit)
         messages.run(passes)
@@ -134,7 +137,7 @@ class Certificate:
         self._messages = self._shorter = None
         messages.settle()
         self.bound = max(self.bound, bound(self._network))
-        fix(self._network, self.best.cost)
+        prune_states(self._network, self.best.cost)
         self._network.reduce(_SMALL, self._stays)
         self.bound = max(self.bound, bound(self._network))
 

@@ -3,9 +3,9 @@
 from itertools import chain, repeat
 
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Model
 
 # ---- Closing ---------------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ _CLOSING_HELPED = 0.95  # what has helped has left no more of the gap, or of wha
 _Open = tuple[float, int]  # gap, and states in question
 
 
-def lifted(certificate: Certificate, most: int) -> Certificate:
+def tighten_without_search(certificate: Certificate, most: int) -> Certificate:
     """One that proves more, from rounds that look for no plan.
 
     Args:
@@ -49,7 +49,7 @@ def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) ->
         if certificate.model.clock.is_up():
             break
         last, before = certificate, (certificate.gap, certificate.states)
-        certificate = Certificate(Joint(last.model, last.left), last.best, TREES, last.missed)
+        certificate = Certificate(NetworkBuilder(last.model, last.left), last.best, TREES, last.missed)
         work = _tightened(certificate, evaluator, work, _PASSES[1])
         certificate.bound = max(certificate.bound, last.bound)
     return certificate, work
@@ -105,7 +105,7 @@ _HELPED = 0.9  # what is left of the gap at most by what has helped
 _TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
 
 
-def raised(
+def raise_bound(
     certificate: Certificate, evaluator: Evaluator | None = None, most: int = MOST, settle: bool = False
 ) -> float:
     """The bound after as many passes of messages as are affordable and help.
@@ -141,15 +141,15 @@ def affordable(entries: int) -> int:
     return max(_LEAST, min(MOST, _WORK // max(1, entries)))
 
 
-def bound_on_many_axes(model: Model, best: Choice, quick: bool) -> float:
+def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
     """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
     model.focus()
     if not quick and has_few_layouts(model) and not model.clock.is_up():
-        certificate = Certificate(Joint(model), best, FIRST_TREES)
+        certificate = Certificate(NetworkBuilder(model), best, FIRST_TREES)
         if is_light(certificate):
-            raised(certificate, settle=True)
-            return redrawn(certificate, enough=GAP).bound
-    return sum(raised(Certificate(Joint(part), part.seen(best))) for part in projections(model))
+            raise_bound(certificate, settle=True)
+            return rebuild_and_raise(certificate, enough=GAP).bound
+    return sum(raise_bound(Certificate(NetworkBuilder(part), part.seen(best))) for part in projections(model))
 
 
 def has_few_layouts(model: Model) -> bool:
@@ -162,15 +162,15 @@ def is_light(certificate: Certificate) -> bool:
     return (certificate.shortened or certificate.work) <= _LIGHT
 
 
-def lifted_later(joint: Joint, best: Choice, most: int, again: bool) -> float:
+def lifted_later(joint: NetworkBuilder, best: CostedPlan, most: int, again: bool) -> float:
     """The bound of a joint network that was made a while ago, redrawn if ``again``."""
     joint.model.focus()
     certificate = Certificate(joint, best, FIRST_TREES)
-    raised(certificate, most=most)
-    return (redrawn(certificate, most) if again else certificate).bound
+    raise_bound(certificate, most=most)
+    return (rebuild_and_raise(certificate, most) if again else certificate).bound
 
 
-def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> Certificate:
+def rebuild_and_raise(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> Certificate:
     """A certificate that has been raised; if much is open, the last of others, as long as they help.
 
     In them those values are worth more that pay too little in the plan that messages point to.
@@ -182,7 +182,7 @@ def redrawn(certificate: Certificate, most: int = MOST, enough: float = OPEN) ->
             break
         before = certificate
         certificate = Certificate(before.joint, before.best, FIRST_TREES, before.missed)
-        raised(certificate, most=most)
+        raise_bound(certificate, most=most)
         certificate.bound = max(certificate.bound, before.bound)
         if certificate.gap > _HELPED * before.gap:
             break

@@ -9,31 +9,31 @@ looked at as it is run, with the ticks in which a stage has nothing to do. It te
 
 from math import prod
 
-from meshdsl.ir.graph import LOOPS, Op, Program, Value, walk
+from meshdsl.ir.graph import LOOPS, Op, TracedProgram, Value, walk
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.planner.costs.op_cost import Work, alone_seconds, materialised, work_of
+from meshdsl.planner.costs.op_cost import OpWork, alone_seconds, materialised, work_of
 
 _FREE = (*LOOPS, "return", "constrain")
 
 
-def least_seconds(program: Program, mesh: Mesh) -> float:
+def least_seconds(program: TracedProgram, mesh: Mesh) -> float:
     """Seconds that every plan of the program takes at least."""
     kept = materialised(program.graph)
     ops = ((op, graph.trips) for graph, op in walk(program.graph) if op.name not in _FREE)
     return sum(trips * _shared(op, work_of(op, kept), mesh) for op, trips in ops)
 
 
-def least_memory(program: Program, mesh: Mesh, pins: Pins) -> int:
+def least_memory(program: TracedProgram, mesh: Mesh, pins: Pins) -> int:
     """Bytes per device that every plan of the program needs at least: its arguments, in all parts there can be."""
     read = {x.id for op in program.graph.ops for x in op.inputs if isinstance(x, Value)}
     pinned = zip(program.graph.inputs, pins.inputs, strict=True)
     return sum(v.bytes // _parts(pin, mesh) for v, pin in pinned if v.id in read)
 
 
-def _shared(op: Op, work: Work, mesh: Mesh) -> float:
+def _shared(op: Op, work: OpWork, mesh: Mesh) -> float:
     started = mesh.topology.overhead if any(work.touched) else 0.0
     return (alone_seconds(op, work, mesh) - started) / mesh.size + started
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.contest.kernels import Held
+from meshdsl.planner.contest.kernels import FixedStates
 from meshdsl.planner.mrf.kernels import Flat
 from meshdsl.util.arrays import Costs, Ints
-from meshdsl.util.jit import compiled
+from meshdsl.util.jit import njit_cached
 
 # ---- Plans -----------------------------------------------------------------------------------------------------------
 
@@ -21,7 +21,7 @@ from meshdsl.util.jit import compiled
 _Bools = NDArray[np.bool_]
 
 
-class Plan(NamedTuple):
+class EliminationOrder(NamedTuple):
     """In which order variables are minimised away.
 
     Args:
@@ -38,8 +38,8 @@ class Plan(NamedTuple):
     out: Ints
 
 
-@compiled
-def planned(flat: Flat, candidates: Ints, noise: Costs, limit: float) -> Plan:
+@njit_cached
+def planned(flat: Flat, candidates: Ints, noise: Costs, limit: float) -> EliminationOrder:
     """A plan for candidates.
 
     Args:
@@ -64,7 +64,7 @@ def planned(flat: Flat, candidates: Ints, noise: Costs, limit: float) -> Plan:
     return _scopes(flat, candidates, order[:made], near)
 
 
-@compiled
+@njit_cached
 def _graph(flat: Flat, candidates: Ints) -> tuple[_Bools, Costs]:
     """Who is whose neighbour, and the logarithms of the numbers of states."""
     at = np.full(flat.start.size - 1, -1)
@@ -80,7 +80,7 @@ def _graph(flat: Flat, candidates: Ints) -> tuple[_Bools, Costs]:
     return near, size
 
 
-@compiled
+@njit_cached
 def _weights(near: _Bools, size: Costs) -> Costs:
     weight = np.zeros(size.size)
     for i in range(size.size):
@@ -90,7 +90,7 @@ def _weights(near: _Bools, size: Costs) -> Costs:
     return weight
 
 
-@compiled
+@njit_cached
 def _lightest(weight: Costs, live: _Bools) -> int:
     found = -1
     for i in range(weight.size):
@@ -99,7 +99,7 @@ def _lightest(weight: Costs, live: _Bools) -> int:
     return found
 
 
-@compiled
+@njit_cached
 def _held(near: _Bools, v: int, noise: Costs) -> int:
     """Which of a variable and its neighbours to hold: one with many neighbours, or much noise."""
     found, most = v, near[v].sum() + noise[v]
@@ -111,7 +111,7 @@ def _held(near: _Bools, v: int, noise: Costs) -> int:
     return found
 
 
-@compiled
+@njit_cached
 def _drop(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
     """Take a variable out of the graph, and out of the scopes of those that have gone."""
     for i in range(size.size):
@@ -120,7 +120,7 @@ def _drop(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
         near[i, v] = near[v, i] = False
 
 
-@compiled
+@njit_cached
 def _connect(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
     """Make the neighbours of a variable each other's; the variable keeps its own as its scope."""
     scope = np.flatnonzero(near[v])
@@ -133,8 +133,8 @@ def _connect(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
                 weight[i] += size[j]
 
 
-@compiled
-def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> Plan:
+@njit_cached
+def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> EliminationOrder:
     rank = np.full(flat.start.size - 1, -1)
     rank[candidates[order]] = np.arange(order.size)
     begin, out = np.zeros(order.size + 1, dtype=np.int64), np.zeros(order.size + 1, dtype=np.int64)
@@ -149,7 +149,7 @@ def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> Plan:
             scope[begin[r] + k] = v
             entries *= flat.start[v + 1] - flat.start[v]
         out[r + 1] = out[r] + entries
-    return Plan(candidates[order], rank, begin, scope, out)
+    return EliminationOrder(candidates[order], rank, begin, scope, out)
 
 
 # ---- Buckets ---------------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> Plan:
 # along memory.
 
 
-@compiled
-def solve(flat: Flat, unary: Costs, tables: Costs, plan: Plan, states: Ints) -> None:
+@njit_cached
+def solve(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> None:
     """Give the free variables of a plan their best states."""
     own = _conditioned(flat, unary, tables, plan, states)
     made = np.empty(plan.out[-1])
@@ -183,8 +183,8 @@ def solve(flat: Flat, unary: Costs, tables: Costs, plan: Plan, states: Ints) -> 
         states[v] = np.argmin(mine)
 
 
-@compiled
-def _conditioned(flat: Flat, unary: Costs, tables: Costs, plan: Plan, states: Ints) -> Costs:
+@njit_cached
+def _conditioned(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> Costs:
     """Costs of the states of free variables with those of the others given."""
     own = unary.copy()
     for v in plan.order:
@@ -196,8 +196,8 @@ def _conditioned(flat: Flat, unary: Costs, tables: Costs, plan: Plan, states: In
     return own
 
 
-@compiled
-def _parts(flat: Flat, plan: Plan, r: int, head: Ints, following: Ints) -> tuple[_Bools, Ints, Ints]:
+@njit_cached
+def _parts(flat: Flat, plan: EliminationOrder, r: int, head: Ints, following: Ints) -> tuple[_Bools, Ints, Ints]:
     """The tables that mention a variable when it goes.
 
     Per table: whether it is one of those made, where it begins, and [table, scope] how far apart two states of each
@@ -225,7 +225,7 @@ def _parts(flat: Flat, plan: Plan, r: int, head: Ints, following: Ints) -> tuple
     return np.arange(count) >= halves.size, at, strides
 
 
-@compiled
+@njit_cached
 def _index(scope: Ints, v: int) -> int:
     for k in range(scope.size):
         if scope[k] == v:
@@ -233,7 +233,7 @@ def _index(scope: Ints, v: int) -> int:
     return -1
 
 
-@compiled
+@njit_cached
 def _minimise(
     own: Costs, tables: Costs, made: Costs, parts: tuple[_Bools, Ints, Ints], sizes: Ints, least: Costs
 ) -> None:
@@ -255,7 +255,7 @@ def _minimise(
         _advance(counter, sizes, at, strides)
 
 
-@compiled
+@njit_cached
 def _advance(counter: Ints, sizes: Ints, at: Ints, strides: Ints) -> None:
     """The next states of the scope but for its last variable, the last of them first."""
     for k in range(sizes.size - 2, -1, -1):
@@ -267,13 +267,13 @@ def _advance(counter: Ints, sizes: Ints, at: Ints, strides: Ints) -> None:
         counter[k] = 0
 
 
-@compiled
+@njit_cached
 def _add(row: Costs, table: Costs, at: int) -> None:
     for i in range(row.size):
         row[i] += table[at + i]
 
 
-@compiled
+@njit_cached
 def _least(row: Costs, table: Costs, at: int) -> float:
     least = np.inf
     for i in range(row.size):
@@ -294,8 +294,8 @@ _LOWERED = 500  # allowances that are lowered at most until all fit
 _NEARLY = 0.9  # of the usage of the largest state: others this large may be taken for it
 
 
-@compiled
-def lower(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, but: int, seed: int) -> bool:
+@njit_cached
+def lower(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, but: int, seed: int) -> bool:
     """Lower allowances of free variables at random, except one, until all fit; whether they do.
 
     Args:
@@ -313,8 +313,8 @@ def lower(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, but: i
     return False
 
 
-@compiled
-def _lowered(held: Held, start: Ints, free: Ints, states: Ints, point: int, but: int) -> tuple[int, int]:
+@njit_cached
+def _lowered(held: FixedStates, start: Ints, free: Ints, states: Ints, point: int, but: int) -> tuple[int, int]:
     """A variable and a state of it that uses less at a point; -1 if there is none."""
     found, at, count = -1, -1, 0
     for v in free:
@@ -331,8 +331,8 @@ def _lowered(held: Held, start: Ints, free: Ints, states: Ints, point: int, but:
     return found, at
 
 
-@compiled
-def _use(held: Held, v: int, state: int, point: int) -> float:
+@njit_cached
+def _use(held: FixedStates, v: int, state: int, point: int) -> float:
     use = 0.0
     for k in range(held.first[v], held.first[v + 1]):
         if held.lo[k] <= point < held.hi[k]:
@@ -340,8 +340,8 @@ def _use(held: Held, v: int, state: int, point: int) -> float:
     return use
 
 
-@compiled
-def _change(held: Held, v: int, old: int, new: int, room: Costs) -> float:
+@njit_cached
+def _change(held: FixedStates, v: int, old: int, new: int, room: Costs) -> float:
     """Take off the room what a variable uses more in another state; returns the least room where it is live."""
     least = np.inf
     for k in range(held.first[v], held.first[v + 1]):
@@ -354,15 +354,15 @@ def _change(held: Held, v: int, old: int, new: int, room: Costs) -> float:
     return least
 
 
-@compiled
-def _fits(held: Held, v: int, old: int, new: int, room: Costs) -> bool:
+@njit_cached
+def _fits(held: FixedStates, v: int, old: int, new: int, room: Costs) -> bool:
     least = _change(held, v, old, new, room)
     _change(held, v, new, old, room)
     return least >= 0
 
 
-@compiled
-def enlarge(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> int:
+@njit_cached
+def enlarge(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> int:
     """Allow one free variable a state that does not fit; returns which, -1 if all states of all fit."""
     np.random.seed(seed)
     found, at, count = -1, -1, 0
@@ -378,8 +378,8 @@ def enlarge(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, seed
     return found
 
 
-@compiled
-def fill(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> None:
+@njit_cached
+def fill(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> None:
     """Raise allowances of free variables in random order as far as there is room."""
     np.random.seed(seed)
     for v in np.random.permutation(free):
@@ -393,16 +393,16 @@ def fill(held: Held, start: Ints, free: Ints, states: Ints, room: Costs, seed: i
             states[v] = best
 
 
-@compiled
-def _total(held: Held, v: int, state: int) -> float:
+@njit_cached
+def _total(held: FixedStates, v: int, state: int) -> float:
     use = 0.0
     for k in range(held.first[v], held.first[v + 1]):
         use += held.use[held.begin[k] + state] * (held.hi[k] - held.lo[k])
     return use
 
 
-@compiled
-def allowed(held: Held, start: Ints, free: Ints, states: Ints, unary: Costs, top: float) -> Costs:
+@njit_cached
+def allowed(held: FixedStates, start: Ints, free: Ints, states: Ints, unary: Costs, top: float) -> Costs:
     """Costs of states, with those that use more than allowed dearer by ``top``."""
     costs = unary.copy()
     for v in free:

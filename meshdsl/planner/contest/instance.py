@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.errors import ArgumentError, faults
-from meshdsl.planner.mrf.network import Derived, Labels, Network
+from meshdsl.planner.mrf.network import Labels, Memo, Network
 from meshdsl.util.arrays import Costs, Ints, array
 
 # ---- Usage -----------------------------------------------------------------------------------------------------------
@@ -33,13 +33,13 @@ class Usage:
     may be used at each point, ``times`` which of the first points each is.
     """
 
-    def __init__(self, limit: Costs, derived: Derived) -> None:
+    def __init__(self, limit: Costs, derived: Memo) -> None:
         self.limit, self.derived, self.times = limit, derived, np.arange(limit.size)
         self.held: dict[int, dict[Interval, Costs]] = {}
         self._rooms: dict[Interval, float] = {}
 
     @classmethod
-    def of(cls, intervals: Iterable[Interval], used: Iterable[Costs], limit: float, derived: Derived) -> "Usage":
+    def of(cls, intervals: Iterable[Interval], used: Iterable[Costs], limit: float, derived: Memo) -> "Usage":
         """Usages of nodes that are live over time intervals, some of them empty."""
         live = {v: (at, use) for v, (at, use) in enumerate(zip(intervals, used, strict=True)) if at[0] < at[1]}
         points = _points([at for at, _ in live.values()])

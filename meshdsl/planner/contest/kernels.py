@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.mrf.kernels import Flat
 from meshdsl.util.arrays import Costs, Ints
-from meshdsl.util.jit import compiled
+from meshdsl.util.jit import njit_cached
 
 
-class Held(NamedTuple):
+class FixedStates(NamedTuple):
     """What variables use, item by item.
 
     Args:
@@ -30,8 +30,8 @@ class Held(NamedTuple):
     use: Costs
 
 
-@compiled
-def profile(held: Held, states: Ints, points: int) -> Costs:
+@njit_cached
+def profile(held: FixedStates, states: Ints, points: int) -> Costs:
     """What the states use at every point."""
     total = np.zeros(points + 1)
     for k in range(held.owner.size):
@@ -41,8 +41,8 @@ def profile(held: Held, states: Ints, points: int) -> Costs:
     return np.cumsum(total)[:points]
 
 
-@compiled
-def priced(held: Held, start: Ints, unary: Costs, prices: Costs) -> Costs:
+@njit_cached
+def priced(held: FixedStates, start: Ints, unary: Costs, prices: Costs) -> Costs:
     """The variables' costs, with what they use paid at these prices per point."""
     until = np.zeros(prices.size + 1)
     until[1:] = np.cumsum(prices)
@@ -56,7 +56,7 @@ def priced(held: Held, start: Ints, unary: Costs, prices: Costs) -> Costs:
     return total
 
 
-@compiled
+@njit_cached
 def cost(flat: Flat, unary: Costs, tables: Costs, states: Ints) -> float:
     """The total of the states."""
     total = 0.0
@@ -70,7 +70,7 @@ def cost(flat: Flat, unary: Costs, tables: Costs, states: Ints) -> float:
     return total
 
 
-@compiled
+@njit_cached
 def forest(flat: Flat, candidates: Ints) -> tuple[Ints, Ints]:
     """A set of variables without cycles, from candidates in order of preference.
 
@@ -94,7 +94,7 @@ def forest(flat: Flat, candidates: Ints) -> tuple[Ints, Ints]:
     return _rooted(flat, candidates, inside)
 
 
-@compiled
+@njit_cached
 def _root(group: Ints, v: int) -> int:
     while group[v] != v:
         group[v] = group[group[v]]
@@ -102,7 +102,7 @@ def _root(group: Ints, v: int) -> int:
     return v
 
 
-@compiled
+@njit_cached
 def _rooted(flat: Flat, candidates: Ints, inside: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     up = np.full(flat.start.size - 1, -2)
     order = np.empty(candidates.size, dtype=np.int64)
@@ -122,7 +122,7 @@ def _rooted(flat: Flat, candidates: Ints, inside: NDArray[np.bool_]) -> tuple[In
     return order[:made], up
 
 
-@compiled
+@njit_cached
 def solve(flat: Flat, unary: Costs, tables: Costs, order: Ints, up: Ints, states: Ints) -> None:
     """Give the variables of a forest their best states, the others staying as they are.
 
@@ -151,7 +151,7 @@ def solve(flat: Flat, unary: Costs, tables: Costs, order: Ints, up: Ints, states
             states[v] = taken[out[up[v]] + states[to[up[v]]]]
 
 
-@compiled
+@njit_cached
 def _hand_up(total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: int, end: int, taken: Ints) -> None:
     """Add the best of a child's states to each of its parent's."""
     width = end - begin
@@ -166,8 +166,10 @@ def _hand_up(total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: i
         total[begin + j] += least[j]
 
 
-@compiled
-def least(flat: Flat, held: Held, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int) -> tuple[int, Ints]:
+@njit_cached
+def least(
+    flat: Flat, held: FixedStates, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int
+) -> tuple[int, Ints]:
     """The sum of the minima of all tables in integers, once what messages and prices say has moved.
 
     Variables keep what is left when each edge to an earlier one has its share. Prices have ``finer`` binary
@@ -196,8 +198,8 @@ def least(flat: Flat, held: Held, unary: Ints, tables: Ints, sent: Ints, prices:
     return found, excess
 
 
-@compiled
-def _paid(held: Held, start: Ints, unary: Ints, prices: Ints, finer: int) -> Ints:
+@njit_cached
+def _paid(held: FixedStates, start: Ints, unary: Ints, prices: Ints, finer: int) -> Ints:
     total = unary.copy()
     until = np.zeros(prices.size + 1, dtype=np.int64)
     until[1:] = np.cumsum(prices)
@@ -208,7 +210,7 @@ def _paid(held: Held, start: Ints, unary: Ints, prices: Ints, finer: int) -> Int
     return total
 
 
-@compiled
+@njit_cached
 def _least_entry(rows: Ints, table: Ints, columns: Ints, excess: Ints, excess_there: Ints) -> int:
     """The least of a table with amounts added to rows and taken from columns; how much more others are: excess."""
     height, width = rows.size, columns.size

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshdsl.planner.contest.instance import Core
 from meshdsl.planner.mrf.network import Labels
-from meshdsl.planner.mrf.trws import Messages, cap
+from meshdsl.planner.mrf.trws import TRWS, clip
 from meshdsl.util.arrays import Costs, Ints
 
 # ---- Flat ------------------------------------------------------------------------------------------------------------
@@ -30,17 +30,17 @@ class FlatCore:
     """
 
     def __init__(self, core: Core, top: float) -> None:
-        from meshdsl.planner.contest.kernels import Held
+        from meshdsl.planner.contest.kernels import FixedStates
 
         self.core, self.limit, self.top = core, core.usage.limit, top
         network = core.network.copy()
-        cap(network, top)
-        self.messages = Messages(network)
+        clip(network, top)
+        self.messages = TRWS(network)
         self.order, self.flat = self.messages.order.tolist(), self.messages.flat
         self.unary, self.tables = self.messages.unary, self.messages.tables
         items = [(i, at, use) for i, v in enumerate(self.order) for at, use in core.usage.held.get(v, {}).items()]
         owner = np.array([i for i, _, _ in items], dtype=np.int64)
-        self.held = Held(
+        self.held = FixedStates(
             first=np.searchsorted(owner, np.arange(len(self.order) + 1)),
             owner=owner,
             lo=np.array([lo for _, (lo, _), _ in items], dtype=np.int64),
@@ -91,7 +91,7 @@ _BITS = 60  # what a sum of amounts may have in an int64
 
 
 @dataclass(frozen=True)
-class Proof:
+class BoundProof:
     """What no choice undercuts, in units of 2^-``digits``: ``least``, and ``excess`` more with each state.
 
     Args:
@@ -118,7 +118,7 @@ class Proof:
         return found
 
 
-def prove(flat: FlatCore, prices: Costs) -> Proof:
+def prove(flat: FlatCore, prices: Costs) -> BoundProof:
     """A proof from messages at these prices of memory, at which they are passed again."""
     from meshdsl.planner.contest import kernels
 
@@ -134,7 +134,7 @@ def prove(flat: FlatCore, prices: Costs) -> Proof:
     unary, tables, sent = (_scaled(a, digits) for a in (flat.unary, flat.tables, messages.sent))
     least, excess = kernels.least(flat.flat, held, unary, tables, sent, price, fine - digits)
     paid = sum([p * int(most) for p, most in zip(price.tolist(), flat.limit.tolist(), strict=True) if p])
-    return Proof(flat, (int(least) << (fine - digits)) - paid, excess, fine, fine - digits)
+    return BoundProof(flat, (int(least) << (fine - digits)) - paid, excess, fine, fine - digits)
 
 
 def _most(amounts: Costs) -> float:
@@ -167,7 +167,7 @@ _RISE = 1e-6  # part of the cost that counts as a better bound
 _AHEAD = 0.1  # with steps of full length, the bound is expected to rise by this part at most
 
 
-class Ascent:
+class Subgradient:
     """Raises ``lower``, what no valid choice undercuts by messages at ``prices`` (a float: see ``certify``).
 
     Args:

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from meshdsl.planner.contest.bucket_kernels import Plan
+from meshdsl.planner.contest.bucket_kernels import EliminationOrder
 from meshdsl.planner.contest.lagrangian import FlatCore
 from meshdsl.util.arrays import Costs, Ints
 
@@ -27,7 +27,7 @@ _NOISE = (0.1, 30.0)  # of a state's cost when disturbed, in average costs of a 
 _WORSE = 0.02  # what is worse than the best by up to so much may be where to go on
 
 
-class Forests:
+class ForestMoves:
     """Improves states, never leaving the limit once they are valid.
 
     Args:
@@ -123,7 +123,7 @@ _WIDE_NOISE = (3.0, 30.0)  # in neighbours: how far it is chance which variables
 _SEEDS = 2**31
 
 
-class Wide:
+class WideMoves:
     """Steps from states to states; those that fit lead to none that do not, or that cost more.
 
     Args:
@@ -133,7 +133,7 @@ class Wide:
     def __init__(self, flat: FlatCore, random: np.random.Generator) -> None:
         self.flat, self.random = flat, random
 
-    def plan(self) -> Plan:
+    def plan(self) -> EliminationOrder:
         """A plan for all variables, or for some near each other, of random width."""
         from meshdsl.planner.contest import bucket_kernels as plans
 
@@ -141,10 +141,10 @@ class Wide:
         count = min(n, _CANDIDATES)
         candidates = random.integers(0, n - count + 1) + random.permutation(count)
         noise = random.random(count) * random.choice(_WIDE_NOISE)
-        made: Plan = plans.planned(self.flat.flat, candidates, noise, float(random.choice(_WIDTHS)))
+        made: EliminationOrder = plans.planned(self.flat.flat, candidates, noise, float(random.choice(_WIDTHS)))
         return made
 
-    def solve(self, costs: Costs, plan: Plan, states: Ints) -> Ints:
+    def solve(self, costs: Costs, plan: EliminationOrder, states: Ints) -> Ints:
         """States with the best ones of what is free, at these costs of states by themselves."""
         from meshdsl.planner.contest import bucket_kernels as buckets
 
@@ -200,7 +200,7 @@ class Restarts:
         self.flat, self.prices = flat, prices
         self.best, self.least = flat.messages.latest.copy(), np.inf
         self._random = np.random.default_rng(seed)
-        self._wide = Wide(flat, self._random)
+        self._wide = WideMoves(flat, self._random)
         self._sent = flat.messages.sent.copy()
         self._elite: list[tuple[float, Costs]] = []
 

@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 
 from meshdsl.planner.contest.instance import Core
 from meshdsl.planner.contest.lagrangian import FlatCore
-from meshdsl.planner.contest.presolve import Contraction
+from meshdsl.planner.contest.presolve import Presolve
 from meshdsl.planner.mrf.network import Labels
 from meshdsl.util.arrays import Costs, Ints
 
@@ -26,7 +26,7 @@ _SCALE = 1e4  # what the best choice costs in the program
 _GAP = 1e-6
 
 
-class Program:
+class RestrictedMIP:
     """The program over some states of every variable.
 
     Args:
@@ -151,7 +151,7 @@ def narrowed(flat: FlatCore, some: list[Labels]) -> Core:
     for v, size, keep in zip(flat.order, sizes, some, strict=True):
         if keep.size < size:
             core.restrict(v, keep)
-    Contraction(core).run()
+    Presolve(core).run()
     return core
 
 

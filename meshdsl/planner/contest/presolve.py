@@ -23,7 +23,7 @@ _LARGEST = 1 << 14  # entries that one step of elimination may touch
 _PAIRS = 1 << 22  # entries that comparing all states of a variable may touch
 
 
-class Contraction:
+class Presolve:
     """Applies the laws to a core until they change nothing."""
 
     def __init__(self, core: Core) -> None:

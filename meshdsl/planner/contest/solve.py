@@ -14,10 +14,10 @@ import numpy as np
 
 from meshdsl.errors import MemoryLimitError
 from meshdsl.planner.contest.instance import Core, Instance, Score, core_of
-from meshdsl.planner.contest.lagrangian import Ascent, FlatCore, prove
-from meshdsl.planner.contest.local_search import Forests, Restarts
-from meshdsl.planner.contest.mip import Program, narrowed, promising
-from meshdsl.planner.contest.presolve import Contraction
+from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, prove
+from meshdsl.planner.contest.local_search import ForestMoves, Restarts
+from meshdsl.planner.contest.mip import RestrictedMIP, narrowed, promising
+from meshdsl.planner.contest.presolve import Presolve
 from meshdsl.util.arrays import Costs, Ints
 
 _PRICING, _SEARCH = 0.2, 0.35  # parts of the time left that a round may take for prices, and for search
@@ -117,7 +117,7 @@ class _Solver:
         return self._fix(flat, prices, self.best.score.cost)
 
     def _price(self, flat: FlatCore, prices: Costs) -> Costs:
-        ascent, until = Ascent(flat, prices), self._until(_PRICING)
+        ascent, until = Subgradient(flat, prices), self._until(_PRICING)
         while time.perf_counter() < until and ascent.open and ascent.idle < _STALLED:
             before = ascent.cost
             ascent.step()
@@ -146,7 +146,7 @@ class _Solver:
         """Search from some of the known choices, the best one first; all that is found is good for the program."""
         for run in range(_RUNS):
             start, seed = self._start(flat, run), self._next_seed()
-            search = Forests(flat, start, prices, seed, restless=self._searched)
+            search = ForestMoves(flat, start, prices, seed, restless=self._searched)
             steps = _STEPS + flat.size // 8
             while time.perf_counter() < until and (steps > 0 or search.least == np.inf):
                 search.step()
@@ -169,7 +169,9 @@ class _Solver:
             self._judge(core.choice({}))
             return
         part = FlatCore(core, flat.top)
-        program = Program(part, [np.arange(n) for n in np.diff(part.flat.start)], self._states(part, self.best.choice))
+        program = RestrictedMIP(
+            part, [np.arange(n) for n in np.diff(part.flat.start)], self._states(part, self.best.choice)
+        )
         for found in program.solve(until - time.perf_counter()):
             if (part.used(found) <= part.limit).all():
                 self._judge(part.choice(found))
@@ -205,7 +207,7 @@ class _Solver:
 
     def _contract(self, core: Core) -> None:
         start = time.perf_counter()
-        Contraction(core).run()
+        Presolve(core).run()
         self._contracting = max(self._contracting, time.perf_counter() - start)
 
     def _until(self, part: float) -> float:

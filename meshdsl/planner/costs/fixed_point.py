@@ -18,13 +18,13 @@ _PRECISION = 2.0**33
 
 
 @dataclass(frozen=True)
-class Scale:
+class FixedPoint:
     """The size of one cost unit in seconds."""
 
     unit: float
 
     @classmethod
-    def of(cls, seconds: float) -> "Scale":
+    def of(cls, seconds: float) -> "FixedPoint":
         """A scale that resolves a total of about this many seconds."""
         return cls(max(seconds, 1e-9) / _PRECISION)
 
@@ -38,6 +38,6 @@ class Scale:
         return float(cost // TIES) * self.unit
 
 
-def times(costs: Costs, count: float) -> Costs:
+def repeated(costs: Costs, count: float) -> Costs:
     """Costs, so many times; what cannot be had stays infinite where it is needed no time."""
     return np.asarray(costs * count if count else np.where(np.isfinite(costs), 0.0, costs))

@@ -3,13 +3,13 @@
 import numpy as np
 
 from meshdsl.util.arrays import Ids
-from meshdsl.util.jit import Costs, Ints, compiled
+from meshdsl.util.jit import Costs, Ints, njit_cached
 
 # ---- Relaxed ---------------------------------------------------------------------------------------------------------
 
 
-@compiled
-def relax(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
+@njit_cached
+def bellman_ford(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
     """Make costs [ends, rows] those after any number of moves: passes over all moves until none helps.
 
     Args:
@@ -38,8 +38,8 @@ def relax(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
 # The layouts of a plan: a compiled loop over the ports of all nodes (``Ports``).
 
 
-@compiled
-def looked_up(rows: Ids, nodes: Ids, codes: Ids, begins: Ids, tables: Ids, at: Ids, bases: Ids) -> Ids:
+@njit_cached
+def lookup_port_layouts(rows: Ids, nodes: Ids, codes: Ids, begins: Ids, tables: Ids, at: Ids, bases: Ids) -> Ids:
     """Look up the layouts of ports by their placement codes on all mesh axes.
 
     Args:

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
-from meshdsl.ir.index import Flags, Numbering, numbering_of
+from meshdsl.ir.index import Flags, GraphIndex, graph_index
 from meshdsl.layouts.collective_cost import price
-from meshdsl.layouts.exchange import Turn, in_turn
+from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
@@ -50,7 +50,7 @@ WRITES_PART = {"dynamic_update_slice": 1, "scatter": 2}  # what is written: the 
 
 
 @dataclass(frozen=True)
-class Work:
+class OpWork:
     """What an operation does at global shapes.
 
     Args:
@@ -66,12 +66,12 @@ class Work:
     touched: tuple[int, ...]
     itemsize: int
     grouped: bool = False
-    sides: tuple["Side", ...] = ()
+    sides: tuple["OperandSizes", ...] = ()
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Side:
+class OperandSizes:
     """A side of a matrix product: its length, and the dims of one operand or result that make it up."""
 
     length: int
@@ -89,7 +89,7 @@ _WRITTEN: WeakKeyDictionary[Graph, dict[bool, Flags]] = WeakKeyDictionary()
 
 def materialised(graph: Graph, again: bool = False) -> frozenset[int]:
     """Ids of the values that are ``written`` to memory."""
-    return frozenset(numbering_of(graph).ids(written(graph, again)))
+    return frozenset(graph_index(graph).ids(written(graph, again)))
 
 
 def written(graph: Graph, again: bool = False) -> Flags:
@@ -100,11 +100,11 @@ def written(graph: Graph, again: bool = False) -> Flags:
     """
     known = _WRITTEN.setdefault(graph, {})
     if again not in known:
-        known[again] = _written(numbering_of(graph), again)
+        known[again] = _written(graph_index(graph), again)
     return known[again]
 
 
-def _written(numbers: Numbering, again: bool) -> Flags:
+def _written(numbers: GraphIndex, again: bool) -> Flags:
     heavy = {name for name in numbers.names if is_heavy(name)} - {""}
     fusing = {name for name in heavy if name.startswith("reduce_") or (again and name in PRODUCTS)}
     found = numbers.named(heavy | {""})[numbers.made]  # by heavy operations, or coming in
@@ -116,11 +116,11 @@ def _written(numbers: Numbering, again: bool) -> Flags:
     return found
 
 
-def work_of(op: Op, kept: Set[int]) -> Work:
+def work_of(op: Op, kept: Set[int]) -> OpWork:
     """The work of one operation; ``kept`` are the materialised values."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
-        return Work(spent.flops, (0,) * len(tensors(op)), 4, seconds=spent.seconds)
+        return OpWork(spent.flops, (0,) * len(tensors(op)), 4, seconds=spent.seconds)
     reads = [_is_kept(v, kept) for v in op.inputs]
     if op.name in READS_PART and reads:
         reads[0] = False
@@ -137,7 +137,7 @@ def work_of(op: Op, kept: Set[int]) -> Work:
         v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)
     ] or op.inputs  # not of positions beside them
     itemsize = max((v.dtype.itemsize for v in numbers if hasattr(v.dtype, "itemsize")), default=4)
-    return Work(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
+    return OpWork(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
 
 
 def room_of(op: Op) -> int:
@@ -154,7 +154,7 @@ def _in_groups(op: Op) -> bool:
     return any(op.params.get(name, 1) > 1 for name in ("feature_group_count", "batch_group_count"))
 
 
-def _sides(op: Op) -> tuple[Side, ...]:
+def _sides(op: Op) -> tuple[OperandSizes, ...]:
     if op.name == "dot_general":
         contract, batch = op.params["dimension_numbers"]
         free = [
@@ -169,9 +169,9 @@ def _sides(op: Op) -> tuple[Side, ...]:
     return ()
 
 
-def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> Side:
+def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> OperandSizes:
     shape = tensors(op)[tensor].shape
-    return Side(prod(shape[d] for d in dims), tensor, tuple(dims))
+    return OperandSizes(prod(shape[d] for d in dims), tensor, tuple(dims))
 
 
 def _flops(op: Op) -> float:
@@ -236,7 +236,7 @@ def exchange_seconds(rows: Rows, shapes: Shapes, mesh: Mesh) -> "Costs | float":
     places = {same: [i for i, row in enumerate(rows) if row.collectives == same] for same in listed}
     total = np.full((len(rows),) * len(mesh.sizes), np.inf)
     for chosen in product(*(listed if size > 1 else [()] for size in mesh.sizes)):
-        turns = in_turn(chosen)
+        turns = ordered_exchanges(chosen)
         if turns is not None:
             here = [places[same] for same in chosen]
             met = [tuple(rows[i] for i in at) for at in here]
@@ -245,7 +245,9 @@ def exchange_seconds(rows: Rows, shapes: Shapes, mesh: Mesh) -> "Costs | float":
     return total
 
 
-def _seconds(turn: Turn, rows: Sequence[Rows], array: tuple[tuple[int, ...], int], mesh: Mesh) -> "Costs | float":
+def _seconds(
+    turn: ExchangeStep, rows: Sequence[Rows], array: tuple[tuple[int, ...], int], mesh: Mesh
+) -> "Costs | float":
     """Of one exchange, where each axis takes one of its ``rows``, as if exactly its own axes split its dim."""
     (shape, itemsize), e = array, turn.exchange
     extents = list(shape)
@@ -272,7 +274,7 @@ def _seconds(turn: Turn, rows: Sequence[Rows], array: tuple[tuple[int, ...], int
 
 
 @dataclass(frozen=True)
-class Table:
+class SignatureTable:
     """Rows of a node as arrays, shared between equal nodes.
 
     Args:
@@ -299,8 +301,8 @@ class Table:
 
 
 def make_table(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
-) -> Table:
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: OpWork, mesh: Mesh
+) -> SignatureTable:
     """The table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
     codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
@@ -319,11 +321,11 @@ def make_table(
     for i, found in enumerate(kinds):
         if len(found) > 1:
             seconds[_mixes_reductions(placements, i, mesh)] = np.inf
-    return Table(seconds, codes, kinds, first_state(np.isfinite(seconds)))
+    return SignatureTable(seconds, codes, kinds, first_state(np.isfinite(seconds)))
 
 
 def work_seconds(
-    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: Work, mesh: Mesh
+    rows: tuple[Signature, ...], shapes: tuple[tuple[tuple[int, ...], int], ...], work: OpWork, mesh: Mesh
 ) -> Costs:
     """Seconds of the work in every joint state, without what local programs exchange."""
     topology = mesh.topology
@@ -344,7 +346,7 @@ def work_seconds(
     return np.asarray(np.maximum(compute, traffic) + started)
 
 
-def alone_seconds(op: Op, work: Work, mesh: Mesh) -> float:
+def alone_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:
     """Seconds of the work of an operation on one device that has everything whole."""
     shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
     return float(work_seconds((Signature((), (B,) * len(shapes)),), shapes, work, mesh).ravel()[0])

@@ -19,7 +19,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
 from meshdsl.layouts.reshard import Space, into_split, space
-from meshdsl.planner.costs.fixed_point import COLLECTIVE_TIE, MOVE_TIE, Scale
+from meshdsl.planner.costs.fixed_point import COLLECTIVE_TIE, MOVE_TIE, FixedPoint
 from meshdsl.util.arrays import Costs, Ids
 
 # ---- Arcs ------------------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def code(placed: Placement, rank: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Arcs:
+class ReshardGraph:
     """Moves: from, to, the price's lines, ties, whether they make the value partial, whether they are collectives.
 
     ``fixed`` and ``per_byte`` have a row per move and a column per line, of which the cheapest counts.
@@ -52,7 +52,7 @@ class Arcs:
     sends: _Mask
 
 
-class Arrays:
+class EdgeArrays:
     """A space of layouts as arrays.
 
     ``codes`` and ``places`` have a row per layout and a column per mesh axis: its placement, and
@@ -76,10 +76,10 @@ class Arrays:
         return fine
 
     @cached_property
-    def arcs(self) -> Arcs:
+    def arcs(self) -> ReshardGraph:
         """All moves of the space."""
         columns = zip(*self._all(), strict=True)
-        return Arcs(*(np.concatenate(column) for column in columns))
+        return ReshardGraph(*(np.concatenate(column) for column in columns))
 
     def _key(self, codes: Ids, places: Ids) -> Ids:
         count = codes.shape[1]
@@ -181,9 +181,9 @@ def _places(layout: Layout, within: Space) -> list[int]:
 
 
 @cache
-def arrays(within: Space) -> Arrays:
+def arrays(within: Space) -> EdgeArrays:
     """The arrays of a space, made once."""
-    return Arrays(within)
+    return EdgeArrays(within)
 
 
 # ---- Distances -------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ _Moves = tuple[Ids, Ids, Costs]  # from, to and price
 
 
 @dataclass(frozen=True)
-class Hidden:
+class OverlapWindow:
     """What of a collective can run beside independent computing.
 
     Args:
@@ -214,7 +214,7 @@ class Hidden:
         return np.asarray(seconds - inside + self.price * inside)
 
 
-class Distances:
+class ReshardCosts:
     """Reshard costs between the layouts of tensors of one shape; layouts go by their number in ``space``.
 
     Args:
@@ -229,10 +229,10 @@ class Distances:
         shape: tuple[int, ...],
         itemsize: int,
         kinds: tuple[str, ...],
-        scale: Scale,
+        scale: FixedPoint,
         sent: bool = True,
         apart: tuple[str, ...] = (),
-        hidden: Hidden | None = None,
+        hidden: OverlapWindow | None = None,
     ) -> None:
         self.scale, self.bytes, self._sent, self._hidden = scale, prod(shape) * itemsize, sent, hidden
         self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
@@ -324,11 +324,11 @@ class _Graph:
     def relaxed(self, costs: Costs) -> Costs:
         """Costs [layouts, rows] after any number of moves."""
         from meshdsl.planner.costs.kernels import (
-            relax,  # with its compiler, too much to import for those who plan nothing
+            bellman_ford,  # with its compiler, too much to import for those who plan nothing
         )
 
         best = costs.copy()
-        relax(self.source, self.target, self.price, best)
+        bellman_ford(self.source, self.target, self.price, best)
         return best
 
 
@@ -341,14 +341,14 @@ def codes_of(placements: Iterable[Placement], rank: int) -> Ids:
 # The layouts of a tensor that are in question, and what it costs to move between them.
 
 
-class Closure:
+class LayoutDomain:
     """Reshard costs between some layouts of tensors of one shape.
 
     Layouts go by their place in ``active`` (numbers in ``distances``); the last row and
     column of ``costs`` are infinite and stand for all others. Moves lead ``through`` some layouts.
     """
 
-    def __init__(self, distances: Distances, active: Ids, through: Ids, number: int) -> None:
+    def __init__(self, distances: ReshardCosts, active: Ids, through: Ids, number: int) -> None:
         self.distances, self.active, self.through, self.number = distances, active, through, number
         self._ids: dict[tuple[str, ...], Ids] = {}
 
@@ -433,7 +433,7 @@ def near(states: Ids, groups: Groups, around: Ids) -> NDArray[np.bool_]:
     return found
 
 
-def between(distances: Distances, active: Ids, groups: Groups) -> Ids:
+def between(distances: ReshardCosts, active: Ids, groups: Groups) -> Ids:
     """The layouts ``active``, and those in mesh order with a placement or B per group and nothing new elsewhere."""
     codes, free = distances.codes, [axis for axes in groups for axis in axes]
     inside = distances.in_mesh_order.copy()
@@ -452,7 +452,7 @@ def apart(axes: Axes) -> Groups:
     return tuple((axis,) for axis in axes)
 
 
-def in_pairs(axes: Axes) -> Iterator[Groups]:
+def axis_groups_in_pairs(axes: Axes) -> Iterator[Groups]:
     """Two of the mesh axes, each by itself; the others stay."""
     return map(apart, combinations(axes, 2))
 
@@ -462,12 +462,12 @@ def in_two(axes: Axes) -> Iterator[Groups]:
     return ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
-def as_two(axes: Axes) -> Iterator[Groups]:
+def axis_groups_in_two(axes: Axes) -> Iterator[Groups]:
     """Mesh axes as if there were two: two of them, then all in two groups."""
-    return chain(in_pairs(axes), in_two(axes))
+    return chain(axis_groups_in_pairs(axes), in_two(axes))
 
 
-def as_fewer(axes: Axes) -> Iterator[Groups]:
+def axis_groups_merged(axes: Axes) -> Iterator[Groups]:
     """All mesh axes as if there were fewer: in one group, then in two groups of neighbours."""
     if len(axes) > 1:
         yield (axes,)
@@ -475,7 +475,7 @@ def as_fewer(axes: Axes) -> Iterator[Groups]:
         yield from in_two(axes)
 
 
-def as_taken(axes: Axes, rows: Ids) -> Groups:
+def axis_groups_of_plan(axes: Axes, rows: Ids) -> Groups:
     """The two groups whose axes take the same row in most operations of a plan, ``rows[node, axis]``."""
 
     def alike(groups: Groups) -> int:
@@ -490,27 +490,27 @@ def as_taken(axes: Axes, rows: Ids) -> Groups:
 # Each has a number of its own, by which what follows from it is known.
 
 
-class Closures:
+class LayoutDomains:
     """Makes closures, and knows those that are asked for again."""
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._wholes: dict[Distances, Closure] = {}
-        self._held: dict[tuple[Distances, bytes], Closure] = {}
+        self._wholes: dict[ReshardCosts, LayoutDomain] = {}
+        self._held: dict[tuple[ReshardCosts, bytes], LayoutDomain] = {}
 
-    def whole(self, distances: Iterable[Distances], few: bool) -> dict[Distances, Closure]:
+    def whole(self, distances: Iterable[ReshardCosts], few: bool) -> dict[ReshardCosts, LayoutDomain]:
         """Of all layouts; if they are ``few``, as on two mesh axes, made once."""
         found = self._wholes if few else {}
         for d in distances:
             if d not in found:
-                found[d] = Closure(d, d.fitting, d.fitting, next(self._numbers))
+                found[d] = LayoutDomain(d, d.fitting, d.fitting, next(self._numbers))
         return found
 
-    def near(self, read: Mapping[Distances, Ids], groups: Groups) -> dict[Distances, Closure]:
+    def near(self, read: Mapping[ReshardCosts, Ids], groups: Groups) -> dict[ReshardCosts, LayoutDomain]:
         """Of layouts that are read, with moves through those near them."""
         return {d: self._between(d, layouts, groups) for d, layouts in read.items()}
 
-    def held(self, read: Iterable[tuple[Distances, Ids]]) -> dict[Distances, Closure]:
+    def held(self, read: Iterable[tuple[ReshardCosts, Ids]]) -> dict[ReshardCosts, LayoutDomain]:
         """Of the layouts that a plan has, and nothing new; those of plans that have the same ones are one."""
         found = {}
         for d, layouts in read:
@@ -524,5 +524,5 @@ class Closures:
         """Of those of plans."""
         self._held.clear()
 
-    def _between(self, distances: Distances, layouts: Ids, groups: Groups) -> Closure:
-        return Closure(distances, layouts, between(distances, layouts, groups), next(self._numbers))
+    def _between(self, distances: ReshardCosts, layouts: Ids, groups: Groups) -> LayoutDomain:
+        return LayoutDomain(distances, layouts, between(distances, layouts, groups), next(self._numbers))

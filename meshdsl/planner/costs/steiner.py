@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshdsl.layouts.reshard import Move, Space, reshard
+from meshdsl.layouts.reshard import ReshardStep, Space, reshard
 from meshdsl.util.arrays import Costs
 
 Edges = tuple[tuple[int, int], ...]
@@ -83,11 +83,11 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
 
 
 @lru_cache(_KNOWN)
-def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[Move, ...]:
+def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """The moves along the edges, given as numbers of layouts; each layout is made once, and so is the way to it."""
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
-    found: list[Move] = []
+    found: list[ReshardStep] = []
     for source, target in edges:
         way = reshard(layouts[source], layouts[target], shape, itemsize, within.mesh)
         known = max((i for i, move in enumerate(way, 1) if move.after in made), default=0)

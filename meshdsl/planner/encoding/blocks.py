@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.objective import payers, terms
-from meshdsl.planner.problem.layers import Layers
+from meshdsl.planner.problem.layers import RepeatedLayers
 from meshdsl.planner.problem.model import Model
-from meshdsl.util.arrays import Ids, array, grouped, numbered, occurring
+from meshdsl.util.arrays import Ids, array, group_by, intern_ids, unique_sorted
 
 MANY = 8_000  # nodes from which on equal layers are looked for
 FEW = 3  # equal layers in a row that the shorter step has at either end
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """Nodes, and the values that they make.
 
     Args:
@@ -43,7 +43,7 @@ class Block(NamedTuple):
         return [*self.nodes, *self.outside]
 
 
-class Blocks:
+class LayerBlocks:
     """The blocks of a model at its present prices; one alone if equal layers are not looked for, or there are none.
 
     Where more than a few equal layers follow each other, a *shorter* step leaves out those in the middle.
@@ -51,14 +51,15 @@ class Blocks:
     Args:
       apart: whether they are looked for.
 
-    ``layers``, ``layer``, ``column``: as in ``Layers``. ``before`` and ``after``: the last layer up to each, and the
+    ``layers``, ``layer``, ``column``: as in ``RepeatedLayers``. ``before`` and ``after``: the last layer up to
+    each, and the
     first one after it, of the shorter step. ``like``: per node, the one of that step that decides for it.
     """
 
     def __init__(self, model: Model, apart: bool) -> None:
         self.model, self.count = model, len(model.nodes)
         self._wiring = wiring = model.wiring
-        self._equal = model.layers if apart and self.count >= MANY else Layers.none(self.count, wiring)
+        self._equal = model.layers if apart and self.count >= MANY else RepeatedLayers.none(self.count, wiring)
         self.layers = self._equal.nodes
         self.layer, self.column = self._equal.layer, self._equal.column
         self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
@@ -66,7 +67,7 @@ class Blocks:
         self._kinds = self._without_prices()  # per layer
         self._divide()
 
-    def priced(self, model: Model) -> "Blocks":
+    def priced(self, model: Model) -> "LayerBlocks":
         """The same at the prices of a model that is this one's but for them."""
         other = copy(self)
         other.model = model
@@ -85,7 +86,7 @@ class Blocks:
         self.like[layers] = layers[self.before]
         self.all = list(self._blocks(groups))
 
-    def _blocks(self, groups: list[list[int]]) -> Iterator[Block]:
+    def _blocks(self, groups: list[list[int]]) -> Iterator[LayerBlock]:
         """The block of what is in no equal layers, then theirs."""
         alone = np.ones(self.count, dtype=np.bool_)
         for group in groups:
@@ -94,11 +95,11 @@ class Blocks:
         for group in groups:
             yield self._block(self.layers[group[0]], self.layer == group[0], np.array(group))
 
-    def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> Block:
-        outside = occurring(self._reader[inside[self._maker] & ~inside[self._reader]])
+    def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> LayerBlock:
+        outside = unique_sorted(self._reader[inside[self._maker] & ~inside[self._reader]])
         names = np.concatenate([nodes, outside])
         touched = frozenset(names[self._touched[names]].tolist())
-        return Block(nodes.tolist(), outside.tolist(), touched, group, self._copies(names, group))
+        return LayerBlock(nodes.tolist(), outside.tolist(), touched, group, self._copies(names, group))
 
     def _copies(self, names: Ids, group: Ids) -> Ids:
         """What nodes of the first layer of a group are in all of them."""
@@ -107,7 +108,7 @@ class Blocks:
         copies[:, ahead] = self.layers[there, self.column[names[ahead]]]
         return copies
 
-    def shorter(self, block: Block) -> tuple[Ids, Ids]:
+    def shorter(self, block: LayerBlock) -> tuple[Ids, Ids]:
         """The layers that the shorter step leaves of a block, and their copies, next to each other."""
         if block.layers[0] < 0:
             return block.layers, block.copies
@@ -124,11 +125,11 @@ class Blocks:
         """Whether the shorter step leaves out any layers."""
         return not self._stays.all()
 
-    def weighted(self, block: Block, weighs: bool) -> Iterator[tuple[int, Ids]]:
+    def weighted(self, block: LayerBlock, weighs: bool) -> Iterator[tuple[int, Ids]]:
         """The copies of a block that the shorter step leaves, by how many layers' cost they bear if it ``weighs``."""
         layers, copies = self.shorter(block)
         weights = np.where((layers < 0) | (not weighs), 1, self._weights[layers])
-        for weight in occurring(weights).tolist():
+        for weight in unique_sorted(weights).tolist():
             yield weight, copies[weights == weight]
 
     def _groups(self) -> list[list[int]]:
@@ -136,7 +137,7 @@ class Blocks:
         if not self.layers.size:
             return []
         equal = zip(self._kinds, self._by_layer(self._pays(), self._prices()), strict=True)
-        return [group.tolist() for group in grouped(numbered(equal)) if group.size > 1]
+        return [group.tolist() for group in group_by(intern_ids(equal)) if group.size > 1]
 
     def _without_prices(self) -> list[int]:
         """A number for each layer, the same for those that are equal but for prices."""
@@ -148,11 +149,11 @@ class Blocks:
         closures = array(model.closure(v).number for v in values)[space]
         links = np.stack([model.alike[self._reader], closures, model.often[wiring.makers]], axis=1)
         links = np.hstack([self._equal.links[:, 1:], links[self._equal.order]])
-        kinds: list[int] = numbered(self._by_layer(np.stack([model.alike, self._touched], axis=1), links)).tolist()
+        kinds: list[int] = intern_ids(self._by_layer(np.stack([model.alike, self._touched], axis=1), links)).tolist()
         return kinds
 
     def _by_layer(self, nodes: Ids, links: Ids) -> Iterator[tuple[bytes, bytes]]:
-        """What nodes are, and readings in the order of ``Layers``, layer by layer."""
+        """What nodes are, and readings in the order of ``RepeatedLayers``, layer by layer."""
         bounds = np.searchsorted(self._equal.links[:, 0], np.arange(len(self.layers) + 1))
         for layer, row in enumerate(self.layers):
             yield nodes[row].tobytes(), links[bounds[layer] : bounds[layer + 1]].tobytes()
@@ -169,11 +170,11 @@ class Blocks:
         """A number for what each node pays."""
         pays = np.zeros(self.count, dtype=np.intp)
         if paying := payers(self.model):
-            pays[paying] = 1 + numbered(terms(self.model, n) for n in paying)
+            pays[paying] = 1 + intern_ids(terms(self.model, n) for n in paying)
         return pays
 
     def _prices(self) -> Ids:
-        """What readings pay, in the order of ``Layers``."""
+        """What readings pay, in the order of ``RepeatedLayers``."""
         prices = self.model.prices
         again = {end: price for end, (price, _) in prices.again.items()}
         meanwhile = {end: price for price, end in prices.again.values()}

@@ -6,10 +6,16 @@ from itertools import combinations
 import numpy as np
 
 from meshdsl.planner.costs.steiner import tree
-from meshdsl.planner.encoding.hubs import Drawn, Stars
-from meshdsl.planner.encoding.steiner_variables import Readers, add_forks, add_sets, asked_for_by, entries
+from meshdsl.planner.encoding.hubs import HubEncoder, HubTables
+from meshdsl.planner.encoding.steiner_variables import (
+    ThreeConsumers,
+    add_fork_variables,
+    add_subset_variables,
+    asked_for_by,
+    entries,
+)
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.objective import Choice
+from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.ports import End
 from meshdsl.util.arrays import Costs, Ids
@@ -27,8 +33,8 @@ from meshdsl.util.arrays import Costs, Ids
 _NEARLY = 1.01  # times a cost is nearly the same
 
 
-def add_dearest(
-    network: Network, stars: Stars, value: int, ends: Sequence[tuple[int, Ids]], spent: float, most: int
+def add_max_reader_bound(
+    network: Network, stars: HubTables, value: int, ends: Sequence[tuple[int, Ids]], spent: float, most: int
 ) -> int:
     """Entries of the tables of a value's dearest moves, which are added to a network; 0 if they are more than ``most``.
 
@@ -49,7 +55,7 @@ def add_dearest(
     return sum(table.size for table in tables)
 
 
-def _tables(stars: Stars, value: int, own: Ids, reads: Sequence[Ids], spent: float, most: int) -> tuple[Costs, ...]:
+def _tables(stars: HubTables, value: int, own: Ids, reads: Sequence[Ids], spent: float, most: int) -> tuple[Costs, ...]:
     """What states cost, and with the states of each end, if these are few enough."""
     made, costs = np.unique(own), [stars.moves(value, np.unique(own), read) for read in reads]
     at, least, up_to = _in_steps(np.hstack(costs), spent)
@@ -147,10 +153,10 @@ _STAKE = 1e-3  # part of a plan's cost above which a value is worth more than on
 Missed = Mapping[int, Sequence[Assignment]]
 
 
-class Many(Drawn):
+class FanoutEncoder(HubEncoder):
     """Draws such values; ``best`` is a plan around which that is tight, ``missed`` are others in which it was not."""
 
-    def _forks(self, network: Network | None, value: int, best: Choice) -> bool:
+    def _forks(self, network: Network | None, value: int, best: CostedPlan) -> bool:
         """Whether a value has exact trees of three readers, for much is paid for what is kept of it; they are added."""
         ends, again, closure = self._ends(value), self.model.prices.again, self.model.closure(value)
         later = next((end for end in ends[1:] if end in again), None)
@@ -159,14 +165,14 @@ class Many(Drawn):
         price, meanwhile = again[later]
         before = next(end for end in ends[1:] if end not in (later, meanwhile))
         made, first, second, third = [(n, self.read((n, port))) for n, port in (ends[0], before, meanwhile, later)]
-        readers = Readers(made, first, second, third, price)
+        readers = ThreeConsumers(made, first, second, third, price)
         paid = float(self.model.scale.pack(np.asarray(price * closure.distances.bytes)))
         worth = paid >= _STAKE * best.cost and entries(self._stars, value, readers) <= _MORE
         if worth and network:
-            add_forks(network, self._stars, value, readers)
+            add_fork_variables(network, self._stars, value, readers)
         return worth
 
-    def _relaxed(self, network: Network, value: int, best: Choice, missed: Sequence[Assignment]) -> None:
+    def _relaxed(self, network: Network, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> None:
         ends = self._ends(value)
         if self._on_a_hub(value, best, missed):
             shares = parts(self.model, ends, best.rows)
@@ -175,11 +181,11 @@ class Many(Drawn):
             for pair, weight in weighted_pairs(self.model, value, ends, best.rows, missed).items():
                 self._star(network, value, dict.fromkeys(pair, 1.0), weight)
 
-    def _dearest(self, network: Network, value: int, best: Choice) -> int:
+    def _dearest(self, network: Network, value: int, best: CostedPlan) -> int:
         ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
-        return add_dearest(network, self._stars, value, ends, _SPENT * best.cost, _MORE)
+        return add_max_reader_bound(network, self._stars, value, ends, _SPENT * best.cost, _MORE)
 
-    def _is_dear(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
+    def _is_dear(self, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> bool:
         """Whether the dearest reader costs more than pairs do, in plans that say what counts."""
         model, ends, plans = self.model, self._ends(value), (best.rows, *missed)
         if not missed:
@@ -189,7 +195,7 @@ class Many(Drawn):
             pairs_cost(model, value, ends[0], pairs, rows) for rows in plans
         )
 
-    def _on_a_hub(self, value: int, best: Choice, missed: Sequence[Assignment]) -> bool:
+    def _on_a_hub(self, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> bool:
         """Whether a value has one hub, its readers being too many for pairs, or little at stake."""
         return len(self._ends(value)) - 1 > _MANY or (not missed and self._is_little(value, best.cost))
 
@@ -197,7 +203,7 @@ class Many(Drawn):
         """Whether a value is worth no more than one hub in a plan that costs so much."""
         return self._stake(value) < _STAKE * cost
 
-    def _missing(self, value: int, rows: Assignment, best: Choice, missed: Sequence[Assignment]) -> float:
+    def _missing(self, value: int, rows: Assignment, best: CostedPlan, missed: Sequence[Assignment]) -> float:
         model, ends = self.model, self._ends(value)
         whole = tree_cost(model, value, ends, rows)
         if not whole:
@@ -223,4 +229,4 @@ class Many(Drawn):
 
     def _sets(self, network: Network, value: int, most: int) -> int:
         ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
-        return add_sets(network, self.model.closure(value), self.model.trips(value), ends, most)
+        return add_subset_variables(network, self.model.closure(value), self.model.trips(value), ends, most)

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.costs.fixed_point import times
-from meshdsl.planner.mrf.network import Derived, Network
+from meshdsl.planner.costs.fixed_point import repeated
+from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.planner.objective import paid, terms
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.ports import End
 from meshdsl.planner.problem.variables import each_of
-from meshdsl.util.arrays import Costs, Ids, grouped, identity, numbered
+from meshdsl.util.arrays import Costs, Ids, group_by, intern_ids, object_id
 
 # ---- Stars -----------------------------------------------------------------------------------------------------------
 
 
-class Stars:
+class HubTables:
     """Tables of moves, on all trips of a value; equal values share them.
 
     ``part`` and ``weight`` are what the costs are multiplied by.
     """
 
-    def __init__(self, model: Model, derived: Derived) -> None:
+    def __init__(self, model: Model, derived: Memo) -> None:
         self.model, self.derived = model, derived
 
     def moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
@@ -37,7 +37,7 @@ class Stars:
         closure, weight = self.model.closure(value), self.model.trips(value) * part
         how = ("moves", closure.number, weight, inner)
         made: Costs = self.derived.get(
-            how, (sources, targets), lambda a, b: times(closure.between(a, b, inner), weight)
+            how, (sources, targets), lambda a, b: repeated(closure.between(a, b, inner), weight)
         )
         return made
 
@@ -59,7 +59,7 @@ class Stars:
         closure, copies = self.model.closure(value), self._copies(value)
 
         def make(at: Ids, forks: Ids) -> Costs:
-            return times(np.hstack([closure.between(at, forks, True), closure.between(at, copies)]), weight)
+            return repeated(np.hstack([closure.between(at, forks, True), closure.between(at, copies)]), weight)
 
         weight *= self.model.trips(value)
         made: Costs = self.derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
@@ -97,7 +97,7 @@ class Stars:
         closure, trips = self.model.closure(value), self.model.trips(value)
 
         def make(inner: Costs, costs: Costs) -> Costs:
-            there, onward, held = times(inner, trips), times(costs, trips), self._paid(value, price)
+            there, onward, held = repeated(inner, trips), repeated(costs, trips), self._paid(value, price)
             least = onward + held
             for m in closure.fitting:
                 np.minimum(least, there[:, m, None] + (held[m] + onward[m])[None], out=least)
@@ -141,14 +141,14 @@ Left = Mapping[int, Ids]  # by node, the states that are left in question, by po
 
 
 @dataclass(frozen=True, eq=False)
-class States:
+class PortStates:
     """Joint signatures of a node, as row numbers per mesh axis, and what each costs by itself."""
 
     rows: Assignment
     cost: Costs
 
 
-class InQuestion:
+class Domains:
     """The states of a model's nodes.
 
     Args:
@@ -157,7 +157,7 @@ class InQuestion:
 
     def __init__(self, model: Model, left: Left) -> None:
         self.model, self._left = model, left
-        self._known: dict[Hashable, States] = {}
+        self._known: dict[Hashable, PortStates] = {}
         self._layouts: dict[Hashable, Ids] = {}
         self.states = each_of(model.alike, self._states)
         for n in left:
@@ -182,28 +182,28 @@ class InQuestion:
     @cached_property
     def _alike(self) -> list[Ids]:
         """Nodes that have the same states in question."""
-        return grouped(numbered(map(identity, self.states)))
+        return group_by(intern_ids(map(object_id, self.states)))
 
-    def _states(self, n: int) -> States:
+    def _states(self, n: int) -> PortStates:
         model = self.model
-        key = (identity(model.states[n]), identity(model.units[n]))
+        key = (object_id(model.states[n]), object_id(model.units[n]))
         if key not in self._known:
             rows = model.states[n]
-            self._known[key] = States(rows, model.units[n][tuple(rows.T)])
+            self._known[key] = PortStates(rows, model.units[n][tuple(rows.T)])
         return self._known[key]
 
-    def _some(self, states: States, at: Ids) -> States:
+    def _some(self, states: PortStates, at: Ids) -> PortStates:
         """Some of a node's states; equal choices get the same arrays."""
-        key = (identity(states), at.tobytes())
+        key = (object_id(states), at.tobytes())
         if key not in self._known:
-            self._known[key] = States(states.rows[at], states.cost[at])
+            self._known[key] = PortStates(states.rows[at], states.cost[at])
         return self._known[key]
 
     def read(self, end: End) -> Ids:
         """Layout numbers of a node's port over the node's states."""
         n, port = end
         closure = self.model.closures[self.model.between((n, port))]
-        key = (identity(self.states[n]), port, closure.number, self.model.orders[n])
+        key = (object_id(self.states[n]), port, closure.number, self.model.orders[n])
         if key not in self._layouts:
             self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
         return self._layouts[key]
@@ -216,7 +216,7 @@ class InQuestion:
 FORK = 3  # ends of a value with two readers, for which one hub is exact
 
 
-class Drawn(InQuestion):
+class HubEncoder(Domains):
     """Draws the values of a model, at its present memory prices.
 
     Args:
@@ -227,9 +227,9 @@ class Drawn(InQuestion):
         super().__init__(model, left)
         self._ends = model.wiring.ends
 
-    def _derive(self, derived: Derived) -> None:
+    def _derive(self, derived: Memo) -> None:
         """Make all tables from now on from what is derived already."""
-        self._derived, self._stars = derived, Stars(self.model, derived)
+        self._derived, self._stars = derived, HubTables(self.model, derived)
 
     def _is_wide(self, value: int) -> bool:
         """Whether a value has more readers than one hub serves exactly."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.mrf.kernels import Flat, leasts, where_least
-from meshdsl.planner.mrf.trws import Packed, Passing
-from meshdsl.util.jit import Costs, Ints, compiled
+from meshdsl.planner.mrf.kernels import Flat, argmin, min_plus
+from meshdsl.planner.mrf.trws import MessagePassing, Packed
+from meshdsl.util.jit import Costs, Ints, njit_cached
 
 
-def alike_bound(network: Packed, known: Passing, like: Ints) -> float:
+def bound_from_shared_messages(network: Packed, known: MessagePassing, like: Ints) -> float:
     """What no states of a network undercut by the messages of a smaller one; what many variables hear alike, once.
 
     Args:
@@ -27,11 +27,11 @@ def alike_bound(network: Packed, known: Passing, like: Ints) -> float:
     _, first, kind = np.unique(marks, return_index=True, return_inverse=True)
     kind = np.where(equals(flat, network.unary, like, parts, first[kind]), first[kind], np.arange(kind.size))
     variables, counts = np.unique(kind, return_counts=True)
-    said = Said(known.sent, known.flat.out, like, heard, parts)
+    said = SharedMessages(known.sent, known.flat.out, like, heard, parts)
     return network.constant + proved(flat, network.unary, network.tables, said, variables, counts)
 
 
-class Said(NamedTuple):
+class SharedMessages(NamedTuple):
     """Messages, where those of each half edge begin, and per half edge of the network, which it sends and hears.
 
     Args:
@@ -53,7 +53,7 @@ def _shares(flat: Flat) -> Costs:
     return np.asarray(np.maximum(np.maximum(behind, count - behind), 1)[source])
 
 
-@compiled
+@njit_cached
 def marked(flat: Flat, unary: Costs, like: Ints, parts: Costs) -> Ints:
     """A number per variable, the same for those that have the same costs and hear the same (see ``equals``)."""
     start, first, to = flat.start, flat.first, flat.to
@@ -69,7 +69,7 @@ def marked(flat: Flat, unary: Costs, like: Ints, parts: Costs) -> Ints:
     return marks
 
 
-@compiled
+@njit_cached
 def equals(flat: Flat, unary: Costs, like: Ints, parts: Costs, others: Ints) -> NDArray[np.bool_]:
     """Whether each variable has the costs of another, and half edges that hear the same and lead the same way."""
     start, first, to, back = flat.start, flat.first, flat.to, flat.back
@@ -88,8 +88,8 @@ def equals(flat: Flat, unary: Costs, like: Ints, parts: Costs, others: Ints) -> 
     return found
 
 
-@compiled
-def proved(flat: Flat, unary: Costs, tables: Costs, said: Said, variables: Ints, counts: Ints) -> float:
+@njit_cached
+def proved(flat: Flat, unary: Costs, tables: Costs, said: SharedMessages, variables: Ints, counts: Ints) -> float:
     """What variables keep at least, and what is left for their edges to earlier ones, each so many times.
 
     As in ``sweep`` an edge has a share of its later variable; here it may leave something over, or take more.
@@ -110,7 +110,7 @@ def proved(flat: Flat, unary: Costs, tables: Costs, said: Said, variables: Ints,
                 for i in range(size):
                     total[i] += message[i] * parts[back[h]]
         share = max(behind, count - behind, 1)
-        found = total[where_least(total)] * (1 - behind / share)
+        found = total[argmin(total)] * (1 - behind / share)
         for h in range(first[v], first[v + 1]):
             if to[h] < v:
                 left = np.empty(start[to[h] + 1] - start[to[h]])
@@ -120,11 +120,11 @@ def proved(flat: Flat, unary: Costs, tables: Costs, said: Said, variables: Ints,
                     message = sent[out[heard[h]] :]
                     for i in range(size):
                         paid[i] -= message[i] * parts[back[h]]
-                leasts(paid, tables, table[h], left)
+                min_plus(paid, tables, table[h], left)
                 if like[h] >= 0:
                     message = sent[out[like[h]] :]
                     for i in range(left.size):
                         left[i] -= message[i] * parts[h]
-                found += left[where_least(left)]
+                found += left[argmin(left)]
         lower += found * counts[k]
     return lower

@@ -29,12 +29,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.planner.encoding.blocks import Block, Blocks
-from meshdsl.planner.encoding.fanout import Many, Missed
+from meshdsl.planner.encoding.blocks import LayerBlock, LayerBlocks
+from meshdsl.planner.encoding.fanout import FanoutEncoder, Missed
 from meshdsl.planner.encoding.hubs import FORK, Left
-from meshdsl.planner.encoding.reduced_depth import Whole
-from meshdsl.planner.mrf.network import Derived, Network
-from meshdsl.planner.objective import Choice, payers
+from meshdsl.planner.encoding.reduced_depth import Assembly
+from meshdsl.planner.mrf.network import Memo, Network
+from meshdsl.planner.objective import CostedPlan, payers
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.util.arrays import Ids
 
@@ -46,12 +46,12 @@ _MOST = 0.9  # of what values pay too little, for which they are worth more
 class _Part(NamedTuple):
     """A block, its network, reduced, and its values of many readers, which are not in there."""
 
-    block: Block
+    block: LayerBlock
     network: Network
     wide: list[int]
 
 
-class Joint(Many):
+class NetworkBuilder(FanoutEncoder):
     """Networks of a model at its present memory prices; variable n is node n, hubs come after.
 
     Prices are added last: networks at other prices (``priced``) have most of the work behind them.
@@ -65,25 +65,25 @@ class Joint(Many):
         super().__init__(model, left)
         self._wide, self._stays = list(filter(self._is_wide, model.read_by(FORK))), stays
         self.beside = stays.union(n for v in self._wide for n, _ in self._ends(v))
-        self._begin(Derived(), Blocks(model, not left))
+        self._begin(Memo(), LayerBlocks(model, not left))
 
-    def priced(self, model: Model) -> "Joint":
+    def priced(self, model: Model) -> "NetworkBuilder":
         """The same at the memory prices of a model that is this one's but for them (``Model.at``)."""
         other = copy(self)
         other.model = model
         other._begin(self._derived, self._blocks.priced(model))
         return other
 
-    def _begin(self, derived: Derived, blocks: Blocks) -> None:
+    def _begin(self, derived: Memo, blocks: LayerBlocks) -> None:
         """Draw the networks of all values but those of many readers, prices included, reduced."""
         self._derive(derived.copy())
         paying = frozenset(payers(self.model))
         self._blocks = blocks
-        self._planned: list[tuple[Block, Network]] = []  # the parts of plans, when they are first asked for
+        self._planned: list[tuple[LayerBlock, Network]] = []  # the parts of plans, when they are first asked for
         self._searched: dict[bool, Network] = {}
         self._parts = [self._part(block, paying) for block in self._blocks.all]
 
-    def _part(self, block: Block, paying: frozenset[int]) -> _Part:
+    def _part(self, block: LayerBlock, paying: frozenset[int]) -> _Part:
         model, derived = self.model, self._derived
         network = Network(derived, len(self.states))
         for n in block.nodes:
@@ -102,7 +102,7 @@ class Joint(Many):
     def plans(self) -> Network:
         """The network whose costs can be paid."""
         parts = list(self._complete(self._add_plans(), self._stays))
-        network = Whole(self._blocks, parts, self._derived).network
+        network = Assembly(self._blocks, parts, self._derived).network
         network.reduce(LARGEST, self._stays)
         return network
 
@@ -147,7 +147,7 @@ class Joint(Many):
 
         return add
 
-    def bounds(self, best: Choice, trees: int = 0, missed: Missed = MappingProxyType({})) -> Whole:
+    def bounds(self, best: CostedPlan, trees: int = 0, missed: Missed = MappingProxyType({})) -> Assembly:
         """That whose minimum no plan can undercut, tightest around the plan ``best``.
 
         Args:
@@ -167,14 +167,14 @@ class Joint(Many):
                 self._relaxed(network, value, best, missed.get(value, ()))
 
         keep = self.beside if trees else frozenset[int]()
-        whole = Whole(self._blocks, list(self._complete(add, keep)), self._derived)
+        whole = Assembly(self._blocks, list(self._complete(add, keep)), self._derived)
         if whole.shorter is None:
             whole.network.reduce(LARGEST, keep)
         return whole
 
     def _complete(
         self, add: Callable[[Network, int], None], keep: frozenset[int] = frozenset()
-    ) -> Iterator[tuple[Block, Network]]:
+    ) -> Iterator[tuple[LayerBlock, Network]]:
         """The parts with the values of many readers."""
         for block, common, wide in self._parts:
             network = common.copy()
@@ -183,7 +183,7 @@ class Joint(Many):
             network.reduce(LARGEST, block.touched | keep)
             yield block, network
 
-    def missed(self, rows: Assignment, best: Choice, trees: int, missed: Missed) -> Missed:
+    def missed(self, rows: Assignment, best: CostedPlan, trees: int, missed: Missed) -> Missed:
         """``missed`` and, with the plan ``rows``, the values that pay too little in it in ``bounds``: most of that."""
         paid = sorted(self._paid_too_little(rows, best, trees, missed), key=lambda each: -each[0])
         found, left = dict(missed), _MOST * sum(cost for cost, _, _ in paid)
@@ -194,7 +194,7 @@ class Joint(Many):
         return found
 
     def _paid_too_little(
-        self, rows: Assignment, best: Choice, trees: int, missed: Missed
+        self, rows: Assignment, best: CostedPlan, trees: int, missed: Missed
     ) -> Iterator[tuple[float, int, Assignment]]:
         """What values pay too little, in all equal layers as in the one in the middle, which the plan is given for."""
         for block, _, wide in self._parts:

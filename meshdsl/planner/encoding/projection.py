@@ -8,10 +8,10 @@ changes something. So the minima of all parts together are no more than any plan
 
 import numpy as np
 
-from meshdsl.planner.costs.reshard_cost import Axes, Closures, Distances, Groups
-from meshdsl.planner.objective import Choice
+from meshdsl.planner.costs.reshard_cost import Axes, Groups, LayoutDomains, ReshardCosts
+from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.model import ByValue, Model
-from meshdsl.util.arrays import Costs, Ids, identity
+from meshdsl.util.arrays import Costs, Ids, object_id
 
 
 class Projection(Model):
@@ -23,17 +23,17 @@ class Projection(Model):
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
         self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
         others = tuple(axis for axis in range(whole.width) if axis not in part)
-        every = {identity(unit): unit for unit in whole.units}  # those of equal nodes are one object
+        every = {object_id(unit): unit for unit in whole.units}  # those of equal nodes are one object
         shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
-        self.units = [shares[identity(unit)] for unit in whole.units]
+        self.units = [shares[object_id(unit)] for unit in whole.units]
         self._distances = {d: _Projected(d, part, parts) for d in whole.distances.every}
         self.distances = ByValue(list(self._distances.values()), whole.distances.of)
-        self._finite, self._closures, self._twins, self.weighs = {}, Closures(), whole._twins, False
+        self._finite, self._closures, self._twins, self.weighs = {}, LayoutDomains(), whole._twins, False
         self._begin()
 
-    def seen(self, choice: Choice) -> Choice:
+    def seen(self, choice: CostedPlan) -> CostedPlan:
         """A plan's rows on these axes, with its whole cost."""
-        return Choice(choice.rows[:, self._part], choice.cost, {})
+        return CostedPlan(choice.rows[:, self._part], choice.cost, {})
 
 
 def projections(model: Model) -> list[Projection]:
@@ -42,10 +42,10 @@ def projections(model: Model) -> list[Projection]:
     return [Projection(model, part, parts) for part in parts]
 
 
-class _Projected(Distances):
+class _Projected(ReshardCosts):
     """What moves cost at least on some axes; layouts go by their placements there, whatever their order."""
 
-    def __init__(self, whole: Distances, part: Axes, parts: Groups) -> None:
+    def __init__(self, whole: ReshardCosts, part: Axes, parts: Groups) -> None:
         self._whole, self._parts, self._usable = whole, parts, {}
         sizes = (whole.rank + 4,) * len(part)
         self._number = np.ravel_multi_index(tuple(whole.codes[:, axis] for axis in part), sizes)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.encoding.blocks import Block, Blocks
-from meshdsl.planner.mrf.network import UNDECIDED, Derived, Network, Stamp, Stamped
-from meshdsl.planner.mrf.trws import Packed, Passing, ends_of, packed
+from meshdsl.planner.encoding.blocks import LayerBlock, LayerBlocks
+from meshdsl.planner.mrf.network import UNDECIDED, EliminatedCopies, Memo, Network, Replica
+from meshdsl.planner.mrf.trws import MessagePassing, Packed, ends_of, packed
 from meshdsl.util.arrays import Ids
-from meshdsl.util.runtime import Clock
+from meshdsl.util.runtime import Deadline
 
 if TYPE_CHECKING:
     from meshdsl.planner.mrf.kernels import Flat
@@ -33,21 +33,21 @@ _SETTLED = 1e-6  # part of its cost by which plan or bound must change in any ca
 _NONE = -1
 
 
-class Shorter:
+class ReducedDepth:
     """Fewer copies of equal layers, ``stamps``, and which of their variables those of the whole network are like.
 
     Nodes go by their numbers. All other variables are of a copy of a block: the whole network has numbered them in the
     order in which blocks were added.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
-        self.blocks, self.stamps, self._whole = blocks, list[Stamp](), list[Stamp]()
+    def __init__(self, blocks: LayerBlocks) -> None:
+        self.blocks, self.stamps, self._whole = blocks, list[Replica](), list[Replica]()
         self._all = Network(None, blocks.count)
         self._layer, self._column = [blocks.layer], [blocks.column]
-        self._known: Passing | None = None
+        self._known: MessagePassing | None = None
         self._here: list[Ids] = []  # [layers and none, columns]: numbers in the shorter network
 
-    def add(self, block: Block, part: Network, whole: Stamp) -> None:
+    def add(self, block: LayerBlock, part: Network, whole: Replica) -> None:
         """Add the copies of a block that are left.
 
         Args:
@@ -77,25 +77,25 @@ class Shorter:
           limit: of entries of tables.
         """
         from meshdsl.planner.encoding.kernels import (
-            alike_bound,  # with its compiler, too much for those who plan nothing
+            bound_from_shared_messages,  # with its compiler, too much for those who plan nothing
         )
 
         few, every = packed(self.stamps, self._whole, limit=limit, rounded_down=True)
         known = self._settle(few)
         like = _like(known, every.flat, every.order, self)
         if self._reaches_far(every) or like.min(initial=0) < 0:
-            messages = Passing(every)
+            messages = MessagePassing(every)
             _take(messages, known, like)
             messages.run(1)
             return messages.bound
-        return alike_bound(every, known, like)
+        return bound_from_shared_messages(every, known, like)
 
     def _reaches_far(self, every: Packed) -> bool:
         """Whether variables of layers are neighbours that do not follow each other: what they hear differs then."""
         mine, its = (np.concatenate(self._layer)[ends] for ends in ends_of(every.flat, every.order))
         return bool((np.abs(mine - its)[(mine >= 0) & (its >= 0)] > 1).any())
 
-    def begin(self, messages: Passing, limit: float) -> None:
+    def begin(self, messages: MessagePassing, limit: float) -> None:
         """Begin the messages of the whole network, which are none yet, with those of these copies."""
         known = self._known or self._settle(packed(self.stamps, limit=limit)[0])
         _take(messages, known, _like(known, messages.flat, messages.order, self))
@@ -108,12 +108,12 @@ class Shorter:
         chosen = np.full(1 + most, UNDECIDED)
         chosen[self._known.order] = self._known.pointed
         for part, variables, numbers in self.stamps:
-            Stamped(part.trail, variables, numbers).decode(chosen)
+            EliminatedCopies(part.trail, variables, numbers).decode(chosen)
         return np.asarray(chosen[self.blocks.like])
 
-    def _settle(self, few: Packed) -> Passing:
+    def _settle(self, few: Packed) -> MessagePassing:
         """Messages between these copies, passed until they say no more; kept for the next time."""
-        self._known = Passing(few)
+        self._known = MessagePassing(few)
         _pass_on(self._known, self.blocks.model.clock)
         return self._known
 
@@ -140,7 +140,7 @@ class Shorter:
         return found
 
 
-def _pass_on(messages: Passing, clock: Clock) -> None:
+def _pass_on(messages: MessagePassing, clock: Deadline) -> None:
     """Pass messages until neither the plan that they point to nor the bound changes, or too little for their work."""
     enough = max(_LEAST, _WORK // max(1, messages.entries))
     for passes in range(_AT_A_TIME, _MOST + 1, _AT_A_TIME):
@@ -154,7 +154,7 @@ def _pass_on(messages: Passing, clock: Clock) -> None:
             break
 
 
-def _take(messages: Passing, known: Passing, like: Ids) -> None:
+def _take(messages: MessagePassing, known: MessagePassing, like: Ids) -> None:
     """Take over the messages of half edges that are like those of the shorter network; there are none before."""
     from meshdsl.planner.mrf import kernels
 
@@ -164,7 +164,7 @@ def _take(messages: Passing, known: Passing, like: Ids) -> None:
     kernels.added(known.sent, messages.sent, known.flat.out[half], stops, messages.flat.out[alike])
 
 
-def _like(known: Passing, flat: "Flat", order: Ids, shorter: Shorter) -> Ids:
+def _like(known: MessagePassing, flat: "Flat", order: Ids, shorter: ReducedDepth) -> Ids:
     """Per half edge of the whole network, the one of the shorter network that it is like; -1 where there is none."""
     if not known.sent.size:
         return np.full(flat.to.size, _NONE)
@@ -188,23 +188,23 @@ def _joined(sources: Ids, targets: Ids) -> Ids:
 # The blocks of a step put together, each as often as it occurs.
 
 
-class Whole:
+class Assembly:
     """All copies of blocks; those that a shorter step leaves, if there are several blocks.
 
     Args:
       parts: the blocks and their networks.
     """
 
-    def __init__(self, blocks: Blocks, parts: Sequence[tuple[Block, Network]], derived: Derived) -> None:
+    def __init__(self, blocks: LayerBlocks, parts: Sequence[tuple[LayerBlock, Network]], derived: Memo) -> None:
         self._blocks, self._parts, self._all = blocks, parts, Network(derived, blocks.count)
         self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
 
     @cached_property
-    def shorter(self) -> Shorter | None:
+    def shorter(self) -> ReducedDepth | None:
         """The copies that a shorter step leaves."""
         if len(self._parts) == 1:
             return None
-        found = Shorter(self._blocks)
+        found = ReducedDepth(self._blocks)
         for (block, part), stamp in zip(self._parts, self._stamps, strict=True):
             found.add(block, part, stamp)
         return found

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.costs.fixed_point import times
-from meshdsl.planner.costs.reshard_cost import Closure
-from meshdsl.planner.encoding.hubs import Stars
-from meshdsl.planner.mrf.network import Derived, Network
+from meshdsl.planner.costs.fixed_point import repeated
+from meshdsl.planner.costs.reshard_cost import LayoutDomain
+from meshdsl.planner.encoding.hubs import HubTables
+from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.util.arrays import Costs, Ids, Ints
 
 # ---- Sets ------------------------------------------------------------------------------------------------------------
@@ -31,7 +31,7 @@ _LEAVES, _PARTS = 12, 1 << 21  # layouts in one set, and ways to divide all sets
 End = tuple[int, Ids]  # a variable, and the layouts of its states
 
 
-def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End], most: int) -> int:
+def add_subset_variables(network: Network, closure: LayoutDomain, trips: int, ends: Sequence[End], most: int) -> int:
     """Entries of the tables of a value's trees, which are added to a network; 0 if they would be more than ``most``.
 
     Args:
@@ -44,7 +44,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     layouts, sets = found
 
     def trees(own: Ids, sets: Ints) -> Costs:
-        return times(tree_costs(closure.costs, closure.inner, layouts, sets)[:, own].T, trips)
+        return repeated(tree_costs(closure.costs, closure.inner, layouts, sets)[:, own].T, trips)
 
     def held(sets: Ints, read: Ids) -> Costs:
         return np.where(holds(layouts, sets, read), 0.0, np.inf)
@@ -56,7 +56,7 @@ def add_sets(network: Network, closure: Closure, trips: int, ends: Sequence[End]
     return sets.size * sum(at.size for _, at in ends)
 
 
-def asked_for_by(derived: Derived, ends: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
+def asked_for_by(derived: Memo, ends: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
     """As ``asked_for``, unless the tables of a value would have more entries than ``most``.
 
     Args:
@@ -100,10 +100,10 @@ def tree_costs(costs: Costs, inner: Costs, layouts: Ids, sets: Ints) -> Costs:
     Args:
       costs: of moving to where a reader is. inner: of moving to where moves go on from.
     """
-    return _Trees(costs, inner, layouts).to(sets)
+    return _SteinerTables(costs, inner, layouts).to(sets)
 
 
-class _Trees:
+class _SteinerTables:
     """Trees to sets of layouts; each set that is a part of another is worked out once."""
 
     def __init__(self, costs: Costs, inner: Costs, layouts: Ids) -> None:
@@ -184,7 +184,7 @@ def _proper_parts(sets: Ints) -> list[Ints]:
 _STATES = 5  # of two forks
 
 
-class Readers(NamedTuple):
+class ThreeConsumers(NamedTuple):
     """The ends of a value, where it is made first; ``price`` is that of a byte that is kept."""
 
     source: End
@@ -194,12 +194,12 @@ class Readers(NamedTuple):
     price: float
 
 
-def entries(stars: Stars, value: int, readers: Readers) -> int:
+def entries(stars: HubTables, value: int, readers: ThreeConsumers) -> int:
     """Of the tables of a value's trees."""
     return int(_STATES * stars.model.closure(value).fitting.size ** 2 * sum(at.size for _, at in readers[:4]))
 
 
-def add_forks(network: Network, stars: Stars, value: int, readers: Readers) -> None:
+def add_fork_variables(network: Network, stars: HubTables, value: int, readers: ThreeConsumers) -> None:
     """Add the trees of a value, no copies of which are partial, to a network."""
     ends, price = readers[:4], readers.price
 
@@ -213,7 +213,7 @@ def add_forks(network: Network, stars: Stars, value: int, readers: Readers) -> N
         network.add(hub, node, table)
 
 
-def _tables(stars: Stars, value: int, reads: tuple[Ids, ...], price: float) -> tuple[Costs, ...]:
+def _tables(stars: HubTables, value: int, reads: tuple[Ids, ...], price: float) -> tuple[Costs, ...]:
     """What states cost, and with the states of each end."""
     own, before, meanwhile, later = reads
     forks = stars.model.closure(value).fitting

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
-from meshdsl.ir.index import Flags, Numbering, numbering_of
+from meshdsl.ir.index import Flags, GraphIndex, graph_index
 from meshdsl.ir.rewrite import carried_of, carried_operands
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, is_heavy, written
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
-from meshdsl.util.arrays import Ids, array, stretches
+from meshdsl.util.arrays import Ids, array, ranges
 
 # ---- Narrow ----------------------------------------------------------------------------------------------------------
 # What XLA's backend for TPUs keeps in another way than others: the copies that memory is counted for.
@@ -47,7 +47,7 @@ Copied = tuple[int, Layout]  # value id, layout
 
 
 @dataclass
-class Reads:
+class OperandReads:
     """How the float32 values of a program are read.
 
     Args:
@@ -87,14 +87,14 @@ class Reads:
         return found | {(value, own[value]) for value in self.read - self.wide - set(given)}
 
 
-def reads(graph: Graph) -> Reads:
+def reads(graph: Graph) -> OperandReads:
     """How the graph and its bodies read float32 values; what the step returns is read in full."""
-    found = Reads()
+    found = OperandReads()
     _visit(graph, [True] * len(graph.returned), found)
     return found
 
 
-def _visit(graph: Graph, returned: Sequence[bool], found: Reads) -> None:
+def _visit(graph: Graph, returned: Sequence[bool], found: OperandReads) -> None:
     """Note the readings of the graph and its bodies, the last ones first.
 
     Args:
@@ -107,7 +107,7 @@ def _visit(graph: Graph, returned: Sequence[bool], found: Reads) -> None:
             found.note(op, i, full)
 
 
-def _reads(op: Op, found: Reads) -> Iterable[bool]:
+def _reads(op: Op, found: OperandReads) -> Iterable[bool]:
     """Per operand, whether the operation reads it in full."""
     if op.name == "scan":
         return list(_scanned(op, found))
@@ -121,7 +121,7 @@ def _reads(op: Op, found: Reads) -> Iterable[bool]:
     return [i > 0 or not hands_on for i in range(len(op.inputs))]
 
 
-def _scanned(op: Op, found: Reads) -> Iterator[bool]:
+def _scanned(op: Op, found: OperandReads) -> Iterator[bool]:
     """A loop reads what its body reads; what it carries is kept in full."""
     (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
     stacks = [found.in_full(value) for value in op.outputs[carries:]]
@@ -159,7 +159,7 @@ _SAME = VIEWS | {"constrain", "optimization_barrier"}
 _UPDATES = ("dynamic_update_slice", "scatter")
 
 
-class Reuses(NamedTuple):
+class InPlaceReuse(NamedTuple):
     """Results that may be written over operands, in the order of positions.
 
     Args:
@@ -188,7 +188,7 @@ class Body:
     sliced: frozenset[int] = frozenset()
 
 
-class Places:
+class BufferAliases:
     """The facts of a program; positions, values and readings go by their numbers.
 
     Args:
@@ -207,10 +207,10 @@ class Places:
         )
 
         tpu = backend == "tpu"
-        self.numbers = numbers = numbering_of(graph)
+        self.numbers = numbers = graph_index(graph)
         kept = written(graph, again=tpu)
         self.kept = kept & ~numbers.flags(picks(graph)) if tpu else kept
-        self.reads = reads(graph) if tpu else Reads()
+        self.reads = reads(graph) if tpu else OperandReads()
         self.runs: Ids = run_at(numbers, self.kept)
         self.views = _views(numbers)
         self.reuses = _reuses(numbers, self.kept)
@@ -218,18 +218,18 @@ class Places:
         self.lies = [_body(*part.around) if part.around else whole for part in numbers.parts]
 
 
-_KNOWN: WeakKeyDictionary[Graph, dict[str, Places]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Graph, dict[str, BufferAliases]] = WeakKeyDictionary()
 
 
-def places_of(graph: Graph, backend: str) -> Places:
+def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
     """The facts of a program, worked out once for a backend."""
     known = _KNOWN.setdefault(graph, {})
     if backend not in known:
-        known[backend] = Places(graph, backend)
+        known[backend] = BufferAliases(graph, backend)
     return known[backend]
 
 
-def _views(numbers: Numbering) -> Ids:
+def _views(numbers: GraphIndex) -> Ids:
     maybe = np.flatnonzero(numbers.named((*_SAME, "transpose"))).tolist()
     return array(at for at in maybe if (op := numbers.ops[at]) and _is_view(op))
 
@@ -242,7 +242,7 @@ def _is_view(op: Op) -> bool:
     return op.name in _SAME
 
 
-def _reuses(numbers: Numbering, kept: Flags) -> Reuses:
+def _reuses(numbers: GraphIndex, kept: Flags) -> InPlaceReuse:
     """What may be written over what: by elementwise operations, through fused ones too, and by updates and loops."""
     from meshdsl.planner.liveness.aliasing_kernels import written_over  # with its compiler, as above
 
@@ -259,8 +259,8 @@ def _reuses(numbers: Numbering, kept: Flags) -> Reuses:
     rows = np.stack([at[there], numbers.makes[at[there]] + results[there], begins, begins + 1], axis=1)
     every = np.concatenate((found, rows))
     at, made, begins, ends = every[np.argsort(every[:, 0], kind="stable")].T
-    options = np.append(options, over[there])[stretches(begins, ends - begins)]
-    return Reuses(at, made, np.cumsum([0, *(ends - begins)]), options)
+    options = np.append(options, over[there])[ranges(begins, ends - begins)]
+    return InPlaceReuse(at, made, np.cumsum([0, *(ends - begins)]), options)
 
 
 def _written_over(op: Op) -> Iterator[tuple[int, int]]:

@@ -5,12 +5,12 @@ Arrays are made before them: what makes arrays takes long to compile.
 
 import numpy as np
 
-from meshdsl.ir.index import Flags, Numbering
+from meshdsl.ir.index import Flags, GraphIndex
 from meshdsl.util.arrays import Ids
-from meshdsl.util.jit import compiled
+from meshdsl.util.jit import njit_cached
 
 
-def run_at(numbers: Numbering, kept: Flags) -> Ids:
+def run_at(numbers: GraphIndex, kept: Flags) -> Ids:
     """Per position, the one at which its operation runs: the last reader's if nothing that it makes is kept.
 
     Args:
@@ -21,7 +21,7 @@ def run_at(numbers: Numbering, kept: Flags) -> Ids:
     return runs
 
 
-def written_over(numbers: Numbering, by_element: Flags, kept: Flags) -> tuple[Ids, Ids]:
+def written_over(numbers: GraphIndex, by_element: Flags, kept: Flags) -> tuple[Ids, Ids]:
     """What kept results of elementwise operations may be written over: operands as large, and those of fused ones.
 
     Args:
@@ -36,7 +36,7 @@ def written_over(numbers: Numbering, by_element: Flags, kept: Flags) -> tuple[Id
     return found[:count], options[:size]
 
 
-@compiled
+@njit_cached
 def _run(makes: Ids, first: Ids, read: Ids, kept: Flags, runs: Ids, read_last: Ids) -> None:
     for at in range(runs.size - 1, -1, -1):
         fused, last = makes[at] < makes[at + 1], -1
@@ -49,7 +49,7 @@ def _run(makes: Ids, first: Ids, read: Ids, kept: Flags, runs: Ids, read_last: I
             read_last[read[reading]] = max(read_last[read[reading]], runs[at])
 
 
-@compiled
+@njit_cached
 def _write_over(
     by_element: Flags,
     makes: Ids,

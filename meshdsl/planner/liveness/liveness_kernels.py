@@ -8,12 +8,12 @@ is written over an operand ends the life of that one before its own begins.
 import numpy as np
 
 from meshdsl.ir.index import Flags
-from meshdsl.planner.liveness.timeline import NOWHERE, Copies, Line
+from meshdsl.planner.liveness.timeline import NOWHERE, Copies, TimelineArrays
 from meshdsl.util.arrays import Ids
-from meshdsl.util.jit import compiled
+from meshdsl.util.jit import njit_cached
 
 
-def lives(line: Line, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids]:
+def live_ranges(line: TimelineArrays, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids]:
     """Where copies begin and end; ``NOWHERE`` for what is never needed, a view, or in memory around its body.
 
     Args:
@@ -35,8 +35,8 @@ def lives(line: Line, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids
     return first, last
 
 
-@compiled
-def _read(line: Line, copies: Copies, first: Ids, last: Ids, late: Ids) -> int:
+@njit_cached
+def _read(line: TimelineArrays, copies: Copies, first: Ids, last: Ids, late: Ids) -> int:
     """Note where copies are first needed and last read; what makes them is read where they are first needed.
 
     ``late`` are the smaller ones that may be made sooner; returns how many there are.
@@ -58,7 +58,7 @@ def _read(line: Line, copies: Copies, first: Ids, last: Ids, late: Ids) -> int:
     return waiting
 
 
-@compiled
+@njit_cached
 def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids, taken: Ids) -> None:
     """Make smaller copies as soon as nobody else needs what they are made from, one after the other.
 
@@ -74,8 +74,8 @@ def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids, ta
         taken[after] += 1
 
 
-@compiled
-def _view(line: Line, read: Ids, last: Ids, viewed: Ids) -> None:
+@njit_cached
+def _view(line: TimelineArrays, read: Ids, last: Ids, viewed: Ids) -> None:
     """Readings of views are readings of what they view, if that is in memory."""
     views, seen, kept = line.views, line.seen, line.kept
     for i in range(views.size):
@@ -85,8 +85,8 @@ def _view(line: Line, read: Ids, last: Ids, viewed: Ids) -> None:
             viewed[view] = copy
 
 
-@compiled
-def _reuse(line: Line, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, last: Ids) -> None:
+@njit_cached
+def _reuse(line: TimelineArrays, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, last: Ids) -> None:
     """Results are written over operands that are not needed any more: the first such."""
     places, results, options, over, kept = line.at, line.made, line.options, line.over, line.kept
     read, sizes = copies.read, copies.bytes
@@ -101,9 +101,9 @@ def _reuse(line: Line, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, las
                 break
 
 
-@compiled
+@njit_cached
 def _carry(
-    line: Line,
+    line: TimelineArrays,
     copies: Copies,
     first: Ids,
     last: Ids,
@@ -135,13 +135,13 @@ def _carry(
             elsewhere[copy] = True
 
 
-@compiled
+@njit_cached
 def _in_memory(kept: Flags, copy: int) -> bool:
     """Whether a copy is there at all: what is fused into its readers is not."""
     return copy >= kept.size or kept[copy]
 
 
-@compiled
+@njit_cached
 def _end(viewed: Ids, copy: int) -> int:
     """What a copy views in the end."""
     while viewed[copy] >= 0:

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.ir.graph import Op, Value
-from meshdsl.ir.index import Stretch
+from meshdsl.ir.index import BlockRange
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.liveness.timeline import NOWHERE, Placed, Timeline
+from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline
 from meshdsl.util.arrays import Ids, array
-from meshdsl.util.lazy import Later
+from meshdsl.util.lazy import Lazy
 
 _POINTS, _APART = 24, 48  # that are too full: at most, and of how many parts of the step they stand in others
 
 
-class Copy(NamedTuple):
+class BufferCopy(NamedTuple):
     """One layout of one value, or what an operation needs beside its first result while it runs."""
 
     value: Value
@@ -32,7 +32,7 @@ class Copy(NamedTuple):
     bytes: int
 
 
-class Held(NamedTuple):
+class LiveBuffer(NamedTuple):
     """Copies, by the numbers of their values and layouts, and their bytes."""
 
     values: Ids
@@ -50,11 +50,11 @@ class Peak:
 
     bytes: int
     op: Op | None
-    alive: Later[tuple[Copy, ...]]
+    alive: Lazy[tuple[BufferCopy, ...]]
     places: tuple[int, ...] = ()
 
     @property
-    def copies(self) -> tuple[Copy, ...]:
+    def copies(self) -> tuple[BufferCopy, ...]:
         """What lives there."""
         return self.alive.value
 
@@ -71,7 +71,7 @@ class Liveness:
       donated: indices of arguments whose memory is given up.
     """
 
-    placed: Placed
+    placed: CopyTimeline
     donated: frozenset[int] = frozenset()
 
     def peak(self) -> Peak:
@@ -82,7 +82,7 @@ class Liveness:
         """A point, given as ``_point`` gives it."""
         op = self.placed.timeline.numbers.ops[places[-1]]
         alive = [held for at in places for held in self._alive(at)]
-        return Peak(total, op, Later(partial(_listed, self.placed.timeline, self.placed.layouts, alive)), places)
+        return Peak(total, op, Lazy(partial(_listed, self.placed.timeline, self.placed.layouts, alive)), places)
 
     def by_value(self, places: tuple[int, ...]) -> Ids:
         """Bytes at a point, by the numbers of the values that they are of or needed with."""
@@ -94,7 +94,7 @@ class Liveness:
         """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
         return dict(self._points(self.placed.timeline.step, 0))
 
-    def _points(self, stretch: Stretch, outside: int) -> Iterator[tuple[int, int]]:
+    def _points(self, stretch: BlockRange, outside: int) -> Iterator[tuple[int, int]]:
         ops = self.placed.timeline.numbers.ops[stretch.start : stretch.stop]
         held = (self._held[stretch.start : stretch.stop] + outside).tolist()
         yield from ((op.id, total) for op, total in zip(ops, held, strict=True) if op)
@@ -112,12 +112,12 @@ class Liveness:
             left[max(0, at - apart + 1) : at + apart] = 0
         return [self._point(self.placed.timeline.step, held, inside, at) for at in found]
 
-    def _fullest(self, stretch: Stretch) -> tuple[int, tuple[int, ...]]:
+    def _fullest(self, stretch: BlockRange) -> tuple[int, tuple[int, ...]]:
         """The fullest point of a graph, as ``_point``."""
         held, inside = self._totals(stretch)
         return self._point(stretch, held, inside, int(held.argmax()))
 
-    def _totals(self, stretch: Stretch) -> tuple[Ids, dict[int, tuple[int, tuple[int, ...]]]]:
+    def _totals(self, stretch: BlockRange) -> tuple[Ids, dict[int, tuple[int, tuple[int, ...]]]]:
         """Bytes while each operation of a graph runs, and by position of those with bodies, the fullest point there."""
         inside = {at: max(map(self._fullest, bodies), key=lambda found: found[0]) for at, bodies in stretch.loops}
         held = self._held[stretch.start : stretch.stop].copy()
@@ -127,18 +127,18 @@ class Liveness:
 
     @staticmethod
     def _point(
-        stretch: Stretch, held: Ids, inside: dict[int, tuple[int, tuple[int, ...]]], at: int
+        stretch: BlockRange, held: Ids, inside: dict[int, tuple[int, tuple[int, ...]]], at: int
     ) -> tuple[int, tuple[int, ...]]:
         """Bytes at an operation of a graph, and its position, those of the operations in loops after it."""
         return int(held[at]), (stretch.start + at, *inside.get(stretch.start + at, (0, ()))[1])
 
-    def _alive(self, at: int) -> tuple[Held, Held]:
+    def _alive(self, at: int) -> tuple[LiveBuffer, LiveBuffer]:
         """What lives at a position, and what its operation needs besides."""
         placed, (first, last) = self.placed, self._spans
         here, rooms = np.flatnonzero((first <= at) & (at <= last)), [r for r in placed.timeline.rooms if r.at == at]
         values = array(room.value for room in rooms)
-        more = Held(values, placed.own[values], array(map(placed.room, rooms)))
-        return Held(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
+        more = LiveBuffer(values, placed.own[values], array(map(placed.room, rooms)))
+        return LiveBuffer(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
 
     @cached_property
     def _held(self) -> Ids:
@@ -157,18 +157,18 @@ class Liveness:
     def _spans(self) -> tuple[Ids, Ids]:
         """From where to where each copy is in memory; one that is nowhere ends before it begins."""
         from meshdsl.planner.liveness.liveness_kernels import (
-            lives,  # with its compiler, too much to import for those who plan nothing
+            live_ranges,  # with its compiler, too much to import for those who plan nothing
         )
 
         timeline, made = self.placed.timeline, self.placed.timeline.numbers.made
         fixed = timeline.fixed(self.donated)
-        first, last = lives(timeline.line, self.placed.copies, made, fixed)
+        first, last = live_ranges(timeline.line, self.placed.copies, made, fixed)
         last[: made.size][~timeline.counted] = NOWHERE
         last[: made.size][fixed & (made < timeline.step.start)] = timeline.step.stop - 1
         return first, last
 
 
-def _listed(timeline: Timeline, layouts: Sequence[Layout], alive: Iterable[Held]) -> tuple[Copy, ...]:
+def _listed(timeline: Timeline, layouts: Sequence[Layout], alive: Iterable[LiveBuffer]) -> tuple[BufferCopy, ...]:
     """Copies by their numbers."""
     every = (zip(*(column.tolist() for column in held), strict=True) for held in alive)
-    return tuple(Copy(timeline.numbers.values[v], layouts[at], size) for some in every for v, at, size in some)
+    return tuple(BufferCopy(timeline.numbers.values[v], layouts[at], size) for some in every for v, at, size in some)

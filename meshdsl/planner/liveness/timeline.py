@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph
-from meshdsl.ir.index import Flags, Numbering, Reading
+from meshdsl.ir.index import Flags, GraphIndex, Reading
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.planner.costs.op_cost import room_of
-from meshdsl.planner.liveness.aliasing import Places, Reads, places_of
-from meshdsl.util.arrays import Ids, array, identity
+from meshdsl.planner.liveness.aliasing import BufferAliases, OperandReads, buffer_aliases
+from meshdsl.util.arrays import Ids, array, object_id
 
 # ---- Timeline --------------------------------------------------------------------------------------------------------
 
 
-class Line(NamedTuple):
+class TimelineArrays(NamedTuple):
     """What the compiled loops need; positions, values and readings go by their numbers.
 
     Args:
@@ -59,8 +59,10 @@ class Line(NamedTuple):
     given: Ids
 
 
-class Narrow(NamedTuple):
-    """Copies in 16 bits (see ``Reads``): those read, but for one read in full; those made, but for ``wide`` values."""
+class HalfWidth(NamedTuple):
+    """Copies in 16 bits (see ``OperandReads``): those read, but for one read in full; those made, but for ``wide``
+    values.
+    """
 
     read: Ids
     full: Ids
@@ -68,7 +70,7 @@ class Narrow(NamedTuple):
     wide: Ids
 
 
-class Room(NamedTuple):
+class Workspace(NamedTuple):
     """Bytes that an operation needs while it runs, divided as one of its values is."""
 
     at: int
@@ -87,7 +89,7 @@ class Timeline:
       rooms: what operations need beside operands and results.
     """
 
-    def __init__(self, graph: Graph, places: Places) -> None:
+    def __init__(self, graph: Graph, places: BufferAliases) -> None:
         self.numbers = numbers = places.numbers
         self.step, self.shape, self.shapes = numbers.step, numbers.shape, numbers.shapes
         self.itemsizes = numbers.itemsizes
@@ -111,22 +113,22 @@ def timeline_of(graph: Graph, backend: str) -> Timeline:
     """The facts of a program, worked out once for a backend."""
     known = _KNOWN.setdefault(graph, {})
     if backend not in known:
-        known[backend] = Timeline(graph, places_of(graph, backend))
+        known[backend] = Timeline(graph, buffer_aliases(graph, backend))
     return known[backend]
 
 
-def _rooms(numbers: Numbering) -> Iterator[Room]:
+def _rooms(numbers: GraphIndex) -> Iterator[Workspace]:
     for at in np.flatnonzero(numbers.named(["ruled"])).tolist():
         op = numbers.ops[at]
         room = room_of(op) if op else 0
         if room:
-            yield Room(at, int(numbers.makes[at]), room)
+            yield Workspace(at, int(numbers.makes[at]), room)
 
 
-def _line(places: Places) -> Line:
+def _line(places: BufferAliases) -> TimelineArrays:
     numbers, enters = places.numbers, np.array([op is None for op in places.numbers.ops])
     ends = [(part.stop - 1, i) for part, lies in zip(numbers.parts, places.lies, strict=True) for i in lies.given]
-    return Line(
+    return TimelineArrays(
         numbers.first,
         places.runs,
         enters,
@@ -139,7 +141,7 @@ def _line(places: Places) -> Line:
     )
 
 
-def _views(places: Places) -> tuple[Ids, Ids]:
+def _views(places: BufferAliases) -> tuple[Ids, Ids]:
     numbers, at = places.numbers, places.views[::-1]
     seen, views = numbers.reading_at(at, np.zeros_like(at)), numbers.makes[at]
     lengths = numbers.lengths
@@ -148,7 +150,7 @@ def _views(places: Places) -> tuple[Ids, Ids]:
     return seen[there], views[there]
 
 
-def _carried(places: Places) -> tuple[Ids, Ids]:
+def _carried(places: BufferAliases) -> tuple[Ids, Ids]:
     numbers = places.numbers
     bodies = zip(numbers.parts, places.lies, strict=True)
     ends = [(part.start - 1, at, part.stop - 1, back) for part, lies in bodies for at, back in lies.carried]
@@ -156,17 +158,17 @@ def _carried(places: Places) -> tuple[Ids, Ids]:
     return numbers.makes[enters] + inputs, numbers.reading_at(last, back)
 
 
-def _sliced(places: Places) -> Flags:
+def _sliced(places: BufferAliases) -> Flags:
     """Inputs that are copies of their own."""
     numbers = places.numbers
     bodies = zip(numbers.parts, places.lies, strict=True)
     return numbers.are(array(numbers.makes[part.start - 1] + i for part, lies in bodies for i in sorted(lies.sliced)))
 
 
-def _narrow(numbers: Numbering, reads: Reads, graph: Graph) -> Narrow:
+def _narrow(numbers: GraphIndex, reads: OperandReads, graph: Graph) -> HalfWidth:
     given = {v.id for v in graph.inputs}
     made, wide = reads.read - reads.wide - given, reads.wide | given
-    return Narrow(numbers.reading(reads.all), numbers.reading(reads.full), numbers.of(made), numbers.of(wide))
+    return HalfWidth(numbers.reading(reads.all), numbers.reading(reads.full), numbers.of(made), numbers.of(wide))
 
 
 # ---- Placed ----------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def _narrow(numbers: Numbering, reads: Reads, graph: Graph) -> Narrow:
 NOWHERE = -2  # where a copy ends that is not in memory
 
 
-class Moved(NamedTuple):
+class ReshardedCopies(NamedTuple):
     """Moves, in order: of which values, from which layouts and to which."""
 
     values: Ids
@@ -201,7 +203,7 @@ class Copies(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class CopyTimeline:
     """A program under a choice of layouts.
 
     Args:
@@ -214,7 +216,7 @@ class Placed:
     layouts: Sequence[Layout]
     own: Ids
     read: Ids
-    moved: Moved
+    moved: ReshardedCopies
 
     @cached_property
     def copies(self) -> Copies:
@@ -234,7 +236,7 @@ class Placed:
         itemsizes = np.where(self._narrow(read, values.size), 2, self.timeline.itemsizes[values])
         return Copies(values, layouts, sources, itemsizes * self._elements(values, layouts), read)
 
-    def room(self, room: Room) -> int:
+    def room(self, room: Workspace) -> int:
         """Bytes that an operation needs while it runs on one device, beside what it reads and makes."""
         whole, value = self.timeline.numbers.values[room.value], np.array([room.value])
         return room.bytes * int(self._elements(value, self.own[value])[0]) // max(1, prod(whole.shape))
@@ -260,13 +262,13 @@ class Placed:
         return np.asarray(known[asked])
 
 
-def placed(
+def copy_timeline(
     graph: Graph,
     mesh: Mesh,
     own: Mapping[int, Layout],
     uses: Mapping[Reading, Layout],
-    trees: Mapping[int, Sequence[Move]],
-) -> Placed:
+    trees: Mapping[int, Sequence[ReshardStep]],
+) -> CopyTimeline:
     """A program under a choice of layouts.
 
     Args:
@@ -279,10 +281,10 @@ def placed(
 
     def numbers(of: Iterable[Layout]) -> Ids:
         found = list(of)
-        once = {identity(layout): layout for layout in found}  # most are one of few objects
+        once = {object_id(layout): layout for layout in found}  # most are one of few objects
         number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in once.items()}
-        return array(map(number.__getitem__, map(identity, found)))
+        return array(map(number.__getitem__, map(object_id, found)))
 
     made, read = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, readings))
     ends = numbers(move.before for _, move in moves), numbers(move.after for _, move in moves)
-    return Placed(timeline, mesh, tuple(layouts), made, read, Moved(array(i for i, _ in moves), *ends))
+    return CopyTimeline(timeline, mesh, tuple(layouts), made, read, ReshardedCopies(array(i for i, _ in moves), *ends))

@@ -21,14 +21,14 @@ import numpy as np
 
 from meshdsl.planner.bounds.tighten import FIRST_TREES
 from meshdsl.planner.costs.fixed_point import TIES
-from meshdsl.planner.costs.reshard_cost import as_two
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.costs.reshard_cost import axis_groups_in_two
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.liveness.peak import Peak
-from meshdsl.planner.memory.lower_bound import Floor
-from meshdsl.planner.memory.pricing import Points
+from meshdsl.planner.memory.lower_bound import MemoryLowerBound
+from meshdsl.planner.memory.pricing import PricedPoints
 from meshdsl.planner.mrf.elimination import eliminate
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment, Model, Prices
 from meshdsl.planner.problem.ports import End
 from meshdsl.planner.search.search import evaluated
@@ -49,20 +49,20 @@ class Decided(NamedTuple):
     cost: float
 
 
-def boxable(model: Model) -> Joint:
+def boxable(model: Model) -> NetworkBuilder:
     """The networks of all states, in which nodes that have several stay."""
     model.focus()
-    return Joint(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
+    return NetworkBuilder(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
 
 
-class Boxed:
+class BoxSolver:
     """Decides boxes of a network; nodes that it has lost are in none.
 
     Args:
       joint: whose network it is. known: a plan to begin from.
     """
 
-    def __init__(self, joint: Joint, network: Network, known: Assignment) -> None:
+    def __init__(self, joint: NetworkBuilder, network: Network, known: Assignment) -> None:
         self._joint, self._network, self._order = joint, network, network.order
         domains, self._tables = network.listed()
         self._every = [np.arange(states) for states in domains]
@@ -96,10 +96,12 @@ class Boxed:
         return Decided(rows, self._network.constant + found.cost if found.exact else -np.inf)
 
 
-def boxed(joint: Joint, prices: Prices, drawn: Callable[[Joint], Network], known: Assignment) -> Boxed:
+def boxed(
+    joint: NetworkBuilder, prices: Prices, drawn: Callable[[NetworkBuilder], Network], known: Assignment
+) -> BoxSolver:
     """A network of ``joint`` at prices of memory."""
     priced = joint.priced(joint.model.at(prices))
-    return Boxed(priced, drawn(priced), known)
+    return BoxSolver(priced, drawn(priced), known)
 
 
 # ---- Branching -------------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class Branched(NamedTuple):
       bound: what no plan that was looked for can cost less than.
     """
 
-    best: Choice
+    best: CostedPlan
     bound: float
 
 
@@ -141,12 +143,12 @@ class _Seen(NamedTuple):
     """
 
     bound: float
-    choice: Choice
+    choice: CostedPlan
     peak: Peak
     fits: bool
 
 
-class Branching:
+class BranchAndBound:
     """Looks for the cheapest plan that fits, or for the smallest.
 
     Args:
@@ -155,20 +157,25 @@ class Branching:
     """
 
     def __init__(
-        self, model: Model, evaluator: Evaluator, points: Points, peak: Callable[[Choice], Peak], known: Choice
+        self,
+        model: Model,
+        evaluator: Evaluator,
+        points: PricedPoints,
+        peak: Callable[[CostedPlan], Peak],
+        known: CostedPlan,
     ) -> None:
         self.model, self.evaluator, self.points, self._peak = model, evaluator, points, peak
         self._known = self._least = known
-        self._best: Choice | None = None
+        self._best: CostedPlan | None = None
         self._limit, self._enough = np.inf, -np.inf
         self._joint = boxable(model)
-        self._networks: dict[tuple[int, float], Boxed] = {}
-        self._floors: dict[int, Floor] = {}
+        self._networks: dict[tuple[int, float], BoxSolver] = {}
+        self._floors: dict[int, MemoryLowerBound] = {}
         self._proves = True
-        self._free = Boxed(self._joint, self._drawn(self._joint), known.rows)
+        self._free = BoxSolver(self._joint, self._drawn(self._joint), known.rows)
         self._proves = self._free.decided({}).cost > -np.inf
         if not self._proves:  # the trees of moves are too large: what costs least is then near the best
-            self._free = Boxed(self._joint, self._drawn(self._joint), known.rows)
+            self._free = BoxSolver(self._joint, self._drawn(self._joint), known.rows)
 
     def cheapest(self, limit: float) -> Branched:
         """The cheapest plan found within so many bytes, which the one known fits."""
@@ -222,7 +229,7 @@ class Branching:
         second = self._seen(self._priced(op.id, floor, price), at._replace(bound=first.bound), paid)
         return second and (first._replace(bound=second.bound) if second.fits else second)
 
-    def _seen(self, network: Boxed, at: _Open, paid: float = 0.0) -> _Seen | None:
+    def _seen(self, network: BoxSolver, at: _Open, paid: float = 0.0) -> _Seen | None:
         """The best plan of a box, noted; None if no better one can be there."""
         rows, cost = network.decided(at.box)
         if cost == np.inf:
@@ -239,7 +246,7 @@ class Branching:
         bound = max(at.bound, cost - paid)
         return _Seen(bound, choice, peak, fits) if bound < self._most else None
 
-    def _price(self, floor: Floor, over: Choice) -> float:
+    def _price(self, floor: MemoryLowerBound, over: CostedPlan) -> float:
         """At which a plan that is too large costs what the best one does, or high; 0 for none."""
         seconds = self.model.scale.seconds
         if self._best is None:
@@ -250,17 +257,17 @@ class Branching:
             return 0.0
         return _near(seconds(self._best.cost - over.cost) / more)
 
-    def _priced(self, op: int, floor: Floor, price: float) -> Boxed:
+    def _priced(self, op: int, floor: MemoryLowerBound, price: float) -> BoxSolver:
         """The network at a price of what is held at an operation."""
         if (op, price) not in self._networks:
             self._networks[op, price] = boxed(self._joint, floor.prices(price), self._drawn, self._known.rows)
         return self._networks[op, price]
 
-    def _drawn(self, joint: Joint) -> Network:
+    def _drawn(self, joint: NetworkBuilder) -> Network:
         """What plans cost at least; or, where that cannot be decided exactly, what they can be had for."""
         return joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
 
-    def _passes(self, floor: Floor, box: Box) -> bool:
+    def _passes(self, floor: MemoryLowerBound, box: Box) -> bool:
         """Whether every plan of a box holds more than the limit."""
         held = sum(floor.least(end, self.model.states[end[0]][self._states(end[0], box)]) for end in floor.ends)
         return held > self._limit * (1 + _ROUNDED)
@@ -277,7 +284,7 @@ class Branching:
                 most, found = here - sizes.min(), ({**box, n: states[sizes < here]}, {**box, n: states[sizes >= here]})
         return found or self._without(seen.choice, box, dict.fromkeys([n for n, _ in alive]))
 
-    def _without(self, choice: Choice, box: Box, first: Iterable[int]) -> tuple[Box, ...]:
+    def _without(self, choice: CostedPlan, box: Box, first: Iterable[int]) -> tuple[Box, ...]:
         """A box in two, by whether a node does as in a plan, these nodes first."""
         for n in chain(first, range(len(self.model.nodes))):
             states = self._states(n, box)
@@ -322,22 +329,29 @@ def _near(price: float) -> float:
 _SEED = 1998
 _LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
 _DRAWS, _FEWER, _REDECIDED_WORK = 24, 8, 40_000  # at most, at most in a neighbourhood, and nodes of all draws together
-Fitting = Callable[[Choice, Choice], Choice]
+Fitting = Callable[[CostedPlan, CostedPlan], CostedPlan]
 
 
 def redecided_on_many_axes(
-    model: Model, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting
-) -> Choice:
-    """As ``redecided``, where all mesh axes are too many: from neighbourhood to neighbourhood of the best plan."""
-    for groups in as_two(model.wide):
+    model: Model, evaluator: Evaluator, best: CostedPlan, prices: Sequence[Prices], fitting: Fitting
+) -> CostedPlan:
+    """As ``lns_within_memory``, where all mesh axes are too many: from neighbourhood to neighbourhood of the best
+    plan.
+    """
+    for groups in axis_groups_in_two(model.wide):
         model.focus(groups, best.rows)
-        best = redecided(Joint(model), evaluator, best, prices, fitting, _FEWER)
+        best = lns_within_memory(NetworkBuilder(model), evaluator, best, prices, fitting, _FEWER)
     return best
 
 
-def redecided(
-    joint: Joint, evaluator: Evaluator, best: Choice, prices: Sequence[Prices], fitting: Fitting, draws: int = _DRAWS
-) -> Choice:
+def lns_within_memory(
+    joint: NetworkBuilder,
+    evaluator: Evaluator,
+    best: CostedPlan,
+    prices: Sequence[Prices],
+    fitting: Fitting,
+    draws: int = _DRAWS,
+) -> CostedPlan:
     """A plan that is better than ``best`` and fits, or that one.
 
     Args:
@@ -346,7 +360,7 @@ def redecided(
       draws: at most.
     """
     model = joint.model
-    networks = [boxed(joint, each, Joint.plans, best.rows) for each in prices]
+    networks = [boxed(joint, each, NetworkBuilder.plans, best.rows) for each in prices]
     random = np.random.default_rng(_SEED)
     for i in range(min(draws, _REDECIDED_WORK // len(model.nodes))):
         if model.clock.is_up():

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.liveness.peak import Liveness, Peak
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment, Model
-from meshdsl.util.arrays import Costs, Ids, grouped
+from meshdsl.util.arrays import Costs, Ids, group_by
 
 # ---- Knapsack --------------------------------------------------------------------------------------------------------
 # As many of some things as pay, where there is room for what they need.
@@ -29,7 +29,7 @@ _WHOLE = 1e-6  # that a part may miss
 _FEW = 100  # things that are an integer program
 
 
-def packed_in(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
+def knapsack(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
     """How many to take of each kind of things, of ``counts`` that there are, to gain most.
 
     Args:
@@ -82,11 +82,11 @@ _LARGEST = 0.5  # part of all nodes that one part may have
 Groups = list[list[int]]  # of nodes
 
 
-class Parts:
+class PlanDifference:
     """Groups of nodes that two plans treat otherwise; what each adds to cost and memory, the others do not change.
 
     Args:
-      groups: of ``apart``. one, other: the plans, with their memory.
+      groups: of ``independent_parts``. one, other: the plans, with their memory.
       values: per value of the program, by its number, the port that makes it.
 
     ``saved``: per group, what taking it over from the other plan costs less.
@@ -96,7 +96,7 @@ class Parts:
         self,
         evaluator: Evaluator,
         groups: Groups,
-        plans: tuple[Choice, Choice],
+        plans: tuple[CostedPlan, CostedPlan],
         lives: tuple[Liveness, Liveness],
         values: Ids,
     ) -> None:
@@ -120,7 +120,7 @@ class Parts:
         return np.asarray(np.bincount(labels, what, self._count + 1)[: self._count])
 
 
-def _labels(model: Model, groups: Groups, one: Choice, other: Choice) -> tuple[Ids, Ids]:
+def _labels(model: Model, groups: Groups, one: CostedPlan, other: CostedPlan) -> tuple[Ids, Ids]:
     """The group of each node and, by the ports that make them, of each value; one past the last where there is none."""
     wiring, ports = model.wiring, model.ports
     node, port = (np.full(count, len(groups)) for count in (len(model.nodes), wiring.nodes.size))
@@ -131,7 +131,7 @@ def _labels(model: Model, groups: Groups, one: Choice, other: Choice) -> tuple[I
     return node, port
 
 
-def apart(model: Model, one: Choice, other: Choice) -> Groups:
+def independent_parts(model: Model, one: CostedPlan, other: CostedPlan) -> Groups:
     """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
 
     Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
@@ -162,7 +162,7 @@ def apart(model: Model, one: Choice, other: Choice) -> Groups:
 def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
     """The nodes of each layer, and those of none."""
     nodes = np.array(group)
-    return [nodes[some].tolist() for some in grouped(model.layers.layer[nodes])]
+    return [nodes[some].tolist() for some in group_by(model.layers.layer[nodes])]
 
 
 # ---- Mix -------------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ _WORTH = 1e-4  # part of a plan's cost that a part must be able to save for its 
 Places = tuple[int, ...]  # of a point: positions of the loops around an operation, and its own
 
 
-class Judge(NamedTuple):
+class Feasibility(NamedTuple):
     """What tells what plans cost and need.
 
     Args:
@@ -186,17 +186,17 @@ class Judge(NamedTuple):
     """
 
     limit: float
-    made: Callable[[Assignment], Choice]
-    peak: Callable[[Choice], Peak]
-    over: Callable[[Choice], list[tuple[int, Places]]]
-    parts: Callable[[Choice, Choice, Groups], Parts]
+    made: Callable[[Assignment], CostedPlan]
+    peak: Callable[[CostedPlan], Peak]
+    over: Callable[[CostedPlan], list[tuple[int, Places]]]
+    parts: Callable[[CostedPlan, CostedPlan, Groups], PlanDifference]
 
-    def fits(self, plan: Choice) -> bool:
+    def fits(self, plan: CostedPlan) -> bool:
         """Whether a plan keeps the limit."""
         return self.peak(plan).bytes <= self.limit
 
 
-class Mixer:
+class Crossover:
     """Looks for that plan.
 
     Args:
@@ -204,11 +204,11 @@ class Mixer:
       tries: halves of parts that are tried.
     """
 
-    def __init__(self, model: Model, best: Choice, over: Choice, judge: Judge, tries: int) -> None:
+    def __init__(self, model: Model, best: CostedPlan, over: CostedPlan, judge: Feasibility, tries: int) -> None:
         self.model, self.best, self.over = model, best, over
         self._judge, self._tries = judge, tries
 
-    def mixed(self) -> Choice:
+    def mixed(self) -> CostedPlan:
         """The best plan in the end."""
         halves = [half for group in self._left_of_knapsack() for half in split([group])]
         while halves and self._goes_on:
@@ -222,7 +222,7 @@ class Mixer:
 
     def _left_of_knapsack(self) -> Groups:
         """Take over what pays most together, and say what could save something still, most first."""
-        groups, judge = apart(self.model, self.best, self.over), self._judge
+        groups, judge = independent_parts(self.model, self.best, self.over), self._judge
         if not groups:
             return []
         parts = judge.parts(self.best, self.over, groups)
@@ -241,7 +241,7 @@ class Mixer:
         worth = np.flatnonzero(~taken & (parts.saved > _WORTH * self.best.cost))
         return [groups[i] for i in worth[np.argsort(-parts.saved[worth], kind="stable")].tolist()]
 
-    def _taken_over(self, some: Groups) -> Choice:
+    def _taken_over(self, some: Groups) -> CostedPlan:
         """The best plan with some groups as the other one has them."""
         rows, nodes = self.best.rows.copy(), [n for group in some for n in group]
         rows[nodes] = self.over.rows[nodes]
@@ -271,7 +271,7 @@ class Mixer:
 class _Full:
     """The points that are fullest, and what may be taken over as far as these say."""
 
-    def __init__(self, parts: Parts, limit: float) -> None:
+    def __init__(self, parts: PlanDifference, limit: float) -> None:
         self._parts, self._limit = parts, limit
         self._most = limit * (1 - _SPARE) if parts.saved.size > _MANY else limit
         self._room: dict[Places, float] = {}
@@ -287,9 +287,9 @@ class _Full:
         """Which parts to take over, to save most: of equal ones the first."""
         saved, needs = self._parts.saved, np.stack(self._needs, axis=1)
         kinds = np.unique(np.column_stack([saved, needs]), axis=0, return_inverse=True)[1].ravel()
-        alike, taken = grouped(kinds), np.zeros(saved.size, dtype=np.bool_)
+        alike, taken = group_by(kinds), np.zeros(saved.size, dtype=np.bool_)
         first, counts = [some[0] for some in alike], np.array([some.size for some in alike])
-        found = packed_in(saved[first], needs[first], counts, np.array(list(self._room.values())))
+        found = knapsack(saved[first], needs[first], counts, np.array(list(self._room.values())))
         for some, count in zip(alike, found.tolist(), strict=True):
             taken[some[:count]] = True
         return taken

@@ -22,16 +22,24 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.bounds.tighten import FIRST_TREES, GAP, has_few_layouts, is_light, lifted, raised, redrawn
+from meshdsl.planner.bounds.tighten import (
+    FIRST_TREES,
+    GAP,
+    has_few_layouts,
+    is_light,
+    raise_bound,
+    rebuild_and_raise,
+    tighten_without_search,
+)
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.encoding.fanout import Missed
-from meshdsl.planner.encoding.networks import Joint
-from meshdsl.planner.memory.fit import Fitter
-from meshdsl.planner.memory.lower_bound import Floor
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.encoding.networks import NetworkBuilder
+from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.memory.lower_bound import MemoryLowerBound
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Prices
 from meshdsl.planner.search.search import evaluated, jointly
-from meshdsl.util.runtime import Start
+from meshdsl.util.runtime import Submit
 
 _SMALL = 8_000  # nodes up to which ...
 _STEPS = 4  # ... more prices are tried where all states are searched ...
@@ -43,19 +51,21 @@ _ALIKE = 0.1  # part of a price by which another one is nearly the same
 _SAME = 2e-2  # part by which it says as much
 
 
-class Begun(NamedTuple):
+class PendingBound(NamedTuple):
     """The bound at a price of what memory holds at least, worked out beside the search for a better plan."""
 
-    floor: Floor
+    floor: MemoryLowerBound
     price: float
     found: "Future[float]"
 
-    def will_do(self, dual: "_Dual") -> bool:
+    def will_do(self, dual: "_LagrangianBound") -> bool:
         """Whether what is known now says nearly the same price."""
         return self.floor is dual.floor and abs(dual.price - self.price) <= _ALIKE * self.price
 
 
-def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start) -> Begun | None:
+def start_bound(
+    fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float, start: Submit
+) -> PendingBound | None:
     """The bound of a large step, begun; None where it is not worth its time, which may be limited, or has many prices.
 
     Args:
@@ -66,10 +76,12 @@ def begun(fitter: Fitter, free: Choice, best: Choice, limit: float, start: Start
     if dual is None or dual.is_small:
         return None
     dual.model = fitter.model.at(Prices()) if dual.joint else fitter.model.apart()
-    return Begun(dual.floor, dual.price, start(partial(dual.best, 0)))
+    return PendingBound(dual.floor, dual.price, start(partial(dual.best, 0)))
 
 
-def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float, known: Begun | None = None) -> float:
+def dual_bound(
+    fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float, known: PendingBound | None = None
+) -> float:
     """What no plan that fits can cost less than; 0 where memory says nothing, or too little for what it takes.
 
     Args:
@@ -86,20 +98,20 @@ def dual_bound(fitter: Fitter, free: Choice, best: Choice, limit: float, known: 
     return max(found, known.found.result()) if known else found
 
 
-def _most_open(fitter: Fitter, free: Choice, best: Choice, limit: float) -> "_Dual | None":
+def _most_open(fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float) -> "_LagrangianBound | None":
     """The bound that may be the highest, if it is worth its time."""
     model, plans = fitter.model, (free, *fitter.over, best)
     small = len(model.nodes) <= _SMALL
     if not has_few_layouts(model) or (fitter.quick and not small):
         return None
     floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
-    full = [_Dual(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
+    full = [_LagrangianBound(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
     most = max(full, key=lambda dual: dual.hoped, default=None)
     least = 0.0 if small else model.scale.seconds(free.cost + _WORTH * best.cost)
     return most if most and most.price and most.hoped > least else None
 
 
-class _Dual:
+class _LagrangianBound:
     """The bound as a function of the price, which rises to its best value and falls again.
 
     ``hoped`` are the seconds that it can be at most, as far as known plans say, and ``price`` where; 0 for no price.
@@ -111,7 +123,12 @@ class _Dual:
     """
 
     def __init__(
-        self, floor: Floor, plans: Sequence[Choice], limit: float, rounds: bool, joint: Joint | None = None
+        self,
+        floor: MemoryLowerBound,
+        plans: Sequence[CostedPlan],
+        limit: float,
+        rounds: bool,
+        joint: NetworkBuilder | None = None,
     ) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
         self._plans = list(plans)
@@ -121,7 +138,7 @@ class _Dual:
         self._lines = {self._line(plan) for plan in plans}
         self.hoped, self.price = self._highest()
 
-    def _line(self, plan: Choice) -> tuple[float, float]:
+    def _line(self, plan: CostedPlan) -> tuple[float, float]:
         """What the bound can be at most as far as a plan says, over the price: seconds, and bytes over the limit."""
         return self.model.scale.seconds(plan.cost), self.floor.bytes(plan) - self.limit
 
@@ -161,11 +178,11 @@ class _Dual:
         """
         self.model.focus()
         model = self.model.at(self.floor.prices(price))
-        joint = self.joint.priced(model) if self.joint else Joint(model)
+        joint = self.joint.priced(model) if self.joint else NetworkBuilder(model)
         found = list[tuple[float, Certificate]]()
         for plan in self._cheapest(price):
             paid = self.paid(price, plan)
-            certificate = Certificate(joint, Choice(plan.rows, paid, {}), FIRST_TREES, self._missed)
+            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), FIRST_TREES, self._missed)
             quick = certificate.work <= _LARGEST
             certificate = self._raised(certificate, last)
             found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
@@ -177,17 +194,17 @@ class _Dual:
     def _raised(self, certificate: Certificate, last: bool) -> Certificate:
         """One that proves more, in rounds where that is quick."""
         if self._rounds and (certificate.work <= _LARGEST or (self.is_small and certificate.work <= _LARGER)):
-            return lifted(certificate, _WORK if last else _LESS)
+            return tighten_without_search(certificate, _WORK if last else _LESS)
         if is_light(certificate):
-            raised(certificate)
-        return redrawn(certificate) if self._rounds and self.is_small else certificate
+            raise_bound(certificate)
+        return rebuild_and_raise(certificate) if self._rounds and self.is_small else certificate
 
-    def _cheapest(self, price: float) -> list[Choice]:
+    def _cheapest(self, price: float) -> list[CostedPlan]:
         """The plan known that costs least at a price, and the one that fits; of a large step the latter alone."""
         near = min([self.choice, *self._plans], key=lambda plan: self.paid(price, plan))
         return [self.choice] if near is self.choice or not self.is_small else [near, self.choice]
 
-    def paid(self, price: float, plan: Choice) -> float:
+    def paid(self, price: float, plan: CostedPlan) -> float:
         """What a plan costs in the network at most, where every term is rounded by itself."""
         held = self.model.scale.pack(np.asarray(price * self.floor.bytes(plan)))
         return plan.cost + float(held) + self._rounded

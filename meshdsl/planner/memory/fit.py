@@ -19,18 +19,18 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.costs.steiner import Edges
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.liveness.peak import Liveness, Peak
-from meshdsl.planner.liveness.timeline import Moved, Placed, timeline_of
-from meshdsl.planner.memory.branch_and_bound import MOST, Branching, redecided, redecided_on_many_axes
-from meshdsl.planner.memory.combine import Groups, Judge, Mixer, Parts
+from meshdsl.planner.liveness.timeline import CopyTimeline, ReshardedCopies, timeline_of
+from meshdsl.planner.memory.branch_and_bound import MOST, BranchAndBound, lns_within_memory, redecided_on_many_axes
+from meshdsl.planner.memory.combine import Crossover, Feasibility, Groups, PlanDifference
 from meshdsl.planner.memory.infeasible import larger, too_small
-from meshdsl.planner.memory.pricing import Points
-from meshdsl.planner.objective import Choice, Evaluator, moves_along
+from meshdsl.planner.memory.pricing import PricedPoints
+from meshdsl.planner.objective import CostedPlan, Evaluator, moves_along
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import evaluated, jointly, plans
-from meshdsl.util.arrays import array, identity, numbered
+from meshdsl.util.arrays import array, intern_ids, object_id
 
 # ---- Placer ----------------------------------------------------------------------------------------------------------
 # The states of a model's nodes as layouts on the timeline of its program.
@@ -39,7 +39,7 @@ from meshdsl.util.arrays import array, identity, numbered
 # worked out once for all of them; what moves lead through, once for equal values that are moved alike.
 
 
-class Placer:
+class PlanMaterializer:
     """Places plans of a model.
 
     ``values``: per value of the program, by its number, the port that makes it.
@@ -52,18 +52,18 @@ class Placer:
         self._layouts = dict(model.ports.every)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
 
-    def placed(self, choice: Choice) -> Placed:
+    def placed(self, choice: CostedPlan) -> CopyTimeline:
         """The program under the layouts of a plan."""
         ports = self.model.ports
         layouts, moved = ports.named(ports.layouts(choice.rows)), self._moved(choice)
-        return Placed(
+        return CopyTimeline(
             self.timeline, self.model.mesh, tuple(self._layouts), layouts[self.values], layouts[self._read], moved
         )
 
-    def _moved(self, choice: Choice) -> Moved:
+    def _moved(self, choice: CostedPlan) -> ReshardedCopies:
         """The moves of a plan."""
         values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self.values]
-        ways = numbered(map(identity, choice.edges.values()))  # those that lead alike are mostly one object
+        ways = intern_ids(map(object_id, choice.edges.values()))  # those that lead alike are mostly one object
         alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
         moved = list(choice.edges.items())
         ends = [array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
@@ -71,11 +71,11 @@ class Placer:
         begins = np.cumsum([0, *map(len, ends)])[alike[2]]
         at = np.arange(counts.sum()) + (begins - np.cumsum(counts) + counts).repeat(counts)
         before, after = np.concatenate([np.empty((0, 2), dtype=np.intp), *ends])[at].T
-        return Moved(values.repeat(counts), before, after)
+        return ReshardedCopies(values.repeat(counts), before, after)
 
     def _ends(self, value: int, edges: Edges) -> list[tuple[int, int]]:
         """The layouts between which a value is moved, by number."""
-        key = identity(self.model.distances[value]), edges
+        key = object_id(self.model.distances[value]), edges
         if key not in self._known:
             moves = moves_along(self.model, value, edges)
             self._known[key] = [(self._number(move.before), self._number(move.after)) for move in moves]
@@ -92,7 +92,7 @@ class Placer:
 _TRIED = 50_000  # operations of all plans together that are made of halves of parts
 
 
-class Weigher:
+class PeakCache:
     """Weighs plans.
 
     Args:
@@ -102,17 +102,17 @@ class Weigher:
 
     def __init__(self, evaluator: Evaluator, donated: frozenset[int]) -> None:
         self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
-        self._placer = Placer(self.model)
-        self._peaks: WeakKeyDictionary[Choice, Peak] = WeakKeyDictionary()
-        self._latest: tuple[Choice, Liveness] | None = None
+        self._placer = PlanMaterializer(self.model)
+        self._peaks: WeakKeyDictionary[CostedPlan, Peak] = WeakKeyDictionary()
+        self._latest: tuple[CostedPlan, Liveness] | None = None
 
-    def peak(self, choice: Choice) -> Peak:
+    def peak(self, choice: CostedPlan) -> Peak:
         """The fullest point of a plan."""
         if choice not in self._peaks:
             self._peaks[choice] = self._lives(choice).peak()
         return self._peaks[choice]
 
-    def unpriced(self, choice: Choice, limit: float, priced: Iterable[int]) -> Peak | None:
+    def unpriced(self, choice: CostedPlan, limit: float, priced: Iterable[int]) -> Peak | None:
         """The point at which a plan holds most of what has no price, if more than a limit: no price will do then.
 
         Args:
@@ -124,22 +124,22 @@ class Weigher:
         most, point = max(held, key=lambda found: found[0], default=(0, (0, ())))
         return lives.at(*point) if most > limit else None
 
-    def mixed(self, best: Choice, over: Choice, limit: float) -> Choice:
+    def mixed(self, best: CostedPlan, over: CostedPlan, limit: float) -> CostedPlan:
         """``best`` with as much as fits of what ``over`` does, which does not fit."""
         made = partial(evaluated, self.model, self._evaluator)
-        judge = Judge(limit, made, self.peak, lambda choice: self._lives(choice).over(limit), self._parts)
-        return Mixer(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
+        judge = Feasibility(limit, made, self.peak, lambda choice: self._lives(choice).over(limit), self._parts)
+        return Crossover(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
 
-    def _lives(self, choice: Choice) -> Liveness:
+    def _lives(self, choice: CostedPlan) -> Liveness:
         """The memory of a plan; that of the last one asked for is kept."""
         if self._latest is None or self._latest[0] is not choice:
             self._latest = choice, Liveness(self._placer.placed(choice), self._donated)
         return self._latest[1]
 
-    def _parts(self, one: Choice, other: Choice, groups: Groups) -> Parts:
+    def _parts(self, one: CostedPlan, other: CostedPlan, groups: Groups) -> PlanDifference:
         """Two plans, come apart."""
         lives = self._lives(one), self._lives(other)
-        return Parts(self._evaluator, groups, (one, other), lives, self._placer.values)
+        return PlanDifference(self._evaluator, groups, (one, other), lives, self._placer.values)
 
 
 # ---- Fit -------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ _NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not
 _LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
 
 
-class Fitter:
+class MemoryFitter:
     """Searches for the cheapest plan within a limit of bytes per device.
 
     Args:
@@ -165,24 +165,24 @@ class Fitter:
       like: searched under other pins, where to begin: with its prices.
     """
 
-    def __init__(self, model: Model, pins: Pins, like: "Fitter | None" = None) -> None:
+    def __init__(self, model: Model, pins: Pins, like: "MemoryFitter | None" = None) -> None:
         self.model, self.pins, self.quick = model, pins, like is not None
         self.evaluator = Evaluator(model)
-        self.weigher = Weigher(self.evaluator, pins.donated)
-        self.points: Points = Points(model, pins.donated, like.points if like else None)
+        self.weigher = PeakCache(self.evaluator, pins.donated)
+        self.points: PricedPoints = PricedPoints(model, pins.donated, like.points if like else None)
         self.price: float = like.price if like else 0.0  # the last one
         self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
         self.low = 0.0  # one at which no plan fitted, or nearly nothing
         self.bound = 0.0  # what no plan that fits can cost less than, as far as boxes say
-        self._joint: Joint | None = None
-        self.over: list[Choice] = []  # plans that did not fit, the latest first
+        self._joint: NetworkBuilder | None = None
+        self.over: list[CostedPlan] = []  # plans that did not fit, the latest first
 
     @property
-    def joint(self) -> Joint | None:
+    def joint(self) -> NetworkBuilder | None:
         """The networks of all states, if they can be looked at together, made when they are first asked for."""
         if jointly(self.model):
             self.model.focus()
-            self._joint = self._joint or Joint(self.model)
+            self._joint = self._joint or NetworkBuilder(self.model)
         return self._joint
 
     @property
@@ -195,11 +195,11 @@ class Fitter:
         """Whether both ways to price what is kept are worth their time."""
         return len(self.model.nodes) <= _PRICED
 
-    def peak(self, choice: Choice) -> Peak:
+    def peak(self, choice: CostedPlan) -> Peak:
         """The fullest point of a plan."""
         return self.weigher.peak(choice)
 
-    def fit(self, choice: Choice, limit: float) -> tuple[Choice, Peak]:
+    def fit(self, choice: CostedPlan, limit: float) -> tuple[CostedPlan, Peak]:
         """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
         peak = self.peak(choice)
         if peak.bytes <= limit:
@@ -217,7 +217,7 @@ class Fitter:
             return least, self.peak(least)
         raise too_small(self.model.problem, self.pins, self.peak(least), limit, none, self._larger(self.price, limit))
 
-    def resumed(self, known: Choice, free: Choice, limit: float) -> Choice | None:
+    def resumed(self, known: CostedPlan, free: CostedPlan, limit: float) -> CostedPlan | None:
         """The cheapest plan found that fits at the price that bytes have, with parts of plans that do not; often none.
 
         Args:
@@ -230,24 +230,27 @@ class Fitter:
         fitting = [choice for choice in found if self.peak(choice).bytes <= limit]
         return self.mixed(min(fitting, key=lambda choice: choice.cost), others, limit) if fitting else None
 
-    def _smallest(self, least: Choice, limit: float) -> tuple[Choice, bool]:
+    def _smallest(self, least: CostedPlan, limit: float) -> tuple[CostedPlan, bool]:
         """The smallest plan found, or one that fits, and whether that is proved to be the smallest of all."""
         if not self._is_tiny:
             return least, False
-        found = Branching(self.model, self.evaluator, self.points, self.peak, least).smallest(limit)
+        found = BranchAndBound(self.model, self.evaluator, self.points, self.peak, least).smallest(limit)
         return found.best, found.bound == inf
 
-    def proved(self, best: Choice, limit: float) -> tuple[Choice, Peak]:
-        """The cheapest plan found that fits, of a step small enough for ``Branching``; ``bound`` is what it proves.
+    def proved(self, best: CostedPlan, limit: float) -> tuple[CostedPlan, Peak]:
+        """The cheapest plan found that fits, of a step small enough for ``BranchAndBound``; ``bound`` is what it
+        proves.
 
         Args:
           best: one that fits.
         """
         if self._is_tiny:
-            best, self.bound = Branching(self.model, self.evaluator, self.points, self.peak, best).cheapest(limit)
+            best, self.bound = BranchAndBound(self.model, self.evaluator, self.points, self.peak, best).cheapest(limit)
         return best, self.peak(best)
 
-    def _fitted(self, choice: Choice, peak: Peak, price: float, limit: float, both: bool) -> tuple[Choice, Peak]:
+    def _fitted(
+        self, choice: CostedPlan, peak: Peak, price: float, limit: float, both: bool
+    ) -> tuple[CostedPlan, Peak]:
         """The cheapest plan found that fits, at rising prices; the smallest found if none does.
 
         Args:
@@ -272,7 +275,7 @@ class Fitter:
                     self.points.add(unpriced)
         return least
 
-    def nearer(self, best: Choice, free: Choice, limit: float) -> list[Choice]:
+    def nearer(self, best: CostedPlan, free: CostedPlan, limit: float) -> list[CostedPlan]:
         """Plans that fit, the cheapest first, found between the price at which one did and the last at which none did.
 
         Args:
@@ -299,7 +302,7 @@ class Fitter:
         self.price = high
         return sorted(fitting, key=lambda choice: choice.cost)
 
-    def cheaper(self, fitting: list[Choice], free: Choice, limit: float) -> Choice:
+    def cheaper(self, fitting: list[CostedPlan], free: CostedPlan, limit: float) -> CostedPlan:
         """The cheapest plan that comes of some that fit, with parts of others, or decided anew."""
         over = list({choice.cost: choice for choice in self.over}.values())
         others = sorted(over[: 2 * _MIXED if self._is_small else _MIXED], key=lambda choice: choice.cost)
@@ -308,19 +311,19 @@ class Fitter:
         joint = self.joint
         if self._is_small and best.cost > free.cost * (1 + (_DEAR if joint else _DEARER)):
             prices = Prices(), self.points.prices(self.price * _LOW, True)
-            decided = partial(redecided, joint) if joint else partial(redecided_on_many_axes, self.model)
+            decided = partial(lns_within_memory, joint) if joint else partial(redecided_on_many_axes, self.model)
             best = decided(self.evaluator, best, prices, partial(self._fitting, limit))
         return best
 
-    def _between(self, best: Choice, free: Choice) -> float:
+    def _between(self, best: CostedPlan, free: CostedPlan) -> float:
         """The price at which a plan that fits and the cheapest of all cost the same."""
         return self.model.scale.seconds(best.cost - free.cost) / (self.peak(free).bytes - self.peak(best).bytes)
 
-    def _fitting(self, limit: float, best: Choice, other: Choice) -> Choice:
+    def _fitting(self, limit: float, best: CostedPlan, other: CostedPlan) -> CostedPlan:
         """The other plan if it fits, else ``best`` with what can be taken over from it."""
         return other if self.peak(other).bytes <= limit else self.weigher.mixed(best, other, limit)
 
-    def mixed(self, best: Choice, others: Iterable[Choice], limit: float) -> Choice:
+    def mixed(self, best: CostedPlan, others: Iterable[CostedPlan], limit: float) -> CostedPlan:
         """The cheapest plan found that does some things as others do that do not fit."""
         for choice in others:
             if choice.cost * (1 + _NEAR) < best.cost:
@@ -336,10 +339,10 @@ class Fitter:
         program = self.model.problem.program
         for mesh in larger(self.model.mesh):
             try:
-                other = Fitter(Model(make_problem(program, mesh, self.pins)), self.pins)
+                other = MemoryFitter(Model(make_problem(program, mesh, self.pins)), self.pins)
             except PinError:
                 return
-            other.points = Points(other.model, self.pins.donated, self.points)
+            other.points = PricedPoints(other.model, self.pins.donated, self.points)
             found = other._leanest(price, limit)
             yield mesh, found
             if found <= limit:
@@ -355,13 +358,13 @@ class Fitter:
             found.append(peak.bytes)
         return min(found)
 
-    def _next(self, choice: Choice, peak: Peak, price: float, limit: float) -> tuple[Choice, Peak]:
+    def _next(self, choice: CostedPlan, peak: Peak, price: float, limit: float) -> tuple[CostedPlan, Peak]:
         """The next plan, its peak's point priced as well."""
         self.points.add(peak)
         choice = self._priced([choice], price, limit)
         return choice, self.peak(choice)
 
-    def _priced(self, known: list[Choice], price: float, limit: float, sweep: bool = True) -> Choice:
+    def _priced(self, known: list[CostedPlan], price: float, limit: float, sweep: bool = True) -> CostedPlan:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
         joint = self._joint if self.quick else self.joint  # what is asked for once is made at its price
         self.model.prices = self.points.prices(price, self.keeps)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from meshdsl.errors import LayoutError, MemoryLimitError, faults, shortened
-from meshdsl.ir.graph import Program, Value, walk
+from meshdsl.ir.graph import TracedProgram, Value, walk
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.bounds.trivial import least_memory
@@ -57,7 +57,7 @@ def _fits(found: int, limit: float) -> str:
     return ", which fits" if found <= limit else ""
 
 
-def _names(program: Program, pins: Pins) -> dict[int, str]:
+def _names(program: TracedProgram, pins: Pins) -> dict[int, str]:
     """What values are called, by id."""
     names = {v.id: f"{op.name} at {op.source}" for _, op in walk(program.graph) for v in op.outputs}
     for value, leaf, pin in zip(program.graph.inputs, program.inputs, pins.inputs, strict=True):
@@ -65,7 +65,7 @@ def _names(program: Program, pins: Pins) -> dict[int, str]:
     return names
 
 
-def _kept(program: Program) -> set[int]:
+def _kept(program: TracedProgram) -> set[int]:
     """Ids of the values that the forward pass makes and the backward pass reads."""
     made = {v.id for _, op in walk(program.graph) if op.phase == FORWARD for v in op.outputs}
     read = (x for _, op in walk(program.graph) if op.phase == BACKWARD for x in op.inputs)

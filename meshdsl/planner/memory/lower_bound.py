@@ -1,7 +1,8 @@
 """What memory holds at least while an operation runs, as a sum over single operands, results and pairs of them.
 
 Predicted memory (``memory``, ``lives``) depends on a whole plan: copies are shared, come early where they are smaller,
-lie over one another. Some of them are there in any case (``certain``), each as large as the states of one node or two
+lie over one another. Some of them are there in any case (``surely_live``), each as large as the states of one node
+or two
 say; those of the graphs around an operation count with its own:
 
     inputs that are never given up           in their own layout, at every operation
@@ -27,13 +28,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from meshdsl.ir.graph import Op, Value
-from meshdsl.ir.index import Flags, Numbering
+from meshdsl.ir.index import Flags, GraphIndex
 from meshdsl.planner.costs.op_cost import per_axis
-from meshdsl.planner.liveness.aliasing import Places, places_of
-from meshdsl.planner.objective import Choice, Kept
+from meshdsl.planner.liveness.aliasing import BufferAliases, buffer_aliases
+from meshdsl.planner.objective import CostedPlan, ResidentCopies
 from meshdsl.planner.problem.model import Assignment, Model, Prices
 from meshdsl.planner.problem.ports import End, Wiring
-from meshdsl.util.arrays import Costs, Ids, array, equal, grouped, identity
+from meshdsl.util.arrays import Costs, Ids, array, group_by, object_id, row_ids
 
 # ---- Certain ---------------------------------------------------------------------------------------------------------
 # What is in memory while an operation of a graph runs, whatever the plan.
@@ -48,7 +49,7 @@ _AFTER, _TIMES = 2, 3  # before an operation runs, meanwhile, and afterwards
 
 
 @dataclass(frozen=True)
-class Certain:
+class SurelyLive:
     """What one graph holds while its operation at a position runs; values and readings go by their numbers.
 
     Args:
@@ -67,7 +68,7 @@ class Certain:
     again: Ids
 
 
-def certain(places: Places, at: int, counted: Flags) -> Certain:
+def surely_live(places: BufferAliases, at: int, counted: Flags) -> SurelyLive:
     """What the graph that a position is in holds while the operation there runs.
 
     Args:
@@ -93,10 +94,10 @@ def certain(places: Places, at: int, counted: Flags) -> Certain:
     once = np.bincount(numbers.read[after], minlength=inside.size) == 1
     again = _again(numbers, there, np.where(numbers.at[there] > at, _AFTER, places.runs[numbers.at[there]] >= at))
     kept = numbers.are(numbers.read[read])[numbers.read[again[:, 0]]]
-    return Certain(read, np.flatnonzero(written), later, once, again[kept])
+    return SurelyLive(read, np.flatnonzero(written), later, once, again[kept])
 
 
-def _again(numbers: Numbering, readings: Ids, when: Ids) -> Ids:
+def _again(numbers: GraphIndex, readings: Ids, when: Ids) -> Ids:
     """Of values that are read once before an operation runs, once meanwhile and once afterwards, the last two readings.
 
     Args:
@@ -110,13 +111,13 @@ def _again(numbers: Numbering, readings: Ids, when: Ids) -> Ids:
     return again
 
 
-def _last(numbers: Numbering, readings: Ids) -> Ids:
+def _last(numbers: GraphIndex, readings: Ids) -> Ids:
     """Of the readings of each value, one by the last operation that reads it: of its first such operand."""
     order = np.lexsort((numbers.operand[readings], -numbers.at[readings], numbers.read[readings]))
     return readings[order[np.flatnonzero(np.diff(numbers.read[readings[order]], prepend=-1))]]
 
 
-def _reuses(places: Places, at: int) -> tuple[Ids, Ids]:
+def _reuses(places: BufferAliases, at: int) -> tuple[Ids, Ids]:
     """Results of an operation and the readings that each may be written over."""
     reuses = places.reuses
     first, last = np.searchsorted(reuses.at, (at, at + 1))
@@ -124,20 +125,20 @@ def _reuses(places: Places, at: int) -> tuple[Ids, Ids]:
     return np.repeat(reuses.made[first:last], np.diff(options)), reuses.over[options[0] : options[-1]]
 
 
-def _views(places: Places) -> tuple[Ids, Ids]:
+def _views(places: BufferAliases) -> tuple[Ids, Ids]:
     """Values that may be views, and what each views."""
     numbers = places.numbers
     seen = numbers.reading_at(places.views, np.zeros_like(places.views))
     return numbers.makes[places.views[seen >= 0]], numbers.read[seen[seen >= 0]]
 
 
-def _viewed(places: Places, values: Ids) -> Flags:
+def _viewed(places: BufferAliases, values: Ids) -> Flags:
     """Values, and what they view."""
     views, seen = _views(places)
     return _reached(places.numbers.are(values), views, seen)
 
 
-def _elsewhere(places: Places, part: int) -> Flags:
+def _elsewhere(places: BufferAliases, part: int) -> Flags:
     """The values of a body that may lie in memory around it: in a carry's place, or where it returns them."""
     numbers, (start, stop, *_, around) = places.numbers, places.numbers.parts[part]
     if around is None:
@@ -179,7 +180,7 @@ class _Same(NamedTuple):
         return np.asarray(self.shares[tuple(rows[self.nodes].T)])
 
 
-class Floor:
+class MemoryLowerBound:
     """Nodes' ports that are in memory while an operation runs.
 
     ``ends`` are there in any case, ``copies`` where they differ from the input that they are a copy of, what ``later``
@@ -211,23 +212,23 @@ class Floor:
         thrice = (now >= 0) & (after >= 0) & ~fixed[wiring.of[now]] & (ends[wiring.of[now]] == _THREE)
         self.again = tuple(zip(wiring.ends_of(after[thrice]), wiring.ends_of(now[thrice]), strict=True))
         self._known: dict[tuple[int, int], Costs] = {}
-        self._smallest = Kept(model)
-        self._bytes: WeakKeyDictionary[Choice, float] = WeakKeyDictionary()
-        self._narrow = bool(places_of(graph, model.mesh.topology.backend).reads.all)
+        self._smallest = ResidentCopies(model)
+        self._bytes: WeakKeyDictionary[CostedPlan, float] = WeakKeyDictionary()
+        self._narrow = bool(buffer_aliases(graph, model.mesh.topology.backend).reads.all)
 
-    def under(self, model: Model) -> "Floor":
+    def under(self, model: Model) -> "MemoryLowerBound":
         """The same of the same program's model under other pins, with the same inputs given up."""
         other = copy(self)
-        other.model, other._smallest, other._bytes = model, Kept(model), WeakKeyDictionary()
+        other.model, other._smallest, other._bytes = model, ResidentCopies(model), WeakKeyDictionary()
         return other
 
-    def bytes(self, choice: Choice) -> float:
+    def bytes(self, choice: CostedPlan) -> float:
         """Of a plan."""
         if choice not in self._bytes:
             self._bytes[choice] = self._held(choice)
         return self._bytes[choice]
 
-    def _held(self, choice: Choice) -> float:
+    def _held(self, choice: CostedPlan) -> float:
         layouts = self.model.ports.layouts(choice.rows)
         as_made = layouts == layouts[self.model.wiring.every]
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
@@ -268,16 +269,16 @@ class Floor:
     def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
         model, wiring = self.model, self.model.wiring
         nodes, ports = array(chain.from_iterable(ends)).reshape(-1, 2).T
-        tables = model.numbered(lambda n: identity(model.tables[n]))
+        tables = model.numbered(lambda n: object_id(model.tables[n]))
         least = np.array([distances.least_bytes for distances in model.distances.every])
-        for some in grouped(equal((tables[nodes], ports))):
+        for some in group_by(row_ids((tables[nodes], ports))):
             end, at = ends[int(some[0])], wiring.first[nodes[some]] + ports[some]
             yield _Same(self._shares(end), nodes[some], at, self._part(end) * least[model.spaces[at]])
 
     def _shares(self, end: End) -> Costs:
         """Bytes of a port at least, per joint state of its node; equal nodes get the same array."""
         table, value = self.model.tables[end[0]], self._value(end)
-        key = (identity(table), end[1])
+        key = (object_id(table), end[1])
         if key not in self._known:
             split = table.codes[end[1]] < len(value.shape)
             self._known[key] = np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))
@@ -297,12 +298,12 @@ def _ports(wiring: Wiring, readings: Sequence[Ids]) -> Ids:
     return found[found >= 0]
 
 
-def _levels(model: Model, around: Sequence[Op]) -> Iterator[Certain]:
+def _levels(model: Model, around: Sequence[Op]) -> Iterator[SurelyLive]:
     """What the graphs hold, from the outermost in."""
     numbers = model.problem.numbers
-    places = places_of(model.problem.program.graph, model.mesh.topology.backend)
+    places = buffer_aliases(model.problem.program.graph, model.mesh.topology.backend)
     for op in around:
         at = int(numbers.position[op.id])
         part = int(numbers.part[at])
         enters = numbers.makes[numbers.parts[part].start - 1]
-        yield certain(places, at, numbers.are(array(enters + i for i in sorted(places.lies[part].sliced))))
+        yield surely_live(places, at, numbers.are(array(enters + i for i in sorted(places.lies[part].sliced))))

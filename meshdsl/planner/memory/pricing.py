@@ -2,7 +2,7 @@
 
 A point is where an operation runs. What is alive there pays for its own layout and for the copies that are read. Of
 what is read once more, at most one other reader having gone before, some copy is kept, the smallest on the way: that
-can be priced instead (``Floor.kept``), which does not charge a copy that two readers share twice.
+can be priced instead (``MemoryLowerBound.kept``), which does not charge a copy that two readers share twice.
 """
 
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ import numpy as np
 
 from meshdsl.ir.graph import Op
 from meshdsl.planner.liveness.peak import Peak
-from meshdsl.planner.memory.lower_bound import Floor
+from meshdsl.planner.memory.lower_bound import MemoryLowerBound
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.problem.ports import End
 
 _NOWHERE = -1  # where inputs come in
 
 
-class Points:
+class PricedPoints:
     """Points, in the order in which they came in.
 
     Args:
@@ -27,11 +27,11 @@ class Points:
       like: of the same program: its points are here from the beginning.
     """
 
-    def __init__(self, model: Model, donated: frozenset[int], like: "Points | None" = None) -> None:
+    def __init__(self, model: Model, donated: frozenset[int], like: "PricedPoints | None" = None) -> None:
         self.model, self._donated = model, donated
         self._peaks: dict[int, Peak] = dict(like._peaks) if like else {}
         again = like._known if like and like.model.tables is model.tables and like._donated == donated else {}
-        self._known: dict[int, Floor] = {op: floor.under(model) for op, floor in again.items()}
+        self._known: dict[int, MemoryLowerBound] = {op: floor.under(model) for op, floor in again.items()}
 
     def __contains__(self, peak: Peak) -> bool:
         return _at(peak) in self._peaks
@@ -46,7 +46,7 @@ class Points:
         return {copy.value.id for peak in self._peaks.values() for copy in peak.copies}
 
     @property
-    def floors(self) -> list[Floor]:
+    def floors(self) -> list[MemoryLowerBound]:
         """What memory holds at least at each point that is an operation, in their order."""
         return [self.floor(op) for op in sorted(self._peaks) if op != _NOWHERE]
 
@@ -68,10 +68,10 @@ class Points:
             read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))
         return Prices(own, read, kept=kept)
 
-    def floor(self, op: int) -> Floor:
+    def floor(self, op: int) -> MemoryLowerBound:
         """What memory holds at least while an operation runs."""
         if op not in self._known:
-            self._known[op] = Floor(self.model, self._donated, self._around(op))
+            self._known[op] = MemoryLowerBound(self.model, self._donated, self._around(op))
         return self._known[op]
 
     def _around(self, op: int) -> tuple[Op, ...]:

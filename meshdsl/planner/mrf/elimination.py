@@ -8,7 +8,7 @@ the depth of the model.
 
 Where a table would pass ``cap`` entries, ``eliminate`` holds the variable with the largest domain in
 it at its incumbent value: the result is then still at least as good as the incumbent, but no
-longer proved optimal; ``Answer.exact`` says so. ``lower_bound`` minimises the tables that mention
+longer proved optimal; ``EliminationResult.exact`` says so. ``lower_bound`` minimises the tables that mention
 the variable in groups instead, each group by itself (mini-buckets; Dechter and Rish 2003).
 """
 
@@ -20,14 +20,14 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.mrf.network import Derived
+from meshdsl.planner.mrf.network import Memo
 from meshdsl.util.arrays import Costs
 
 Scope = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Answer:
+class EliminationResult:
     """A minimum, a state per variable, and whether it was proved."""
 
     cost: float
@@ -40,8 +40,8 @@ def eliminate(
     tables: Iterable[tuple[Scope, Costs]],
     incumbent: Sequence[int],
     cap: int,
-    derived: Derived | None = None,
-) -> Answer:
+    derived: Memo | None = None,
+) -> EliminationResult:
     """Minimise a sum of tables over one or two variables each; never worse than ``incumbent``.
 
     Args:
@@ -50,12 +50,12 @@ def eliminate(
       incumbent: a state per variable.
       cap: entries of the largest table that is made.
     """
-    return _Elimination(domains, tables, incumbent, cap, derived or Derived()).run()
+    return _Elimination(domains, tables, incumbent, cap, derived or Memo()).run()
 
 
 def lower_bound(domains: Sequence[int], tables: Iterable[tuple[Scope, Costs]], cap: int) -> float:
     """What no states of the variables undercut; the minimum itself where no table passes ``cap`` entries."""
-    return _Elimination(domains, tables, None, cap, Derived()).run().cost
+    return _Elimination(domains, tables, None, cap, Memo()).run().cost
 
 
 class _Elimination:
@@ -67,7 +67,7 @@ class _Elimination:
         tables: Iterable[tuple[Scope, Costs]],
         incumbent: Sequence[int] | None,
         cap: int,
-        derived: Derived,
+        derived: Memo,
     ) -> None:
         self.domains, self.incumbent, self.limit = domains, incumbent, float(np.log2(cap))
         self.sizes = [float(np.log2(d)) for d in domains]
@@ -89,7 +89,7 @@ class _Elimination:
             scope = tuple(v for v in scope if self.domains[v] > 1)
         self._put(scope, table)
 
-    def run(self) -> Answer:
+    def run(self) -> EliminationResult:
         alive = {v for v, d in enumerate(self.domains) if d > 1}
         weights = {v: self._weight(v) for v in alive}
         queue = [(weight, v) for v, weight in weights.items()]
@@ -110,7 +110,7 @@ class _Elimination:
                 weights[w] = self._weight(w)
                 heapq.heappush(queue, (weights[w], w))
         states = [] if self.incumbent is None else self._read_back()
-        return Answer(self.total, np.array(states, dtype=np.intp), not self.held)
+        return EliminationResult(self.total, np.array(states, dtype=np.intp), not self.held)
 
     def _weight(self, v: int) -> float:
         return round(self.sizes[v] + sum([self.sizes[w] for w in self.near[v]]), 6)

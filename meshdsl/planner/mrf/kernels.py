@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.util.jit import Costs, Ints, compiled
+from meshdsl.util.jit import Costs, Ints, njit_cached
 
 
 class Flat(NamedTuple):
@@ -32,7 +32,7 @@ class Flat(NamedTuple):
     table: Ints
 
 
-@compiled
+@njit_cached
 def passes(
     times: int, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints, best: Ints, least: float
 ) -> tuple[float, float]:
@@ -53,7 +53,7 @@ def passes(
     return least, lower
 
 
-@compiled
+@njit_cached
 def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> tuple[float, float]:
     """One pass: every variable hands its share of what it knows to the neighbours ahead.
 
@@ -85,21 +85,21 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
                 _plus(hoped, behind)
                 _plus(paid, behind)
             _plus(total, message)
-        states[v] = where_least(hoped)
+        states[v] = argmin(hoped)
         cost += paid[states[v]]
         share = max(ahead, count - ahead, 1)
         if ahead < share:
-            lower += total[where_least(total)] * (1 - ahead / share)
+            lower += total[argmin(total)] * (1 - ahead / share)
         for h in range(first[v], first[v + 1]):
             if (to[h] > v) == forward:
                 heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
                 for i in range(size):
                     paid[i] = total[i] / share - heard[i]
-                leasts(paid, tables, table[h], sent[out[h] : out[h] + width])
+                min_plus(paid, tables, table[h], sent[out[h] : out[h] + width])
     return cost, lower
 
 
-@compiled
+@njit_cached
 def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
     """Add stretches of one array, from where they begin up to where they end, at places in another."""
     for i in range(begins.size):
@@ -107,7 +107,7 @@ def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> N
             target[to[i] + j] += source[begins[i] + j]
 
 
-@compiled
+@njit_cached
 def round_down(costs: Costs, narrow: NDArray[np.float32]) -> None:
     """Write costs in half as many bytes, none of them higher: what they prove as a lower bound stays true."""
     for i in range(costs.size):
@@ -115,14 +115,14 @@ def round_down(costs: Costs, narrow: NDArray[np.float32]) -> None:
         narrow[i] = np.nextafter(near, np.float32(-np.inf)) if near > costs[i] else near
 
 
-@compiled
+@njit_cached
 def _plus(total: Costs, costs: Costs) -> None:
     for i in range(total.size):
         total[i] += costs[i]
 
 
-@compiled
-def where_least(costs: Costs) -> int:
+@njit_cached
+def argmin(costs: Costs) -> int:
     """The first of the least: as numpy's, sooner for few."""
     best = 0
     for i in range(1, costs.size):
@@ -131,8 +131,8 @@ def where_least(costs: Costs) -> int:
     return best
 
 
-@compiled
-def leasts(known: Costs, tables: Costs, at: int, least: Costs) -> None:
+@njit_cached
+def min_plus(known: Costs, tables: Costs, at: int, least: Costs) -> None:
     """For each state of a neighbour, the least of what is known and a table together."""
     width, fours = least.size, known.size // 4
     for j in range(width):
@@ -150,8 +150,8 @@ def leasts(known: Costs, tables: Costs, at: int, least: Costs) -> None:
             least[j] = min(least[j], known[k] + rest[j])
 
 
-@compiled
-def spare(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
+@njit_cached
+def min_marginals(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
     """Add to each state what it costs at least beyond the bound of a pass backwards that has just ended.
 
     There an edge has a share of its later variable and nothing to spare for any state of the earlier one; what
@@ -168,7 +168,7 @@ def spare(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -
             behind += to[h] < v
             _plus(total, sent[out[back[h]] :])
         share = max(behind, count - behind, 1)
-        least = total[where_least(total)]
+        least = total[argmin(total)]
         for i in range(size):
             own[i] += (total[i] - least) * (1 - behind / share)
         for h in range(first[v], first[v + 1]):
@@ -181,8 +181,8 @@ def spare(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -
                     own[i] += left + total[i] / share - heard[i]
 
 
-@compiled
-def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
+@njit_cached
+def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
     """Move what the messages say from the edges into the variables' tables.
 
     Args:
@@ -202,8 +202,8 @@ def settle(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, sett
                     settled[own[h] + at] = tables[table[h] + at] - sent[there + j] - sent[here + i]
 
 
-@compiled
-def collect(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
+@njit_cached
+def absorb(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
     """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
     start, first, to = flat.start, flat.first, flat.to
     n = start.size - 1
@@ -222,7 +222,7 @@ def collect(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -
             total[i] *= 1 - ahead / share
 
 
-@compiled
+@njit_cached
 def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> None:
     """Move the minimum of a table for each state of one variable to that variable."""
     along, across = (1, total.size) if turned else (width, 1)
@@ -235,7 +235,7 @@ def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> Non
         total[i] += least
 
 
-@compiled
+@njit_cached
 def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned: bool) -> None:
     """Add a share of a variable's costs to a table."""
     along, across = (1, total.size) if turned else (width, 1)

@@ -3,7 +3,7 @@
 *Elimination* minimises away a variable with one or two neighbours: what is left over is a table
 over the neighbours. A training step is mostly chains, so a few hundred variables of ten thousand
 remain. Equal parts of a model have the same tables, as objects, and ask the same questions; each
-is answered once (``Derived``).
+is answered once (``Memo``).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.util.arrays import Costs, Ids, identity
+from meshdsl.util.arrays import Costs, Ids, object_id
 
 # ---- Derived ---------------------------------------------------------------------------------------------------------
 # What is made of arrays, made once; and the ways in which the tables of a network are made.
 
 
-class Derived:
+class Memo:
     """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
 
     Results are known by the identity of the arrays they come from, which are kept alive.
@@ -31,15 +31,15 @@ class Derived:
 
     def get(self, how: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
         """``make(*sources)``, remembered under ``how`` and the sources."""
-        key = (how, *map(identity, sources))
+        key = (how, *map(object_id, sources))
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = (make(*sources), sources)
         return found[0]
 
-    def copy(self) -> "Derived":
+    def copy(self) -> "Memo":
         """What is made from now on is kept apart."""
-        other = Derived()
+        other = Memo()
         other._known = dict(self._known)
         return other
 
@@ -50,7 +50,7 @@ class Derived:
     def turned(self, table: Costs) -> Costs:
         """The transpose; turned twice, the array itself."""
         other: Costs = self.get("turned", (table,), np.transpose)
-        self._known["turned", identity(other)] = (table, (other,))
+        self._known["turned", object_id(other)] = (table, (other,))
         return other
 
 
@@ -94,7 +94,7 @@ UNDECIDED = np.iinfo(np.intp).max  # no table has this state, so reading what is
 
 
 @dataclass(frozen=True)
-class Gone:
+class Eliminated:
     """A variable that was eliminated: its states and tables at that time, by neighbour."""
 
     variable: int
@@ -113,14 +113,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Stamped:
+class EliminatedCopies:
     """What was eliminated of a network before it was added, so many times.
 
     Args:
       numbers: [copies, names], what its variables ``names`` are called.
     """
 
-    trail: "list[Gone | Stamped]"
+    trail: "list[Eliminated | EliminatedCopies]"
     names: list[int]
     numbers: Labels
 
@@ -135,7 +135,7 @@ class Stamped:
             return states[v]
 
         for gone in reversed(self.trail):
-            assert isinstance(gone, Gone), "what is added has nothing added to it"
+            assert isinstance(gone, Eliminated), "what is added has nothing added to it"
             cost = np.broadcast_to(gone.unary[:, None], (gone.unary.size, len(self.numbers)))
             for w, _, table in gone.ends:
                 cost = cost + table[:, of(w)]
@@ -158,15 +158,15 @@ class Network:
       known: numbers below this one are those of variables that ``put`` adds.
     """
 
-    def __init__(self, derived: Derived | None = None, known: int = 0) -> None:
-        self.derived, self._next = derived or Derived(), known
+    def __init__(self, derived: Memo | None = None, known: int = 0) -> None:
+        self.derived, self._next = derived or Memo(), known
         self.unary: dict[int, Costs] = {}
         self.near: dict[int, dict[int, Costs]] = {}
         self.labels: dict[int, Labels] = {}
         self.marks: dict[int, Labels | None] = {}
         self.place: dict[int, float] = {}
         self.constant = 0.0
-        self.trail: list[Gone | Stamped] = []
+        self.trail: list[Eliminated | EliminatedCopies] = []
 
     def copy(self) -> "Network":
         """A network of its own with the same tables."""
@@ -203,7 +203,7 @@ class Network:
             self.place[v] = self.place[after] + 2.0**-10
         return v
 
-    def numbered(self, part: "Network", names: Sequence[int], copies: Labels) -> "Stamp":
+    def numbered(self, part: "Network", names: Sequence[int], copies: Labels) -> "Replica":
         """Copies of a network of its own, all variables of which have numbers here from now on.
 
         Args:
@@ -214,9 +214,9 @@ class Network:
         fresh = [v for v in part.unary if v not in known]
         new = self._next + np.arange(len(copies) * len(fresh)).reshape(len(copies), -1)
         self._next += new.size
-        return Stamp(part, [*names, *fresh], np.hstack([copies, new]))
+        return Replica(part, [*names, *fresh], np.hstack([copies, new]))
 
-    def stamp(self, stamp: "Stamp") -> None:
+    def stamp(self, stamp: "Replica") -> None:
         """Add copies of a network; variables that are here already get its tables besides."""
         part, every, numbers = stamp
         near = part.near.items()
@@ -233,7 +233,7 @@ class Network:
                 else:
                     self.near[a][b], self.near[b][a] = table, turned
         self.constant += part.constant * len(numbers)
-        self.trail.append(Stamped(part.trail, every, numbers))
+        self.trail.append(EliminatedCopies(part.trail, every, numbers))
 
     def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
         """Add a variable, or to the table of one that is here."""
@@ -264,8 +264,8 @@ class Network:
 
     def cut(self, keep: dict[int, Labels]) -> None:
         """Leave these states of every variable, given by position in rising order; equal tables stay one."""
-        cut, whole = Derived(), {v: states.size == self.unary[v].size for v, states in keep.items()}
-        same = Derived()
+        cut, whole = Memo(), {v: states.size == self.unary[v].size for v, states in keep.items()}
+        same = Memo()
         alike = {v: same.get(states.tobytes(), (), lambda states=states: states) for v, states in keep.items()}
         for v, states in alike.items():
             if not whole[v]:
@@ -281,7 +281,7 @@ class Network:
         """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
         unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get
         between = near.pop(w)
-        self.trail.append(Gone(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
+        self.trail.append(Eliminated(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
         self.unary[w] = cut("merged", (self.unary[w], unary, between, image), merged)
         del self.near[w][v]
         for u, table in near.items():
@@ -328,7 +328,7 @@ class Network:
     def _eliminate(self, v: int) -> None:
         unary, near, derived = self.unary.pop(v), self.near.pop(v), self.derived
         ends = tuple((w, self.labels.get(w), table) for w, table in near.items())
-        self.trail.append(Gone(v, self.labels.get(v), unary, ends))
+        self.trail.append(Eliminated(v, self.labels.get(v), unary, ends))
         for w in near:
             del self.near[w][v]
         if unary.size == 1 or len(near) == 1:
@@ -356,7 +356,7 @@ class Network:
         return chosen
 
 
-class Stamp(NamedTuple):
+class Replica(NamedTuple):
     """A network, and what its variables are called in each of its copies elsewhere.
 
     Args:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.mrf.network import Network, Stamp
-from meshdsl.util.arrays import Costs, Ids, array, identity, occurring
+from meshdsl.planner.mrf.network import Network, Replica
+from meshdsl.util.arrays import Costs, Ids, array, object_id, unique_sorted
 
 if TYPE_CHECKING:
     from meshdsl.planner.mrf.kernels import Flat
@@ -43,7 +43,7 @@ class _Tables:
 
     def number(self, table: Costs) -> int:
         """The number of a table."""
-        found = self._numbers.setdefault(identity(table), len(self._tables))
+        found = self._numbers.setdefault(object_id(table), len(self._tables))
         if found == len(self._tables):
             self._tables.append(table)
         return found
@@ -106,7 +106,7 @@ class _Laid(NamedTuple):
     constant: float
 
 
-def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool = False) -> list[Packed]:
+def packed(*networks: Sequence[Replica], limit: float = np.inf, rounded_down: bool = False) -> list[Packed]:
     """Networks, each of all copies of some others, with one array of tables.
 
     Args:
@@ -114,7 +114,7 @@ def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool
     """
     tables = _Tables()
     laid = [_laid_out(stamps, tables) for stamps in networks]
-    used = occurring(np.concatenate([each.halves.table for each in laid]))
+    used = unique_sorted(np.concatenate([each.halves.table for each in laid]))
     costs, begins = tables.joined(used, limit, rounded_down)
     return [
         Packed(each.variables.order, _flat(each, begins), np.minimum(each.unary, limit), costs, each.constant)
@@ -125,7 +125,7 @@ def packed(*networks: Sequence[Stamp], limit: float = np.inf, rounded_down: bool
 def alone(network: Network, limit: float = np.inf) -> Packed:
     """One network; no entry is above ``limit``."""
     names = list(network.unary)
-    return packed([Stamp(network, names, np.array([names], dtype=np.intp).reshape(1, -1))], limit=limit)[0]
+    return packed([Replica(network, names, np.array([names], dtype=np.intp).reshape(1, -1))], limit=limit)[0]
 
 
 def offsets(sizes: Ids) -> Ids:
@@ -133,7 +133,7 @@ def offsets(sizes: Ids) -> Ids:
     return np.concatenate([array((0,)), np.cumsum(sizes)])
 
 
-def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
+def _laid_out(stamps: Sequence[Replica], tables: _Tables) -> _Laid:
     """All copies of some networks."""
     from meshdsl.planner.mrf.kernels import added  # with its compiler, too much to import for those who plan nothing
 
@@ -143,7 +143,7 @@ def _laid_out(stamps: Sequence[Stamp], tables: _Tables) -> _Laid:
     for stamp, here in zip(stamps, variables.here, strict=True):
         own = _Tables()
         numbers = array(map(own.number, stamp.part.unary.values()))
-        costs, begins = own.joined(occurring(numbers))
+        costs, begins = own.joined(unique_sorted(numbers))
         places = here.ravel()
         begin = np.tile(begins[numbers], len(here))
         added(costs, unary, begin, begin + variables.sizes[places], start[places])
@@ -173,7 +173,7 @@ def _flat(laid: _Laid, begins: Ids) -> "Flat":
     )
 
 
-def _variables(stamps: Sequence[Stamp]) -> _Variables:
+def _variables(stamps: Sequence[Replica]) -> _Variables:
     names, places, sizes = [], [], []
     for part, variables, numbers in stamps:
         column = {v: i for i, v in enumerate(variables)}
@@ -193,7 +193,7 @@ def _variables(stamps: Sequence[Stamp]) -> _Variables:
     return _Variables(order, size[first][by_place].astype(np.intp), at, [at[here] for here in names])
 
 
-def _halves(stamps: Sequence[Stamp], variables: _Variables, tables: _Tables) -> _Halves:
+def _halves(stamps: Sequence[Replica], variables: _Variables, tables: _Tables) -> _Halves:
     """All half edges, those of a variable in the order in which its networks list them."""
     columns = [(array(()),) * 3]
     for (part, _, _), here in zip(stamps, variables.here, strict=True):
@@ -242,7 +242,7 @@ def bound(network: Network) -> float:
     return network.constant + sum(float(table.min()) for table in (*network.unary.values(), *edges))
 
 
-class Passing:
+class MessagePassing:
     """Messages between the variables of networks that are laid out flat, whose tables are finite.
 
     A pass points to a state of every variable; ``cost`` is what the best ones cost.
@@ -300,7 +300,7 @@ def ends_of(flat: "Flat", order: Ids) -> tuple[_Ints, _Ints]:
     return np.repeat(order, np.diff(flat.first)), order[flat.to]
 
 
-class Messages(Passing):
+class TRWS(MessagePassing):
     """Messages of one network; ``states`` are the best that a pass has come by, by label.
 
     Args:
@@ -321,7 +321,7 @@ class Messages(Passing):
         """The best states so far of all variables of the network, those it has lost included."""
         return self.network.named(self.order.tolist(), self.pointed)
 
-    def trimmed(self, upper: float) -> "Messages":
+    def trimmed(self, upper: float) -> "TRWS":
         """The messages without states that no solution of cost ``upper`` or less can have, which the network loses.
 
         The tables stay as they were made, and shared; where few entries would go, so does everything.
@@ -330,14 +330,14 @@ class Messages(Passing):
 
         network, start, order = self.network, self.flat.start, self.order.tolist()
         excess, slack = np.zeros(self.unary.size), upper - network.constant - self.lower
-        kernels.spare(self.flat, self.unary, self.tables, self.sent, excess)
+        kernels.min_marginals(self.flat, self.unary, self.tables, self.sent, excess)
         stays = excess <= slack + 1.0
         keep = {v: np.flatnonzero(stays[start[i] : start[i + 1]]) for i, v in enumerate(order)}
         left = sum(keep[v].size * keep[w].size for v in order for w in network.near[v] if v < w)
         if left > _WORTH * network.entries or not all(states.size for states in keep.values()):
             return self
         network.cut(keep)
-        other = Messages(network)
+        other = TRWS(network)
         kept = [stays[start[i] : start[i + 1]] for i in self.flat.to]
         other.sent = self.sent[np.concatenate(kept)] if kept else self.sent
         return other
@@ -351,9 +351,9 @@ class Messages(Passing):
         begin = offsets(np.where(ahead, sizes[flat.to[flat.back]] * sizes[flat.to], 0))
         own = np.where(ahead, begin[:-1], begin[flat.back])
         tables = np.empty(begin[-1])
-        kernels.settle(flat, self.unary, self.tables, self.sent, own, tables)
+        kernels.reparametrize(flat, self.unary, self.tables, self.sent, own, tables)
         for forward in (True, False):
-            kernels.collect(forward, flat, self.unary, own, tables)
+            kernels.absorb(forward, flat, self.unary, own, tables)
         self._write_back(own, tables)
 
     def _write_back(self, own: _Ints, tables: Costs) -> None:
@@ -371,21 +371,21 @@ def _replace(network: Network, v: int, w: int, table: Costs) -> None:
     network.near[v][w], network.near[w][v] = table, table.T
 
 
-def cap(network: Network, limit: float) -> None:
+def clip(network: Network, limit: float) -> None:
     """Make all tables finite: no plan of interest has an entry above ``limit``."""
     known: dict[int, Costs] = {}  # equal tables stay one
 
     def capped(table: Costs) -> Costs:
-        if identity(table) not in known:
-            known[identity(table)] = np.minimum(table, limit)
-        return known[identity(table)]
+        if object_id(table) not in known:
+            known[object_id(table)] = np.minimum(table, limit)
+        return known[object_id(table)]
 
     for v, near in network.near.items():
         network.unary[v] = capped(network.unary[v])
         network.near[v] = {w: capped(table) for w, table in near.items()}
 
 
-def fix(network: Network, upper: float) -> None:
+def prune_states(network: Network, upper: float) -> None:
     """Drop states that no solution of cost ``upper`` or less can have."""
     slack = upper - bound(network)
     for v in list(network.unary):

@@ -29,17 +29,17 @@ from math import prod
 import numpy as np
 
 from meshdsl.errors import PinError, faults
-from meshdsl.ir.graph import Graph, Op, Program, Value
-from meshdsl.ir.index import Flags, Numbering, named, numbering_of
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
+from meshdsl.ir.index import Flags, GraphIndex, graph_index, named
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
-from meshdsl.layouts.reshard import Move
+from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.problem.ports import Wiring
-from meshdsl.planner.problem.variables import FREE, LINKS, Kind, Kinds, Node, Port, Rows, same_layout
+from meshdsl.planner.problem.variables import FREE, LINKS, Node, OpClass, OpClasses, Port, Rows, tied_node
 from meshdsl.trace.passes.duplicate import CHEAP, asked_casts
-from meshdsl.util.arrays import identity, occurring, stretches
+from meshdsl.util.arrays import object_id, ranges, unique_sorted
 
 # ---- Node ------------------------------------------------------------------------------------------------------------
 
@@ -55,19 +55,19 @@ class Problem:
       apart: per value id, axes that split it always, along whichever dim.
     """
 
-    program: Program
+    program: TracedProgram
     mesh: Mesh
     pins: Pins
     nodes: list[Node]
-    kinds: "Kinds"
+    kinds: "OpClasses"
     wiring: "Wiring"
     unsent: Flags
     apart: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
-    def numbers(self) -> Numbering:
+    def numbers(self) -> GraphIndex:
         """Of the program."""
-        return numbering_of(self.program.graph)
+        return graph_index(self.program.graph)
 
 
 # ---- Reach -----------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ _BITS = {reduction: 1 << i for i, reduction in enumerate(REDUCTIONS)}
 
 def drop_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
-    nodes, reach = problem.nodes, _Reach(problem.nodes, problem.wiring)
+    nodes, reach = problem.nodes, _Dataflow(problem.nodes, problem.wiring)
     n = reach.due.find(1)
     while n >= 0:
         reach.visit(n)
@@ -95,7 +95,7 @@ def drop_unreachable_partials(problem: Problem) -> None:
         node.kind = kind
 
 
-class _Reach:
+class _Dataflow:
     """What the kinds of nodes are ``left`` with as far as values can be partial, and which nodes are to be looked at.
 
     In the beginning no value can be; operations of a kind are left alike then, and those that make one partial at once
@@ -103,7 +103,7 @@ class _Reach:
     """
 
     def __init__(self, nodes: Sequence[Node], wiring: Wiring) -> None:
-        self._nodes, self._passing, reads = nodes, _Passing(), wiring.every != np.arange(wiring.every.size)
+        self._nodes, self._passing, reads = nodes, _Transfer(), wiring.every != np.arange(wiring.every.size)
         self._ports = list(pairwise((*wiring.first.tolist(), reads.size)))
         self._possible = [0] * len(wiring.made) + [_DEFINED]  # by value; what nodes define is read at the last place
         self._read, self._made = np.where(reads, wiring.of, len(wiring.made)).tolist(), wiring.of.tolist()
@@ -126,7 +126,7 @@ class _Reach:
         self.left[n], given = self._passed(n)
         self._give(n, given)
 
-    def _passed(self, n: int) -> "tuple[Kind, _Given]":
+    def _passed(self, n: int) -> "tuple[OpClass, _Given]":
         return self._passing.of(self._nodes[n], [self._possible[v] for v in self._read[slice(*self._ports[n])]])
 
     def _give(self, n: int, given: _Given) -> None:
@@ -140,21 +140,21 @@ class _Reach:
                     self.due[reader] = 1
 
 
-class _Passing:
+class _Transfer:
     """What nodes are left with, and what they make partial, by the ways in which what they read can be partial."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Kind, _Given]] = {}
+        self._known: dict[Hashable, tuple[OpClass, _Given]] = {}
         self._rows: dict[tuple[int, tuple[int, ...]], Rows] = {}
-        self._kinds: dict[tuple[Kind, tuple[int, ...]], Kind] = {}
+        self._kinds: dict[tuple[OpClass, tuple[int, ...]], OpClass] = {}
 
-    def of(self, node: Node, read: Sequence[_Ways]) -> tuple[Kind, _Given]:
+    def of(self, node: Node, read: Sequence[_Ways]) -> tuple[OpClass, _Given]:
         """Of one node; a stated layout is taken at its word, and needs nothing."""
         stated = node.pin is not FREE and bool(node.pin.partial())
         key = (node.kind, stated, *read)
         return self._known.get(key) or self._known.setdefault(key, self._worked_out(node.kind, stated, read))
 
-    def _worked_out(self, kind: Kind, stated: bool, read: Sequence[_Ways]) -> tuple[Kind, _Given]:
+    def _worked_out(self, kind: OpClass, stated: bool, read: Sequence[_Ways]) -> tuple[OpClass, _Given]:
         given: dict[int, _Ways] = {}
         lost = []
         for i, row in enumerate(kind.rows):
@@ -166,13 +166,13 @@ class _Passing:
                 lost.append(i)
         return self._without(kind, tuple(lost)), tuple(given.items())
 
-    def _without(self, kind: Kind, lost: tuple[int, ...]) -> Kind:
+    def _without(self, kind: OpClass, lost: tuple[int, ...]) -> OpClass:
         """The kind without some rows; equal questions get the same object, and kinds that share rows still do."""
         if not lost:
             return kind
         left = tuple(row for i, row in enumerate(kind.rows) if i not in lost)
-        rows = self._rows.setdefault((identity(kind.rows), lost), left)
-        return self._kinds.setdefault((kind, lost), Kind(rows, kind.shapes, kind.work))
+        rows = self._rows.setdefault((object_id(kind.rows), lost), left)
+        return self._kinds.setdefault((kind, lost), OpClass(rows, kind.shapes, kind.work))
 
 
 def _partial(row: Signature) -> Iterator[tuple[int, _Ways]]:
@@ -197,7 +197,7 @@ _MATRIX = 2  # dims of a layer from which on it counts
 
 
 @dataclass(frozen=True)
-class Stack:
+class SplitStack:
     """The input at ``path``, stated to lie split over ``axes`` along dim 0, as operand ``index`` of the scan ``op``.
 
     Args:
@@ -210,7 +210,7 @@ class Stack:
     index: int
     values: tuple[int, ...]
 
-    def stays_split(self, trees: Mapping[int, Sequence[Move]]) -> bool:
+    def stays_split(self, trees: Mapping[int, Sequence[ReshardStep]]) -> bool:
         """Whether no move, not even one on the way to another layout, puts all of it on a device."""
         moves = (move for value in self.values for move in trees.get(value, ()))
         return all(isinstance(move.after.on(axis), Split) for move in moves for axis in self.axes)
@@ -223,7 +223,7 @@ class Stack:
 _Stated = Mapping[int, tuple[str, tuple[str, ...]]]  # by value id: path and axes
 
 
-def split_stacks(program: Program, pins: Pins, mesh: Mesh) -> list[Stack]:
+def split_stacks(program: TracedProgram, pins: Pins, mesh: Mesh) -> list[SplitStack]:
     """The stacks that have to stay split over their axes along any dim."""
     if not named(program.graph, "scan"):
         return []
@@ -233,7 +233,7 @@ def split_stacks(program: Program, pins: Pins, mesh: Mesh) -> list[Stack]:
     return list(_read(program.graph, stated, mesh)) if stated else []
 
 
-def _read(graph: Graph, stated: _Stated, mesh: Mesh) -> Iterator[Stack]:
+def _read(graph: Graph, stated: _Stated, mesh: Mesh) -> Iterator[SplitStack]:
     if not any(op.name == "scan" for op in graph.ops):
         return
     known = dict(stated)
@@ -249,22 +249,22 @@ def _passes(op: Op, made: Value) -> bool:
     return not op.bodies and [x.shape for x in op.inputs if isinstance(x, Value)] == [made.shape]
 
 
-def _of_scan(op: Op, known: _Stated, mesh: Mesh) -> Iterator[Stack]:
+def _of_scan(op: Op, known: _Stated, mesh: Mesh) -> Iterator[SplitStack]:
     closed, (body,) = op.params["num_consts"] + op.params["num_carry"], op.bodies
     given = {i: known[x.id] for i, x in enumerate(op.inputs) if isinstance(x, Value) and x.id in known}
     for i, (path, axes) in given.items():
         layer = body.inputs[i].shape
         if i >= closed and len(layer) >= _MATRIX and any(n % prod(map(mesh.axis, axes)) == 0 for n in layer):
-            yield Stack(path, axes, op, i, tuple(v for v, stack in known.items() if stack == (path, axes)))
+            yield SplitStack(path, axes, op, i, tuple(v for v, stack in known.items() if stack == (path, axes)))
     yield from _read(body, {body.inputs[i].id: stack for i, stack in given.items() if i < closed}, mesh)
 
 
 # ---- Problem ---------------------------------------------------------------------------------------------------------
 
 
-def make_problem(program: Program, mesh: Mesh, pins: Pins) -> Problem:
+def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
     """The planning problem of a program, with rows that cannot occur left out."""
-    numbers, kinds = numbering_of(program.graph), Kinds(program.graph)
+    numbers, kinds = graph_index(program.graph), OpClasses(program.graph)
     nodes = [*_boundary(program, pins), *_graph_nodes(program.graph, kinds)]
     problem = Problem(program, mesh, pins, nodes, kinds, Wiring(nodes, numbers), _made_of_nothing(numbers))
     for stack in split_stacks(program, pins, mesh):
@@ -287,7 +287,7 @@ def repin(problem: Problem, pins: Pins) -> Problem | None:
     return changed
 
 
-def _keep_split(problem: Problem, stack: Stack) -> None:
+def _keep_split(problem: Problem, stack: SplitStack) -> None:
     """No layout puts all of a stack on a device; if a reader has none that splits it, its scan alone keeps it split."""
     ports = [end for v in stack.values for end in problem.wiring.ends(v)]
     whole = all(_splits(problem.nodes[n], p, stack.axes, problem.mesh) for n, p in ports)
@@ -307,7 +307,7 @@ def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
     return stated and any(shape[int(dim)] % size == 0 for dim in dims)
 
 
-def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
+def _boundary(program: TracedProgram, pins: Pins) -> Iterator[Node]:
     """One node per input, which also reads the output that replaces it; one per other output."""
     last = program.graph.ops[-1]
     replaced = {i: j for j, i in enumerate(pins.follows)}
@@ -315,20 +315,20 @@ def _boundary(program: Program, pins: Pins) -> Iterator[Node]:
         j = replaced.get(i)
         output = None if j is None else last.inputs[j]
         uses = (Port(output, False, (last.id, j)),) if isinstance(output, Value) else ()  # type: ignore[arg-type]
-        yield same_layout((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
+        yield tied_node((Port(value, True), *uses), pins.inputs[i], f"input {program.inputs[i].path}")
     for j, value in _alone(program, pins):
         port = Port(value, False, (last.id, j))
-        yield same_layout((port,), pins.outputs[j], f"output {program.outputs[j].path}")
+        yield tied_node((port,), pins.outputs[j], f"output {program.outputs[j].path}")
 
 
-def _alone(program: Program, pins: Pins) -> Iterator[tuple[int, Value]]:
+def _alone(program: TracedProgram, pins: Pins) -> Iterator[tuple[int, Value]]:
     """The results that replace no argument, with their positions."""
     for j, value in enumerate(program.graph.returned):
         if isinstance(value, Value) and pins.follows[j] is None:
             yield j, value
 
 
-def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
+def _graph_nodes(graph: Graph, kinds: OpClasses) -> Iterator[Node]:
     asked = asked_casts(graph)
     for op in graph.ops:
         if op.bodies:
@@ -337,7 +337,7 @@ def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
                 yield from _graph_nodes(body, kinds)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
-            yield same_layout(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+            yield tied_node(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.id in asked:
             kind, rows = kinds.asking(op)
             yield Node(kind, op, graph.trips, asked=tuple((row, asked[op.id]) for row in rows))
@@ -345,7 +345,7 @@ def _graph_nodes(graph: Graph, kinds: Kinds) -> Iterator[Node]:
             yield Node(kinds.of(op), op, graph.trips)
 
 
-def _made_of_nothing(numbers: Numbering) -> Flags:
+def _made_of_nothing(numbers: GraphIndex) -> Flags:
     """The values that cheap operations make of nothing, or of such values."""
     cheap = numbers.named(CHEAP)
     left = np.where(cheap, np.diff(numbers.first), -1)  # per position, so many operands that are not known to be such
@@ -353,11 +353,11 @@ def _made_of_nothing(numbers: Numbering) -> Flags:
     new = np.flatnonzero(left == 0)
     while new.size:
         new = new[[not op.effects for at in new.tolist() if (op := numbers.ops[at])]]
-        made = stretches(numbers.makes[new], numbers.makes[new + 1] - numbers.makes[new])
+        made = ranges(numbers.makes[new], numbers.makes[new + 1] - numbers.makes[new])
         found[made] = True
         readers = numbers.at[numbers.readers(made)]
         np.subtract.at(left, readers, 1)
-        new = occurring(readers[left[readers] == 0])
+        new = unique_sorted(readers[left[readers] == 0])
     return found
 
 

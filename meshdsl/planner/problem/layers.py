@@ -22,7 +22,7 @@ _UNKNOWN = np.iinfo(np.intp).min
 _NONE: Ids = np.empty((0, 0), dtype=np.intp)
 
 
-class Layers:
+class RepeatedLayers:
     """The equal layers of a step: ``nodes`` [layers, nodes of a layer].
 
     ``layer`` and ``column`` say where a node is, -1 and itself for one that is in none. ``links`` says per reading of a
@@ -41,7 +41,7 @@ class Layers:
         self._wiring, self._count = wiring, count
 
     @classmethod
-    def none(cls, count: int, wiring: Wiring) -> "Layers":
+    def none(cls, count: int, wiring: Wiring) -> "RepeatedLayers":
         """None are known of."""
         return cls(_NONE, count, wiring)
 

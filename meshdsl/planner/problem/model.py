@@ -22,26 +22,34 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
-from meshdsl.planner.costs.fixed_point import Scale, times
-from meshdsl.planner.costs.op_cost import Table, first_state, make_table
-from meshdsl.planner.costs.reshard_cost import Axes, Closure, Closures, Distances, Groups, Hidden, near
+from meshdsl.planner.costs.fixed_point import FixedPoint, repeated
+from meshdsl.planner.costs.op_cost import SignatureTable, first_state, make_table
+from meshdsl.planner.costs.reshard_cost import (
+    Axes,
+    Groups,
+    LayoutDomain,
+    LayoutDomains,
+    OverlapWindow,
+    ReshardCosts,
+    near,
+)
 from meshdsl.planner.problem.build import Problem
-from meshdsl.planner.problem.layers import Layers, layers_of
+from meshdsl.planner.problem.layers import RepeatedLayers, layers_of
 from meshdsl.planner.problem.ports import End, Ports
-from meshdsl.planner.problem.variables import Kind, Node, Twins, each_of
-from meshdsl.util.arrays import Costs, Ids, array, equal, grouped, identity, numbered, occurring
-from meshdsl.util.runtime import Clock
+from meshdsl.planner.problem.variables import Node, NodeClasses, OpClass, each_of
+from meshdsl.util.arrays import Costs, Ids, array, group_by, intern_ids, object_id, row_ids, unique_sorted
+from meshdsl.util.runtime import Deadline
 
 # ---- Allowed ---------------------------------------------------------------------------------------------------------
 # In which states a node may be by what is stated for it: pins, dims that stay split, and rows to be asked for.
 
 
-def first_allowed(table: Table, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
+def first_allowed(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
     """A state that the node is allowed to be in, all-``B`` if it is."""
     return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
 
 
-def has_states(table: Table, allowed: "NDArray[np.bool_] | None") -> bool:
+def has_states(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> bool:
     """Whether there is a state that the node is allowed to be in, and whose dims divide."""
     return allowed is None or bool((allowed & np.isfinite(table.seconds)).any())
 
@@ -55,7 +63,7 @@ def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
         raise PinError(faults("pins that no signature can meet:", rows, remedy))
 
 
-def allowed_states(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
+def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
     """Joint states that agree with what is stated for the node; None if nothing is."""
     split = (name for _, axes in node.split for name in axes)
     if not node.asked and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
@@ -83,7 +91,7 @@ def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
     return tuple(next(at) if name in stated else name for name in mesh.names)
 
 
-def adds_to(pins: Pins, others: Pins, mesh: Mesh) -> bool:
+def is_refinement(pins: Pins, others: Pins, mesh: Mesh) -> bool:
     """Whether whatever ``pins`` allow is allowed by others as well."""
     mine, theirs = (*pins.inputs, *pins.outputs), (*others.inputs, *others.outputs)
     alike = (pins.follows, pins.donated) == (others.follows, others.donated)
@@ -124,8 +132,8 @@ class Prices:
 # What moving every value costs: values of equal shape, partial in the same ways, share the prices.
 
 
-Known = dict[Hashable, Distances]  # by all that they depend on
-_HIDDEN: Mapping[int, Hidden] = MappingProxyType({})
+Known = dict[Hashable, ReshardCosts]  # by all that they depend on
+_HIDDEN: Mapping[int, OverlapWindow] = MappingProxyType({})
 
 
 class ByValue:
@@ -135,11 +143,11 @@ class ByValue:
       every: that there are, each once. of: per value id, the number of its own.
     """
 
-    def __init__(self, every: Sequence[Distances], of: Ids) -> None:
+    def __init__(self, every: Sequence[ReshardCosts], of: Ids) -> None:
         self.every, self.of = tuple(every), of
         self._each: list[int] = of.tolist()
 
-    def __getitem__(self, value: int) -> Distances:
+    def __getitem__(self, value: int) -> ReshardCosts:
         return self.every[self._each[value]]
 
 
@@ -150,11 +158,13 @@ class Reshards:
       twins: the nodes. tables: by node.
     """
 
-    def __init__(self, problem: Problem, twins: Twins, tables: Sequence[Table], scale: Scale) -> None:
+    def __init__(
+        self, problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTable], scale: FixedPoint
+    ) -> None:
         self._problem, self._scale = problem, scale
         self._partial = _partial(problem, twins, tables)
 
-    def by_value(self, known: Known, hidden: Mapping[int, Hidden] = _HIDDEN) -> ByValue:
+    def by_value(self, known: Known, hidden: Mapping[int, OverlapWindow] = _HIDDEN) -> ByValue:
         """The distances of every value; new ones are added to those that are known.
 
         Args:
@@ -165,9 +175,11 @@ class Reshards:
         ids = wiring.values[wiring.made[values]]
         apart, less = np.zeros(wiring.made.size, dtype=np.intp), np.zeros(wiring.made.size, dtype=np.intp)
         for column, stated in ((apart, self._problem.apart), (less, hidden)):
-            column[numbers.of(stated)] = 1 + numbered(stated.values())
+            column[numbers.of(stated)] = 1 + intern_ids(stated.values())
         unsent = self._problem.unsent.astype(np.intp)
-        said = equal([column[values] for column in (numbers.shape, numbers.dtype, self._partial, unsent, apart, less)])
+        said = row_ids(
+            [column[values] for column in (numbers.shape, numbers.dtype, self._partial, unsent, apart, less)]
+        )
         _, once, alike = np.unique(said, return_index=True, return_inverse=True)
         found = [self._distances(number, known, hidden) for number in values[once].tolist()]
         every = list(dict.fromkeys(found))
@@ -175,21 +187,21 @@ class Reshards:
         of[ids] = array(map(every.index, found))[alike]
         return ByValue(every, of)
 
-    def _distances(self, number: int, known: Known, hidden: Mapping[int, Hidden]) -> Distances:
+    def _distances(self, number: int, known: Known, hidden: Mapping[int, OverlapWindow]) -> ReshardCosts:
         """Those of one value."""
         problem, value = self._problem, self._problem.numbers.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
         sent, apart, less = not problem.unsent[number], problem.apart.get(value.id, ()), hidden.get(value.id)
         full = (value.shape, value.itemsize, ways, self._scale, sent, apart, less)
         if full not in known:
-            known[full] = Distances(problem.mesh, *full)
+            known[full] = ReshardCosts(problem.mesh, *full)
         return known[full]
 
 
-def _partial(problem: Problem, twins: Twins, tables: Sequence[Table]) -> Ids:
+def _partial(problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTable]) -> Ids:
     """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
     wiring, found = problem.wiring, np.zeros(problem.wiring.made.size, dtype=np.intp)
-    for nodes in grouped(twins.numbered(lambda n: identity(tables[n]))):
+    for nodes in group_by(twins.numbered(lambda n: object_id(tables[n]))):
         for p, ways in tables[nodes[0]].partial:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
             np.bitwise_or.at(found, wiring.of[wiring.first[nodes] + p], bits)
@@ -211,27 +223,27 @@ class Model:
     ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
     """
 
-    def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
-        self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Clock()
+    def __init__(self, problem: Problem, clock: Deadline | None = None) -> None:
+        self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Deadline()
         self.width = len(self.axes)
         self._take(problem)
-        self._tables: dict[Hashable, Table] = {}
+        self._tables: dict[Hashable, SignatureTable] = {}
         self._distances: Known = {}
         self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
         seconds = self._twins.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
-        self.scale = Scale.of(sum(seconds))
+        self.scale = FixedPoint.of(sum(seconds))
         self._reshards = Reshards(problem, self._twins, self.tables, self.scale)
         self.distances = self._reshards.by_value(self._distances)
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
-        self._closures = Closures()
+        self._closures = LayoutDomains()
         self.weighs = False
         self._pin()
 
     def repinned(self, problem: Problem) -> "Model":
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
-        other.clock = Clock()
+        other.clock = Deadline()
         other._take(problem, self._twins)
         other._pin()
         return other
@@ -239,7 +251,11 @@ class Model:
     def apart(self) -> "Model":
         """The same model with prices and states in question of its own, so that another thread may ask it."""
         other = copy(self)
-        other._known_units, other._finite, other._closures = dict(self._known_units), dict(self._finite), Closures()
+        other._known_units, other._finite, other._closures = (
+            dict(self._known_units),
+            dict(self._finite),
+            LayoutDomains(),
+        )
         other._begin()
         return other
 
@@ -257,7 +273,7 @@ class Model:
         other.prices = prices
         return other
 
-    def hiding(self, hidden: Mapping[int, Hidden]) -> "Model":
+    def hiding(self, hidden: Mapping[int, OverlapWindow]) -> "Model":
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)
         other._distances = dict(self._distances)
@@ -266,13 +282,13 @@ class Model:
         other._begin()
         return other
 
-    def _take(self, problem: Problem, like: Twins | None = None) -> None:
-        self.problem, self.nodes, self._twins = problem, problem.nodes, Twins(problem.nodes, like)
+    def _take(self, problem: Problem, like: NodeClasses | None = None) -> None:
+        self.problem, self.nodes, self._twins = problem, problem.nodes, NodeClasses(problem.nodes, like)
         self.wiring = problem.wiring
 
     def _pin(self) -> None:
         each = self._twins.each
-        self.allowed = each(lambda n: allowed_states(self.nodes[n], self.mesh))
+        self.allowed = each(lambda n: pin_mask(self.nodes[n], self.mesh))
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
         self.units = each(self._unit)
@@ -284,7 +300,7 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self.every_state, self.closures = False, dict[Distances, Closure]()
+        self.every_state, self.closures = False, dict[ReshardCosts, LayoutDomain]()
         self.focus()
 
     def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
@@ -316,7 +332,7 @@ class Model:
         asked = np.zeros(len(self.distances.every) * most, dtype=np.bool_)
         asked[self.spaces * most + layouts] = True
         spaces, layouts = np.divmod(np.flatnonzero(asked), most)
-        alike = grouped(spaces)
+        alike = group_by(spaces)
         self.closures = self._closures.held((self.distances.every[spaces[some[0]]], layouts[some]) for some in alike)
 
     def let_go(self) -> None:
@@ -324,35 +340,35 @@ class Model:
         self.closures = {}
         self._closures.let_go()
 
-    def closure(self, value: int) -> Closure:
+    def closure(self, value: int) -> LayoutDomain:
         """The layouts of a value that are in question, and what moves between them cost."""
         return self.closures[self.distances[value]]
 
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""
         unit = self.units[n]
-        if identity(unit) not in self._finite:
-            self._finite[identity(unit)] = np.argwhere(np.isfinite(unit))
-        return self._finite[identity(unit)]
+        if object_id(unit) not in self._finite:
+            self._finite[object_id(unit)] = np.argwhere(np.isfinite(unit))
+        return self._finite[object_id(unit)]
 
     def _left(self, n: int, groups: Groups, around: State) -> Assignment:
         """Those of them near a state."""
         every = self._every(n)
-        key = (identity(every), groups, around)
+        key = (object_id(every), groups, around)
         if key not in self._states:
             self._states[key] = every[near(every, groups, np.array(around))]
         return self._states[key]
 
-    def _read_layouts(self) -> dict[Distances, Ids]:
+    def _read_layouts(self) -> dict[ReshardCosts, Ids]:
         """The layouts that the states in question make or read."""
-        wiring, spaces, found = self.wiring, self.spaces, defaultdict[Distances, list[Ids]](list)
+        wiring, spaces, found = self.wiring, self.spaces, defaultdict[ReshardCosts, list[Ids]](list)
         places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
         asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
         for port in np.unique(asked, return_index=True)[1].tolist():
             n = int(wiring.nodes[port])
             layouts = self.numbers(n, int(places[port]), self.states[n].T)
             found[self.distances.every[spaces[port]]].append(layouts)
-        return {d: occurring(np.concatenate(layouts)) for d, layouts in found.items()}
+        return {d: unique_sorted(np.concatenate(layouts)) for d, layouts in found.items()}
 
     @cached_property
     def spaces(self) -> Ids:
@@ -363,9 +379,9 @@ class Model:
         """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
         stated = (node.pin, node.split, node.asked) if allowed is not None else ()
-        key = (identity(table), node.trips, stated)
+        key = (object_id(table), node.trips, stated)
         if key not in self._known_units:
-            cost = self.scale.pack(times(table.seconds, node.trips))
+            cost = self.scale.pack(repeated(table.seconds, node.trips))
             self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._known_units[key]
 
@@ -381,7 +397,7 @@ class Model:
         ids = self.between((n, port)).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
-    def between(self, end: End) -> Distances:
+    def between(self, end: End) -> ReshardCosts:
         """Of the layouts of a port."""
         return self.distances[self.wiring.value(end)]
 
@@ -393,11 +409,11 @@ class Model:
         return self._ports
 
     @cached_property
-    def layers(self) -> Layers:
+    def layers(self) -> RepeatedLayers:
         """Equal layers, whatever the pins."""
         wiring = self.wiring
         found = layers_of(self._twins.kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
-        return Layers(found, len(self.nodes), wiring)
+        return RepeatedLayers(found, len(self.nodes), wiring)
 
     def read_by(self, least: int) -> list[int]:
         """The ids of the values that so many read at least."""
@@ -415,8 +431,8 @@ class Model:
         numbers = self.problem.numbers
         return int(numbers.trips[numbers.number(value)])
 
-    def _table(self, kind: Kind) -> Table:
-        key = (identity(kind.rows), kind.shapes, kind.work)
+    def _table(self, kind: OpClass) -> SignatureTable:
+        key = (object_id(kind.rows), kind.shapes, kind.work)
         if key not in self._tables:
             self._tables[key] = make_table(kind.rows, kind.shapes, kind.work, self.mesh)
         return self._tables[key]

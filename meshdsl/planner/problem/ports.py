@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.ir.index import Numbering
+from meshdsl.ir.index import GraphIndex
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import Space
-from meshdsl.planner.costs.op_cost import Table
-from meshdsl.planner.costs.reshard_cost import Distances
-from meshdsl.planner.problem.variables import Node, Twins
-from meshdsl.util.arrays import Ids, array, equal, first_of, grouped, identity, occurring, stretches
+from meshdsl.planner.costs.op_cost import SignatureTable
+from meshdsl.planner.costs.reshard_cost import ReshardCosts
+from meshdsl.planner.problem.variables import Node, NodeClasses
+from meshdsl.util.arrays import Ids, array, first_of, group_by, object_id, ranges, row_ids, unique_sorted
 
 # ---- Wiring ----------------------------------------------------------------------------------------------------------
 # The ports of all nodes in one sequence, node after node, and which of them make what others read.
@@ -35,7 +35,7 @@ class Wiring:
     what they read.
     """
 
-    def __init__(self, nodes: Sequence[Node], numbers: Numbering) -> None:
+    def __init__(self, nodes: Sequence[Node], numbers: GraphIndex) -> None:
         links = [n for n, node in enumerate(nodes) if node.op is None]
         ops = array(n for n, node in enumerate(nodes) if node.op is not None)
         at = numbers.position[array(node.op.id for node in nodes if node.op is not None)]
@@ -45,12 +45,12 @@ class Wiring:
         self.nodes, self.first = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
         self.of, defines = np.empty(self.nodes.size, dtype=np.intp), np.zeros(self.nodes.size, dtype=np.bool_)
         self.reading = np.full(numbers.read.size, -1)
-        ports, readings = stretches(self.first[ops], reads), stretches(numbers.first[at], reads)
+        ports, readings = ranges(self.first[ops], reads), ranges(numbers.first[at], reads)
         self.of[ports], self.reading[readings] = numbers.read[readings], ports
-        ports = stretches(self.first[ops] + reads, makes)
-        self.of[ports], defines[ports] = stretches(numbers.makes[at], makes), True
+        ports = ranges(self.first[ops] + reads, makes)
+        self.of[ports], defines[ports] = ranges(numbers.makes[at], makes), True
         linked = [port for n in links for port in nodes[n].ports]
-        ports = stretches(self.first[links], sizes[links])
+        ports = ranges(self.first[links], sizes[links])
         self.of[ports], defines[ports] = numbers.of(port.value.id for port in linked), [p.defines for p in linked]
         self.reading[numbers.reading(p.reader for p in linked if p.reader)] = ports[[bool(p.reader) for p in linked]]
         self.values = array(v.id for v in numbers.values)[self.of]
@@ -106,7 +106,7 @@ class Wiring:
 Order = tuple[str, ...]  # of mesh axes
 
 
-class Read(NamedTuple):
+class Consumer(NamedTuple):
     """Values of one space, by their ids, and the ports that make them: their own layout, and others that are read."""
 
     values: list[int]
@@ -126,14 +126,14 @@ class Ports:
     def __init__(
         self,
         wiring: Wiring,
-        twins: Twins,
-        tables: Sequence[Table],
+        twins: NodeClasses,
+        tables: Sequence[SignatureTable],
         orders: Sequence[Order],
-        distances: Sequence[Distances],
+        distances: Sequence[ReshardCosts],
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
-        self._codes, self._begins = _coded(tables, twins.numbered(lambda n: identity(tables[n])), wiring)
+        self._codes, self._begins = _coded(tables, twins.numbered(lambda n: object_id(tables[n])), wiring)
         self._look_up(orders, twins.numbered(orders.__getitem__), distances)
 
     def layouts(self, rows: Ids) -> Ids:
@@ -142,27 +142,29 @@ class Ports:
         Args:
           rows: per node and mesh axis.
         """
-        from meshdsl.planner.costs.kernels import looked_up  # with its compiler, too much for those who plan nothing
+        from meshdsl.planner.costs.kernels import (
+            lookup_port_layouts,  # with its compiler, too much for those who plan nothing
+        )
 
         states, nodes = np.ascontiguousarray(rows), self._wiring.nodes
-        return looked_up(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
+        return lookup_port_layouts(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
 
-    def elsewhere(self, layouts: Ids) -> Iterator[Read]:
+    def elsewhere(self, layouts: Ids) -> Iterator[Consumer]:
         """The values that are read in other layouts than their own, those that are read alike together."""
         makers, most = self._wiring.makers, int(layouts.max(initial=0)) + 1
         read = layouts[self._wiring.read]
         differ = read != layouts[makers]
-        made, other = np.divmod(occurring(makers[differ] * most + read[differ]), most)
+        made, other = np.divmod(unique_sorted(makers[differ] * most + read[differ]), most)
         begins = np.flatnonzero(np.diff(made, prepend=-1))
         counts = np.diff(begins, append=made.size)
-        for count in occurring(counts).tolist():
+        for count in unique_sorted(counts).tolist():
             at = begins[counts == count]
             ports, others = made[at], other[at[:, None] + np.arange(count)]
-            for alike in grouped(equal([self._spaces[ports], layouts[ports], *others.T])):
+            for alike in group_by(row_ids([self._spaces[ports], layouts[ports], *others.T])):
                 first = alike[0]
                 mine = ports[alike]
                 values = self._wiring.values[mine].tolist()
-                yield Read(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
+                yield Consumer(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
 
     def named(self, layouts: Ids) -> Ids:
         """The layouts of ports, by their numbers in ``every`` one."""
@@ -178,7 +180,7 @@ class Ports:
         """The numbers in every one of the layouts of each space, one space after the other."""
         return array(map(self.every.__getitem__, self._all))
 
-    def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[Distances]) -> None:
+    def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[ReshardCosts]) -> None:
         """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
         wiring = self._wiring
         tables: dict[int, tuple[Ids, int]] = {}
@@ -186,24 +188,24 @@ class Ports:
         self._looked_up, self._bases, self._named = (np.empty(wiring.nodes.size, dtype=np.intp) for _ in range(3))
         self._all: list[Layout] = []
         size = 0
-        for ports in grouped(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+        for ports in group_by(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
             found = distances[self._spaces[ports[0]]]
             table = found.ids(orders[wiring.nodes[ports[0]]])
-            if identity(table) not in tables:
-                tables[identity(table)] = table, size
+            if object_id(table) not in tables:
+                tables[object_id(table)] = table, size
                 size += table.size
             if found.space not in spaces:
                 spaces[found.space] = len(self._all)
                 self._all += found.space.layouts
-            self._looked_up[ports], self._bases[ports] = tables[identity(table)][1], max(table.shape, default=1)
+            self._looked_up[ports], self._bases[ports] = tables[object_id(table)][1], max(table.shape, default=1)
             self._named[ports] = spaces[found.space]
         self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
 
 
-def _coded(tables: Sequence[Table], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
+def _coded(tables: Sequence[SignatureTable], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
     """The placement codes of all tables, and where those of each port begin."""
-    distinct = [tables[n] for n in occurring(first_of(numbers)).tolist()]
+    distinct = [tables[n] for n in unique_sorted(first_of(numbers)).tolist()]
     lists = [codes for table in distinct for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])
     first = np.cumsum([0, *(len(table.codes) for table in distinct)])[numbers]
-    return np.concatenate(lists or [array(())]), begins[stretches(first, wiring.sizes)]
+    return np.concatenate(lists or [array(())]), begins[ranges(first, wiring.sizes)]

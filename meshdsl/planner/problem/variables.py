@@ -14,14 +14,14 @@ import jax
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.index import Flags, Numbering, numbering_of
+from meshdsl.ir.index import Flags, GraphIndex, graph_index
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.planner.costs.op_cost import Work, tensors, work_of, written
+from meshdsl.planner.costs.op_cost import OpWork, tensors, work_of, written
 from meshdsl.rules import asked_rows_of, rows_of
-from meshdsl.util.arrays import Ids, array, equal, first_of, identity, numbered, occurring
+from meshdsl.util.arrays import Ids, array, first_of, intern_ids, object_id, row_ids, unique_sorted
 
 # ---- Node ------------------------------------------------------------------------------------------------------------
 # What a planning problem is made of: nodes, their tensors, and how these are wired.
@@ -29,7 +29,7 @@ from meshdsl.util.arrays import Ids, array, equal, first_of, identity, numbered,
 
 Rows = tuple[Signature, ...]
 Shapes = tuple[tuple[tuple[int, ...], int], ...]  # shape and itemsize per port
-NO_WORK, FREE = Work(0.0, (), 4), Layout()
+NO_WORK, FREE = OpWork(0.0, (), 4), Layout()
 
 
 class Port(NamedTuple):
@@ -41,7 +41,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class OpClass:
     """What nodes that stand for equal operations have in common: one object, so that what follows from it is known.
 
     Args:
@@ -50,7 +50,7 @@ class Kind:
 
     rows: Rows
     shapes: Shapes
-    work: Work = NO_WORK
+    work: OpWork = NO_WORK
 
 
 def shapes_of(values: Iterable[Value]) -> Shapes:
@@ -71,7 +71,7 @@ class Node:
       linked: its tensors, and ``name`` what it is called, where it stands for no operation.
     """
 
-    kind: Kind
+    kind: OpClass
     op: Op | None = None
     trips: int = 1
     pin: Layout = FREE
@@ -107,20 +107,20 @@ class Node:
         return (*self.rows[row].inputs, *self.rows[row].outputs)
 
 
-def same_layout(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
+def tied_node(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
     """A node all of whose ports have one layout."""
     kind = _alike(shapes_of(port.value for port in ports), partial)
     return Node(kind, trips=trips, pin=pin, linked=ports, name=name)
 
 
-def linking(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
+def link_node(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
     """A node for no operation, with a table of its own."""
-    return Node(Kind(rows, shapes_of(port.value for port in ports)), trips=trips, linked=ports, name=name)
+    return Node(OpClass(rows, shapes_of(port.value for port in ports)), trips=trips, linked=ports, name=name)
 
 
 @cache
-def _alike(shapes: Shapes, partial: bool) -> Kind:
-    return Kind(_alike_rows(len(shapes), len(shapes[0][0]), partial), shapes)
+def _alike(shapes: Shapes, partial: bool) -> OpClass:
+    return OpClass(_alike_rows(len(shapes), len(shapes[0][0]), partial), shapes)
 
 
 @cache
@@ -136,7 +136,7 @@ _LITERAL, _FUSED, _KEPT = range(3)
 _AHEAD = 2  # numbers of an operation that come before those of its operands
 
 
-class Kinds:
+class OpClasses:
     """The kinds of a program's operations, their literals left out.
 
     Args:
@@ -144,29 +144,29 @@ class Kinds:
     """
 
     def __init__(self, graph: Graph, kept: Flags | None = None) -> None:
-        self._numbers, self._kept = numbering_of(graph), written(graph) if kept is None else kept
-        self._known: dict[int, Kind] = {}
+        self._numbers, self._kept = graph_index(graph), written(graph) if kept is None else kept
+        self._known: dict[int, OpClass] = {}
         self._rows: dict[bytes, Rows] = {}
-        self._more: dict[tuple[Kind, Rows], Kind] = {}
+        self._more: dict[tuple[OpClass, Rows], OpClass] = {}
 
     def number(self, op: Op) -> int:
         """A number, the same for operations of one kind; one with parameters that cannot be compared is alone."""
         return self._of[op.id]
 
-    def of(self, op: Op) -> Kind:
+    def of(self, op: Op) -> OpClass:
         """The kind of one operation."""
         number = self._of[op.id]
         if number not in self._known:
             self._known[number] = self._made(op)
         return self._known[number]
 
-    def asking(self, op: Op) -> tuple[Kind, Rows]:
+    def asking(self, op: Op) -> tuple[OpClass, Rows]:
         """The kind of an operation with the rows that a layout may ask for, and those rows."""
         kind, real = self.of(op), _real(op)
         more = tuple(_only(row, real) for row in asked_rows_of(op))
         return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))), more
 
-    def work(self, op: Op) -> Work:
+    def work(self, op: Op) -> OpWork:
         """What an operation does."""
         found = [v.id for v in tensors(op) if isinstance(v, Value)]
         kept = self._kept[self._numbers.of(found)].tolist()
@@ -179,15 +179,15 @@ class Kinds:
     @cached_property
     def _of(self) -> list[int]:
         """By op id."""
-        numbers = numbered(self._said.of_all(self._kept))
+        numbers = intern_ids(self._said.of_all(self._kept))
         found: list[int] = numbers[self._numbers.position].tolist()
         return found
 
-    def _made(self, op: Op) -> Kind:
+    def _made(self, op: Op) -> OpClass:
         """A new kind, its rows being those of others that differ only in what is kept."""
         real, key = _real(op), self._said.plainly[int(self._numbers.position[op.id])]
         rows = self._rows.get(key) or self._rows.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
-        return Kind(rows, shapes_of((*values(op.inputs), *op.outputs)), _without_literals(self.work(op), real))
+        return OpClass(rows, shapes_of((*values(op.inputs), *op.outputs)), _without_literals(self.work(op), real))
 
 
 class _Said:
@@ -196,7 +196,7 @@ class _Said:
     After that comes a number for each operand and result: for its shape and dtype, and the value of a literal.
     """
 
-    def __init__(self, numbers: Numbering) -> None:
+    def __init__(self, numbers: GraphIndex) -> None:
         self._numbers, literals = numbers, numbers.literals
         at, operands = array(at for at, *_ in literals), array(operand for _, operand, _ in literals)
         counts = np.bincount(numbers.at, minlength=len(numbers.ops)) + np.bincount(at, minlength=len(numbers.ops))
@@ -207,7 +207,7 @@ class _Said:
         self._made = (begins + _AHEAD + counts - numbers.makes[:-1])[numbers.made] + np.arange(len(numbers.values))
         self._numbered = np.empty(sizes.sum(), dtype=np.intp)
         self._numbered[begins], self._numbered[begins + 1] = _forms(numbers), counts
-        said = numbered(_literal(x) for *_, x in literals)
+        said = intern_ids(_literal(x) for *_, x in literals)
         self._numbered[begins[at] + _AHEAD + operands] = said * 3 + _LITERAL
 
     def of_all(self, kept: Flags) -> Iterator[bytes]:
@@ -225,7 +225,7 @@ class _Said:
         return list(self.of_all(np.zeros(len(self._numbers.values), dtype=np.bool_)))
 
 
-def _forms(numbers: Numbering) -> Ids:
+def _forms(numbers: GraphIndex) -> Ids:
     """Per position, a number for name and parameters; what cannot be compared is alone."""
     known: dict[Hashable, int] = {}
     found = []
@@ -238,7 +238,7 @@ def _forms(numbers: Numbering) -> Ids:
     return array(found)
 
 
-def _without_literals(work: Work, real: Sequence[int]) -> Work:
+def _without_literals(work: OpWork, real: Sequence[int]) -> OpWork:
     """What an operation does, of those operands and results that are no literals."""
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
     return replace(work, touched=tuple(work.touched[i] for i in real), sides=sides)
@@ -255,7 +255,7 @@ def _literal(x: Literal) -> Hashable:
     try:
         hash(said)
     except TypeError:
-        return identity(x)
+        return object_id(x)
     return said
 
 
@@ -282,7 +282,7 @@ def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what
     """A node that passes one layout from the operands it reads to the values it defines."""
     read = [(o.inputs[i], (o.id, i)) for o, i in uses]
     ports = (*(Port(v, False, at) for v, at in read if isinstance(v, Value)), *(Port(v, True) for v in defines))
-    return same_layout(ports, FREE, f"{what} of {op.name} at {op.source}", True, trips) if ports else None
+    return tied_node(ports, FREE, f"{what} of {op.name} at {op.source}", True, trips) if ports else None
 
 
 def _scan_links(op: Op, trips: int) -> Iterator[Node]:
@@ -313,7 +313,7 @@ def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node
     present = [port for port in (outer, inner) if port is not None]
     rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
     rows = _stacks(rank, outer is not None, inner is not None)
-    return linking(tuple(present), rows, f"slices of {op.name} at {op.source}", trips)
+    return link_node(tuple(present), rows, f"slices of {op.name} at {op.source}", trips)
 
 
 @cache
@@ -349,7 +349,7 @@ def _predicate(op: Op, trips: int) -> Iterator[Node]:
     """What decides a branch is the same everywhere."""
     value = op.inputs[0]
     if isinstance(value, Value):
-        yield linking((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), "predicate", trips)
+        yield link_node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), "predicate", trips)
 
 
 def _some(node: Node | None) -> Iterator[Node]:
@@ -369,25 +369,25 @@ LINKS = {"scan": _scan_links, "while": _while_links, "cond": _cond_links}
 T = TypeVar("T")
 
 
-class Twins:
+class NodeClasses:
     """``first``: per node, the first whose twin it is; ``kinds``: a number, the same whatever is stated.
 
     Args:
       like: of the same nodes under other statements.
     """
 
-    def __init__(self, nodes: Sequence[Node], like: "Twins | None" = None) -> None:
+    def __init__(self, nodes: Sequence[Node], like: "NodeClasses | None" = None) -> None:
         # placements, not pins: those are equal whatever the order in which axes are stated
-        stated = numbered(
+        stated = intern_ids(
             [
                 (node.pin.placements, node.split, node.asked) if node.pin.placements or node.split or node.asked else ()
                 for node in nodes
             ]
         )
         self.kinds: Ids = like.kinds if like else _kinds(nodes)
-        self.first = first_of(equal((self.kinds, stated)))
+        self.first = first_of(row_ids((self.kinds, stated)))
         self._firsts: list[int] = self.first.tolist()
-        self._once: list[int] = occurring(self.first).tolist()
+        self._once: list[int] = unique_sorted(self.first).tolist()
 
     def each(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
@@ -397,7 +397,7 @@ class Twins:
     def numbered(self, said: Callable[[int], Hashable]) -> Ids:
         """Per node, a number for what is said of it and of its twins alike, the same for what is equal."""
         found = np.empty_like(self.first)
-        found[self._once] = numbered(map(said, self._once))
+        found[self._once] = intern_ids(map(said, self._once))
         return np.asarray(found[self.first])
 
     def in_states(self, rows: Ids) -> Ids:
@@ -415,10 +415,10 @@ class Twins:
 
 def _kinds(nodes: Sequence[Node]) -> Ids:
     """Per node, a number for its kind and how often it runs."""
-    return equal((numbered([identity(node.kind) for node in nodes]), numbered([node.trips for node in nodes])))
+    return row_ids((intern_ids([object_id(node.kind) for node in nodes]), intern_ids([node.trips for node in nodes])))
 
 
 def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:
     """What ``make`` says of every node, having been asked about the first of each that are alike."""
-    known = {n: make(n) for n in occurring(firsts).tolist()}
+    known = {n: make(n) for n in unique_sorted(firsts).tolist()}
     return [known[n] for n in firsts.tolist()]

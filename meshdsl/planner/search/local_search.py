@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.bounds.tighten import _CLOSING_WORK, _PASSES, OPEN, PROVED, _rounds, _tightened
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import Scope, eliminate
 from meshdsl.planner.mrf.network import Labels, Network
-from meshdsl.planner.objective import Choice, Evaluator
-from meshdsl.util.arrays import Costs, Ints, identity
-from meshdsl.util.runtime import Clock
+from meshdsl.planner.objective import CostedPlan, Evaluator
+from meshdsl.util.arrays import Costs, Ints, object_id
+from meshdsl.util.runtime import Deadline
 
 # ---- Closing ---------------------------------------------------------------------------------------------------------
 
 
-def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, float]:
+def close_gap(certificate: Certificate, evaluator: Evaluator) -> tuple[CostedPlan, float]:
     """A plan as good as the certificate's or better, and a cost that no plan undercuts."""
     work = _tightened(certificate, evaluator, _CLOSING_WORK, _PASSES[-1])
     clock = certificate.model.clock
@@ -32,7 +32,7 @@ def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, floa
         certificate, work = _rounds(certificate, evaluator, work)
         best = certificate.best
         if certificate.gap > OPEN and not clock.is_up():
-            certificate.best = improved(Joint(certificate.model, certificate.left), best, evaluator)
+            certificate.best = lns(NetworkBuilder(certificate.model, certificate.left), best, evaluator)
         if certificate.best is best or work <= 0:
             break
     return certificate.best, min(certificate.bound, certificate.best.cost)
@@ -44,7 +44,7 @@ def closed(certificate: Certificate, evaluator: Evaluator) -> tuple[Choice, floa
 Axes = tuple[int, ...]  # mesh axes by number
 
 
-class Sweeper:
+class AxisDescent:
     """Improves states of the variables of a reduced network; those it has lost follow from these.
 
     Args:
@@ -92,7 +92,7 @@ class Sweeper:
         assert marks is not None, "the variables of a plan say what their states mean"
         others = [axis for axis in range(self.width) if axis not in axes]
         held = state if len(axes) > 1 else tuple(marks[state, others].tolist())
-        key = (identity(marks), axes, held)
+        key = (object_id(marks), axes, held)
         if key not in self._domains:
             self._domains[key] = np.flatnonzero(_movable(marks, state, axes, others))
         return self._domains[key]
@@ -128,7 +128,7 @@ _FEWEST, _DRAWS = 8, 200
 _IDLE = 40  # draws without anything better
 
 
-def improved(joint: Joint, best: Choice, evaluator: Evaluator) -> Choice:
+def lns(joint: NetworkBuilder, best: CostedPlan, evaluator: Evaluator) -> CostedPlan:
     """A plan that is better than ``best``, or that one.
 
     Args:
@@ -141,7 +141,7 @@ def improved(joint: Joint, best: Choice, evaluator: Evaluator) -> Choice:
     return min(best, found, key=lambda choice: choice.cost)
 
 
-def _begin(joint: Joint, network: Network, best: Choice) -> Ints:
+def _begin(joint: NetworkBuilder, network: Network, best: CostedPlan) -> Ints:
     """The states that the nodes have in a plan, by position in order; hubs come later."""
     places = {}
     for v in (v for v in network.order if v < len(joint.states)):
@@ -162,7 +162,7 @@ class _Search:
         self._random = np.random.default_rng(_SEED)
         self._decide(states >= 0)
 
-    def run(self, draws: int, clock: Clock) -> None:
+    def run(self, draws: int, clock: Deadline) -> None:
         """Draw who holds, so many times at most."""
         idle = 0
         for _ in range(draws):

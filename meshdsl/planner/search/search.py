@@ -30,18 +30,26 @@ from meshdsl.planner.bounds.tighten import (
     affordable,
     bound_on_many_axes,
     lifted_later,
-    raised,
-    redrawn,
+    raise_bound,
+    rebuild_and_raise,
 )
 from meshdsl.planner.costs.fixed_point import TIES
-from meshdsl.planner.costs.reshard_cost import Groups, apart, as_fewer, as_taken, as_two, in_pairs, in_two
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.costs.reshard_cost import (
+    Groups,
+    apart,
+    axis_groups_in_pairs,
+    axis_groups_in_two,
+    axis_groups_merged,
+    axis_groups_of_plan,
+    in_two,
+)
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.network import Labels, Network
-from meshdsl.planner.mrf.trws import Messages
-from meshdsl.planner.objective import Choice, Evaluator, ready
+from meshdsl.planner.mrf.trws import TRWS
+from meshdsl.planner.objective import CostedPlan, Evaluator, prepare_model
 from meshdsl.planner.problem.model import Assignment, Model
-from meshdsl.planner.search.local_search import Sweeper, closed, sweep_order
-from meshdsl.util.runtime import together
+from meshdsl.planner.search.local_search import AxisDescent, close_gap, sweep_order
+from meshdsl.util.runtime import run_parallel
 
 # ---- Start -----------------------------------------------------------------------------------------------------------
 # Where messages point to: the plan that a search begins from.
@@ -52,17 +60,17 @@ _RISES = 1e-4  # part of the cost by which what it is at least rises as long as 
 EXACT = 1e-6  # what messages may leave open for nothing to be found by a sweep
 
 
-class Start(NamedTuple):
+class InitialPlan(NamedTuple):
     """Where messages point to in a network, and the part of its cost that others may save."""
 
-    choice: Choice
+    choice: CostedPlan
     network: Network
     states: Labels
     left: float
     weighs: bool
 
 
-def started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> Start:
+def initial_plan(joint: NetworkBuilder, evaluator: Evaluator, limit: float, both: bool) -> InitialPlan:
     """Where messages point to.
 
     Args:
@@ -73,9 +81,9 @@ def started(joint: Joint, evaluator: Evaluator, limit: float, both: bool) -> Sta
     for weighs in (False, True) if both and joint.shortened else (joint.model.weighs,):
         joint.model.weighs = weighs
         networks[weighs], _ = joint.searched()
-    pointed = together([partial(_pointed_to, network, limit, joint.shortened) for network in networks.values()])
+    pointed = run_parallel([partial(_pointed_to, network, limit, joint.shortened) for network in networks.values()])
     found = [
-        Start(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs)
+        InitialPlan(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs)
         for (weighs, network), (states, left) in zip(networks.items(), pointed, strict=True)
     ]
     best = min(found, key=lambda start: start.choice.cost)
@@ -89,7 +97,7 @@ def _pointed_to(network: Network, limit: float, patient: bool) -> tuple[Labels, 
     Args:
       patient: go on while the bound rises, although nothing better is found.
     """
-    messages = Messages(network, limit + 1.0)
+    messages = TRWS(network, limit + 1.0)
     idle, passes = 0, chain([1, _AT_A_TIME - 1], repeat(_AT_A_TIME))
     for _ in range(affordable(messages.entries) // _AT_A_TIME):
         before, lower = messages.cost, messages.lower
@@ -114,11 +122,11 @@ _CLOSED = 2_000_000  # entries of a network of plans up to which the gap is clos
 _FEW = 2_000  # ... and nodes up to which it is in any case
 _DEEPEST = 20_000  # nodes up to which rounds are worth their time where a search goes from plan to plan
 ROUNDED = 1e-9  # of a bound: sums of floats round
-Worth = Callable[[Choice], bool]
+Worth = Callable[[CostedPlan], bool]
 Proof = Callable[[], float]  # what no plan costs less than, when it is asked for
 
 
-def search(model: Model) -> tuple[Choice, float]:
+def search(model: Model) -> tuple[CostedPlan, float]:
     """The best plan found, memory aside, and seconds that no plan can undercut."""
     best, prove = find(model, lambda _: True)
     return best, prove()
@@ -127,10 +135,10 @@ def search(model: Model) -> tuple[Choice, float]:
 def find(
     model: Model,
     worth: Worth,
-    joint: Joint | None = None,
+    joint: NetworkBuilder | None = None,
     known: Assignment | None = None,
     evaluator: Evaluator | None = None,
-) -> tuple[Choice, Callable[[], float]]:
+) -> tuple[CostedPlan, Callable[[], float]]:
     """The best plan found, memory aside, and what proves seconds that no plan can undercut, when they are asked for.
 
     Args:
@@ -143,28 +151,28 @@ def find(
     best = evaluated(model, evaluator, model.whole)
     proof: Proof = cache(lambda: bound_on_many_axes(model, best, known is not None))
     if known is not None:
-        best = min(best, carried(model, evaluator, known), key=lambda choice: choice.cost)
+        best = min(best, repair_for_pins(model, evaluator, known), key=lambda choice: choice.cost)
     if jointly(model):
         model.focus()
-        joint = joint or Joint(model)
+        joint = joint or NetworkBuilder(model)
         best, proof = _proved(joint, evaluator, best, worth, known is None)
         again = True
     else:
         again = not worth(best)  # the first neighbourhoods are not gone through in rounds then
         large = len(model.nodes) > _DEEPEST
         if known is None:  # one group is in two groups
-            best = _moved(model, (in_two if large else as_fewer)(model.wide), evaluator, best, worth, True)
+            best = _moved(model, (in_two if large else axis_groups_merged)(model.wide), evaluator, best, worth, True)
         if known is not None or not large or worth(best):
-            best = _moved(model, in_pairs(model.wide), evaluator, best, worth, known is None)
+            best = _moved(model, axis_groups_in_pairs(model.wide), evaluator, best, worth, known is None)
         if _layouts(model) <= _ONCE and worth(best) and not model.clock.is_up():
             model.focus()
-            certificate = Certificate(Joint(model), best, FIRST_TREES)
-            raised(certificate, evaluator, settle=True)
-            best, bound = closed(certificate, evaluator)
+            certificate = Certificate(NetworkBuilder(model), best, FIRST_TREES)
+            raise_bound(certificate, evaluator, settle=True)
+            best, bound = close_gap(certificate, evaluator)
             proof = _known(bound)
     if again and known is None and worth(best) and proof() < (1 - OPEN) * best.cost:
         least, first = proof(), best
-        best = _moved(model, as_fewer(model.wide), evaluator, first, worth, True)
+        best = _moved(model, axis_groups_merged(model.wide), evaluator, first, worth, True)
         if best.cost < (1 - OPEN) * first.cost and not jointly(model):
             proof = cache(lambda: max(least, bound_on_many_axes(model, best, False)))
         model.focus()
@@ -172,24 +180,26 @@ def find(
     return best, lambda: _seconds(model, best, proof())
 
 
-def quick_bound(model: Model, best: Choice) -> float:
+def quick_bound(model: Model, best: CostedPlan) -> float:
     """Seconds that no plan can undercut, memory aside, from a plan on, quickly."""
     if not jointly(model):
         return _seconds(model, best, bound_on_many_axes(model, best, True))
     model.focus()
-    return _seconds(model, best, lifted_later(Joint(model), best, _QUICK, False))
+    return _seconds(model, best, lifted_later(NetworkBuilder(model), best, _QUICK, False))
 
 
-def _seconds(model: Model, best: Choice, least: float) -> float:
+def _seconds(model: Model, best: CostedPlan, least: float) -> float:
     """A bound in seconds, rounded down; no more than what a plan takes."""
     safe = least - TIES - ROUNDED * abs(least)
     return max(0.0, model.scale.seconds(min(safe, best.cost)))
 
 
 def _moved(
-    model: Model, near: Iterable[Groups], evaluator: Evaluator, best: Choice, worth: Worth, both: bool
-) -> Choice:
-    """The best plan found from neighbourhood to neighbourhood; ``both`` is as for ``started`` where all axes move."""
+    model: Model, near: Iterable[Groups], evaluator: Evaluator, best: CostedPlan, worth: Worth, both: bool
+) -> CostedPlan:
+    """The best plan found from neighbourhood to neighbourhood; ``both`` is as for ``initial_plan`` where all axes
+    move.
+    """
     for i, groups in enumerate(near):
         if i and model.clock.is_up():
             break
@@ -199,47 +209,49 @@ def _moved(
     return best
 
 
-def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> Choice:
+def evaluated(model: Model, evaluator: Evaluator, rows: Assignment) -> CostedPlan:
     """A plan with its cost."""
-    ready(model, rows)
+    prepare_model(model, rows)
     return evaluator.exact(evaluator.evaluate(rows))
 
 
-def carried(model: Model, evaluator: Evaluator, known: Assignment) -> Choice:
+def repair_for_pins(model: Model, evaluator: Evaluator, known: Assignment) -> CostedPlan:
     """A plan of other pins with what these do not allow done everywhere."""
     return evaluated(model, evaluator, np.where(evaluator.allowed(known)[:, None], known, model.whole))
 
 
-def _near(model: Model, groups: Groups, evaluator: Evaluator, best: Choice, worth: Worth, both: bool) -> Choice:
+def _near(model: Model, groups: Groups, evaluator: Evaluator, best: CostedPlan, worth: Worth, both: bool) -> CostedPlan:
     """The best plan found among those that are in question."""
-    joint = Joint(model)
+    joint = NetworkBuilder(model)
     if joint.searched()[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, evaluator, best, worth, True)[0]
     found = _plans_near(joint, groups, evaluator, evaluator.objective(best), both)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
 
 
-def _proved(joint: Joint, evaluator: Evaluator, known: Choice, worth: Worth, sweep: bool) -> tuple[Choice, Proof]:
+def _proved(
+    joint: NetworkBuilder, evaluator: Evaluator, known: CostedPlan, worth: Worth, sweep: bool
+) -> tuple[CostedPlan, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
-    (_, entries), start = joint.searched(), started(joint, evaluator, known.cost, sweep)
+    (_, entries), start = joint.searched(), initial_plan(joint, evaluator, known.cost, sweep)
     best, left = evaluator.exact(start.choice), start.left
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= EXACT or not sweep or not worth(best)):
         best = min(known, best, key=lambda choice: choice.cost)
         return best, cache(lambda: lifted_later(joint, best, most, sweep))
     certificate = Certificate(joint, best, FIRST_TREES)
-    raised(certificate, evaluator, most, few)
+    raise_bound(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
         swept = _swept(start, apart(model.wide), model.width)
         better = evaluator.exact(evaluator.evaluate(joint.stretched(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
-            raised(certificate, evaluator, settle=few)
+            raise_bound(certificate, evaluator, settle=few)
     best, bound = certificate.best, certificate.bound
-    proof: Proof = cache(lambda: redrawn(certificate, most).bound) if sweep else _known(bound)
+    proof: Proof = cache(lambda: rebuild_and_raise(certificate, most).bound) if sweep else _known(bound)
     if few and worth(best):
-        best, bound = closed(certificate, evaluator)
+        best, bound = close_gap(certificate, evaluator)
         proof = _known(bound)
     return (known if known.cost < best.cost else best), proof
 
@@ -249,8 +261,13 @@ def _known(bound: float) -> Proof:
 
 
 def plans(
-    model: Model, evaluator: Evaluator, known: Sequence[Choice], joint: Joint | None, sweep: bool, every: bool
-) -> list[Choice]:
+    model: Model,
+    evaluator: Evaluator,
+    known: Sequence[CostedPlan],
+    joint: NetworkBuilder | None,
+    sweep: bool,
+    every: bool,
+) -> list[CostedPlan]:
     """Good plans at the model's present memory prices.
 
     Args:
@@ -264,12 +281,12 @@ def plans(
     best = known[int(np.argmin(paid))]
     if jointly(model):
         model.focus()
-        here = joint.priced(model) if joint else Joint(model)
+        here = joint.priced(model) if joint else NetworkBuilder(model)
         return _plans_near(here, apart(model.wide) if sweep else (), evaluator, min(paid))
     found = [best]
-    for groups in as_two(model.wide) if every else (as_taken(model.wide, best.rows),):
+    for groups in axis_groups_in_two(model.wide) if every else (axis_groups_of_plan(model.wide, best.rows),):
         model.focus(groups, best.rows)
-        near = _plans_near(Joint(model), groups, evaluator, evaluator.objective(best))
+        near = _plans_near(NetworkBuilder(model), groups, evaluator, evaluator.objective(best))
         best = min([best, *near], key=evaluator.objective)
         found += near
     return found
@@ -286,8 +303,10 @@ def _layouts(model: Model) -> int:
     return int((sizes[model.spaces[model.wiring.made[model.wiring.made >= 0]]] ** 2).sum())
 
 
-def _plans_near(joint: Joint, groups: Groups, evaluator: Evaluator, limit: float, both: bool = False) -> list[Choice]:
-    start = started(joint, evaluator, limit, both)
+def _plans_near(
+    joint: NetworkBuilder, groups: Groups, evaluator: Evaluator, limit: float, both: bool = False
+) -> list[CostedPlan]:
+    start = initial_plan(joint, evaluator, limit, both)
     if not groups or start.left <= _sweepable(joint.model):
         return [start.choice]
     return [start.choice, evaluator.evaluate(joint.stretched(_swept(start, groups, joint.model.width)))]
@@ -298,5 +317,5 @@ def _sweepable(model: Model) -> float:
     return EXACT if len(model.nodes) <= _DEEPEST else _FAR
 
 
-def _swept(start: Start, groups: Groups, width: int) -> Labels:
-    return Sweeper(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)
+def _swept(start: InitialPlan, groups: Groups, width: int) -> Labels:
+    return AxisDescent(start.network, width, _LARGEST).sweep(start.states, sweep_order(groups), _ROUNDS)

@@ -12,17 +12,19 @@ from collections.abc import Callable
 import numpy as np
 
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.encoding.networks import Joint
+from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import eliminate
-from meshdsl.planner.objective import Choice, Evaluator
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Model
-from meshdsl.util.arrays import Ids, occurring
+from meshdsl.util.arrays import Ids, unique_sorted
 
 _LARGEST = 1 << 16  # entries of the largest table
 _TRIALS, _TRIED = 8, 8_000  # at most, and nodes of all trials together
 
 
-def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[Choice], bool]) -> Choice:
+def fewest_layouts(
+    model: Model, evaluator: Evaluator, best: CostedPlan, fits: Callable[[CostedPlan], bool]
+) -> CostedPlan:
     """A plan that costs no more than ``best`` and has as few distinct layouts as are found."""
     model.focus()
     laid, trials = _laid(model, best), min(_TRIALS, _TRIED // len(model.nodes))
@@ -30,20 +32,20 @@ def simplest(model: Model, evaluator: Evaluator, best: Choice, fits: Callable[[C
         left = _without(model, evaluator, best, laid, layout) if trials and not model.clock.is_up() else None
         if left is not None:
             trials -= 1
-            found = _decided(Joint(model, left), evaluator)
+            found = _decided(NetworkBuilder(model, left), evaluator)
             others = _laid(model, found)
-            fewer = occurring(others).size < occurring(laid).size
+            fewer = unique_sorted(others).size < unique_sorted(laid).size
             if found.cost <= best.cost and fewer and fits(found):
                 best, laid = found, others
     return best
 
 
-def distinct(model: Model, choice: Choice) -> int:
+def distinct(model: Model, choice: CostedPlan) -> int:
     """How many layouts values are made and read in."""
-    return occurring(_laid(model, choice)).size
+    return unique_sorted(_laid(model, choice)).size
 
 
-def _laid(model: Model, choice: Choice) -> Ids:
+def _laid(model: Model, choice: CostedPlan) -> Ids:
     """The layouts of all ports, by their numbers in every one."""
     return model.ports.named(model.ports.layouts(choice.rows))
 
@@ -55,13 +57,13 @@ def _rarest(model: Model, laid: Ids) -> list[int]:
     return [layout for _, layout in ranked]
 
 
-def _without(model: Model, evaluator: Evaluator, best: Choice, laid: Ids, layout: int) -> dict[int, Ids] | None:
+def _without(model: Model, evaluator: Evaluator, best: CostedPlan, laid: Ids, layout: int) -> dict[int, Ids] | None:
     """The states in question if no node may have a layout; None if some node has none that could cost as little."""
     ports, every = model.ports, list(model.ports.every)
     used = {every[i] for i in set(laid.tolist()) - {layout}}
     elsewhere = {value: read for read in ports.elsewhere(ports.layouts(best.rows)) for value in read.values}
     left: dict[int, Ids] = {}
-    for n in occurring(model.wiring.nodes[laid == layout]).tolist():
+    for n in unique_sorted(model.wiring.nodes[laid == layout]).tolist():
         values = dict.fromkeys(model.wiring.value((n, p)) for p in range(len(model.wiring.ports(n))))
         keep = model.units[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(model.wiring.ports(n))):
@@ -83,7 +85,7 @@ def _among(model: Model, n: int, p: int, used: set[Layout]) -> np.ndarray[tuple[
     return found
 
 
-def _decided(joint: Joint, evaluator: Evaluator) -> Choice:
+def _decided(joint: NetworkBuilder, evaluator: Evaluator) -> CostedPlan:
     """The cheapest plan of the states in question, or one near it."""
     network = joint.plans()
     domains, tables = network.listed()

@@ -23,7 +23,7 @@ from meshdsl.ir.rewrite import Atom, fresh_ids, in_bodies, makers_of, value_ids,
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace.read_jaxpr import Frame, inline
-from meshdsl.trace.source import Place
+from meshdsl.trace.source import SourceContext
 
 # ---- Regions ---------------------------------------------------------------------------------------------------------
 # Regions: all that has a dim which is one too short, from slices to where it is put back.
@@ -41,7 +41,7 @@ _LIKE_OTHERS = frozenset(
 
 
 @dataclass(frozen=True)
-class Cut:
+class DimSlice:
     """A slice of one dim, the ``stride``-th elements of it from ``start`` on."""
 
     source: Value
@@ -61,22 +61,24 @@ class Cut:
         return self.start >= self.stride or (self.start, self.stride) == (0, 1)
 
 
-def cuts_of(op: Op) -> Iterator[Cut]:
+def cuts_of(op: Op) -> Iterator[DimSlice]:
     """The results that are slices of one dim."""
     if op.name == "split":
         dim, sizes, (source,) = op.params["axis"], op.params["sizes"], values(op.inputs)
-        yield from (Cut(source, v, dim, int(sum(sizes[:i])), 1) for i, v in enumerate(op.outputs))
+        yield from (DimSlice(source, v, dim, int(sum(sizes[:i])), 1) for i, v in enumerate(op.outputs))
     elif op.name == "slice":
         (source,), (result,) = values(op.inputs), op.outputs
         dims = [d for d, (n, m) in enumerate(zip(source.shape, result.shape, strict=True)) if n != m]
         strides = op.params["strides"] or (1,) * len(source.shape)
         yield from (
-            Cut(source, result, d, int(op.params["start_indices"][d]), int(strides[d])) for d in dims if len(dims) == 1
+            DimSlice(source, result, d, int(op.params["start_indices"][d]), int(strides[d]))
+            for d in dims
+            if len(dims) == 1
         )
     elif op.name == "pad" and isinstance(op.inputs[0], Value):
         cut = {d: amounts for d, amounts in enumerate(op.params["padding_config"]) if any(amounts)}
         yield from (
-            Cut(op.inputs[0], op.outputs[0], d, -int(low), 1) for d, (low, *_) in cut.items() if _only_cuts(op, d)
+            DimSlice(op.inputs[0], op.outputs[0], d, -int(low), 1) for d, (low, *_) in cut.items() if _only_cuts(op, d)
         )
 
 
@@ -107,7 +109,7 @@ class Flow:
                 found.setdefault(value, []).append(op)
         return found
 
-    def region(self, cut: Cut) -> tuple[dict[int, int], bool]:
+    def region(self, cut: DimSlice) -> tuple[dict[int, int], bool]:
         """The dims by value id that have to be lengthened with this slice, and whether all of them can be."""
         found, todo = {cut.result.id: cut.dim}, [(cut.result, cut.dim)]
         while todo:
@@ -165,7 +167,7 @@ _Dims = Mapping[int, int]  # by value id, the dim that is one too short
 _SHAPES = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
 
 
-def find_shifts(graph: Graph) -> Graph:
+def align_shifts(graph: Graph) -> Graph:
     """The graph with such regions on whole dims."""
     return _shifted(graph, fresh_ids(graph))
 
@@ -266,7 +268,7 @@ class _Lengthened:
     def _emit(self, function: Callable[..., jax.Array], *operands: Atom, result: Value | None = None) -> Value:
         """The result of ``function``, traced, read and appended; ``result`` stands for it."""
         likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        (made,) = inline(jax.make_jaxpr(function)(*likes), operands, self.frame, Place())
+        (made,) = inline(jax.make_jaxpr(function)(*likes), operands, self.frame, SourceContext())
         assert isinstance(made, Value)
         if result is None:
             return made
@@ -275,7 +277,7 @@ class _Lengthened:
         return result
 
 
-def _cut_longer(x: jax.Array, cut: Cut) -> jax.Array:
+def _cut_longer(x: jax.Array, cut: DimSlice) -> jax.Array:
     """The slice with one more element in front."""
     if cut.start == cut.stride == 1 and x.shape[cut.dim] == cut.length + 1:
         return x
@@ -286,7 +288,7 @@ def _cut_longer(x: jax.Array, cut: Cut) -> jax.Array:
     return lax.pad(x, jnp.zeros((), x.dtype), amounts)
 
 
-def _alone(x: jax.Array, fill: jax.Array, op: Op, cut: Cut, amounts: tuple[int, int, int]) -> jax.Array:
+def _alone(x: jax.Array, fill: jax.Array, op: Op, cut: DimSlice, amounts: tuple[int, int, int]) -> jax.Array:
     """The one element of ``x`` that is cut out, where ``op`` puts it."""
     config = [amounts if d == cut.dim else a for d, a in enumerate(op.params["padding_config"])]
     kept = lax.broadcasted_iota(jnp.int32, x.shape, cut.dim) == cut.start

@@ -34,13 +34,13 @@ _BY_SHAPE = frozenset({"convert_element_type", "broadcast_in_dim", "squeeze", "s
 _RESHAPES = frozenset({"broadcast_in_dim", "squeeze", "reshape"})
 
 
-def drop_identities(graph: Graph) -> Graph:
+def remove_identities(graph: Graph) -> Graph:
     """The graph without identities: their users read the operand instead."""
     table: Table = {}
     reshaped: dict[int, Value] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(drop_identities, substitute(op, table))
+        op = in_bodies(remove_identities, substitute(op, table))
         known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
@@ -49,12 +49,12 @@ def drop_identities(graph: Graph) -> Graph:
     return with_ops(graph, ops)
 
 
-def drop_stages(graph: Graph, cuts: bool = False) -> Graph:
+def remove_stages(graph: Graph, cuts: bool = False) -> Graph:
     """The graph without ``md.stage``, which is the identity; with ``cuts``, without those in loops alone."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(drop_stages, substitute(op, table))
+        op = in_bodies(remove_stages, substitute(op, table))
         if op.name == "stage" and not cuts:
             table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
         else:
@@ -124,7 +124,7 @@ def _is_neutral(op: Op) -> bool:
 # so the choice is part of the program here. The gradient of a maximum is such a product.
 
 
-def choose_masked(graph: Graph) -> Graph:
+def mask_to_select(graph: Graph) -> Graph:
     """The graph with products of floats and masks as choices; masks are left to whoever else reads them."""
     return _chosen(graph, fresh_ids(graph))
 
@@ -167,9 +167,9 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 # program, which leaves that out, would communicate less than planned. One that is padded is the padding.
 
 
-def make_empty(graph: Graph) -> Graph:
+def materialize_empty(graph: Graph) -> Graph:
     """The graph with operations that return nothing but empty arrays replaced by such arrays, or pad such an array."""
-    ops = (in_bodies(make_empty, op) for op in graph.ops)
+    ops = (in_bodies(materialize_empty, op) for op in graph.ops)
     return with_ops(graph, (new for op in ops for new in _simplest(op)))
 
 
@@ -207,12 +207,12 @@ def _made_of(x: Value | Literal, value: Value, op: Op) -> Op:
 # that the pieces are equal, and send what is made of them once; made as pieces, they are one expression here too.
 
 
-def fold_cuts(graph: Graph) -> Graph:
+def fold_broadcast_slices(graph: Graph) -> Graph:
     """The graph with pieces of broadcast arrays as broadcasts."""
     made: dict[int, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(fold_cuts, op)
+        op = in_bodies(fold_broadcast_slices, op)
         source = _spread(op, made) if op.name in ("slice", "split") else None
         pieces = [_piece(op, source, v) for v in op.outputs] if source else [op]
         made.update((piece.outputs[0].id, piece) for piece in pieces if piece.name == "broadcast_in_dim")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.rewrite import Atom, Table, carried_of, kept, look_up, operands_of, substitute, with_ops
+from meshdsl.ir.rewrite import Atom, Table, carried_of, filtered, look_up, operands_of, substitute, with_ops
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
 _Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
 
 
-def merge_common(graph: Graph) -> Graph:
+def cse(graph: Graph) -> Graph:
     """The graph, and each body by itself, without the second of two equal operations."""
     return _merged(graph, {})
 
@@ -74,7 +74,7 @@ def _each_once(op: Op) -> tuple[Op, Table]:
     stay = [i == first for i, first in enumerate(at)]
     twice: Table = {op.outputs[i].id: op.outputs[first] for i, first in enumerate(at) if i != first}
     params = {**op.params, "num_keys": sum(stay[: op.params["num_keys"]])}
-    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay), params=params), twice
+    return replace(op, inputs=filtered(op.inputs, stay), outputs=filtered(op.outputs, stay), params=params), twice
 
 
 def _has_one_case(op: Op, stated: Table) -> bool:

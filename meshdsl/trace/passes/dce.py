@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshdsl.ir.graph import Graph, Op
-from meshdsl.ir.rewrite import kept, returning, value_ids, with_ops
+from meshdsl.ir.rewrite import filtered, returning, value_ids, with_ops
 
 Wanted = Sequence[bool]
 
 
-def drop_dead(graph: Graph) -> Graph:
+def dce(graph: Graph) -> Graph:
     """The graph without operations whose results are not read and that have no effects."""
     live: set[int] = set()
     ops: list[Op] = []
@@ -34,14 +34,14 @@ def _scan(op: Op, wanted: Wanted) -> Op:
     stay = [v.id in used for v in op.bodies[0].inputs]
     stay[consts : consts + carries] = keep
     params = {**op.params, "num_consts": sum(stay[:consts]), "num_carry": sum(keep)}
-    outputs = kept(op.outputs, (*keep, *wanted[carries:]))
-    body = replace(body, inputs=kept(body.inputs, stay))
-    return replace(op, inputs=kept(op.inputs, stay), outputs=outputs, params=params, bodies=(body,))
+    outputs = filtered(op.outputs, (*keep, *wanted[carries:]))
+    body = replace(body, inputs=filtered(body.inputs, stay))
+    return replace(op, inputs=filtered(op.inputs, stay), outputs=outputs, params=params, bodies=(body,))
 
 
 def _while(op: Op, wanted: Wanted) -> Op:
     asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
-    condition = drop_dead(op.bodies[0])
+    condition = dce(op.bodies[0])
     used = _read(condition)
     asks = [v.id in used for v in condition.inputs]
     read = [w or a for w, a in zip(wanted, asks[asked:], strict=True)]
@@ -49,27 +49,27 @@ def _while(op: Op, wanted: Wanted) -> Op:
     used = _read(body)
     stay = [v.id in used for v in body.inputs[:closed]]
     bodies = (
-        replace(condition, inputs=kept(condition.inputs, (*asks[:asked], *keep))),
-        replace(body, inputs=kept(body.inputs, (*stay, *keep))),
+        replace(condition, inputs=filtered(condition.inputs, (*asks[:asked], *keep))),
+        replace(body, inputs=filtered(body.inputs, (*stay, *keep))),
     )
     params = {**op.params, "cond_nconsts": sum(asks[:asked]), "body_nconsts": sum(stay)}
-    inputs = kept(op.inputs, (*asks[:asked], *stay, *keep))
-    return replace(op, inputs=inputs, outputs=kept(op.outputs, keep), params=params, bodies=bodies)
+    inputs = filtered(op.inputs, (*asks[:asked], *stay, *keep))
+    return replace(op, inputs=inputs, outputs=filtered(op.outputs, keep), params=params, bodies=bodies)
 
 
 def _cond(op: Op, wanted: Wanted) -> Op:
-    branches = [drop_dead(returning(b, kept(b.returned, wanted))) for b in op.bodies]
+    branches = [dce(returning(b, filtered(b.returned, wanted))) for b in op.bodies]
     read = [_read(b) for b in branches]
     stay = [any(b.inputs[i].id in r for b, r in zip(branches, read, strict=True)) for i in range(len(op.inputs) - 1)]
-    bodies = tuple(replace(b, inputs=kept(b.inputs, stay)) for b in branches)
-    inputs = kept(op.inputs, (True, *stay))
-    return replace(op, inputs=inputs, outputs=kept(op.outputs, wanted), bodies=bodies)
+    bodies = tuple(replace(b, inputs=filtered(b.inputs, stay)) for b in branches)
+    inputs = filtered(op.inputs, (True, *stay))
+    return replace(op, inputs=inputs, outputs=filtered(op.outputs, wanted), bodies=bodies)
 
 
 def _sort(op: Op, wanted: Wanted) -> Op:
     """Keys are compared also if nobody reads them in order."""
     stay = [i < op.params["num_keys"] or w for i, w in enumerate(wanted)]
-    return replace(op, inputs=kept(op.inputs, stay), outputs=kept(op.outputs, stay))
+    return replace(op, inputs=filtered(op.inputs, stay), outputs=filtered(op.outputs, stay))
 
 
 _SHRUNK: dict[str, Callable[[Op, Wanted], Op]] = {"scan": _scan, "while": _while, "cond": _cond, "sort": _sort}
@@ -79,7 +79,7 @@ def _shrink(body: Graph, start: int, carries: Wanted, rest: Wanted) -> tuple[Gra
     """A loop's body returning only what is wanted, and which carries stay: those wanted or read by what stays."""
     keep = list(carries)
     while True:
-        shrunk = drop_dead(returning(body, kept(body.returned, (*keep, *rest))))
+        shrunk = dce(returning(body, filtered(body.returned, (*keep, *rest))))
         used = _read(shrunk)
         grown = [k or v.id in used for k, v in zip(keep, body.inputs[start:], strict=False)]
         if grown == keep:

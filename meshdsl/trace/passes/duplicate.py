@@ -19,9 +19,9 @@ from meshdsl.ir.graph import Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import (
     Atom,
     Table,
+    filtered,
     fresh_ids,
     in_bodies,
-    kept,
     makers_of,
     new_value,
     substitute,
@@ -41,7 +41,7 @@ _SHAPES = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "conc
 CHEAP = frozenset({"iota", "convert_element_type", *_COMPARE, *_ARITHMETIC, *_FUNCTIONS, *_SHAPES})
 
 
-def clone_constants(graph: Graph) -> Graph:
+def clone_cheap_constants(graph: Graph) -> Graph:
     """The graph with a copy of every chain of cheap operations on no input for each of its readers."""
     return _cloned(graph, _Cheap(fresh_ids(graph)))
 
@@ -97,7 +97,7 @@ def _scan(op: Op, cheap: _Cheap) -> Op:
     count = op.params["num_consts"]
     stay = [not cheap.holds(x) for x in op.inputs[:count]]
     body = _write_in(op.bodies[0], op.inputs[:count], cheap)
-    inputs = (*kept(op.inputs[:count], stay), *op.inputs[count:])
+    inputs = (*filtered(op.inputs[:count], stay), *op.inputs[count:])
     return replace(op, inputs=inputs, params={**op.params, "num_consts": sum(stay)}, bodies=(body,))
 
 
@@ -107,14 +107,14 @@ def _while(op: Op, cheap: _Cheap) -> Op:
     condition = _write_in(op.bodies[0], op.inputs[:asked], cheap)
     body = _write_in(op.bodies[1], op.inputs[asked:done], cheap)
     params = {**op.params, "cond_nconsts": sum(stay[:asked]), "body_nconsts": sum(stay[asked:])}
-    inputs = (*kept(op.inputs[:done], stay), *op.inputs[done:])
+    inputs = (*filtered(op.inputs[:done], stay), *op.inputs[done:])
     return replace(op, inputs=inputs, params=params, bodies=(condition, body))
 
 
 def _cond(op: Op, cheap: _Cheap) -> Op:
     stay = [not cheap.holds(x) for x in op.inputs[1:]]
     bodies = tuple(_write_in(body, op.inputs[1:], cheap) for body in op.bodies)
-    return replace(op, inputs=(op.inputs[0], *kept(op.inputs[1:], stay)), bodies=bodies)
+    return replace(op, inputs=(op.inputs[0], *filtered(op.inputs[1:], stay)), bodies=bodies)
 
 
 _WRITTEN_IN = {"scan": _scan, "while": _while, "cond": _cond}
@@ -148,7 +148,7 @@ def _write_in(body: Graph, operands: Sequence[Atom], cheap: _Cheap) -> Graph:
 CAST = "convert_element_type"
 
 
-def part_casts(graph: Graph) -> Graph:
+def split_partial_casts(graph: Graph) -> Graph:
     """The graph, and its bodies, with a cast of its own for every statement that the result of one is a partial sum."""
     return _parted(graph, fresh_ids(graph))
 

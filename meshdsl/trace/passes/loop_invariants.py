@@ -15,9 +15,9 @@ from meshdsl.ir.graph import Graph, Op
 from meshdsl.ir.rewrite import (
     Table,
     broadcast_params,
+    filtered,
     fresh_ids,
     in_bodies,
-    kept,
     look_up,
     new_value,
     returning,
@@ -33,12 +33,12 @@ from meshdsl.trace.annotate import counted
 T = TypeVar("T")
 
 
-def drop_invariants(graph: Graph) -> Graph:
+def invariant_carries_to_consts(graph: Graph) -> Graph:
     """The graph whose scans carry only what changes."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(drop_invariants, substitute(op, table))
+        op = in_bodies(invariant_carries_to_consts, substitute(op, table))
         if op.name == "scan":
             op, fixed = _uncarried(op)
             table.update(fixed)
@@ -46,12 +46,12 @@ def drop_invariants(graph: Graph) -> Graph:
     return with_ops(graph, ops)
 
 
-def run_once(graph: Graph) -> Graph:
+def inline_single_trip_loops(graph: Graph) -> Graph:
     """The graph without loops of one trip, and with scans that read neither carries nor slices done once."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
-        op = in_bodies(run_once, substitute(op, table))
+        op = in_bodies(inline_single_trip_loops, substitute(op, table))
         if op.name == "while" and not any(asked.effects for asked in op.bodies[0].ops) and counted(op) == 1:
             ops += _inlined(op, table)
         else:
@@ -96,18 +96,18 @@ def _uncarried(op: Op) -> tuple[Op, Table]:
         return op, {}
     fixed = [not c for c in changes]
     stay = (*changes, *[True] * (len(op.outputs) - len(changes)))
-    body = returning(replace(body, inputs=_moved(body.inputs, consts, changes)), kept(body.returned, stay))
+    body = returning(replace(body, inputs=_moved(body.inputs, consts, changes)), filtered(body.returned, stay))
     table = {v.id: x for v, x, f in zip(op.outputs, op.inputs[consts:end], fixed, strict=False) if f}
     params = {**op.params, "num_consts": consts + sum(fixed), "num_carry": sum(changes)}
-    inputs, outputs = _moved(op.inputs, consts, changes), kept(op.outputs, stay)
+    inputs, outputs = _moved(op.inputs, consts, changes), filtered(op.outputs, stay)
     return replace(op, inputs=inputs, outputs=outputs, params=params, bodies=(body,)), table
 
 
 def _moved(items: Sequence[T], consts: int, changes: Sequence[bool]) -> tuple[T, ...]:
     """Consts, carries, slices with the unchanged carries moved to the end of the consts."""
     carries = items[consts : consts + len(changes)]
-    fixed = kept(carries, (not c for c in changes))
-    return (*items[:consts], *fixed, *kept(carries, changes), *items[consts + len(changes) :])
+    fixed = filtered(carries, (not c for c in changes))
+    return (*items[:consts], *fixed, *filtered(carries, changes), *items[consts + len(changes) :])
 
 
 # ---- Hoist -----------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _moved(items: Sequence[T], consts: int, changes: Sequence[bool]) -> tuple[T,
 # for nothing.
 
 
-def hoist(graph: Graph) -> Graph:
+def hoist_invariants(graph: Graph) -> Graph:
     """The graph with loops, inner ones first, that compute only what changes."""
     return _hoisted(graph, fresh_ids(graph))
 

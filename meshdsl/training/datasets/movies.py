@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.training.datasets.archive import CACHE, Archive, refuse_missing
-from meshdsl.training.datasets.tables import Table, load_table, make_table, save_table
+from meshdsl.training.datasets.tables import FeatureTable, load_table, make_table, save_table
 
 ARCHIVE = Archive(
     "recbole==1.2.1",
@@ -34,13 +34,13 @@ HELD_OUT = 5  # every fifth rating
 Row = dict[str, str]
 
 
-def load(cache: Path = CACHE) -> Table:
+def load(cache: Path = CACHE) -> FeatureTable:
     """The cached ratings; DataError with the command to run when they are missing."""
     refuse_missing(cache, (FILE,), "the ratings", COMMAND)
     return load_table(cache / FILE)
 
 
-def prepare(cache: Path = CACHE) -> Table:
+def prepare(cache: Path = CACHE) -> FeatureTable:
     """The cached ratings; if they are missing, fetched, read and written to ``cache`` first."""
     if not (cache / FILE).exists():
         save_table(encode(*tables(ARCHIVE.fetch(cache))), cache / FILE)
@@ -56,7 +56,7 @@ def tables(wheel: Path) -> tuple[list[Row], list[Row], list[Row]]:
 _KINDS = ("inter", "user", "item")
 
 
-def encode(ratings: list[Row], people: list[Row], films: list[Row]) -> Table:
+def encode(ratings: list[Row], people: list[Row], films: list[Row]) -> FeatureTable:
     """Rows as arrays."""
     person, film = {row["user_id"]: row for row in people}, {row["item_id"]: row for row in films}
     pairs = [(person[row["user_id"]], film[row["item_id"]]) for row in ratings]

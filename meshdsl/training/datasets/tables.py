@@ -18,7 +18,7 @@ _PARTS = ("train", "held_out")
 
 
 @dataclass(frozen=True)
-class Table:
+class FeatureTable:
     """Arrays by name for training and held out, and how many values each column of ``sparse`` has."""
 
     train: Arrays
@@ -28,7 +28,7 @@ class Table:
 
 def make_table(
     numbers: np.ndarray, categories: Sequence[Sequence[str]], labels: np.ndarray, held_out: np.ndarray
-) -> Table:
+) -> FeatureTable:
     """The table of rows.
 
     Args:
@@ -44,21 +44,21 @@ def make_table(
         "labels": labels.astype(np.float32),
     }
     train, held = ({name: array[chosen] for name, array in arrays.items()} for chosen in (~held_out, held_out))
-    return Table(train, held, tuple(count for _, count in columns))
+    return FeatureTable(train, held, tuple(count for _, count in columns))
 
 
-def save_table(table: Table, file: Path) -> None:
+def save_table(table: FeatureTable, file: Path) -> None:
     """Write the table, for ``load_table``."""
     parts = zip(_PARTS, (table.train, table.held_out), strict=True)
     arrays: dict[str, Any] = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
     np.savez(file, features=np.array(table.features), **arrays)
 
 
-def load_table(file: Path) -> Table:
+def load_table(file: Path) -> FeatureTable:
     """The table that was written."""
     with np.load(file) as kept:
         train, held_out = ({name: kept[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
-        return Table(train, held_out, tuple(kept["features"].tolist()))
+        return FeatureTable(train, held_out, tuple(kept["features"].tolist()))
 
 
 def _numbered(values: Sequence[str], held_out: np.ndarray) -> tuple[np.ndarray, int]:
