@@ -8,6 +8,7 @@ from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
+from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.liveness.peak import Peak
 from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
 from meshdsl.planner.memory.fit import MemoryFitter
@@ -168,7 +169,13 @@ class SearchResult:
 
 
 @gc_paused
-def solve(program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None) -> Solution:
+def solve(
+    program: TracedProgram,
+    mesh: Mesh,
+    pins: Pins,
+    memory: float | None = None,
+    limits: SearchLimits = DEFAULT_LIMITS,
+) -> Solution:
     """The plan of a program: a signature for every operation and the moves between them.
 
     Args:
@@ -177,15 +184,20 @@ def solve(program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None =
     Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
     """
     with worker_pool() as start:
-        return search_plan(program, mesh, pins, memory).settled(start).solution()
+        return search_plan(program, mesh, pins, memory, limits=limits).settled(start).solution()
 
 
 def search_plan(
-    program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None, clock: Deadline | None = None
+    program: TracedProgram,
+    mesh: Mesh,
+    pins: Pins,
+    memory: float | None = None,
+    clock: Deadline | None = None,
+    limits: SearchLimits = DEFAULT_LIMITS,
 ) -> SearchResult:
     """As ``solve``, with what only the best of several programs needs left for later: ``settled`` and the proof."""
     limit = mesh.topology.memory if memory is None else memory
-    model = Model(make_problem(program, mesh, pins), clock)
+    model = Model(make_problem(program, mesh, pins), clock, limits)
     fitter = MemoryFitter(model, pins)
     is_little = len(model.nodes) <= _LITTLE
 

@@ -33,6 +33,7 @@ from meshdsl.planner.costs.reshard_cost import (
     ReshardCosts,
     near,
 )
+from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.problem.build import Problem
 from meshdsl.planner.problem.layers import RepeatedLayers, layers_of
 from meshdsl.planner.problem.ports import End, Ports
@@ -223,8 +224,9 @@ class Model:
     ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
     """
 
-    def __init__(self, problem: Problem, clock: Deadline | None = None) -> None:
+    def __init__(self, problem: Problem, clock: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
         self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Deadline()
+        self.limits = limits
         self.width = len(self.axes)
         self._take(problem)
         self._tables: dict[Hashable, SignatureTable] = {}
