@@ -114,8 +114,8 @@ def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees(m
 
 
 def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
-    asked, add = [], many_module.add_sets
-    monkeypatch.setattr(many_module, "add_sets", lambda *given: asked.append(given[-1]) or add(*given))
+    asked, add = [], many_module.add_subset_variables
+    monkeypatch.setattr(many_module, "add_subset_variables", lambda *given: asked.append(given[-1]) or add(*given))
     model = many_readers(7)(ONE)
     joint, reference = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
     missed = dict.fromkeys(model.read_by(2), (model.whole,))

@@ -44,7 +44,7 @@ def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch)
 
     limit = 0.96 * planned("1TB").memory
     found = planned(limit)
-    monkeypatch.setattr(fit, "redecided", lambda joint, evaluator, best, prices, fitting: best)
+    monkeypatch.setattr(fit, "lns_within_memory", lambda joint, evaluator, best, prices, fitting: best)
     assert found.memory <= limit
     assert found.seconds < 0.95 * planned(limit).seconds
 

@@ -86,7 +86,7 @@ def test_a_bound_without_settled_tables_is_below_every_plan_and_near_the_other(n
 
 
 def test_a_plan_that_does_not_fit_is_not_taken_through_rounds(monkeypatch):
-    monkeypatch.setattr(search_module, "closed", lambda *_: pytest.fail("rounds for a plan that does not fit"))
+    monkeypatch.setattr(search_module, "close_gap", lambda *_: pytest.fail("rounds for a plan that does not fit"))
     for mesh in (TWO, md.Mesh(x=2, y=2, z=2)):
         model = problem_of("gradient", mesh)
         best, prove = find(model, lambda choice: False)
