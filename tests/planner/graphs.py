@@ -74,9 +74,9 @@ def minimum(network, fixed):
     """The least cost of a network with the states of its first variables given."""
     for v, state in enumerate(fixed):
         network.unary[v] = network.unary[v][[state]]
-        for w, table in network.near[v].items():
-            network.near[v][w] = table[[state]]
-            network.near[w][v] = network.near[v][w].T
+        for w, table in network.pairwise[v].items():
+            network.pairwise[v][w] = table[[state]]
+            network.pairwise[w][v] = network.pairwise[v][w].T
     network.reduce(10**9)
     assert not network.unary
     return network.constant

@@ -182,10 +182,10 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
     layouts = [np.arange(closure.active.size)] * len(ends)
     network = Network(None, len(ends))
     for n, read in enumerate(layouts):
-        network.put(n, np.zeros(read.size))
+        network.add_variable(n, np.zeros(read.size))
     variables = list(zip(range(len(ends)), layouts, strict=True))
-    assert not add_max_reader_bound(network, HubTables(model, network.derived), value.id, variables, 1e30, 10)
-    assert add_max_reader_bound(network, HubTables(model, network.derived), value.id, variables, 1e30, 1 << 20)
+    assert not add_max_reader_bound(network, HubTables(model, network.memo), value.id, variables, 1e30, 10)
+    assert add_max_reader_bound(network, HubTables(model, network.memo), value.id, variables, 1e30, 1 << 20)
     rng = np.random.default_rng(0)
     for _ in range(50):
         own, *read = chosen = rng.integers(closure.active.size, size=len(ends)).tolist()

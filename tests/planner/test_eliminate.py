@@ -37,7 +37,7 @@ def tables_of(unary, tables):
 def network_of(unary, tables):
     network = Network()
     for table in unary:
-        network.new(table)
+        network.new_variable(table)
     for (a, b), table in tables.items():
         network.add(a, b, table)
     return network
@@ -78,15 +78,15 @@ def test_the_bound_rises_and_never_passes_the_minimum(problem, largest):
     domains, unary, tables = problem
     network = network_of(unary, tables)
     best, _ = best_of(domains, unary, tables)
-    before = messages.bound(network)
+    before = messages.sum_of_minima(network)
     network.reduce(10**largest)
     passing = messages.TRWS(network)
     passing.run(5)
-    passing.settle()
-    assert before - 1e-9 <= messages.bound(network) <= best + 1e-9
+    passing.reparametrize()
+    assert before - 1e-9 <= messages.sum_of_minima(network) <= best + 1e-9
     messages.prune_states(network, best)
     network.reduce(10**6)
-    assert messages.bound(network) <= best + 1e-9
+    assert messages.sum_of_minima(network) <= best + 1e-9
 
 
 @given(networks(), st.integers(0, 4))
@@ -114,7 +114,7 @@ def test_states_that_go_beside_messages_are_in_no_solution_of_that_cost(problem,
     network = network_of(unary, tables)
     passing = messages.TRWS(network)
     passing.run(3)
-    passing = passing.trimmed(best + over)
+    passing = passing.pruned(best + over, 0.9)
     left = [network.labels.get(v, np.arange(size)).tolist() for v, size in enumerate(domains)]
     for state in product(*map(range, domains)):
         if cost(state) <= best + over:
@@ -134,10 +134,10 @@ def test_what_messages_have_said_is_kept_when_states_go():
     passing = messages.TRWS(network)
     passing.run(5)
     lower = passing.lower
-    trimmed = passing.trimmed(passing.cost)
+    pruned = passing.pruned(passing.cost, 0.9)
     assert all(table.size < 3 for table in network.unary.values())
-    trimmed.run(1)
-    assert trimmed.lower >= lower - 1e-9
+    pruned.run(1)
+    assert pruned.lower >= lower - 1e-9
 
 
 def test_a_tree_is_solved_by_reduction_alone():
@@ -148,4 +148,4 @@ def test_a_tree_is_solved_by_reduction_alone():
     network = network_of(unary, tables)
     network.reduce(1000)
     assert not network.unary
-    assert messages.bound(network) == pytest.approx(best)
+    assert messages.sum_of_minima(network) == pytest.approx(best)

@@ -17,10 +17,9 @@ from meshdsl.planner.encoding.blocks import LayerBlocks
 from meshdsl.planner.encoding.kernels import bound_from_shared_messages
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.reduced_depth import ReducedDepth
-from meshdsl.planner.mrf import trws as packed_module
 from meshdsl.planner.mrf.elimination import eliminate
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.mrf.trws import TRWS, MessagePassing, clip, packed
+from meshdsl.planner.mrf.trws import TRWS, MessagePassing, clip, pack
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
@@ -64,7 +63,7 @@ def optimum(joint, network):
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
     assert found.exact
-    return found.cost + network.constant, joint.rows(network.named(network.order, found.states))
+    return found.cost + network.constant, joint.rows(network.decode(network.order, found.states))
 
 
 @pytest.mark.parametrize("prices", [False, True])
@@ -152,7 +151,7 @@ def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_
     assert joint.shortened == (few == 1)
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
-    rows = joint.stretched(network.named(network.order, found.states))
+    rows = joint.stretched(network.decode(network.order, found.states))
     assert Evaluator(model).evaluate(rows).cost <= best * (1 + 1e-12)
 
 
@@ -180,7 +179,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     whole = joint.bounds(best, 1 << 12)
     network, few = whole.network, Network(None, len(model.nodes))
     for stamp in whole.shorter.stamps:
-        few.stamp(stamp)
+        few.add_replica(stamp)
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
     limit = evaluator.objective(best) + 1.0
@@ -188,7 +187,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     whole.shorter.begin(made, limit)
     v, w = made.ends
     alike = [(int(a), int(b)) for a, b in zip(*whole.shorter.like(v, w), strict=True)]
-    same = [few.near.get(a, {}).get(b) is network.near[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
+    same = [few.pairwise.get(a, {}).get(b) is network.pairwise[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
     assert np.mean(same) > 0.9
     before = whole.shorter.bound(limit)
     for messages in (made, unaware):
@@ -213,18 +212,17 @@ def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_heard_alike_is_proved_once(monkeypatch, seed, narrow):
-    """Messages that say anything, to copies of a part: the bound is that of all tables, each by itself."""
-    monkeypatch.setattr(packed_module, "_MANY", 0)
+def test_equal_messages_are_evaluated_once(seed, narrow):
+    """Arbitrary messages on copies of a part: the bound is that of all tables, each by itself."""
     rng = np.random.default_rng(seed)
     part = Network(None, 3)
     for v in range(3):
-        part.put(v, rng.integers(9, size=3).astype(float))
+        part.add_variable(v, rng.integers(9, size=3).astype(float))
     for v, w in ((0, 1), (1, 2), (0, 2)):
         part.add(v, w, rng.integers(9, size=(3, 3)).astype(float))
     copies = np.array([[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8]])
-    few, every = (Network(None, 9).numbered(part, [0, 1, 2], some) for some in (copies[:2], copies))
-    small, whole = packed([few], [every], rounded_down=narrow)
+    few, every = (Network(None, 9).replicate(part, [0, 1, 2], some) for some in (copies[:2], copies))
+    small, whole = pack([few], [every], float32_entries=0 if narrow else np.inf)
     assert whole.tables.dtype == (np.float32 if narrow else np.float64)
     known = MessagePassing(small)
     known.run(int(rng.integers(3)))

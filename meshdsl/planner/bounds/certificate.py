@@ -13,7 +13,7 @@ from meshdsl.planner.encoding.hubs import Left
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import eliminate, lower_bound
 from meshdsl.planner.mrf.network import Network
-from meshdsl.planner.mrf.trws import TRWS, MessagePassing, bound, clip, prune_states
+from meshdsl.planner.mrf.trws import TRWS, MessagePassing, clip, prune_states, sum_of_minima
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment
 from meshdsl.util.arrays import Ids
@@ -21,6 +21,7 @@ from meshdsl.util.arrays import Ids
 _SMALL = 1 << 20  # entries that one step of elimination may touch
 _LARGE = 2_000_000  # entries of a network from which on messages stay beside the tables ...
 _SETTLING = 100  # ... for settling takes as long as so many sweeps
+_WORTH = 0.9
 _NOTHING = 1e-12  # part of a cost that is rounding
 
 
@@ -45,7 +46,7 @@ class Certificate:
         self._made: Network | None = None
         self._messages: MessagePassing | None = None
         self._pointed: Ids | None = None  # states that messages which are gone pointed to
-        self.bound: float = 0.0 if self._shorter else bound(self._network)
+        self.bound: float = 0.0 if self._shorter else sum_of_minima(self._network)
 
     @property
     def _network(self) -> Network:
@@ -132,14 +133,14 @@ class Certificate:
         self._consider(messages.states, evaluator)
         if self.work > _LARGE:
             self.bound = max(self.bound, messages.bound)
-            self._messages = messages.trimmed(self.best.cost)
+            self._messages = messages.pruned(self.best.cost, _WORTH)
             return
         self._messages = self._shorter = None
-        messages.settle()
-        self.bound = max(self.bound, bound(self._network))
+        messages.reparametrize()
+        self.bound = max(self.bound, sum_of_minima(self._network))
         prune_states(self._network, self.best.cost)
         self._network.reduce(_SMALL, self._stays)
-        self.bound = max(self.bound, bound(self._network))
+        self.bound = max(self.bound, sum_of_minima(self._network))
 
     def finish(self, largest: int, evaluator: Evaluator | None = None) -> None:
         """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof.
@@ -148,9 +149,9 @@ class Certificate:
           evaluator: as for ``tighten``, if nothing had to be split.
         """
         domains, tables = self._network.listed()
-        found = eliminate(domains, tables, [0] * len(domains), largest, self._network.derived)
+        found = eliminate(domains, tables, [0] * len(domains), largest, self._network.memo)
         if found.exact:
-            self._consider(self._network.named(self._network.order, found.states), evaluator)
+            self._consider(self._network.decode(self._network.order, found.states), evaluator)
         least = found.cost if found.exact else lower_bound(domains, tables, largest)
         self.bound = max(self.bound, self._network.constant + least)
 

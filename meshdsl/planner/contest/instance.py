@@ -33,17 +33,17 @@ class Usage:
     may be used at each point, ``times`` which of the first points each is.
     """
 
-    def __init__(self, limit: Costs, derived: Memo) -> None:
-        self.limit, self.derived, self.times = limit, derived, np.arange(limit.size)
+    def __init__(self, limit: Costs, memo: Memo) -> None:
+        self.limit, self.memo, self.times = limit, memo, np.arange(limit.size)
         self.held: dict[int, dict[Interval, Costs]] = {}
         self._rooms: dict[Interval, float] = {}
 
     @classmethod
-    def of(cls, intervals: Iterable[Interval], used: Iterable[Costs], limit: float, derived: Memo) -> "Usage":
+    def of(cls, intervals: Iterable[Interval], used: Iterable[Costs], limit: float, memo: Memo) -> "Usage":
         """Usages of nodes that are live over time intervals, some of them empty."""
         live = {v: (at, use) for v, (at, use) in enumerate(zip(intervals, used, strict=True)) if at[0] < at[1]}
         points = _points([at for at, _ in live.values()])
-        usage = cls(np.full(points.size, limit), derived)
+        usage = cls(np.full(points.size, limit), memo)
         first, last = (np.searchsorted(points, [at[i] for at, _ in live.values()]).tolist() for i in range(2))
         for (v, (_, use)), lo, hi in zip(live.items(), first, last, strict=True):
             usage.add(v, (lo, hi), use)
@@ -51,7 +51,7 @@ class Usage:
 
     def copy(self) -> "Usage":
         """Usages of its own with the same arrays."""
-        other = Usage(self.limit.copy(), self.derived)
+        other = Usage(self.limit.copy(), self.memo)
         other.times = self.times
         other.held = {v: dict(items) for v, items in self.held.items()}
         return other
@@ -59,13 +59,13 @@ class Usage:
     def add(self, v: int, interval: Interval, use: Costs) -> None:
         """A variable uses this over an interval, on top of what it uses already."""
         items = self.held.setdefault(v, {})
-        items[interval] = self.derived.plus(items[interval], use) if interval in items else use
+        items[interval] = self.memo.sum(items[interval], use) if interval in items else use
 
     def restrict(self, v: int, keep: Labels) -> None:
         """Leave these states of a variable."""
         items = self.held.get(v, {})
         for interval, use in items.items():
-            items[interval] = self.derived.get("some", (use, keep), lambda use, keep: use[keep])
+            items[interval] = self.memo.get("some", (use, keep), lambda use, keep: use[keep])
 
     def merge(self, v: int, w: int, image: Labels) -> None:
         """``v`` takes state ``image[j]`` where w takes j."""
@@ -99,7 +99,7 @@ class Usage:
         for v, items in list(self.held.items()):
             self.held[v] = {}
             for (lo, hi), use in items.items():
-                least, more = self.derived.get("more", (use,), _above_least)
+                least, more = self.memo.get("more", (use,), _above_least)
                 change[lo] += least
                 change[hi] -= least
                 if more is not None:
@@ -307,7 +307,7 @@ class Core:
     def most(self) -> float:
         """More than any choice of finite cost costs."""
         network = self.network
-        tables = (table for v, near in network.near.items() for w, table in near.items() if v < w)
+        tables = (table for v, near in network.pairwise.items() for w, table in near.items() if v < w)
         return 1.0 + sum([float(a.max(initial=0.0, where=np.isfinite(a))) for a in (*network.unary.values(), *tables)])
 
     def states(self, choice: Sequence[int]) -> dict[int, int] | None:
@@ -322,7 +322,7 @@ class Core:
 
     def choice(self, states: dict[int, int]) -> list[int]:
         """The strategies of all nodes, given the states of the core's variables by position."""
-        chosen: list[int] = self.network.named(list(states), array(states.values())).tolist()
+        chosen: list[int] = self.network.decode(list(states), array(states.values())).tolist()
         return chosen
 
 
@@ -337,12 +337,12 @@ def core_of(instance: Instance, whole: bool = False) -> Core:
     usage_unit = _unit(instance.usages, np.inf)
     network, scaled = Network(), _Scaled(cost_unit, forbidden)
     for costs in instance.costs:
-        network.new(scaled(costs))
+        network.new_variable(scaled(costs))
     for (a, b), table in zip(instance.ends, instance.tables, strict=True):
         network.add(a, b, scaled(table))
     used = map(_Scaled(usage_unit, np.inf), instance.usages)
     limit = np.inf if instance.limit is None else float(instance.limit // usage_unit)
-    usage = Usage.of(instance.intervals, used, limit, network.derived)
+    usage = Usage.of(instance.intervals, used, limit, network.memo)
     return Core(network, usage, cost_unit, usage_unit)
 
 

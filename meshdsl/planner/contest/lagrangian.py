@@ -58,7 +58,7 @@ class FlatCore:
     def edges(self) -> list[tuple[int, int, Costs]]:
         """Pairs of neighbours by position, and their tables."""
         network, at = self.messages.network, {v: i for i, v in enumerate(self.order)}
-        return [(i, at[w], t) for v, i in at.items() for w, t in network.near[v].items() if i < at[w]]
+        return [(i, at[w], t) for v, i in at.items() for w, t in network.pairwise[v].items() if i < at[w]]
 
     def priced(self, prices: Costs) -> Costs:
         """What states cost by themselves when memory has a price at every point."""

@@ -28,7 +28,7 @@ class Presolve:
 
     def __init__(self, core: Core) -> None:
         self.core, self.network, self.usage = core, core.network, core.usage
-        self._get = core.network.derived.get
+        self._get = core.network.memo.get
 
     def run(self) -> None:
         """Contract; the core is changed in place."""
@@ -54,7 +54,7 @@ class Presolve:
         network, todo = self.network, dict.fromkeys(self.network.unary)
         for v in self.usage.held:
             self._forbid(v, self.usage.impossible(v))
-        for v, near in network.near.items():
+        for v, near in network.pairwise.items():
             for table in near.values():
                 self._forbid(v, self._get("hopeless", (table,), _hopeless))
         while todo:
@@ -65,8 +65,8 @@ class Presolve:
             if not keep.size:
                 return
             self.core.restrict(v, keep)
-            for w in network.near[v]:
-                if self._forbid(w, self._get("hopeless", (network.near[w][v],), _hopeless)):
+            for w in network.pairwise[v]:
+                if self._forbid(w, self._get("hopeless", (network.pairwise[w][v],), _hopeless)):
                     todo[w] = None
 
     def _forbid(self, v: int, bad: NDArray[np.bool_] | None) -> bool:
@@ -79,24 +79,24 @@ class Presolve:
         """Move tables that are sums of a row and a column into their variables."""
         network = self.network
         for v in list(network.unary):
-            for w in [w for w in network.near[v] if v < w]:
-                parts = self._get("parts", (network.near[v][w],), _parts)
+            for w in [w for w in network.pairwise[v] if v < w]:
+                parts = self._get("parts", (network.pairwise[v][w],), _parts)
                 if parts is not None:
-                    del network.near[v][w], network.near[w][v]
-                    network.unary[v] = network.derived.plus(network.unary[v], parts[0])
-                    network.unary[w] = network.derived.plus(network.unary[w], parts[1])
+                    del network.pairwise[v][w], network.pairwise[w][v]
+                    network.unary[v] = network.memo.sum(network.unary[v], parts[0])
+                    network.unary[w] = network.memo.sum(network.unary[w], parts[1])
 
     def _prune_leaves(self) -> None:
         """Of a variable with one neighbour, forbid states that cost and use no less than another there."""
         network = self.network
-        for v, near in network.near.items():
+        for v, near in network.pairwise.items():
             if len(near) == 1 and v in self.usage.held:
                 ((w, table),) = near.items()
                 uses = tuple(self.usage.held[v].values())
                 if table.size * table.shape[0] <= _PAIRS:
                     pruned = self._get("pruned", (network.unary[v], table, *uses), _pruned)
                     if pruned is not table:
-                        near[w], network.near[w][v] = pruned, network.derived.turned(pruned)
+                        near[w], network.pairwise[w][v] = pruned, network.memo.transpose(pruned)
 
     def _merge(self) -> None:
         """Make variables that a neighbour determines parts of it."""
@@ -106,17 +106,17 @@ class Presolve:
             v, _ = todo.popitem()
             if v not in network.unary:
                 continue
-            for w, table in network.near[v].items():
+            for w, table in network.pairwise[v].items():
                 image = self._get("image", (table,), _image)
                 if image is not None and self._worth(v, w):
-                    todo.update(dict.fromkeys(network.near[v]))
+                    todo.update(dict.fromkeys(network.pairwise[v]))
                     self.core.merge(v, w, image)
                     break
 
     def _worth(self, v: int, w: int) -> bool:
         """Whether merging ``v`` into w does not make more table entries."""
         network = self.network
-        rest = sum([network.unary[u].size for u in network.near[v] if u != w and u not in network.near[w]])
+        rest = sum([network.unary[u].size for u in network.pairwise[v] if u != w and u not in network.pairwise[w]])
         mine, other = network.unary[v].size, network.unary[w].size
         return rest * (other - mine) <= mine * other
 
@@ -124,7 +124,7 @@ class Presolve:
         """Drop states that another one of the same variable replaces at no loss."""
         network = self.network
         for v in list(network.unary):
-            near = network.near[v]
+            near = network.pairwise[v]
             uses = tuple(self.usage.held.get(v, {}).values())
             if network.unary[v].size * sum([table.size for table in near.values()]) <= _PAIRS:
                 keep = self._get(("best", len(near)), (network.unary[v], *near.values(), *uses), _Best(len(near)))

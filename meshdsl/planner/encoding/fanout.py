@@ -47,9 +47,9 @@ def add_max_reader_bound(
         return _tables(stars, value, own, reads, spent, most)
 
     how = ("dearest", stars.model.closure(value).number, stars.model.trips(value), spent, most)
-    costs, *tables = network.derived.get(how, tuple(read for _, read in ends), make)
+    costs, *tables = network.memo.get(how, tuple(read for _, read in ends), make)
     if tables:
-        hub = network.new(costs, None, ends[0][0])
+        hub = network.new_variable(costs, None, ends[0][0])
         for (node, _), table in zip(ends, tables, strict=True):
             network.add(hub, node, table)
     return sum(table.size for table in tables)

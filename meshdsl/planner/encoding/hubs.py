@@ -48,7 +48,7 @@ class HubTables:
         def with_copies(states: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([states, states[closure.partial]])
 
-        return network.new(
+        return network.new_variable(
             self.derived.get("star", (closure.nothing,), with_copies),
             self.derived.get("star", (closure.placed,), with_copies),
             after,
@@ -287,7 +287,7 @@ class HubEncoder(Domains):
         before, at, closure = source[0], self.read(source), self.model.closure(value)
         layouts = closure.fitting
         for reader in readers[:-1]:
-            hub = network.new(closure.nothing, closure.placed, before)
+            hub = network.new_variable(closure.nothing, closure.placed, before)
             network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
             network.add(hub, reader[0], self._stars.moves(value, layouts, self.read(reader)))
             before, at = hub, layouts

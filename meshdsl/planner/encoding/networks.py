@@ -88,10 +88,10 @@ class NetworkBuilder(FanoutEncoder):
         network = Network(derived, len(self.states))
         for n in block.nodes:
             cost, rows = self.states[n].cost, self.states[n].rows
-            network.put(n, derived.plus(cost, self._price(n)) if n in paying else cost, rows)
+            network.add_variable(n, derived.sum(cost, self._price(n)) if n in paying else cost, rows)
         for n in block.outside:
             nothing = derived.get("nothing", (self.states[n].cost,), np.zeros_like)
-            network.put(n, nothing, self.states[n].rows)
+            network.add_variable(n, nothing, self.states[n].rows)
         values = [value for n in block.nodes for _, value in model.wiring.makes(n)]
         for value in values:
             self._add(network, value)
@@ -126,7 +126,7 @@ class NetworkBuilder(FanoutEncoder):
             network = Network(self._derived, len(self.states))
             for block, part in self._planned:
                 for weight, copies in self._blocks.weighted(block, self.model.weighs):
-                    network.stamp(network.numbered(part.times(weight), block.names, copies))
+                    network.add_replica(network.replicate(part.scaled(weight), block.names, copies))
         network.reduce(LARGEST)
         return network
 

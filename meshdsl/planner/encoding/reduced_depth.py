@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.encoding.blocks import LayerBlock, LayerBlocks
 from meshdsl.planner.mrf.network import UNDECIDED, EliminatedCopies, Memo, Network, Replica
-from meshdsl.planner.mrf.trws import MessagePassing, Packed, ends_of, packed
+from meshdsl.planner.mrf.trws import MessagePassing, Packed, half_edge_ends, pack
 from meshdsl.util.arrays import Ids
 from meshdsl.util.runtime import Deadline
 
@@ -54,7 +54,7 @@ class ReducedDepth:
           part: its network. whole: all its copies in the whole network.
         """
         layers, copies = self.blocks.shorter(block)
-        stamp = self._all.numbered(part, block.names, copies)
+        stamp = self._all.replicate(part, block.names, copies)
         self.stamps.append(stamp)
         self._whole.append(whole)
         named, columns = copies.shape[1], stamp.numbers.shape[1] - copies.shape[1]
@@ -80,7 +80,7 @@ class ReducedDepth:
             bound_from_shared_messages,  # with its compiler, too much for those who plan nothing
         )
 
-        few, every = packed(self.stamps, self._whole, limit=limit, rounded_down=True)
+        few, every = pack(self.stamps, self._whole, limit=limit, float32_entries=1 << 20)
         known = self._settle(few)
         like = _like(known, every.flat, every.order, self)
         if self._reaches_far(every) or like.min(initial=0) < 0:
@@ -92,12 +92,12 @@ class ReducedDepth:
 
     def _reaches_far(self, every: Packed) -> bool:
         """Whether variables of layers are neighbours that do not follow each other: what they hear differs then."""
-        mine, its = (np.concatenate(self._layer)[ends] for ends in ends_of(every.flat, every.order))
+        mine, its = (np.concatenate(self._layer)[ends] for ends in half_edge_ends(every.flat, every.order))
         return bool((np.abs(mine - its)[(mine >= 0) & (its >= 0)] > 1).any())
 
     def begin(self, messages: MessagePassing, limit: float) -> None:
         """Begin the messages of the whole network, which are none yet, with those of these copies."""
-        known = self._known or self._settle(packed(self.stamps, limit=limit)[0])
+        known = self._known or self._settle(pack(self.stamps, limit=limit)[0])
         _take(messages, known, _like(known, messages.flat, messages.order, self))
 
     @property
@@ -106,9 +106,9 @@ class ReducedDepth:
         assert self._known is not None, "messages are passed first"
         most = max(int(stamp.numbers.max(initial=_NONE)) for stamp in self.stamps)
         chosen = np.full(1 + most, UNDECIDED)
-        chosen[self._known.order] = self._known.pointed
+        chosen[self._known.order] = self._known.decoded
         for part, variables, numbers in self.stamps:
-            EliminatedCopies(part.trail, variables, numbers).decode(chosen)
+            EliminatedCopies(part.eliminated, variables, numbers).decode(chosen)
         return np.asarray(chosen[self.blocks.like])
 
     def _settle(self, few: Packed) -> MessagePassing:
@@ -161,14 +161,14 @@ def _take(messages: MessagePassing, known: MessagePassing, like: Ids) -> None:
     alike = like >= 0
     half = like[alike]
     stops = np.append(known.flat.out, known.sent.size)[half + 1]
-    kernels.added(known.sent, messages.sent, known.flat.out[half], stops, messages.flat.out[alike])
+    kernels.add_ranges(known.sent, messages.sent, known.flat.out[half], stops, messages.flat.out[alike])
 
 
 def _like(known: MessagePassing, flat: "Flat", order: Ids, shorter: ReducedDepth) -> Ids:
     """Per half edge of the whole network, the one of the shorter network that it is like; -1 where there is none."""
     if not known.sent.size:
         return np.full(flat.to.size, _NONE)
-    ends, others = _joined(*known.ends), _joined(*shorter.like(*ends_of(flat, order)))
+    ends, others = _joined(*known.ends), _joined(*shorter.like(*half_edge_ends(flat, order)))
     by_end = np.argsort(ends)
     half = by_end[np.minimum(np.searchsorted(ends[by_end], others), ends.size - 1)]
     sizes, small = np.diff(flat.start)[flat.to], np.diff(known.flat.start)[known.flat.to]
@@ -197,7 +197,7 @@ class Assembly:
 
     def __init__(self, blocks: LayerBlocks, parts: Sequence[tuple[LayerBlock, Network]], derived: Memo) -> None:
         self._blocks, self._parts, self._all = blocks, parts, Network(derived, blocks.count)
-        self._stamps = [self._all.numbered(part, block.names, block.copies) for block, part in parts]
+        self._stamps = [self._all.replicate(part, block.names, block.copies) for block, part in parts]
 
     @cached_property
     def shorter(self) -> ReducedDepth | None:
@@ -220,5 +220,5 @@ class Assembly:
         if len(self._parts) == 1:
             return self._parts[0][1]
         for stamp in self._stamps:
-            self._all.stamp(stamp)
+            self._all.add_replica(stamp)
         return self._all

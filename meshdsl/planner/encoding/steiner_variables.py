@@ -38,7 +38,7 @@ def add_subset_variables(network: Network, closure: LayoutDomain, trips: int, en
       ends: where the value is made, then its readers.
     """
     (source, own), *readers = ends
-    derived, found = network.derived, asked_for_by(network.derived, [read for _, read in ends], most)
+    derived, found = network.memo, asked_for_by(network.memo, [read for _, read in ends], most)
     if found is None:
         return 0
     layouts, sets = found
@@ -49,7 +49,7 @@ def add_subset_variables(network: Network, closure: LayoutDomain, trips: int, en
     def held(sets: Ints, read: Ids) -> Costs:
         return np.where(holds(layouts, sets, read), 0.0, np.inf)
 
-    hub = network.new(derived.get("no cost", (sets,), lambda sets: np.zeros(sets.size)), None, source)
+    hub = network.new_variable(derived.get("no cost", (sets,), lambda sets: np.zeros(sets.size)), None, source)
     network.add(source, hub, derived.get(("trees", closure.number, trips), (own, sets), trees))
     for reader, read in readers:
         network.add(hub, reader, derived.get("held", (sets, read), held))
@@ -207,8 +207,8 @@ def add_fork_variables(network: Network, stars: HubTables, value: int, readers: 
         return _tables(stars, value, reads, price)
 
     how = ("forks", stars.model.closure(value).number, stars.model.trips(value), price)
-    costs, *tables = network.derived.get(how, tuple(read for _, read in ends), make)
-    hub = network.new(costs, None, readers.source[0])
+    costs, *tables = network.memo.get(how, tuple(read for _, read in ends), make)
+    hub = network.new_variable(costs, None, readers.source[0])
     for (node, _), table in zip(ends, tables, strict=True):
         network.add(hub, node, table)
 

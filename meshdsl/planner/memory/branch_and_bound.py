@@ -92,7 +92,7 @@ class BoxSolver:
         )
         found = eliminate([states.size for states in left], tables, start, _LARGEST)
         self._incumbent = np.array([states[i] for states, i in zip(left, found.states.tolist(), strict=True)])
-        rows = self._joint.rows(self._network.named(self._order, self._incumbent))
+        rows = self._joint.rows(self._network.decode(self._order, self._incumbent))
         return Decided(rows, self._network.constant + found.cost if found.exact else -np.inf)
 
 

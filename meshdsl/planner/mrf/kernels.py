@@ -1,7 +1,10 @@
-"""The loops of message passing, compiled.
+"""The loops of TRW-S message passing, compiled.
 
-A pass of messages over a training step has a million additions in tiny tables. There everything is flat (see
-``Flat``): variables are numbered in order, and each has a *half edge* to every neighbour.
+A pass of messages over a training step performs a million additions in tiny tables. Therefore everything is flat (see
+``Flat``): variables are numbered in order, and every edge is two *half edges*, one at each end.
+
+The *share* of a variable is one part of ``max(neighbours behind, neighbours ahead)`` of what it knows; that is the
+weight of TRW-S, for which chains along the order cover every edge.
 """
 
 from typing import NamedTuple
@@ -13,14 +16,14 @@ from meshdsl.util.jit import Costs, Ints, njit_cached
 
 
 class Flat(NamedTuple):
-    """Where the arrays of variables and half edges lie.
+    """Offsets of the arrays of variables and half edges.
 
     Args:
       start: per variable, and one past the last, where its states begin.
       first: likewise, its first half edge.
-      to: per half edge, the variable it leads to.
+      to: per half edge, the variable at its other end.
       back: its reverse.
-      out: where its message begins, which speaks of the states of ``to``.
+      out: where its message begins, over the states of ``to``.
       table: where the table of its edge begins, with the states of ``to`` along the second dim.
     """
 
@@ -36,12 +39,15 @@ class Flat(NamedTuple):
 def passes(
     times: int, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints, best: Ints, least: float
 ) -> tuple[float, float]:
-    """So many sweeps forwards and backwards, by turns; ``best`` are the cheapest states that one has come by.
+    """Runs ``times`` sweeps forwards and as many backwards, alternating.
 
     Args:
-      least: what those cost that are in ``best`` so far.
+      sent: messages of all half edges, updated in place.
+      states: receives the states decoded by the last sweep.
+      best: the cheapest states decoded so far, updated in place.
+      least: cost of ``best``.
 
-    Returns what they cost now, and what no states undercut by the last sweep.
+    Returns the cost of ``best`` and the lower bound of the last sweep.
     """
     lower = -np.inf
     for step in range(2 * times):
@@ -55,11 +61,13 @@ def passes(
 
 @njit_cached
 def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> tuple[float, float]:
-    """One pass: every variable hands its share of what it knows to the neighbours ahead.
+    """Runs one sweep: every variable sends its share of what it knows to its neighbours ahead.
 
-    On the way every variable takes the state that is cheapest given those behind it and what the
-    ones ahead say: ``states``. Returns what these cost in all, and what no states undercut: the minima of what the
-    variables keep, for by their messages the edges ahead hold a share each and no more. Tables may be float32.
+    On the way every variable is decoded: it takes the state that is cheapest given the states of those behind it and
+    the messages of those ahead. Tables may be float32.
+
+    Returns the cost of the decoded ``states``, and a lower bound: the sum of the minima that variables retain, for the
+    messages leave an edge ahead exactly its share.
     """
     start, first, to, back, out, table = flat
     n = start.size - 1
@@ -67,41 +75,41 @@ def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, s
     widest = 0
     for v in range(n):
         widest = max(widest, start[v + 1] - start[v])
-    room = np.empty((3, widest))
+    workspace = np.empty((3, widest))
     for step in range(n):
         v = step if forward else n - 1 - step
         size, count = start[v + 1] - start[v], first[v + 1] - first[v]
-        total, paid, hoped = room[0, :size], room[1, :size], room[2, :size]
+        total, known, estimate = workspace[0, :size], workspace[1, :size], workspace[2, :size]
         for i in range(size):
-            total[i] = paid[i] = hoped[i] = unary[start[v] + i]
+            total[i] = known[i] = estimate[i] = unary[start[v] + i]
         ahead = 0
         for h in range(first[v], first[v + 1]):
             message = sent[out[back[h]] :]
             if (to[h] > v) == forward:
                 ahead += 1
-                _plus(hoped, message)
+                _add_to(estimate, message)
             else:
-                behind = tables[table[back[h]] + states[to[h]] * size :]
-                _plus(hoped, behind)
-                _plus(paid, behind)
-            _plus(total, message)
-        states[v] = argmin(hoped)
-        cost += paid[states[v]]
+                row = tables[table[back[h]] + states[to[h]] * size :]
+                _add_to(estimate, row)
+                _add_to(known, row)
+            _add_to(total, message)
+        states[v] = argmin(estimate)
+        cost += known[states[v]]
         share = max(ahead, count - ahead, 1)
         if ahead < share:
             lower += total[argmin(total)] * (1 - ahead / share)
         for h in range(first[v], first[v + 1]):
             if (to[h] > v) == forward:
-                heard, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
+                received, width = sent[out[back[h]] :], start[to[h] + 1] - start[to[h]]
                 for i in range(size):
-                    paid[i] = total[i] / share - heard[i]
-                min_plus(paid, tables, table[h], sent[out[h] : out[h] + width])
+                    known[i] = total[i] / share - received[i]
+                min_plus(known, tables, table[h], sent[out[h] : out[h] + width])
     return cost, lower
 
 
 @njit_cached
-def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
-    """Add stretches of one array, from where they begin up to where they end, at places in another."""
+def add_ranges(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> None:
+    """Adds ranges of one array, each from ``begins`` to ``ends``, to another one at the positions ``to``."""
     for i in range(begins.size):
         for j in range(ends[i] - begins[i]):
             target[to[i] + j] += source[begins[i] + j]
@@ -109,21 +117,21 @@ def added(source: Costs, target: Costs, begins: Ints, ends: Ints, to: Ints) -> N
 
 @njit_cached
 def round_down(costs: Costs, narrow: NDArray[np.float32]) -> None:
-    """Write costs in half as many bytes, none of them higher: what they prove as a lower bound stays true."""
+    """Writes costs as float32, none higher than before, so that a lower bound on them stays one."""
     for i in range(costs.size):
         near = np.float32(costs[i])
         narrow[i] = np.nextafter(near, np.float32(-np.inf)) if near > costs[i] else near
 
 
 @njit_cached
-def _plus(total: Costs, costs: Costs) -> None:
+def _add_to(total: Costs, costs: Costs) -> None:
     for i in range(total.size):
         total[i] += costs[i]
 
 
 @njit_cached
 def argmin(costs: Costs) -> int:
-    """The first of the least: as numpy's, sooner for few."""
+    """Returns the first position of the minimum, as numpy does, but faster on short arrays."""
     best = 0
     for i in range(1, costs.size):
         if costs[i] < costs[best]:
@@ -133,7 +141,7 @@ def argmin(costs: Costs) -> int:
 
 @njit_cached
 def min_plus(known: Costs, tables: Costs, at: int, least: Costs) -> None:
-    """For each state of a neighbour, the least of what is known and a table together."""
+    """Writes to ``least``, for each state of a neighbour, the minimum over own states of ``known`` plus a table."""
     width, fours = least.size, known.size // 4
     for j in range(width):
         least[j] = np.inf
@@ -152,10 +160,11 @@ def min_plus(known: Costs, tables: Costs, at: int, least: Costs) -> None:
 
 @njit_cached
 def min_marginals(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
-    """Add to each state what it costs at least beyond the bound of a pass backwards that has just ended.
+    """Adds to ``excess``, per state, by how much every solution in that state exceeds the bound at least.
 
-    There an edge has a share of its later variable and nothing to spare for any state of the earlier one; what
-    a variable keeps, and what its edges to earlier ones have left for a state, is excess.
+    To be called right after a sweep backwards. Then an edge holds its share of its later variable and nothing in excess
+    for any state of the earlier one; the excess of a state is what its variable retains, and what its edges to earlier
+    variables have left over.
     """
     start, first, to, back, out, table = flat
     for v in range(start.size - 1):
@@ -166,27 +175,28 @@ def min_marginals(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: 
         behind, count = 0, first[v + 1] - first[v]
         for h in range(first[v], first[v + 1]):
             behind += to[h] < v
-            _plus(total, sent[out[back[h]] :])
+            _add_to(total, sent[out[back[h]] :])
         share = max(behind, count - behind, 1)
         least = total[argmin(total)]
         for i in range(size):
             own[i] += (total[i] - least) * (1 - behind / share)
         for h in range(first[v], first[v + 1]):
             if to[h] < v:
-                heard, told, width = sent[out[back[h]] :], sent[out[h] :], start[to[h] + 1] - start[to[h]]
+                received, message, width = sent[out[back[h]] :], sent[out[h] :], start[to[h] + 1] - start[to[h]]
                 for i in range(size):
-                    row, left = tables[table[h] + i * width : table[h] + i * width + width], np.inf
+                    row, rest = tables[table[h] + i * width : table[h] + i * width + width], np.inf
                     for j in range(width):
-                        left = min(left, row[j] - told[j])
-                    own[i] += left + total[i] / share - heard[i]
+                        rest = min(rest, row[j] - message[j])
+                    own[i] += rest + total[i] / share - received[i]
 
 
 @njit_cached
-def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, settled: Costs) -> None:
-    """Move what the messages say from the edges into the variables' tables.
+def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, target: Costs) -> None:
+    """Moves messages into the tables: added to the variables' own, subtracted from those of the edges.
 
     Args:
-      own: where the table of each half edge begins in ``settled``; both halves share that of the earlier variable.
+      own: where the table of each half edge begins in ``target``; both halves share that of the earlier variable.
+      target: receives the tables of the edges.
     """
     start, first, to, back, out, table = flat
     for v in range(start.size - 1):
@@ -199,12 +209,12 @@ def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Int
             for i in range(size if v < to[h] else 0):
                 for j in range(width):
                     at = i * width + j
-                    settled[own[h] + at] = tables[table[h] + at] - sent[there + j] - sent[here + i]
+                    target[own[h] + at] = tables[table[h] + at] - sent[there + j] - sent[here + i]
 
 
 @njit_cached
 def absorb(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
-    """Every variable draws in what its edges can spare and spreads it over the edges ahead."""
+    """Lets every variable absorb the row minima of its edges and spread its costs over the edges ahead."""
     start, first, to = flat.start, flat.first, flat.to
     n = start.size - 1
     for step in range(n):
@@ -213,7 +223,7 @@ def absorb(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) ->
         ahead, count = 0, first[v + 1] - first[v]
         for h in range(first[v], first[v + 1]):
             ahead += (to[h] > v) == forward
-            _draw(total, tables, own[h], start[to[h] + 1] - start[to[h]], to[h] < v)
+            _absorb_minima(total, tables, own[h], start[to[h] + 1] - start[to[h]], to[h] < v)
         share = max(ahead, count - ahead, 1)
         for h in range(first[v], first[v + 1]):
             if (to[h] > v) == forward:
@@ -223,9 +233,9 @@ def absorb(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) ->
 
 
 @njit_cached
-def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> None:
-    """Move the minimum of a table for each state of one variable to that variable."""
-    along, across = (1, total.size) if turned else (width, 1)
+def _absorb_minima(total: Costs, tables: Costs, at: int, width: int, transposed: bool) -> None:
+    """Moves the minimum of a table for each state of a variable to that variable."""
+    along, across = (1, total.size) if transposed else (width, 1)
     for i in range(total.size):
         least = np.inf
         for j in range(width):
@@ -236,9 +246,9 @@ def _draw(total: Costs, tables: Costs, at: int, width: int, turned: bool) -> Non
 
 
 @njit_cached
-def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, turned: bool) -> None:
-    """Add a share of a variable's costs to a table."""
-    along, across = (1, total.size) if turned else (width, 1)
+def _spread(total: Costs, share: int, tables: Costs, at: int, width: int, transposed: bool) -> None:
+    """Adds a share of a variable's costs to a table."""
+    along, across = (1, total.size) if transposed else (width, 1)
     for i in range(total.size):
         for j in range(width):
             tables[at + i * along + j * across] += total[i] / share

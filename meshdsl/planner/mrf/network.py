@@ -1,9 +1,24 @@
-"""A sum of tables over discrete variables, two at most in each, that can be made smaller exactly.
+"""A sum of tables over discrete variables, at most two in each, and its exact reduction.
 
-*Elimination* minimises away a variable with one or two neighbours: what is left over is a table
-over the neighbours. A training step is mostly chains, so a few hundred variables of ten thousand
-remain. Equal parts of a model have the same tables, as objects, and ask the same questions; each
-is answered once (``Memo``).
+``Network.reduce`` minimises away every variable with at most two neighbours; the result is a table over these
+neighbours, so the network stays pairwise. A training step consists mostly of chains, so a few hundred of ten thousand
+variables remain. (Variable elimination occurs three times, each for another shape of problem. Here no table may exceed
+two variables, and the network is wanted afterwards. ``elimination`` continues where three or more neighbours are left:
+its tables have any arity, and it ends with a cost and a state. ``contest.bucket_kernels`` is compiled, since a local
+search calls it thousands of times on small subgraphs, with orders that noise varies. They add tables in different
+orders, so that one implementation would change the rounding of costs, and with it plans.)
+
+Repeated layers have equal tables, as one object each, and ask the same operations of them; ``Memo`` answers each once.
+
+Example: eliminating b from the chain ``a - b - c`` leaves the table ``min_b (u_b + t_ab + t_bc)`` between a and c, and
+eliminating all three leaves the minimum:
+
+    network = Network()
+    a, b, c = (network.new_variable(np.zeros(2)) for _ in range(3))
+    network.add(a, b, np.array([[0.0, 3.0], [2.0, 1.0]]))
+    network.add(b, c, np.array([[1.0, 4.0], [0.0, 2.0]]))
+    network.reduce(largest=100)
+    network.constant  # 1.0
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,68 +31,71 @@ from numpy.typing import NDArray
 
 from meshdsl.util.arrays import Costs, Ids, object_id
 
-# ---- Derived ---------------------------------------------------------------------------------------------------------
-# What is made of arrays, made once; and the ways in which the tables of a network are made.
+Labels = NDArray[np.intp]  # states of a variable by their original numbers
+UNDECIDED = np.iinfo(np.intp).max  # no table has this state, so that reading an undecided variable is an error
+_BROADCAST_ENTRIES = 1 << 18  # up to which one broadcast beats a loop over the middle states; the result is the same
+
+# ---- Memo ------------------------------------------------------------------------------------------------------------
 
 
 class Memo:
-    """Arrays made from other arrays, each made once: equal parts of a model stay the same objects.
+    """Results of operations on arrays, computed once per key and operands.
 
-    Results are known by the identity of the arrays they come from, which are kept alive.
+    Operands are compared by identity and kept alive. So equal parts of a model, whose tables are the same objects, also
+    have the same results as objects.
     """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
-    def get(self, how: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
-        """``make(*sources)``, remembered under ``how`` and the sources."""
-        key = (how, *map(object_id, sources))
-        found = self._known.get(key)
+    def get(self, key: Hashable, sources: tuple[Any, ...], make: Callable[..., Any]) -> Any:
+        """Returns ``make(*sources)``, remembered under ``key`` and the identity of the sources."""
+        full = (key, *map(object_id, sources))
+        found = self._known.get(full)
         if found is None:
-            found = self._known[key] = (make(*sources), sources)
+            found = self._known[full] = (make(*sources), sources)
         return found[0]
 
     def copy(self) -> "Memo":
-        """What is made from now on is kept apart."""
+        """Returns a memo that knows all results so far; each of the two learns the later ones by itself."""
         other = Memo()
         other._known = dict(self._known)
         return other
 
-    def plus(self, a: Costs, b: Costs) -> Costs:
-        """The sum of two arrays."""
-        return np.asarray(self.get("plus", (a, b), np.add))
+    def sum(self, a: Costs, b: Costs) -> Costs:
+        """Returns the sum of two arrays."""
+        return np.asarray(self.get("sum", (a, b), np.add))
 
-    def turned(self, table: Costs) -> Costs:
-        """The transpose; turned twice, the array itself."""
-        other: Costs = self.get("turned", (table,), np.transpose)
-        self._known["turned", object_id(other)] = (table, (other,))
+    def transpose(self, table: Costs) -> Costs:
+        """Returns the transpose; the transpose of that is ``table`` itself."""
+        other: Costs = self.get("transpose", (table,), np.transpose)
+        self._known["transpose", object_id(other)] = (table, (other,))
         return other
 
 
-def some(array: NDArray[Any], keep: Ids) -> NDArray[Any]:
-    """Some entries."""
+def _take_rows(array: NDArray[Any], keep: Ids) -> NDArray[Any]:
+    """Returns the entries ``keep`` along the first dim."""
     return array[keep]
 
 
-def merged(unary: Costs, other: Costs, between: Costs, image: Ids) -> Costs:
-    """The table of a variable and another one, whose state ``image`` says."""
+def _merged_unary(unary: Costs, other: Costs, between: Costs, image: Ids) -> Costs:
+    """Returns the table of a variable with that of another one, whose state is ``image``, and of their edge."""
     return np.asarray(unary + other[image] + between[image, np.arange(image.size)])
 
 
-def least(unary: Costs, table: Costs) -> Costs:
-    """The cheapest state of a variable for each of its only neighbour's, as a table of one row."""
+def _min_over_one(unary: Costs, table: Costs) -> Costs:
+    """Returns, as a table of one row, the least cost of a variable for each state of its only neighbour."""
     return np.asarray((unary[:, None] + table).min(axis=0)[None])
 
 
-def plus_row(unary: Costs, row: Costs) -> Costs:
-    """A variable's table and one of one row."""
+def _plus_row(unary: Costs, row: Costs) -> Costs:
     return np.asarray(unary + row[0])
 
 
-def least_of_two(unary: Costs, left: Costs, right: Costs) -> Costs:
-    """The cheapest way from each state of one neighbour to each of the other's over the shared middle."""
+def _min_over_middle(unary: Costs, left: Costs, right: Costs) -> Costs:
+    """Returns the least cost of a variable for each pair of states of its two neighbours."""
     left = left + unary[:, None]
-    if left.size * right.shape[1] <= 1 << 18:
+    if left.size * right.shape[1] <= _BROADCAST_ENTRIES:
         return np.asarray((left[:, :, None] + right[:, None, :]).min(axis=0))
     found: Costs = left[0][:, None] + right[0][None]
     for from_left, from_right in zip(left[1:], right[1:], strict=True):
@@ -85,17 +103,13 @@ def least_of_two(unary: Costs, left: Costs, right: Costs) -> Costs:
     return found
 
 
-# ---- Trail -----------------------------------------------------------------------------------------------------------
-# What a network has lost: the variables that were eliminated, whose best states follow from those of the others.
-
-
-Labels = NDArray[np.intp]
-UNDECIDED = np.iinfo(np.intp).max  # no table has this state, so reading what is not decided yet is an error
+# ---- Decoding --------------------------------------------------------------------------------------------------------
+# The states of eliminated variables follow from those of the remaining ones, in reverse order of elimination.
 
 
 @dataclass(frozen=True)
 class Eliminated:
-    """A variable that was eliminated: its states and tables at that time, by neighbour."""
+    """An eliminated variable: its states and tables at that time, by neighbour."""
 
     variable: int
     labels: Labels | None
@@ -103,7 +117,7 @@ class Eliminated:
     ends: tuple[tuple[int, Labels | None, Costs], ...]
 
     def decode(self, chosen: Labels) -> None:
-        """Add its best state, given those of the variables that were left, by label."""
+        """Adds the variable's best state, given those of its neighbours, by label."""
         cost = self.unary
         for w, labels, table in self.ends:
             at = chosen[w]
@@ -114,101 +128,123 @@ class Eliminated:
 
 @dataclass(frozen=True)
 class EliminatedCopies:
-    """What was eliminated of a network before it was added, so many times.
+    """The variables that a network had eliminated before its copies were added to another one.
 
     Args:
-      numbers: [copies, names], what its variables ``names`` are called.
+      eliminated: those variables, in order of elimination.
+      names: variables of the network.
+      numbers: [copies, names], their numbers in each copy.
     """
 
-    trail: "list[Eliminated | EliminatedCopies]"
+    eliminated: "list[Eliminated | EliminatedCopies]"
     names: list[int]
     numbers: Labels
 
     def decode(self, chosen: Labels) -> None:
-        """Add the best states of all copies, given those of the variables that were left; their names are kept."""
+        """Adds the best states in all copies, given those of the remaining variables, whose labels are positions."""
         column = {v: i for i, v in enumerate(self.names)}
         states: dict[int, Labels] = {}
 
-        def of(v: int) -> Labels:
+        def states_of(v: int) -> Labels:
             if v not in states:
                 states[v] = chosen[self.numbers[:, column[v]]]
             return states[v]
 
-        for gone in reversed(self.trail):
-            assert isinstance(gone, Eliminated), "what is added has nothing added to it"
-            cost = np.broadcast_to(gone.unary[:, None], (gone.unary.size, len(self.numbers)))
-            for w, _, table in gone.ends:
-                cost = cost + table[:, of(w)]
-            states[gone.variable] = cost.argmin(axis=0)
-            if gone.variable in column:
-                chosen[self.numbers[:, column[gone.variable]]] = states[gone.variable]
+        for each in reversed(self.eliminated):
+            assert isinstance(each, Eliminated), "a replicated network contains no replicas itself"
+            cost = np.broadcast_to(each.unary[:, None], (each.unary.size, len(self.numbers)))
+            for w, _, table in each.ends:
+                cost = cost + table[:, states_of(w)]
+            states[each.variable] = cost.argmin(axis=0)
+            if each.variable in column:
+                chosen[self.numbers[:, column[each.variable]]] = states[each.variable]
 
 
 # ---- Network ---------------------------------------------------------------------------------------------------------
 
 
 class Network:
-    """Variables with a table each, and a table per pair of neighbours.
-
-    ``near[v][w]`` is the table of v and w with v's states along the first dim. ``labels`` names
-    the states of variables that have lost some. ``marks`` is what the maker of a variable says
-    about its states, a row each; ``place`` orders the variables: neighbours should be near.
+    """Variables with a table each, and one table per pair of neighbours.
 
     Args:
-      known: numbers below this one are those of variables that ``put`` adds.
+      memo: results on tables that other networks share; a new one by default.
+      reserved: variables up to this number are added by ``add_variable``; ``new_variable`` counts from there.
+
+    Attributes:
+      unary: per variable, the cost of each state.
+      pairwise: ``pairwise[v][w]`` is the table of v and w with v's states along the first dim; ``pairwise[w][v]`` is
+        its transpose.
+      labels: original state numbers of variables that have lost states.
+      coordinates: [states, mesh axes] per variable, if its creator gave any: the part of a state on every axis.
+      position: where a variable stands in order of messages and output; neighbours should be near.
+      constant: cost of the eliminated variables.
+      eliminated: those variables, in order.
     """
 
-    def __init__(self, derived: Memo | None = None, known: int = 0) -> None:
-        self.derived, self._next = derived or Memo(), known
+    def __init__(self, memo: Memo | None = None, reserved: int = 0) -> None:
+        self.memo, self._next = memo or Memo(), reserved
         self.unary: dict[int, Costs] = {}
-        self.near: dict[int, dict[int, Costs]] = {}
+        self.pairwise: dict[int, dict[int, Costs]] = {}
         self.labels: dict[int, Labels] = {}
-        self.marks: dict[int, Labels | None] = {}
-        self.place: dict[int, float] = {}
+        self.coordinates: dict[int, Labels | None] = {}
+        self.position: dict[int, float] = {}
         self.constant = 0.0
-        self.trail: list[Eliminated | EliminatedCopies] = []
+        self.eliminated: list[Eliminated | EliminatedCopies] = []
 
     def copy(self) -> "Network":
-        """A network of its own with the same tables."""
-        other = Network(self.derived)
-        other.unary, other.labels, other.trail = dict(self.unary), dict(self.labels), list(self.trail)
-        other.near = {v: dict(tables) for v, tables in self.near.items()}
-        other.constant, other.marks, other.place = self.constant, dict(self.marks), dict(self.place)
+        """Returns an independent network with the same tables."""
+        other = Network(self.memo)
+        other.unary, other.labels, other.eliminated = dict(self.unary), dict(self.labels), list(self.eliminated)
+        other.pairwise = {v: dict(tables) for v, tables in self.pairwise.items()}
+        other.constant, other.coordinates, other.position = self.constant, dict(self.coordinates), dict(self.position)
         other._next = self._next
         return other
 
-    def times(self, weight: int) -> "Network":
-        """The same with all costs so many times as high."""
+    def scaled(self, weight: int) -> "Network":
+        """Returns the network with all costs multiplied by ``weight``."""
         if weight == 1:
             return self
-        other, many = self.copy(), partial(self.derived.get, ("times", weight))
-        other.unary = {v: many((unary,), lambda costs: costs * weight) for v, unary in self.unary.items()}
-        for v, near in self.near.items():
-            for w, table in near.items():
+        other, scaled = self.copy(), partial(self.memo.get, ("scaled", weight))
+        other.unary = {v: scaled((unary,), lambda costs: costs * weight) for v, unary in self.unary.items()}
+        for v, tables in self.pairwise.items():
+            for w, table in tables.items():
                 if v < w:
-                    other.near[v][w] = many((table,), lambda costs: costs * weight)
-                    other.near[w][v] = self.derived.turned(other.near[v][w])
+                    other.pairwise[v][w] = scaled((table,), lambda costs: costs * weight)
+                    other.pairwise[w][v] = self.memo.transpose(other.pairwise[v][w])
         other.constant *= weight
         return other
 
-    def put(self, v: int, unary: Costs, marks: Labels | None = None) -> None:
-        """Add a variable of a known number, which is its place in order."""
-        self.unary[v], self.near[v], self.marks[v], self.place[v] = unary, {}, marks, float(v)
+    # ---- adding
 
-    def new(self, unary: Costs, marks: Labels | None = None, after: int | None = None) -> int:
-        """Add a variable, in order right after another one."""
+    def add_variable(self, v: int, unary: Costs, coordinates: Labels | None = None) -> None:
+        """Adds a variable of a given number, which is also its position."""
+        self.unary[v], self.pairwise[v], self.coordinates[v], self.position[v] = unary, {}, coordinates, float(v)
+
+    def new_variable(self, unary: Costs, coordinates: Labels | None = None, after: int | None = None) -> int:
+        """Adds a variable, positioned right behind another one, and returns its number."""
         v, self._next = self._next, self._next + 1
-        self.put(v, unary, marks)
+        self.add_variable(v, unary, coordinates)
         if after is not None:
-            self.place[v] = self.place[after] + 2.0**-10
+            self.position[v] = self.position[after] + 2.0**-10
         return v
 
-    def numbered(self, part: "Network", names: Sequence[int], copies: Labels) -> "Replica":
-        """Copies of a network of its own, all variables of which have numbers here from now on.
+    def add(self, a: int, b: int, table: Costs) -> None:
+        """Adds a table over two variables, a's states along the first dim; a and b may be the same."""
+        if a == b:
+            self.unary[a] = self.memo.sum(self.unary[a], self.memo.get("own", (table,), np.diagonal))
+            return
+        known = self.pairwise[a].get(b)
+        if known is not None:
+            table = self.memo.sum(known, table)
+        self.pairwise[a][b], self.pairwise[b][a] = table, self.memo.transpose(table)
+
+    def replicate(self, part: "Network", names: Sequence[int], copies: Labels) -> "Replica":
+        """Numbers the variables of copies of another network, all of which then have numbers here.
 
         Args:
-          names: variables of ``part`` that have names here.
-          copies: [copies, names]: the names in each copy; several may be one.
+          part: the network.
+          names: its variables that have numbers here already.
+          copies: [copies, names], those numbers in each copy; several may be equal.
         """
         known = set(names)
         fresh = [v for v in part.unary if v not in known]
@@ -216,151 +252,152 @@ class Network:
         self._next += new.size
         return Replica(part, [*names, *fresh], np.hstack([copies, new]))
 
-    def stamp(self, stamp: "Replica") -> None:
-        """Add copies of a network; variables that are here already get its tables besides."""
-        part, every, numbers = stamp
-        near = part.near.items()
-        tables = [(v, w, table, part.near[w][v]) for v, tables in near for w, table in tables.items() if v < w]
+    def add_replica(self, replica: "Replica") -> None:
+        """Adds copies of a network; the tables of variables that exist already add up."""
+        part, every, numbers = replica
+        rows = part.pairwise.items()
+        tables = [(v, w, table, part.pairwise[w][v]) for v, row in rows for w, table in row.items() if v < w]
         for copy in numbers.tolist():
             to = dict(zip(every, copy, strict=True))
             for v, unary in part.unary.items():
-                before = int(part.place[v])
-                self._join(to[v], unary, part.marks[v], to.get(before, before) + part.place[v] - before)
-            for v, w, table, turned in tables:
+                before = int(part.position[v])
+                position = to.get(before, before) + part.position[v] - before
+                if to[v] not in self.unary:
+                    self.add_variable(to[v], unary, part.coordinates[v])
+                    self.position[to[v]] = position
+                elif unary.any():
+                    self.unary[to[v]] = self.memo.sum(self.unary[to[v]], unary)
+            for v, w, table, transposed in tables:
                 a, b = to[v], to[w]
-                if a == b or b in self.near[a]:
+                if a == b or b in self.pairwise[a]:
                     self.add(a, b, table)
                 else:
-                    self.near[a][b], self.near[b][a] = table, turned
+                    self.pairwise[a][b], self.pairwise[b][a] = table, transposed
         self.constant += part.constant * len(numbers)
-        self.trail.append(EliminatedCopies(part.trail, every, numbers))
+        self.eliminated.append(EliminatedCopies(part.eliminated, every, numbers))
 
-    def _join(self, v: int, unary: Costs, marks: Labels | None, place: float) -> None:
-        """Add a variable, or to the table of one that is here."""
-        if v not in self.unary:
-            self.put(v, unary, marks)
-            self.place[v] = place
-        elif unary.any():
-            self.unary[v] = self.derived.plus(self.unary[v], unary)
-
-    def add(self, a: int, b: int, table: Costs) -> None:
-        """Add a table over two variables, a's states along the first dim; a and b may be the same."""
-        if a == b:
-            self.unary[a] = self.derived.plus(self.unary[a], self.derived.get("own", (table,), np.diagonal))
-            return
-        known = self.near[a].get(b)
-        if known is not None:
-            table = self.derived.plus(known, table)
-        self.near[a][b], self.near[b][a] = table, self.derived.turned(table)
+    # ---- removing states and variables
 
     def restrict(self, v: int, keep: Labels) -> None:
-        """Leave these states of a variable, given by position in rising order."""
-        derived, labels = self.derived.get, self.labels.get(v)
-        self.unary[v] = derived("some", (self.unary[v], keep), some)
-        self.labels[v] = keep if labels is None else derived("some", (labels, keep), some)
-        for w, table in self.near[v].items():
-            self.near[v][w] = derived("some", (table, keep), some)
-            self.near[w][v] = self.derived.turned(self.near[v][w])
+        """Keeps only these states of a variable, given by position in ascending order."""
+        get, labels = self.memo.get, self.labels.get(v)
+        self.unary[v] = get("rows", (self.unary[v], keep), _take_rows)
+        self.labels[v] = keep if labels is None else get("rows", (labels, keep), _take_rows)
+        for w, table in self.pairwise[v].items():
+            self.pairwise[v][w] = get("rows", (table, keep), _take_rows)
+            self.pairwise[w][v] = self.memo.transpose(self.pairwise[v][w])
 
-    def cut(self, keep: dict[int, Labels]) -> None:
-        """Leave these states of every variable, given by position in rising order; equal tables stay one."""
-        cut, whole = Memo(), {v: states.size == self.unary[v].size for v, states in keep.items()}
+    def restrict_all(self, keep: dict[int, Labels]) -> None:
+        """Keeps only these states of every variable, by position in ascending order; equal tables stay one object."""
+        cuts, whole = Memo(), {v: states.size == self.unary[v].size for v, states in keep.items()}
         same = Memo()
-        alike = {v: same.get(states.tobytes(), (), lambda states=states: states) for v, states in keep.items()}
-        for v, states in alike.items():
+        kept = {v: same.get(states.tobytes(), (), lambda states=states: states) for v, states in keep.items()}
+        for v, states in kept.items():
             if not whole[v]:
                 self.unary[v] = self.unary[v][states]
                 labels = self.labels.get(v)
                 self.labels[v] = states if labels is None else labels[states]
-            for w, table in self.near[v].items():
+            for w, table in self.pairwise[v].items():
                 if v < w and not (whole[v] and whole[w]):
-                    left = cut.get("some", (table, states, alike[w]), lambda t, a, b: t[np.ix_(a, b)])
-                    self.near[v][w], self.near[w][v] = left, cut.turned(left)
+                    cut = cuts.get("cut", (table, states, kept[w]), lambda t, a, b: t[np.ix_(a, b)])
+                    self.pairwise[v][w], self.pairwise[w][v] = cut, cuts.transpose(cut)
 
     def merge(self, v: int, w: int, image: Labels) -> None:
-        """Make ``v`` a part of its neighbour ``w``: it takes state ``image[j]`` where w takes j, whatever else."""
-        unary, near, cut = self.unary.pop(v), self.near.pop(v), self.derived.get
-        between = near.pop(w)
-        self.trail.append(Eliminated(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
-        self.unary[w] = cut("merged", (self.unary[w], unary, between, image), merged)
-        del self.near[w][v]
-        for u, table in near.items():
-            del self.near[u][v]
-            self.add(w, u, cut("some", (table, image), some))
-
-    @property
-    def order(self) -> list[int]:
-        """The variables that are left, in order."""
-        return sorted(self.unary, key=lambda v: (self.place[v], v))
-
-    @property
-    def entries(self) -> int:
-        """Entries of all tables: what one pass of messages costs."""
-        return sum(table.size for v, tables in self.near.items() for w, table in tables.items() if v < w)
-
-    def listed(self) -> tuple[list[int], list[tuple[tuple[int, ...], Costs]]]:
-        """Number of states per variable that is left, in order, and the tables by positions in that order."""
-        at = {v: i for i, v in enumerate(self.order)}
-        tables: list[tuple[tuple[int, ...], Costs]] = [((i,), self.unary[v]) for v, i in at.items()]
-        tables += [((i, at[w]), t) for v, i in at.items() for w, t in self.near[v].items() if i < at[w]]
-        return [self.unary[v].size for v in at], tables
+        """Makes ``v`` a function of its neighbour ``w``: in state j of w, it is in state ``image[j]``."""
+        unary, tables, get = self.unary.pop(v), self.pairwise.pop(v), self.memo.get
+        between = tables.pop(w)
+        self.eliminated.append(Eliminated(v, self.labels.get(v), unary, ((w, self.labels.get(w), between),)))
+        self.unary[w] = get("merged", (self.unary[w], unary, between, image), _merged_unary)
+        del self.pairwise[w][v]
+        for u, table in tables.items():
+            del self.pairwise[u][v]
+            self.add(w, u, get("rows", (table, image), _take_rows))
 
     def reduce(self, largest: int, keep: frozenset[int] = frozenset()) -> None:
-        """Eliminate variables with at most two neighbours while no table passes ``largest`` entries."""
+        """Eliminates variables with at most two neighbours, exactly.
+
+        Args:
+          largest: entries that the table over a variable and its neighbours may have.
+          keep: variables that stay.
+        """
         todo: Iterable[int] = self.unary
         while todo:
             touched: set[int] = set()
             for v in sorted(todo):
-                if v in self.unary and v not in keep and self._small(v, largest):
-                    touched.update(self.near[v])
+                if v in self.unary and v not in keep and self._is_reducible(v, largest):
+                    touched.update(self.pairwise[v])
                     self._eliminate(v)
             todo = touched
 
-    def _small(self, v: int, largest: int) -> bool:
-        near = self.near[v]
-        if len(near) > 2:
+    def _is_reducible(self, v: int, largest: int) -> bool:
+        neighbours = self.pairwise[v]
+        if len(neighbours) > 2:
             return self.unary[v].size == 1
         size = self.unary[v].size
-        for w in near:
+        for w in neighbours:
             size *= self.unary[w].size
         return size <= largest
 
     def _eliminate(self, v: int) -> None:
-        unary, near, derived = self.unary.pop(v), self.near.pop(v), self.derived
-        ends = tuple((w, self.labels.get(w), table) for w, table in near.items())
-        self.trail.append(Eliminated(v, self.labels.get(v), unary, ends))
-        for w in near:
-            del self.near[w][v]
-        if unary.size == 1 or len(near) == 1:
-            for w, table in near.items():
-                part = table if unary.size == 1 else derived.get("one", (unary, table), least)
-                self.unary[w] = derived.get("row", (self.unary[w], part), plus_row)
+        unary, tables, memo = self.unary.pop(v), self.pairwise.pop(v), self.memo
+        ends = tuple((w, self.labels.get(w), table) for w, table in tables.items())
+        self.eliminated.append(Eliminated(v, self.labels.get(v), unary, ends))
+        for w in tables:
+            del self.pairwise[w][v]
+        if unary.size == 1 or len(tables) == 1:
+            for w, table in tables.items():
+                row = table if unary.size == 1 else memo.get("one", (unary, table), _min_over_one)
+                self.unary[w] = memo.get("row", (self.unary[w], row), _plus_row)
             self.constant += float(unary[0]) if unary.size == 1 else 0.0
-        elif near:
-            (a, left), (b, right) = near.items()
-            self.add(a, b, derived.get("two", (unary, left, right), least_of_two))
+        elif tables:
+            (a, left), (b, right) = tables.items()
+            self.add(a, b, memo.get("two", (unary, left, right), _min_over_middle))
         else:
             self.constant += float(unary.min())
 
-    def named(self, order: Sequence[int], positions: NDArray[np.int64]) -> Labels:
-        """The states of all variables, those lost included, given those that are left, in order, by position."""
-        at = zip(order, positions.tolist(), strict=True)
-        return self.decode(order, [self.labels[v][i] if v in self.labels else i for v, i in at])
+    # ---- reading
 
-    def decode(self, left: Sequence[int], labels: Sequence[int]) -> Labels:
-        """The states of all variables, the best ones of those eliminated, given those that are left, by label."""
+    @property
+    def order(self) -> list[int]:
+        """The remaining variables by position."""
+        return sorted(self.unary, key=lambda v: (self.position[v], v))
+
+    @property
+    def entries(self) -> int:
+        """Entries of all pairwise tables: the work of one pass of messages."""
+        return sum(table.size for v, tables in self.pairwise.items() for w, table in tables.items() if v < w)
+
+    def listed(self) -> tuple[list[int], list[tuple[tuple[int, ...], Costs]]]:
+        """Returns the number of states per remaining variable, in order, and all tables with their scopes.
+
+        A scope names variables by their index in that order. This is the input of ``elimination``.
+        """
+        at = {v: i for i, v in enumerate(self.order)}
+        tables: list[tuple[tuple[int, ...], Costs]] = [((i,), self.unary[v]) for v, i in at.items()]
+        tables += [((i, at[w]), t) for v, i in at.items() for w, t in self.pairwise[v].items() if i < at[w]]
+        return [self.unary[v].size for v in at], tables
+
+    def decode(self, order: Sequence[int], positions: NDArray[np.int64]) -> Labels:
+        """Returns the labels of all variables, eliminated ones included, given positions of states in ``order``."""
+        at = zip(order, positions.tolist(), strict=True)
+        return self.decode_labels(order, [self.labels[v][i] if v in self.labels else i for v, i in at])
+
+    def decode_labels(self, variables: Sequence[int], labels: Sequence[int]) -> Labels:
+        """Returns the labels of all variables: the given ones, and the best ones of the eliminated variables."""
         chosen = np.full(self._next, UNDECIDED)
-        chosen[np.asarray(left, dtype=np.intp)] = labels
-        for gone in reversed(self.trail):
-            gone.decode(chosen)
+        chosen[np.asarray(variables, dtype=np.intp)] = labels
+        for each in reversed(self.eliminated):
+            each.decode(chosen)
         return chosen
 
 
 class Replica(NamedTuple):
-    """A network, and what its variables are called in each of its copies elsewhere.
+    """Copies of a network inside another one.
 
     Args:
-      variables: of the network, those that it has lost among them. numbers: [copies, variables]; several may be one.
+      part: the network.
+      variables: its variables, eliminated ones that have a number elsewhere included.
+      numbers: [copies, variables], their numbers in each copy; several may be equal.
     """
 
     part: Network

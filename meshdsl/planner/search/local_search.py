@@ -67,28 +67,28 @@ class AxisDescent:
             best = solved
             if len(settled) == len(order):
                 break
-        return self.network.decode(list(best), list(best.values()))
+        return self.network.decode_labels(list(best), list(best.values()))
 
     def _solve(self, states: dict[int, int], axes: Axes) -> dict[int, int]:
         """The best states in which every variable moves on one axis, or on several alike, or stays as it is."""
         domains = {v: self._domain(v, axes, states[v]) for v in self._at}
         incumbent = [int(np.searchsorted(domains[v], states[v])) for v in self._at]
         sizes = [len(domain) for domain in domains.values()]
-        answer = eliminate(sizes, self._tables(domains), incumbent, self.cap, self.network.derived)
+        answer = eliminate(sizes, self._tables(domains), incumbent, self.cap, self.network.memo)
         return {v: int(domain[at]) for (v, domain), at in zip(domains.items(), answer.states, strict=True)}
 
     def _tables(self, domains: dict[int, Labels]) -> Iterable[tuple[tuple[int, ...], Costs]]:
-        cut = self.network.derived.get
+        cut = self.network.memo.get
         for v, i in self._at.items():
             yield (i,), cut("cut", (self.network.unary[v], domains[v]), lambda table, a: table[a])
-            for w, table in self.network.near[v].items():
+            for w, table in self.network.pairwise[v].items():
                 if v < w:
                     sources = (table, domains[v], domains[w])
                     yield (i, self._at[w]), cut("cut", sources, lambda table, a, b: table[a[:, None], b])
 
     def _domain(self, v: int, axes: Axes, state: int) -> Labels:
         """The states that ``v`` may move to; equal questions get the same array."""
-        marks = self.network.marks[v]
+        marks = self.network.coordinates[v]
         assert marks is not None, "the variables of a plan say what their states mean"
         others = [axis for axis in range(self.width) if axis not in axes]
         held = state if len(axes) > 1 else tuple(marks[state, others].tolist())
@@ -137,7 +137,7 @@ def lns(joint: NetworkBuilder, best: CostedPlan, evaluator: Evaluator) -> Costed
     network = joint.plans()
     search = _Search(network, _begin(joint, network, best))
     search.run(max(_FEWEST, min(_DRAWS, _WORK // max(1, network.entries))), joint.model.clock)
-    found = evaluator.exact(evaluator.evaluate(joint.rows(network.named(network.order, search.states))))
+    found = evaluator.exact(evaluator.evaluate(joint.rows(network.decode(network.order, search.states))))
     return min(best, found, key=lambda choice: choice.cost)
 
 
