@@ -1,133 +1,39 @@
 """meshdsl: plan a whole training step over a device mesh, read the plan, run exactly that plan.
 
-Names are loaded on first use, so that ``import meshdsl.layouts`` does not import jax.
+    import meshdsl as md
+
+    sharded = md.parallelize(step, md.Mesh(data=4, model=2), layouts={"batch": "data=S(0)"})
+    print(sharded.plan(params, batch))       # predicted seconds, memory and every collective with its reason
+    params = sharded(params, batch)          # runs exactly that plan
+
+``dir(md)`` lists planning and running, pipelines, layouts and errors. Functions on tensors with named dims live in
+``md.nd``; ``md.softmax`` is the same function as ``md.nd.softmax``. The public names are those of ``__init__.pyi``,
+imported on first use, so that ``import meshdsl.layouts`` does not import jax.
 """
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from meshdsl.util.stubs import attach_stub
+
 _ROOT = Path(__file__).resolve().parent.parent
-if not (Path(__file__).parent / "layouts").exists() and (_ROOT / "layouts").exists():
-    __path__.append(str(_ROOT))  # a checkout: layouts/, lowering/ and models/ lie beside this package
+_CHECKOUT = not (Path(__file__).parent / "layouts").exists() and (_ROOT / "layouts").exists()
+if _CHECKOUT:
+    __path__.append(str(_ROOT))  # layouts/, lowering/ and models/ lie beside this package
 
-_NAMES = {
-    "meshdsl.layouts": (
-        "B",
-        "Layout",
-        "Mesh",
-        "P",
-        "Rules",
-        "S",
-        "Topology",
-        "topology",
-    ),
-    "meshdsl.errors": (
-        "CheckError",
-        "MeshDSLError",
-        "VerifyError",
-    ),
-    "meshdsl.dsl.constrain": ("constrain",),
-    "meshdsl.custom_rules": ("rule",),
-    "meshdsl.dsl.dims": (
-        "Dims",
-        "DimsLike",
-        "dims",
-    ),
-    "meshdsl.dsl.named_array": (
-        "NamedArray",
-        "Tensor",
-        "named",
-    ),
-    "meshdsl.dsl.math": (
-        *("apply", "where", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sign", "sin", "cos", "tanh"),
-        *("sigmoid", "relu", "gelu", "silu", "softplus", "maximum", "minimum", "clip", "isfinite", "logical_not"),
-        *("floor", "round", "stop_gradient"),
-        *("sum", "mean", "prod", "max", "min", "any", "all", "var", "std", "logsumexp", "norm", "argmax", "argmin"),
-        *("softmax", "log_softmax", "rms_norm", "layer_norm"),
-        "dot",
-        "cumsum",
-        "cumprod",
-        "cummax",
-        "cummin",
-        "cumlogsumexp",
-        "cross_entropy",
-    ),
-    "meshdsl.dsl.shape": (
-        "rename",
-        "order",
-        "split",
-        "merge",
-        "broadcast",
-        "concat",
-        "pack",
-        "padded",
-        "roll",
-        "flip",
-        "index",
-        "take",
-        "update",
-        "top_k",
-        "sort",
-        "argsort",
-    ),
-    "meshdsl.dsl.create": (
-        "zeros",
-        "ones",
-        "full",
-        "arange",
-        "one_hot",
-        "causal",
-        "normal",
-        "truncated_normal",
-        "uniform",
-        "fan_in",
-        "bernoulli",
-        "categorical",
-        "dropout",
-    ),
-    "meshdsl.dsl.window": (
-        "conv",
-        "max_pool",
-        "sum_pool",
-    ),
-    "meshdsl.dsl.control_flow": (
-        "scan",
-        "vmap",
-        "keep",
-        "remat",
-        "stack",
-    ),
-    "meshdsl.api": (
-        "Program",
-        "Sharded",
-        "parallelize",
-    ),
-    "meshdsl.schedules.schedule": (
-        "make_schedule",
-        "Schedule",
-    ),
-    "meshdsl.schedules.spec": ("Pipeline",),
-    "meshdsl.plan": (
-        "Plan",
-        "load_plan",
-    ),
-    "meshdsl.api.mesh_search": ("search",),
-    "meshdsl.primitives.stage": ("stage",),
-    "meshdsl.api.watch": ("watch",),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = sorted(_HOME)
+_public_name, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        from meshdsl.errors import nearest
-
-        raise AttributeError(f"meshdsl has no {name!r}{nearest(name, __all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    return _version() if name == "__version__" else _public_name(name)
 
 
-def __dir__() -> list[str]:
-    return __all__
+def _version() -> str:
+    """Return the version of this checkout, or of the installed package that this is."""
+    if _CHECKOUT:
+        import tomllib
+
+        return str(tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    from importlib.metadata import version
+
+    return version("meshdsl")

@@ -21,11 +21,13 @@ errors, so small and large messages count alike.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -178,3 +180,17 @@ def _memory(mesh: jax.sharding.Mesh) -> float:
     if "bytes_limit" in stats:
         return float(stats["bytes_limit"])
     return float(prod(map(os.sysconf, ("SC_PAGE_SIZE", "SC_PHYS_PAGES"))) // mesh.size)
+
+
+class _CallableModule(ModuleType):
+    """The type of this module, which makes ``md.calibrate(mesh)`` work in any order of imports.
+
+    ``md.calibrate`` is the function until something imports ``meshdsl.calibrate``: then Python sets the attribute of
+    the package to the module. The type of a module may be replaced (Python data model, 3.3.2.1), here by one with a
+    ``__call__``.
+    """
+
+    __call__ = staticmethod(calibrate)
+
+
+sys.modules[__name__].__class__ = _CallableModule

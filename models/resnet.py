@@ -124,8 +124,8 @@ class Stage(nnx.Module):
 
     def __init__(self, inputs: int, middle: int, outputs: int, blocks: int, stride: int, rngs: nnx.Rngs) -> None:
         self.first = Block(inputs, middle, outputs, rngs, stride)
-        more = md.dims(f"layers={blocks - 1}") if blocks > 1 else None
-        self.rest = more and md.stack(lambda rngs: Block(outputs, middle, outputs, rngs), more, rngs)
+        make = lambda rngs: Block(outputs, middle, outputs, rngs)  # noqa: E731
+        self.rest = md.stack(make, f"layers={blocks - 1}", rngs) if blocks > 1 else None
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
         """``x`` after all blocks."""

@@ -107,7 +107,7 @@ def test_the_same_step_has_the_same_plan_and_plans_under_other_pins_are_chosen_a
     assert planned(True) == planned(True)
     sharded = md.parallelize(late, MESH, PINS, {"0": "data=S(0)", "1": "data=B"}, overlap=True)
     sharded.plan(*ARGS)
-    other = sharded.pinned({"v": None}).plan(*ARGS)
+    other = sharded.with_pins({"v": None}).plan(*ARGS)
     assert [(c.kind, c.value) for c in other.collectives] == [("all-gather", "w")]
 
 

@@ -42,7 +42,7 @@ def test_another_pin_gives_the_plan_that_planning_anew_gives(layout):
     traced = []
     first = sharded(traced)
     first.plan(*ARGS)
-    changed = first.pinned({"w/up": layout})
+    changed = first.with_pins({"w/up": layout})
     plan = changed.plan(*ARGS)
     assert len(traced) == 1
     anew = md.parallelize(step, MESH, {"x": "data=S(0)", "w/up": layout}).plan(*ARGS)
@@ -57,23 +57,23 @@ def test_another_pin_gives_the_plan_that_planning_anew_gives(layout):
 def test_pins_are_replaced_and_taken_out():
     first = sharded()
     first.plan(*ARGS)
-    second = first.pinned({"w/up": "data=S(0) model=S(0)"})
+    second = first.with_pins({"w/up": "data=S(0) model=S(0)"})
     assert second.plan(*ARGS).seconds > first.plan(*ARGS).seconds
-    third = second.pinned({"w/up": None})
+    third = second.with_pins({"w/up": None})
     assert third.plan(*ARGS).seconds == pytest.approx(first.plan(*ARGS).seconds)
     assert third.options.layouts == first.options.layouts
-    assert second.pinned({"w/up": "data=S(1)"}).plan(*ARGS).layout("w/up").on("data") is md.S(1)
+    assert second.with_pins({"w/up": "data=S(1)"}).plan(*ARGS).layout("w/up").on("data") is md.S(1)
 
 
 def test_the_bound_stays_where_pins_are_added():
     first = sharded()
     bound = first.plan(*ARGS).lower_bound
     same = str(first.plan(*ARGS).layout("w/up"))
-    assert first.pinned({"w/up": same}).plan(*ARGS).lower_bound == bound
-    dear = first.pinned({"w/up": "data=S(0) model=S(0)"})
+    assert first.with_pins({"w/up": same}).plan(*ARGS).lower_bound == bound
+    dear = first.with_pins({"w/up": "data=S(0) model=S(0)"})
     plan = dear.plan(*ARGS)
     assert bound < plan.lower_bound <= plan.seconds
-    assert dear.pinned({"w/up": None}).plan(*ARGS).lower_bound < plan.lower_bound
+    assert dear.with_pins({"w/up": None}).plan(*ARGS).lower_bound < plan.lower_bound
 
 
 def test_the_bound_stays_where_a_pin_changes_that_costs_little():
@@ -81,14 +81,14 @@ def test_the_bound_stays_where_a_pin_changes_that_costs_little():
     first = sharded()
     bound = first.plan(*ARGS).lower_bound
     free = first.plan(*ARGS).layout("w/down")
-    same = first.pinned({"w/down": str(free)})
+    same = first.with_pins({"w/down": str(free)})
     assert same.plan(*ARGS).lower_bound == bound
-    other = same.pinned({"w/down": f"data={free.on('data')}"})
+    other = same.with_pins({"w/down": f"data={free.on('data')}"})
     assert not is_refinement(
         *(each.kept.making.pins(each.plan(*ARGS) and program_of(each)) for each in (other, same)), MESH
     )
     assert other.plan(*ARGS).lower_bound == bound
-    dear = other.pinned({"w/down": "data=S(0) model=S(0)", "w/up": "data=S(0) model=S(0)"})
+    dear = other.with_pins({"w/down": "data=S(0) model=S(0)", "w/up": "data=S(0) model=S(0)"})
     assert dear.plan(*ARGS).lower_bound > bound
 
 
@@ -107,9 +107,9 @@ def test_a_bound_that_a_pin_raises_is_not_that_of_the_pins_before(monkeypatch):
     limit = 0.9 * md.parallelize(step, memory="1TB", **on).plan(*args).memory
     first = md.parallelize(step, memory=limit, **on)
     before = first.plan(*args)
-    second = first.pinned({"w/down": "data=S(1)"})
+    second = first.with_pins({"w/down": "data=S(1)"})
     assert before.lower_bound < second.plan(*args).lower_bound and second.plan(*args).seconds < 1.05 * before.seconds
-    again = second.pinned({"w/down": None}).plan(*args)
+    again = second.with_pins({"w/down": None}).plan(*args)
     assert again.lower_bound <= before.seconds
 
 
@@ -131,7 +131,7 @@ def test_what_adds_to_pins():
 
 
 def test_without_a_plan_before_it_plans_anew():
-    plan = sharded().pinned({"w/up": "model=S(1)"}).plan(*ARGS)
+    plan = sharded().with_pins({"w/up": "model=S(1)"}).plan(*ARGS)
     assert plan.layout("w/up").on("model") is md.S(1)
 
 
@@ -142,7 +142,7 @@ def test_padding_stays_and_the_plan_says_so():
     first = md.parallelize(uneven, "model=8")
     args = np.ones((64, 103), np.float32), np.ones((16, 64), np.float32)
     first.plan(*args)
-    again = first.pinned({"x": "model=B"})
+    again = first.with_pins({"x": "model=B"})
     plan = again.plan(*args)
     assert plan.padded == ((103, 104),)
     assert any("(103) is padded to 104 inside the step, as it was before" in note for note in plan.notes)
@@ -153,10 +153,10 @@ def test_a_limit_is_kept_from_the_prices_that_met_it():
     free = sharded().plan(*ARGS).memory
     tight = sharded(memory=0.9 * free)
     assert tight.plan(*ARGS).memory <= 0.9 * free
-    again = tight.pinned({"w/up": "model=S(1)"})
+    again = tight.with_pins({"w/up": "model=S(1)"})
     assert again.plan(*ARGS).memory <= 0.9 * free
     with pytest.raises(MemoryLimitError):
-        sharded(memory=0.2 * free).pinned({"*": "data=B model=B"}).plan(*ARGS)
+        sharded(memory=0.2 * free).with_pins({"*": "data=B model=B"}).plan(*ARGS)
 
 
 def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
@@ -168,17 +168,17 @@ def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     tight = sharded(memory=limit)
     before = tight.plan(*ARGS)
     searched.clear()
-    same = tight.pinned({"w/up": str(before.layout("w/up"))}).plan(*ARGS)
+    same = tight.with_pins({"w/up": str(before.layout("w/up"))}).plan(*ARGS)
     assert not searched and same.memory <= limit
     assert same.seconds <= before.seconds * (1 + 1e-9) and 0 < same.lower_bound <= same.seconds
-    again = tight.pinned({"w/*": "data=S(0) model=S(0)"}).plan(*ARGS)
+    again = tight.with_pins({"w/*": "data=S(0) model=S(0)"}).plan(*ARGS)
     assert searched and again.memory <= limit
     assert 0 < again.lower_bound <= again.seconds
 
 
 def test_what_is_no_pin():
     with pytest.raises(ArgumentError) as error:
-        sharded().pinned({"xs": None, 3: "data=S(0)"})
+        sharded().with_pins({"xs": None, 3: "data=S(0)"})
     assert "no pin 'xs' to take out; did you mean 'x'?" in str(error.value)
     assert "layouts: 3 is an int, not a glob" in str(error.value)
 

@@ -175,7 +175,7 @@ def test_dims_of_two_factors():
     sharded = md.parallelize(lambda x: heads(x), MESH, {"x": "data=S(1)"}, outputs={"": "data=S(1) model=B"})
     assert sharded.plan(X).collectives == ()
     same(sharded(X), jnp.asarray(X.reshape(8, 4, 3)))
-    assert [str(row) for row in heads.prove(X)][:2] == ["S(0) -> S(0)", "S(1) -> S(1)"]
+    assert [str(row) for row in heads.check(X)][:2] == ["S(0) -> S(0)", "S(1) -> S(1)"]
 
 
 def test_a_saved_plan(tmp_path):
@@ -185,7 +185,7 @@ def test_a_saved_plan(tmp_path):
 
 
 def test_proving():
-    assert [str(row) for row in attention.prove(Q, K, V)] == [
+    assert [str(row) for row in attention.check(Q, K, V)] == [
         "S(0), S(0), S(0) -> S(0)",
         "S(1), B, B -> S(1)",
         "S(2), S(2), S(2) -> S(2)",
@@ -206,7 +206,7 @@ def test_false_rows_are_left_out_at_the_first_use_and_named():
     assert note.endswith("; write _ for a dim that cannot be split")
     same(sharded(q, k, v), softmax_attention(q, k, v))
     with pytest.raises(RuleError, match="does not hold"):
-        split.prove(q, k, v)
+        split.check(q, k, v)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_false_rows_are_left_out_at_the_first_use_and_named():
 )
 def test_false_rules(text, properties, function, row):
     with pytest.raises(RuleError, match="does not hold") as caught:
-        md.rule(text, **properties)(function).prove(X)
+        md.rule(text, **properties)(function).check(X)
     assert str(caught.value).splitlines()[1].startswith(f"  {row} on 2 devices: ")
 
 
@@ -233,7 +233,7 @@ def test_a_gradient_that_does_not_follow():
 
     scaled.defvjp(lambda x: (scaled(x), None), lambda _, g: (g / jnp.sum(jnp.abs(g)),))
     with pytest.raises(RuleError, match="the rule of scaled's cotangent does not hold"):
-        md.rule("a b -> a b")(scaled).prove(X)
+        md.rule("a b -> a b")(scaled).check(X)
 
 
 def test_rules_of_large_operands_are_tried_on_small_ones():

@@ -118,7 +118,7 @@ a price of bytes, too. Such steps are in `docs/models.md` and in the README.
 AGAIN = """
 ## Another pin
 
-`sharded.pinned(...)` plans again under other pins. What it keeps: the traced (and padded) program, the nodes of the
+`sharded.with_pins(...)` plans again under other pins. What it keeps: the traced (and padded) program, the nodes of the
 problem but for those whose pins change, all tables of costs and moves, the text of the program, and, where memory is
 short, the points that bind and their price. It begins from the plan before, passes fewer messages, and leaves out
 sweeps and rounds. Where memory was short and is, one search at that price is mixed with what the plans before become

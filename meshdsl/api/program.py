@@ -119,7 +119,7 @@ def parallelize_program(
     rules: Rules | str | None = None,
     memory: str | None = None,
     plan: Plan | None = None,
-) -> Sharded:
+) -> Sharded[..., Any]:
     """The program's step over ``mesh``; its state, all arguments but the last, is donated.
 
     In a pipeline, stacks of layers lie on the mesh axis ``pipe`` where nothing else does.

@@ -10,7 +10,7 @@ What a call goes through is kept for the next call like it, see ``meshdsl.api.st
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -40,9 +40,12 @@ from meshdsl.trace.arguments import check_values, step_name
 
 __all__ = ["Options", "Sharded", "parallelize"]
 
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
 
 def parallelize(
-    step: Callable[..., Any],
+    step: Callable[Params, Result],
     mesh: Mesh | str,
     layouts: Mapping[str, Layout | str] | None = None,
     outputs: Mapping[str, Layout | str] | None = None,
@@ -57,7 +60,7 @@ def parallelize(
     pipeline: Pipeline | None = None,
     overlap: bool = False,
     time_limit: float | None = None,
-) -> "Sharded":
+) -> "Sharded[Params, Result]":
     """The step as a function that is planned over ``mesh`` and runs as planned.
 
     Args:
@@ -101,17 +104,17 @@ def parallelize(
     return Sharded(step, options)
 
 
-class Sharded:
+class Sharded(Generic[Params, Result]):
     """A planned step; call it as the step itself, whose name and documentation it has."""
 
-    def __init__(self, step: Callable[..., Any], options: Options) -> None:
+    def __init__(self, step: Callable[Params, Result], options: Options) -> None:
         update_wrapper(self, step, updated=())
         self.step, self.options = step, options
         self.kept = StageCache(step, options)
         self._recent: dict[Any, Executable] = {}
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         """Run the step; arguments are placed where the plan wants them."""
         if self._has_static:
             return self._run(self.kept.call(args, kwargs))
@@ -119,7 +122,8 @@ class Sharded:
         executable = self._recent.get((tree, settings()))
         if executable is not None and executable.knows(leaves):
             try:  # the compiled program checks shapes, dtypes and shardings faster than we could
-                return executable.unflatten(executable.call(*leaves))
+                result: Result = executable.unflatten(executable.call(*leaves))
+                return result
             except (TypeError, ValueError):
                 pass
         return self._run(self.kept.call(args, kwargs), tree)
@@ -131,7 +135,7 @@ class Sharded:
         """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
         return self.kept.plan(self.kept.call(args, kwargs))[1]
 
-    def pinned(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded":
+    def with_pins(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded[Params, Result]":
         """The same step under other pins, planned in a fraction of the time, from where this one's plan was found.
 
         It is not traced again and shares all tables, but its plan is not taken through rounds, so ``plan.gap`` may be
@@ -146,6 +150,8 @@ class Sharded:
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
         other.kept = StageCache(self.step, other.options, like=self.kept)
         return other
+
+    pinned = with_pins  # an alias
 
     def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
         """Why the input at ``path`` has its layout: what every other would cost, each planned in full."""
@@ -232,11 +238,13 @@ class Sharded:
             return whole_function(self.kept.trace(call).graph)
         return lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))
 
-    def _run(self, call: Call, tree: Any = None) -> Any:
+    def _run(self, call: Call, tree: Any = None) -> Result:
         check_values(call.name, call.paths, call.leaves)
         executable = self.kept.executable(call)
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
-            return executable.inline(call.leaves)
+            inlined: Result = executable.inline(call.leaves)
+            return inlined
         if tree is not None:
             self._recent[tree, settings()] = executable
-        return executable.run(call.leaves)
+        result: Result = executable.run(call.leaves)
+        return result

@@ -6,7 +6,7 @@
 Inside ``parallelize`` a call is then one operation of the plan: its rows follow from the text, and
 what a device runs is the function itself on its blocks. Everywhere else it is the plain function.
 The rule is tried when a step is first planned; rows that do not hold are left out, and the plan
-says so. ``attention.prove(q, k, v)`` tries it on any operands and raises if any row does not hold.
+says so. ``attention.check(q, k, v)`` tries it on any operands and raises if any row does not hold.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ from meshdsl.layouts.sharding_rule import Rule, Signature
 from meshdsl.rules.registry import RULES
 from meshdsl.rules.registry import rule as register
 from meshdsl.util.paths import join_path
+
+Params = ParamSpec("Params")  # the function's parameters
+Result = TypeVar("Result")
 
 _NOTHING: Mapping[str, str] = {}
 _NO_SIZES: Mapping[str, int] = {}
@@ -79,7 +82,7 @@ class RuleText:
 
     stated: RuleSpec
 
-    def __call__(self, function: Callable[..., Any]) -> "FunctionWithRule":
+    def __call__(self, function: Callable[Params, Result]) -> "FunctionWithRule[Params, Result]":
         """The function, ruled."""
         if not callable(function):
             raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) rules a primitive")
@@ -98,20 +101,21 @@ class RuleText:
             return self.stated.rule([*operands.values(), *results.values()])
 
 
-class FunctionWithRule:
+class FunctionWithRule(Generic[Params, Result]):
     """A function with a rule; call it as the function."""
 
-    def __init__(self, function: Callable[..., Any], stated: RuleSpec) -> None:
+    def __init__(self, function: Callable[Params, Result], stated: RuleSpec) -> None:
         update_wrapper(self, function)
         self.function, self.stated = function, stated
         self.name = str(getattr(function, "__name__", type(function).__name__))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns."""
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
+        """Return what the function returns; inside ``parallelize`` the call is one operation."""
         ruled, arrays, tree = self._ruled(args, kwargs)
-        return jax.tree.unflatten(tree, custom_rule_p.bind(*arrays, ruled=ruled))
+        result: Result = jax.tree.unflatten(tree, custom_rule_p.bind(*arrays, ruled=ruled))
+        return result
 
-    def prove(self, *args: Any, **kwargs: Any) -> tuple[Signature, ...]:
+    def check(self, *args: Any, **kwargs: Any) -> tuple[Signature, ...]:
         """Try every row of the rule on 2 and 3 simulated devices, and those of the function's gradient.
 
         Args:
@@ -134,6 +138,8 @@ class FunctionWithRule:
             with suppress(NotChecked):  # it has no gradient
                 _proved(back, [*arrays, *cotangents])
         return held
+
+    prove = check  # an alias
 
     def _ruled(self, args: Any, kwargs: Any) -> tuple[RuledCall, list[Any], Any]:
         """One call as an operation: its function of flat arrays, the arrays, the tree of its results."""

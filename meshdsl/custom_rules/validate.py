@@ -87,7 +87,7 @@ class CheckOutcome:
         """A line for the plan; empty if there is nothing to say."""
         if self.untried:
             return (
-                f"the rule of {name} is taken at its word: {self.untried}; try {name}.prove(...) with smaller operands"
+                f"the rule of {name} is taken at its word: {self.untried}; try {name}.check(...) with smaller operands"
             )
         rows = "; ".join(f"{row} ({why})" for row, why in self.false)
         return (

@@ -1,6 +1,6 @@
 """Layout rules as pins: which arrays they speak of, and what is wrong with them, all at once.
 
-Arrays say the names of their dims themselves (``meshdsl.dsl.named_array``). Which kind an array is, the
+Arrays say the names of their dims themselves (``meshdsl.nd.named_array``). Which kind an array is, the
 step says: an input that no result replaces is the batch; of the others, those that only the
 update reads are optimizer state. Where a step replaces nothing, as in inference, its first
 argument is taken for the parameters.

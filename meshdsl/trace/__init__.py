@@ -19,10 +19,10 @@ from typing import Any
 import jax
 
 from meshdsl.custom_rules.validate import check_rules
-from meshdsl.dsl.named_array import pinning
 from meshdsl.ir.graph import Graph, TracedProgram, check_graph, walk
 from meshdsl.ir.rewrite import renumber
 from meshdsl.layouts.axis_rules import Table
+from meshdsl.nd.named_array import pinning
 from meshdsl.trace import read_jaxpr as calls
 from meshdsl.trace import read_jaxpr as loops
 from meshdsl.trace.annotate import count_trips, mark_phases

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from meshdsl.dsl.named_array import has_names, names_of
 from meshdsl.errors import TraceError, faults, is_a, nearest
 from meshdsl.ir.graph import Leaf
+from meshdsl.nd.named_array import has_names, names_of
 from meshdsl.util.paths import join_path
 
 # ---- Values ----------------------------------------------------------------------------------------------------------

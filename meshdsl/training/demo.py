@@ -65,7 +65,7 @@ def measure(mesh: Mesh, folder: Path) -> Topology:
     return load_topology(kept)
 
 
-def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded:
+def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded[..., Any]:
     """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
     sharded = parallelize_program(program, mesh)
     plan = sharded.plan(*program.args)

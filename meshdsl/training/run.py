@@ -71,7 +71,7 @@ def steps_of(program: Program) -> int:
     return program.steps
 
 
-def train_program(sharded: Sharded, program: Program, run: Run) -> tuple[State, Outcome]:
+def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tuple[State, Outcome]:
     """Train as planned, from the newest checkpoint in the run's folder if there is one."""
     check_trainable(program)
     check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
@@ -91,7 +91,7 @@ def made_by(make: Callable[..., Any] | None) -> Callable[..., Any]:
     return make
 
 
-def _made(sharded: Sharded, program: Program) -> State:
+def _made(sharded: Sharded[..., Any], program: Program) -> State:
     return _state(sharded.init(made_by(program.init), program.args[-1]))
 
 
@@ -151,7 +151,7 @@ class Session:
             self._report(outcome, run)
         return outcome
 
-    def _planned(self) -> Sharded:
+    def _planned(self) -> Sharded[..., Any]:
         sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
         with self._console.status(f"planning over {self.mesh}"):
             plan = sharded.plan(*self.program.args)

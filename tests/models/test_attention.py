@@ -44,7 +44,7 @@ def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
 def test_the_rules_of_fused_attention_hold():
     shapes = [(2, 6, 2, 3, 4), (2, 6, 2, 4), (2, 6, 2, 4)]
     arrays = [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
-    rows = _whole.prove(*arrays), _causal.prove(*arrays, jnp.arange(6))
+    rows = _whole.check(*arrays), _causal.check(*arrays, jnp.arange(6))
     assert all(any(row.outputs == (md.S(dim),) for row in found) for found in rows for dim in (0, 1, 2))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from meshdsl.errors import DimError, MeshDSLError, faults
 
-_OWN = ("meshdsl.dsl.", "jax.", "flax.", "numpy.")
+_OWN = ("meshdsl.nd.", "jax.", "flax.", "numpy.")
 _LONGEST = 24
 
 

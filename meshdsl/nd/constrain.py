@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from meshdsl.dsl.named_array import NamedArray
 from meshdsl.errors import ArgumentError, LayoutError, faults, is_a, nearest
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Split
+from meshdsl.nd.named_array import NamedArray
 from meshdsl.primitives.constrain import bind_constrain
 from meshdsl.util.paths import join_path
 

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import meshdsl as md
-from meshdsl.dsl.named_array import common_order
 from meshdsl.errors import DimError, MeshDSLError, NotationError
+from meshdsl.nd.named_array import common_order
 
 x = md.named(np.arange(24, dtype=np.float32).reshape(2, 3, 4), "batch seq embed")
 w = md.named(jnp.ones((4, 5)), "embed hidden")

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.diagnostics import absent, described, fail, labels
-from meshdsl.dsl.dims import DimsLike, read_dims, read_names
-from meshdsl.dsl.named_array import (
+from meshdsl.errors import is_a
+from meshdsl.nd.diagnostics import absent, described, fail, labels
+from meshdsl.nd.named_array import (
     NamedArray,
     Tensor,
     aligned,
@@ -28,7 +28,7 @@ from meshdsl.dsl.named_array import (
     sizes_of,
     wrap,
 )
-from meshdsl.errors import is_a
+from meshdsl.nd.named_dims import DimsLike, read_dims, read_names
 
 # ---- Shape -----------------------------------------------------------------------------------------------------------
 

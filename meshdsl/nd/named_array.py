@@ -28,10 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey
 
-from meshdsl.dsl.diagnostics import absent, described, fail, labels, shown
-from meshdsl.dsl.dims import Dims, DimsLike, read_dims, read_names
 from meshdsl.errors import is_a
 from meshdsl.layouts.axis_rules import Table, conflicts, layout_of
+from meshdsl.nd.diagnostics import absent, described, fail, labels, shown
+from meshdsl.nd.named_dims import Dims, DimsLike, read_dims, read_names
 from meshdsl.primitives.constrain import bind_constrain
 
 # ---- Order -----------------------------------------------------------------------------------------------------------

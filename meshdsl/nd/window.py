@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.dsl.diagnostics import absent, described, fail
-from meshdsl.dsl.dims import DimsLike, read_names
-from meshdsl.dsl.named_array import (
+from meshdsl.nd.diagnostics import absent, described, fail
+from meshdsl.nd.named_array import (
     NamedArray,
     Names,
     Tensor,
@@ -28,6 +27,7 @@ from meshdsl.dsl.named_array import (
     one_name,
     promoted,
 )
+from meshdsl.nd.named_dims import DimsLike, read_names
 
 Steps: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = str | Sequence[tuple[int, int]]

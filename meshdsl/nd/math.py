@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.diagnostics import absent, described, fail, labels
-from meshdsl.dsl.dims import DimsLike, read_names
-from meshdsl.dsl.named_array import (
+from meshdsl.nd.diagnostics import absent, described, fail, labels
+from meshdsl.nd.named_array import (
     NamedArray,
     Names,
     Tensor,
@@ -22,7 +21,8 @@ from meshdsl.dsl.named_array import (
     promoted,
     sizes_of,
 )
-from meshdsl.dsl.shape import take
+from meshdsl.nd.named_dims import DimsLike, read_names
+from meshdsl.nd.shape import take
 
 # ---- Reduce ----------------------------------------------------------------------------------------------------------
 

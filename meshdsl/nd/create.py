@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.dsl.diagnostics import fail
-from meshdsl.dsl.dims import DimsLike, read_dims
-from meshdsl.dsl.named_array import NamedArray, Tensor, axes, axis, given, named_operand, number, positions_of, wrap
+from meshdsl.nd.diagnostics import fail
+from meshdsl.nd.named_array import NamedArray, Tensor, axes, axis, given, named_operand, number, positions_of, wrap
+from meshdsl.nd.named_dims import DimsLike, read_dims
 
 # ---- Random ----------------------------------------------------------------------------------------------------------
 

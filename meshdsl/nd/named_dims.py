@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import NoReturn, TypeAlias, Union
 
-from meshdsl.dsl.diagnostics import fail
 from meshdsl.errors import MeshDSLError, NotationError, is_a, nearest
+from meshdsl.nd.diagnostics import fail
 
 _ITEM = re.compile(r"[\s,]*([^\s,=]+)(?:(=)([^\s,=]*))?")
 DimsLike: TypeAlias = Union[str, "Dims", Iterable[str]]
