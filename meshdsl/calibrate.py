@@ -190,7 +190,9 @@ class _CallableModule(ModuleType):
     ``__call__``.
     """
 
-    __call__ = staticmethod(calibrate)
+    def __call__(self, mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topology:
+        """See :func:`calibrate`."""
+        return calibrate(mesh, devices)
 
 
 sys.modules[__name__].__class__ = _CallableModule
