@@ -10,18 +10,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from meshdsl.api import Program
 from meshdsl.errors import ArgumentError, CheckError, MemoryLimitError, MeshDSLError, VerifyError, is_a, nearest
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology, load_topology, preset_names, topology
 from meshdsl.schedules.schedule import Schedule
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.text import visible
+
+if TYPE_CHECKING:
+    from meshdsl.api import Program  # it loads jax, which help texts do without
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 # Arguments and options that several commands share, and how their results are shown.
@@ -69,7 +71,7 @@ def load_program(
     schedule: str | None = None,
     chunks: int | None = None,
     recompute: str | None = None,
-) -> Program:
+) -> "Program":
     """The ``program`` that a file or a module defines, or that its function of this name returns.
 
     Args:
@@ -90,7 +92,7 @@ def _is_file(schedule: str) -> bool:
     return Path(schedule).is_file() or bool({".", "/"} & set(schedule))
 
 
-def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
+def _pipeline(program: "Program", given: dict[str, Any]) -> Pipeline:
     """The program's pipeline with what was given; one line says what does not fit."""
     table = given.get("schedule")
     if table:
@@ -105,7 +107,7 @@ def _pipeline(program: Program, given: dict[str, Any]) -> Pipeline:
         raise ArgumentError("; ".join(row.strip() for row in str(error).splitlines()[1:])) from error
 
 
-def _loaded(name: str) -> Program:
+def _loaded(name: str) -> "Program":
     module, colon, attribute = name.partition(":")
     if name.endswith(".py"):
         return _program(name, "program", runpy.run_path(str(_existing(Path(name)))))
@@ -150,7 +152,9 @@ def _imported(module: str) -> Any:
         raise ArgumentError(f"there is no module {module!r} to import from here: {error}") from error
 
 
-def _program(name: str, attribute: str, names: dict[str, Any]) -> Program:
+def _program(name: str, attribute: str, names: dict[str, Any]) -> "Program":
+    from meshdsl.api import Program
+
     if attribute not in names:
         raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, _public(names))}")
     found = names[attribute]

@@ -35,7 +35,7 @@ def somewhere(graph, sizes, picks):
 
 def padded(step, args, cut=everywhere):
     program = trace(step, args)
-    with patch("meshdsl.padding.rewrite.padded_strands", cut):
+    with patch("meshdsl.padding.rewrite.padded_groups", cut):
         return program, pad_program(program, SIZES)
 
 
