@@ -2,11 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshdsl.api import Program
 from meshdsl.cli.common import (
     AsJSON,
     Chunks,
@@ -24,6 +23,9 @@ from meshdsl.cli.common import (
     progress,
     show,
 )
+
+if TYPE_CHECKING:
+    from meshdsl.api import Program
 
 PlanFile = Annotated[Path, typer.Argument(help="a plan that was saved", show_default=False)]
 
@@ -177,7 +179,7 @@ def facts(found: Any) -> dict[str, Any]:
     }
 
 
-def _planned(name: str, loaded: Program, mesh: Any, rules: str | None, memory: str | None) -> Any:
+def _planned(name: str, loaded: "Program", mesh: Any, rules: str | None, memory: str | None) -> Any:
     from meshdsl.api.program import parallelize_program
 
     with progress.status(f"planning {name} over {mesh}"):

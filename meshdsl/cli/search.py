@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.api import Program
 from meshdsl.cli.common import (
     AsJSON,
     MemoryText,
@@ -22,6 +21,7 @@ from meshdsl.cli.common import (
 from meshdsl.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from meshdsl.api import Program
     from meshdsl.api.mesh_search import Candidate
 
 
@@ -74,7 +74,7 @@ def search(
         raise typer.Exit(1)
 
 
-def _options(found: "Candidate", loaded: Program) -> list[str]:
+def _options(found: "Candidate", loaded: "Program") -> list[str]:
     """How ``meshdsl plan`` is asked for a candidate."""
     own, pipeline = loaded.pipeline, found.pipeline
     options = ["--mesh", found.mesh]
