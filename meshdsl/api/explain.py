@@ -14,8 +14,9 @@ from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import space
-from meshdsl.plan.plan import Array, Plan
+from meshdsl.plan.plan import Plan
 from meshdsl.plan.text import layout_text
+from meshdsl.plan.types import Array
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 

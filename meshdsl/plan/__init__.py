@@ -2,9 +2,8 @@
 
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans
-from meshdsl.plan.file import load_plan
-from meshdsl.plan.plan import Array, Collective, Plan
-from meshdsl.plan.types import Line, Span
+from meshdsl.plan.plan import Plan, load_plan
+from meshdsl.plan.types import Array, Collective, Line, Span
 from meshdsl.planner.contest import Answer, Instance, load_instance, solve
 
 __all__ = [

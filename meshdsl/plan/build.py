@@ -13,10 +13,10 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.reshard import ReshardStep, complete
 from meshdsl.plan.op_times import Lines, OpTimes, make_spans, price_pipeline_parts
-from meshdsl.plan.plan import Array, Collective, Plan
+from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import simulated_seconds
-from meshdsl.plan.types import Timing
+from meshdsl.plan.types import Array, Collective, Timing
 from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
 from meshdsl.trace.passes.duplicate import CAST

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isclose
 
-from meshdsl.plan.plan import Array, Collective, Plan
 from meshdsl.plan.text import common, layout_text, pattern
+from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 # ---- Diff ------------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class PlanDiff:
         return diff_text(self)
 
 
-def diff_plans(before: Plan, after: Plan) -> PlanDiff:
+def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
     """What ``after`` does differently from ``before``."""
     totals, a, b = _changes(before, after, _totals), _amounts(before), _amounts(after)
     told = _told_by_inputs(before) & _told_by_inputs(after)
@@ -86,14 +86,14 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
 
 
 def _changes(
-    before: Plan, after: Plan, read: Callable[[Plan], Iterable[tuple[str, str]]]
+    before: PlanData, after: PlanData, read: Callable[[PlanData], Iterable[tuple[str, str]]]
 ) -> tuple[tuple[str, str, str], ...]:
     a, b = dict(read(before)), dict(read(after))
     names = dict.fromkeys((*a, *b))
     return tuple((n, a.get(n, "none"), b.get(n, "none")) for n in names if a.get(n) != b.get(n))
 
 
-def _made_for(plan: Plan) -> Iterator[tuple[str, str]]:
+def _made_for(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "mesh", str(plan.mesh)
     yield "topology", f"{plan.topology.name} {_speeds(plan)}"
     yield "program", f"{plan.name} {plan.fingerprint[:12]}"
@@ -103,19 +103,19 @@ def _made_for(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "pipeline", f"{asked.microbatches} microbatches{stages}"
 
 
-def _speeds(plan: Plan) -> str:
+def _speeds(plan: PlanData) -> str:
     """The speeds of a topology, which a measured one has of its own."""
     t = plan.topology
     links = [way for link in (*t.links, *dict(t.axes).values()) for way in dict.fromkeys((link, link.for_short))]
     return " ".join(f"{link.latency:g}s+{link.bandwidth:g}B/s" for link in links)
 
 
-def _layouts(plan: Plan) -> Iterator[tuple[str, str]]:
+def _layouts(plan: PlanData) -> Iterator[tuple[str, str]]:
     for side, arrays in (("", plan.inputs), ("output ", plan.outputs)):
         yield from ((f"{side}{array.path}", _typed_layout(array)) for array in arrays)
 
 
-def _told_by_inputs(plan: Plan) -> set[str]:
+def _told_by_inputs(plan: PlanData) -> set[str]:
     """The outputs that lie as the inputs that they replace."""
     inputs = {array.path: array.layout for array in plan.inputs}
     return {f"output {array.path}" for array in plan.outputs if inputs.get(array.follows) == array.layout}
@@ -125,13 +125,13 @@ def _typed_layout(array: Array) -> str:
     return f"{array.type} {layout_text(array.layout.named(array.dims))}"
 
 
-def _collectives(before: Plan, after: Plan) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
+def _collectives(before: PlanData, after: PlanData) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
     a, b, none = _costs(before), _costs(after), CostTotals()
     pairs = ((name, a.get(name, none), b.get(name, none)) for name in dict.fromkeys((*a, *b)))
     return tuple((name, was, now) for name, was, now in pairs if not was.is_like(now))
 
 
-def _costs(plan: Plan) -> dict[str, CostTotals]:
+def _costs(plan: PlanData) -> dict[str, CostTotals]:
     found: dict[str, CostTotals] = {}
     for c in plan.collectives:
         purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_PLACE.sub('', c.reason))}"
@@ -139,11 +139,11 @@ def _costs(plan: Plan) -> dict[str, CostTotals]:
     return found
 
 
-def _amounts(plan: Plan) -> dict[str, float]:
+def _amounts(plan: PlanData) -> dict[str, float]:
     return {"seconds": plan.seconds, "bytes": plan.bytes, "memory": plan.memory}
 
 
-def _totals(plan: Plan) -> Iterator[tuple[str, str]]:
+def _totals(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "seconds", seconds_text(plan.seconds)
     yield "bytes", bytes_text(plan.bytes)
     yield "memory", bytes_text(plan.memory)

@@ -27,8 +27,7 @@ from meshdsl.layouts.placement import Placement, Split
 from meshdsl.layouts.reshard import ReshardStep, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
-from meshdsl.plan.plan import Array, Collective, Plan
-from meshdsl.plan.types import Line, Span, Timing
+from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import Lazy
 
@@ -362,14 +361,14 @@ class _LayoutTable(dict[T, int]):
         return self[thing]
 
 
-def plan_bytes(plan: Plan) -> bytes:
+def plan_bytes(plan: PlanData) -> bytes:
     """The file of a plan."""
     fields = msgspec.structs.asdict(_record(plan))
     lines = (f'"{name}":{_lines(value)}' for name, value in {**fields, "seals": seals_of(fields)}.items())
     return ("{" + ",\n".join(lines) + "}\n").encode()
 
 
-def save_plan(plan: Plan, path: str | Path) -> None:
+def save_plan(plan: PlanData, path: str | PathLike[str]) -> None:
     """Write a plan to a file, all of it or nothing; PlanFileError if that cannot be."""
     file = _path(path)
     begun = file.with_name(f"{file.name}.{getpid()}.part")
@@ -381,7 +380,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         raise PlanFileError(f"cannot write the plan file {str(file)!r}: {error.strerror}") from error
 
 
-def load_plan(path: str | Path) -> Plan:
+def read_plan(path: str | PathLike[str]) -> PlanData:
     """The plan in a file; PlanFileError if there is none, one of another version, or one that was damaged."""
     file = _path(path)
     try:
@@ -417,7 +416,7 @@ def _check_head(path: str, data: bytes) -> None:
         raise PlanFileError(faults(f"{path!r} is a plan file of another version:", rows, "plan again and save it"))
 
 
-def _record(plan: Plan) -> PlanFile:
+def _record(plan: PlanData) -> PlanFile:
     """What the file says, before it is sealed."""
     s = plan.solution
     layouts: _LayoutTable[Layout] = _LayoutTable()
@@ -465,10 +464,10 @@ def _moved(value: int, m: ReshardStep, layouts: _LayoutTable[Layout]) -> MoveRec
     return MoveRecord(value, m.kind, m.axes, *ends, m.bytes, m.seconds)
 
 
-def _plan(f: PlanFile) -> Plan:
+def _plan(f: PlanFile) -> PlanData:
     arrays = f.inputs, f.outputs, f.collectives, f.held
     more = f.padded, f.pipeline, f.lines, Lazy.known(Timing(f.spans, f.simulated_seconds))
-    return Plan(f.name, Lazy.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
+    return PlanData(f.name, Lazy.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
 
 
 def _solution(f: PlanFile) -> Solution:

@@ -16,9 +16,8 @@ from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.placement import Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.plan.plan import Collective
 from meshdsl.plan.reasons import Reasons
-from meshdsl.plan.types import Line, Span
+from meshdsl.plan.types import Collective, Line, Span
 from meshdsl.planner.costs.op_cost import room_of, tensors, work_of, work_seconds
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
-from meshdsl.plan.plan import Array, Collective, Plan
+from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.paths import Parts, split_path
 from meshdsl.util.text import bytes_text, seconds_text, table
 
@@ -128,12 +128,12 @@ def _alternatives(part: Parts) -> str:
 _HELD, _RANKS, _COLUMNS = 2, 16, 60
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: PlanData) -> str:
     """The whole plan as text, at most about 120 columns wide."""
     return _text(*(part(plan) for part in (_title, _pipeline, _inputs, _outputs, _collectives, _totals, _notes)))
 
 
-def summary_text(plan: Plan) -> str:
+def summary_text(plan: PlanData) -> str:
     """What a plan costs, without its arrays and single collectives."""
     return _text(_title(plan), _pipeline(plan), _totals(plan))
 
@@ -148,7 +148,7 @@ def layout_text(layout: Layout) -> str:
     return " ".join(f"{axis}={placed}" for axis, placed in shown) or "B"
 
 
-def _title(plan: Plan) -> Iterator[str]:
+def _title(plan: PlanData) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
     bound = f"no plan can be below {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
@@ -158,7 +158,7 @@ def _title(plan: Plan) -> Iterator[str]:
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
 
 
-def _held(plan: Plan) -> str:
+def _held(plan: PlanData) -> str:
     """What fills most of it."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:
@@ -168,7 +168,7 @@ def _held(plan: Plan) -> str:
     return "; most of it: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
 
 
-def _pipeline(plan: Plan) -> Iterator[str]:
+def _pipeline(plan: PlanData) -> Iterator[str]:
     """A pipeline's two predictions, what its ranks keep, and when they do what."""
     found = plan.pipeline
     if found is None or found.costs is None:
@@ -193,7 +193,7 @@ def _pipeline(plan: Plan) -> Iterator[str]:
         yield from table([header, *zip(drawn, *columns, strict=True)])
 
 
-def _inputs(plan: Plan) -> Iterator[str]:
+def _inputs(plan: PlanData) -> Iterator[str]:
     if plan.inputs:
         header = ("input", "", "type", "layout", "pinned")
         yield from table([header, *map(_input_row, group_arrays(plan.inputs))])
@@ -205,7 +205,7 @@ def _input_row(group: ArrayGroup) -> Sequence[str]:
     return (group.name, _times(group.count), array.type, layout, " ".join(array.pinned))
 
 
-def _outputs(plan: Plan) -> Iterator[str]:
+def _outputs(plan: PlanData) -> Iterator[str]:
     replaced = [array for array in plan.outputs if array.follows]
     if replaced:
         names = ", ".join(dict.fromkeys(split_path(array.follows)[0] for array in replaced))
@@ -215,7 +215,7 @@ def _outputs(plan: Plan) -> Iterator[str]:
         yield from table([("output", "", "type", "layout", "pinned"), *map(_input_row, group_arrays(rest))])
 
 
-def _collectives(plan: Plan) -> Iterator[str]:
+def _collectives(plan: PlanData) -> Iterator[str]:
     if not plan.collectives:
         yield "no collectives"
         return
@@ -239,7 +239,7 @@ def _row(c: Collective, n: int) -> Sequence[str]:
     return (c.kind, ",".join(c.axes), _times(n), bytes_text(c.bytes), trips, time, c.phase, c.source, reason)
 
 
-def _totals(plan: Plan) -> Iterator[str]:
+def _totals(plan: PlanData) -> Iterator[str]:
     sums: dict[tuple[str, str], list[float]] = {}
     for c in plan.collectives:
         total = sums.setdefault((c.kind, ",".join(c.axes)), [0, 0, 0.0])
@@ -250,7 +250,7 @@ def _totals(plan: Plan) -> Iterator[str]:
         yield from table([("total per step", "axes", "runs", "bytes", "time"), *rows])
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: PlanData) -> Iterator[str]:
     if plan.notes:
         yield "notes"
         yield from (f"  {note}" for note in plan.notes)

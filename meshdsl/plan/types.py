@@ -1,15 +1,99 @@
-"""The lines of a program, and what its operations take."""
+"""The plan as plain data: arrays, collectives, source lines and timings of one planned step.
 
+``PlanData`` holds every field and every number derived from the fields. Everything that reads a plan (text, diff, file,
+report, validation) is typed against it and imports this file alone; ``Plan`` in ``plan.py`` adds the operations that
+users call. All figures are per device and step: ``bytes`` is what one device sends, ``seconds`` the planner's
+objective, ``memory`` the predicted peak.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from meshdsl.errors import LayoutError
+from meshdsl.ir.graph import array_type
+from meshdsl.ir.solution import Solution
+from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Topology
+from meshdsl.schedules.pipelined import Pipelined
+from meshdsl.util.lazy import Lazy
+from meshdsl.util.paths import nearest_path
+
+# ---- The step's boundary and its collectives -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Array:
+    """One input or output of the step.
+
+    Args:
+      path: argument name and keys; position or keys for outputs.
+      shape: global shape.
+      dtype: name of the dtype.
+      layout: planned layout, with a placement for every mesh axis.
+      pinned: mesh axes that the user fixed.
+      follows: for an output, the path of the input that it aliases; empty otherwise.
+      dims: names of the dims, "" for a dim without one; empty if no dim has a name.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    pinned: tuple[str, ...] = ()
+    follows: str = ""
+    dims: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> str:
+        """Dtype and shape: ``float32[8,16]``, or ``float32[embed=8 hidden=16]``."""
+        return array_type(self.dtype, self.shape, self.dims)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One planned collective.
+
+    Args:
+      kind: all-gather, all-reduce, reduce-scatter, all-to-all or collective-permute.
+      axes: mesh axes it runs over, outermost first.
+      bytes: bytes that one device sends per iteration.
+      trips: iterations per step; a guess if ``estimated`` (inside a ``while``).
+      estimated: whether ``trips`` is a guess.
+      seconds: predicted seconds per iteration.
+      phase: forward, backward or optimizer.
+      source: line of the user's program that it belongs to, ``file.py:12``.
+      reason: the value that is resharded, its two layouts, and the consumer that needs the second.
+      value: name of the value that is resharded.
+      shape: global shape of that value.
+      dtype: dtype of that value.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    trips: int
+    estimated: bool
+    seconds: float
+    phase: str
+    source: str
+    reason: str
+    value: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+# ---- The step in program order ---------------------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
-    """A line of the user's source, as it was when the plan was made.
+    """A line of the user's source, as it read when the plan was made.
 
     Args:
-      source: as collectives name it, ``file.py:12``; the file with its folder where two have one name.
-      function: that its operations come from; empty for a line around them.
-      text: of the line, without its end; empty if it could not be read.
+      source: name of the line, as collectives have it: ``file.py:12``, with folders where two files share a name.
+      function: function that the line's operations come from; empty for a context line without operations.
+      text: the line without its line break; empty if the source could not be read.
     """
 
     source: str
@@ -18,17 +102,17 @@ class Line(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An operation that costs something, or several alike that follow each other.
+    """A run of equal operations that cost something, one after the other.
 
     Args:
-      line: position of its line in the plan's lines.
-      name: of the operation.
+      line: index into the plan's lines.
+      name: name of the operation.
       phase: forward, backward or optimizer.
-      trips: how often it runs in a step.
-      operations: how many there are.
-      seconds: predicted, per trip, of computing and of moves within a device.
-      memory: predicted bytes per device, at the fullest point from here to the next span.
-      collectives: how many of the plan's collectives, in their order, it waits for.
+      trips: iterations per step.
+      operations: number of operations in the run.
+      seconds: predicted seconds per iteration of computing, device-local reshard steps included.
+      memory: predicted bytes per device at the fullest point before the next span begins.
+      collectives: number of collectives, in the plan's order, that the span waits for.
     """
 
     line: int
@@ -42,7 +126,114 @@ class Span(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """What a step takes, operation by operation, and all of it if what nobody waits for is sent meanwhile."""
+    """Where the time of a step goes, and its length with communication hidden behind independent compute."""
 
     spans: tuple[Span, ...] = ()
     simulated_seconds: float = 0.0
+
+
+# ---- The plan --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """Every field of a plan, and the numbers derived from them.
+
+    Args:
+      name: name of the step.
+      identity: ``fingerprint``, computed when it is first used.
+      operations: number of operations per operation name.
+      inputs: inputs of the step.
+      outputs: outputs of the step.
+      collectives: collectives in program order of the operations that wait for them.
+      held: buffers that are live at the memory peak, as (name, bytes), largest first.
+      notes: remarks for the reader, such as operations without a rule.
+      solution: the planner's answer, which is what runs.
+      padded: dims that are padded inside the step, as (length, padded length).
+      pipeline: microbatches and stages, if the step has them.
+      lines: source lines of the operations with some context, ordered by file and line.
+      timing: ``spans`` and ``simulated_seconds``, computed when one of them is first used.
+    """
+
+    name: str
+    identity: Lazy[str]
+    operations: Mapping[str, int]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    collectives: tuple[Collective, ...]
+    held: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...]
+    solution: Solution
+    padded: tuple[tuple[int, int], ...] = ()
+    pipeline: Pipelined | None = None
+    lines: tuple[Line, ...] = ()
+    timing: Lazy[Timing] = field(default_factory=lambda: Lazy.known(Timing()))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the traced program; a plan runs only the program it was made for."""
+        return self.identity.value
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The step in program order; together with the collectives their seconds add up to the plan's."""
+        return self.timing.value.spans
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Predicted seconds of one step with communication hidden behind independent compute.
+
+        ``meshdsl.plan.simulate`` computes it by list scheduling. ``seconds``, which the planner minimises, has one
+        thing after the other.
+        """
+        return self.timing.value.simulated_seconds
+
+    @property
+    def mesh(self) -> Mesh:
+        """Mesh that the step was planned for."""
+        return self.solution.mesh
+
+    @property
+    def topology(self) -> Topology:
+        """Costs of the mesh and its devices that the planner assumed."""
+        return self.solution.mesh.topology
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that one device sends in one step."""
+        return sum(c.bytes * c.trips for c in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of one step: the planner's objective."""
+        return self.solution.seconds
+
+    @property
+    def memory(self) -> int:
+        """Predicted peak memory in bytes per device."""
+        return self.solution.peak
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no plan of this program under these pins can be below."""
+        return self.solution.lower_bound
+
+    @property
+    def gap(self) -> float:
+        """Relative distance from the optimum, at most: (seconds - lower_bound) / seconds."""
+        return (self.seconds - self.lower_bound) / self.seconds if self.seconds else 0.0
+
+    def layout(self, path: str) -> Layout:
+        """Layout of the input at ``path``; LayoutError with the nearest path if there is none."""
+        return _find(self.inputs, path, "input").layout
+
+    def output_layout(self, path: str) -> Layout:
+        """Layout of the output at ``path``; LayoutError with the nearest path if there is none."""
+        return _find(self.outputs, path, "output").layout
+
+
+def _find(arrays: tuple[Array, ...], path: str, noun: str) -> Array:
+    found = next((array for array in arrays if array.path == path), None)
+    if found is None:
+        raise LayoutError(f"no {noun} {path!r} in the plan{nearest_path(str(path), [array.path for array in arrays])}")
+    return found

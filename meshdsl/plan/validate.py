@@ -27,7 +27,7 @@ from meshdsl.layouts.reshard import ReshardEdge, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
 from meshdsl.plan.build import collectives_of
-from meshdsl.plan.plan import Array, Collective, Plan
+from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.build import Problem, make_problem
@@ -38,7 +38,7 @@ from meshdsl.util.text import bytes_text
 
 
 def check_runnable(
-    plan: Plan, program: TracedProgram, donated: frozenset[int] = frozenset(), memory: float | None = None
+    plan: PlanData, program: TracedProgram, donated: frozenset[int] = frozenset(), memory: float | None = None
 ) -> None:
     """Raise PlanFileError, listing what does not hold, unless ``plan`` can run as a plan of ``program``.
 
@@ -57,7 +57,7 @@ def check_runnable(
         raise PlanFileError(faults(title, shortened(rows), "plan again without plan=, and save that"))
 
 
-def _pins(plan: Plan) -> Pins:
+def _pins(plan: PlanData) -> Pins:
     """No layouts, only which output replaces which input: the plan says all else."""
     places = {array.path: i for i, array in enumerate(plan.inputs)}
     follows = tuple(places[array.follows] if array.follows else None for array in plan.outputs)
@@ -161,7 +161,7 @@ def _sent(c: Collective) -> tuple[object, ...]:
     return c.kind, ",".join(c.axes), c.bytes, c.trips, c.seconds
 
 
-def _memory(plan: Plan, program: TracedProgram, donated: frozenset[int], limit: float) -> Iterator[str]:
+def _memory(plan: PlanData, program: TracedProgram, donated: frozenset[int], limit: float) -> Iterator[str]:
     s = plan.solution
     peak = Liveness(copy_timeline(program.graph, s.mesh, s.layouts, s.uses, s.trees), donated).peak().bytes
     if peak > limit:
@@ -173,7 +173,9 @@ def _memory(plan: Plan, program: TracedProgram, donated: frozenset[int], limit: 
 # Whether a loaded plan is a plan of this program: on this mesh and topology, within this memory, with these pins.
 
 
-def check_same_program(plan: Plan, program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None) -> None:
+def check_same_program(
+    plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins, memory: float | None = None
+) -> None:
     """Raise PlanFileError, listing what differs, unless ``plan`` was made for all of these.
 
     Args:
@@ -185,7 +187,7 @@ def check_same_program(plan: Plan, program: TracedProgram, mesh: Mesh, pins: Pin
         raise PlanFileError(faults(title, shortened(rows), "plan again without plan=, and save that"))
 
 
-def _differences(plan: Plan, program: TracedProgram, mesh: Mesh, pins: Pins) -> Iterator[str]:
+def _differences(plan: PlanData, program: TracedProgram, mesh: Mesh, pins: Pins) -> Iterator[str]:
     if tuple(plan.mesh) != tuple(mesh):
         yield f"mesh: {plan.mesh} in the plan, {mesh} here"
     yield from _topology(plan.topology, mesh.topology)
@@ -211,7 +213,7 @@ def _topology(planned: Topology, given: Topology) -> Iterator[str]:
             yield f"topology {given.name}: {field.name} is {a} in the plan, {b} here; {kept}"
 
 
-def _memory_limit(plan: Plan, mesh: Mesh, memory: float | None) -> Iterator[str]:
+def _memory_limit(plan: PlanData, mesh: Mesh, memory: float | None) -> Iterator[str]:
     limit = mesh.topology.memory if memory is None else memory
     if plan.memory > limit:
         said = f"topology {mesh.topology.name} has" if memory is None else "memory= allows"
@@ -226,7 +228,7 @@ def _leaves(noun: str, planned: Sequence[Array], given: Sequence[Leaf]) -> Itera
             yield f"{noun} {path}".rstrip() + f": {a.get(path, 'absent')} in the plan, {b.get(path, 'absent')} here"
 
 
-def _operations(plan: Plan, program: TracedProgram) -> Iterator[str]:
+def _operations(plan: PlanData, program: TracedProgram) -> Iterator[str]:
     counts = dict.fromkeys(plan.operations, 0)
     for _, op in walk(program.graph):
         counts[op.name] = counts.get(op.name, 0) + 1

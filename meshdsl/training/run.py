@@ -19,8 +19,8 @@ from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.plan.plan import Array, Plan
 from meshdsl.plan.text import summary_text
+from meshdsl.plan.types import Array, PlanData
 from meshdsl.training.batches import Batches, placed_feed
 from meshdsl.training.checkpoint import State
 from meshdsl.training.loop import Outcome, Run, resumed, train
@@ -45,7 +45,7 @@ _NEEDED = {
 }
 
 
-def check_step(plan: Plan, count: int) -> None:
+def check_step(plan: PlanData, count: int) -> None:
     """Refuse a step that is not ``step(*state, batch) -> (*state, loss)``.
 
     Args:

@@ -15,9 +15,9 @@ from typing import Any
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
-from meshdsl.plan.plan import Array, Plan
 from meshdsl.plan.report.traces import events, fit_events, memory_points
 from meshdsl.plan.text import ArrayGroup, collective_rows, common, group_arrays, layout_text, pattern
+from meshdsl.plan.types import Array, PlanData
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import ScheduleTiming
 
@@ -54,7 +54,7 @@ class LineCost:
         return islice(astuple(self), 1, None)
 
 
-def report_data(plan: Plan) -> Facts:
+def report_data(plan: PlanData) -> Facts:
     """The values of the page."""
     happened = list(events(plan))
     return {
@@ -74,7 +74,7 @@ def report_data(plan: Plan) -> Facts:
     }
 
 
-def compared(plan: Plan) -> Facts:
+def compared(plan: PlanData) -> Facts:
     """What two plans are compared by."""
     return {
         "name": plan.name,
@@ -110,7 +110,7 @@ def _ranks(timing: ScheduleTiming) -> list[list[list[Any]]]:
     ]
 
 
-def _collectives(plan: Plan) -> Iterator[Facts]:
+def _collectives(plan: PlanData) -> Iterator[Facts]:
     for c, number in collective_rows(plan.collectives):
         runs = c.trips * number
         yield {
@@ -128,7 +128,7 @@ def _collectives(plan: Plan) -> Iterator[Facts]:
         }
 
 
-def _cells(plan: Plan) -> Iterator[list[Any]]:
+def _cells(plan: PlanData) -> Iterator[list[Any]]:
     """Runs, bytes and seconds by axes, kind and phase."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for c in plan.collectives:
@@ -138,7 +138,7 @@ def _cells(plan: Plan) -> Iterator[list[Any]]:
     yield from ([*key, *cell] for key, cell in sorted(sums.items()))
 
 
-def line_costs(plan: Plan) -> list[LineCost]:
+def line_costs(plan: PlanData) -> list[LineCost]:
     """What every line of the source costs, in their order."""
     found = [LineCost(i, *line) for i, line in enumerate(plan.lines)]
     place = {line.source: line for line in found}
@@ -186,7 +186,7 @@ def itemsize(dtype: str) -> int:
         return 8
 
 
-def _held(plan: Plan) -> Iterator[list[Any]]:
+def _held(plan: PlanData) -> Iterator[list[Any]]:
     """What lives at the fullest point: names that differ in numbers only in one row, largest first."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:

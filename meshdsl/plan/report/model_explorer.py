@@ -16,9 +16,9 @@ from meshdsl.ir.rewrite import operands_of
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
-from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import Reasons, collectives_inside
 from meshdsl.plan.text import layout_text
+from meshdsl.plan.types import PlanData
 from meshdsl.util.text import bytes_text, seconds_text, write_text
 
 Json = dict[str, Any]
@@ -27,12 +27,12 @@ End = tuple[str, int]  # a node's id, and which of its outputs
 Edge = tuple[End, int]  # with the input that it goes into
 
 
-def model_explorer_graphs(program: TracedProgram, plan: Plan) -> Json:
+def model_explorer_graphs(program: TracedProgram, plan: PlanData) -> Json:
     """A collection with one graph, the step."""
     return {"label": plan.name, "graphs": [{"id": plan.name, "nodes": _Nodes(program, plan).made()}]}
 
 
-def save_model_explorer(program: TracedProgram, plan: Plan, path: str | PathLike[str]) -> None:
+def save_model_explorer(program: TracedProgram, plan: PlanData, path: str | PathLike[str]) -> None:
     """Write the collection; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
     write_text(path, json.dumps(model_explorer_graphs(program, plan)))
 
@@ -43,7 +43,7 @@ class _Nodes:
     ``ends`` has, per value id, where it comes from: a node's output, outside of a loop for what goes into its body.
     """
 
-    def __init__(self, program: TracedProgram, plan: Plan) -> None:
+    def __init__(self, program: TracedProgram, plan: PlanData) -> None:
         self.program, self.plan, self.solution = program, plan, plan.solution
         self.reasons = Reasons(program, plan.solution)
         self.ends: dict[int, End] = {}

@@ -12,22 +12,24 @@ from functools import cache
 from hashlib import sha256
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshdsl.errors import ArgumentError, is_a
-from meshdsl.plan.plan import Plan
 from meshdsl.plan.report.data import compared, line_costs, report_data
+from meshdsl.plan.types import PlanData
 from meshdsl.util.text import bytes_text, seconds_text, write_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _SCRIPTS = ("base", "tables", "lines", "communication", "arrays", "memory", "timeline", "pictures", "compare", "main")
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}  # JSON is ASCII otherwise
 _COSTLIEST = 10
 
 
-def report_html(plan: Plan, against: Plan | None = None) -> str:
+def report_html(plan: PlanData, against: PlanData | None = None) -> str:
     """The report as one HTML document.
 
     Args:
@@ -47,19 +49,19 @@ def report_html(plan: Plan, against: Plan | None = None) -> str:
     )
 
 
-def summary_html(plan: Plan) -> str:
+def summary_html(plan: PlanData) -> str:
     """Totals and the costliest lines, for notebooks."""
     return _render("summary.html", plan=plan, linked=False, **_summary(plan))
 
 
-def save_report(plan: Plan, path: str | PathLike[str], against: Plan | None = None) -> None:
+def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | None = None) -> None:
     """Write the report; ArgumentError for what is no path or no plan, MeshDSLError if it cannot be written."""
-    if against is not None and not isinstance(against, Plan):
+    if against is not None and not isinstance(against, PlanData):
         raise ArgumentError(f"report against: {is_a(against)}, not a plan; md.load_plan(file) reads one")
     write_text(path, report_html(plan, against))
 
 
-def _summary(plan: Plan) -> dict[str, Any]:
+def _summary(plan: PlanData) -> dict[str, Any]:
     costliest = sorted(line_costs(plan), key=lambda line: -line.total)[:_COSTLIEST]
     return {
         "costliest": [line for line in costliest if line.total],
@@ -89,7 +91,9 @@ def _render(name: str, **values: Any) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and only reports need it
+
     made = Environment(
         loader=PackageLoader("meshdsl.plan.report"),
         autoescape=True,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-from meshdsl.plan.plan import Plan
+from meshdsl.plan.types import PlanData
 from meshdsl.schedules.simulate import ScheduleTiming
 from meshdsl.util.text import write_text
 
@@ -46,7 +46,7 @@ class Event(NamedTuple):
         return self.start + self.seconds
 
 
-def events(plan: Plan) -> Iterator[Event]:
+def events(plan: PlanData) -> Iterator[Event]:
     """Every event of a step, in order."""
     now, waiting = 0.0, iter(plan.collectives)
     place = {line.source: i for i, line in enumerate(plan.lines)}
@@ -82,7 +82,7 @@ def _merged(a: Event, b: Event) -> Event:
     return longer._replace(start=a.start, seconds=b.end - a.start, number=number)
 
 
-def memory_points(plan: Plan) -> list[list[Any]]:
+def memory_points(plan: PlanData) -> list[list[Any]]:
     """Bytes, line, name and phase over the program, the fullest of every stretch of equal length."""
     spans = plan.spans
     step = max(1, -(-len(spans) // _MOST))
@@ -95,28 +95,28 @@ def memory_points(plan: Plan) -> list[list[Any]]:
 # The predicted step as a trace that https://ui.perfetto.dev and chrome://tracing open (Trace Event Format, JSON).
 
 
-def perfetto_trace(plan: Plan) -> dict[str, Any]:
+def perfetto_trace(plan: PlanData) -> dict[str, Any]:
     """The timeline of a plan, with its memory as a counter and the ranks of a pipeline; times in microseconds."""
     return {"traceEvents": [*_names(plan), *_events(plan), *_memory(plan), *_ranks(plan)], "displayTimeUnit": "ms"}
 
 
-def save_perfetto(plan: Plan, path: str | PathLike[str]) -> None:
+def save_perfetto(plan: PlanData, path: str | PathLike[str]) -> None:
     """Write the trace; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
     write_text(path, json.dumps(perfetto_trace(plan)))
 
 
-def _names(plan: Plan) -> Iterator[dict[str, Any]]:
+def _names(plan: PlanData) -> Iterator[dict[str, Any]]:
     title = f"{plan.name} on {plan.mesh}, {plan.topology.name} (predicted)"
     yield {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}}
     for lane, thread in _threads(plan).items():
         yield {"ph": "M", "pid": 0, "tid": thread, "name": "thread_name", "args": {"name": lane}}
 
 
-def _threads(plan: Plan) -> dict[str, int]:
+def _threads(plan: PlanData) -> dict[str, int]:
     return {lane: i for i, lane in enumerate(dict.fromkeys(event.lane for event in events(plan)))}
 
 
-def _events(plan: Plan) -> Iterator[dict[str, Any]]:
+def _events(plan: PlanData) -> Iterator[dict[str, Any]]:
     threads = _threads(plan)
     for event in events(plan):
         yield {
@@ -131,7 +131,7 @@ def _events(plan: Plan) -> Iterator[dict[str, Any]]:
         }
 
 
-def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
+def _memory(plan: PlanData) -> Iterator[dict[str, Any]]:
     now, sent = 0.0, iter(plan.collectives)
     for span in plan.spans:
         yield {"ph": "C", "pid": 0, "name": "memory", "ts": now * 1e6, "args": {"bytes": span.memory}}
@@ -139,7 +139,7 @@ def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
         now += sum(c.seconds * c.trips for c in waited) + span.seconds * span.trips
 
 
-def _ranks(plan: Plan) -> Iterator[dict[str, Any]]:
+def _ranks(plan: PlanData) -> Iterator[dict[str, Any]]:
     """The loops of a pipeline, a process for each prediction, a thread per rank."""
     if plan.pipeline is None or plan.pipeline.costs is None:
         return
