@@ -53,7 +53,7 @@ def test_a_gather_belongs_to_its_reader_and_a_reduction_to_its_maker():
     gather, reduction = small_plan().collectives
     assert (gather.kind, gather.axes, gather.bytes, gather.trips) == ("all-gather", ("data",), 384, 1)
     assert (gather.phase, gather.source, gather.value) == ("forward", "model.py:31", "w")
-    assert gather.reason == "w data=S(1) -> data=B: dot_general (model.py:31) reads it"
+    assert gather.reason == "w data=S(1) -> data=B, needed by dot_general (model.py:31)"
     assert (reduction.kind, reduction.source, reduction.shape, reduction.dtype) == (
         "all-reduce",
         "model.py:32",
@@ -61,7 +61,7 @@ def test_a_gather_belongs_to_its_reader_and_a_reduction_to_its_maker():
         "float32",
     )
     assert reduction.reason == (
-        "partial sum of reduce_sum (model.py:32) data=P -> data=B: unheard_of (model.py:33) reads it"
+        "partial sum of reduce_sum (model.py:32) data=P -> data=B, needed by unheard_of (model.py:33)"
     )
 
 
@@ -107,8 +107,8 @@ def loop_plan(estimated=False):
 def test_collectives_in_loops_have_trips_and_names():
     gather, reduction = loop_plan().collectives
     assert (gather.trips, gather.bytes, gather.value) == (6, 192, "params/layers/w[i]")
-    assert gather.reason == "params/layers/w[i] data=S(0) -> data=B: dot_general (model.py:5) reads it"
-    assert reduction.reason == "partial sum of dot_general (model.py:5) data=P -> data=B: the loop's body returns it"
+    assert gather.reason == "params/layers/w[i] data=S(0) -> data=B, needed by dot_general (model.py:5)"
+    assert reduction.reason == "partial sum of dot_general (model.py:5) data=P -> data=B, returned by the loop's body"
     assert loop_plan().bytes == 6 * (192 + 192)
 
 
@@ -138,7 +138,7 @@ def test_a_move_of_what_is_returned_belongs_to_its_maker():
     plan = build_plan(program, replace(solution, layouts=layouts, uses=uses, trees=trees), make_pins(program, MESH))
     last = plan.collectives[-1]
     assert (last.source, last.phase) == ("model.py:33", "optimizer")
-    assert last.reason == "result of unheard_of (model.py:33) data=S(1) -> data=B: the step returns it"
+    assert last.reason == "result of unheard_of (model.py:33) data=S(1) -> data=B, returned by the step"
 
 
 def test_a_move_through_two_steps_names_the_last_reader():
@@ -158,8 +158,8 @@ def test_a_move_through_two_steps_names_the_last_reader():
         make_pins(program, MESH),
     )
     assert [c.reason for c in plan.collectives[1:3]] == [
-        "partial sum of dot_general (model.py:31) data=P -> data=S(0): reduce_sum (model.py:32) reads it",
-        "result of dot_general (model.py:31) data=S(0) -> data=B: reduce_sum (model.py:32) reads it",
+        "partial sum of dot_general (model.py:31) data=P -> data=S(0), needed by reduce_sum (model.py:32)",
+        "result of dot_general (model.py:31) data=S(0) -> data=B, needed by reduce_sum (model.py:32)",
     ]
 
 

@@ -146,7 +146,7 @@ def _rounding_axes(op: Op, solution: Solution) -> list[str]:
 
 def _rounds(op: Op, axes: Iterable[str]) -> str:
     types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"
-    return f"parts of sums over {','.join(axes)} are cast {types} before they are reduced, as stated: {op.source}"
+    return f"partial sums over {','.join(axes)} are cast {types} before the reduction, as constrained: {op.source}"
 
 
 def _counted(lines: Iterable[str]) -> list[str]:

@@ -174,7 +174,7 @@ def _verdict(diff: PlanDiff) -> str:
     for name, change in diff.changes.items():
         found["worse" if change > 0 else "better"].append(f"{_WORDS[name]} {_percent(change)}")
     said = [f"{how}: {', '.join(what)}" for how, what in found.items() if what]
-    return "; ".join(said) or "changed, at the same time, bytes and memory"
+    return "; ".join(said) or "changed, with equal step time, bytes and memory"
 
 
 def _totals_text(diff: PlanDiff) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _apart(before: str, after: str) -> Sequence[str]:
 
 
 def _percent(change: float) -> str:
-    return f"{change:+.1%}" if change < float("inf") else "from nothing"
+    return f"{change:+.1%}" if change < float("inf") else "from zero"
 
 
 def _times(count: int) -> str:

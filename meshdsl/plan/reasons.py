@@ -1,7 +1,7 @@
 """Why a collective is there, in one sentence.
 
-    params/wte data=S(0) -> data=B: dot_general (model.py:31) reads it
-    partial sum of dot_general (model.py:40) model=P -> model=B: add (model.py:41) reads it
+    params/wte data=S(0) -> data=B, needed by dot_general (model.py:31)
+    partial sum of dot_general (model.py:40) model=P -> model=B, needed by add (model.py:41)
 
 A reduction belongs to the operation that made the partial value, and so does a move of what is
 returned; any other collective belongs to the first operation that needs the layout it leads to,
@@ -174,7 +174,7 @@ class Reasons:
         reader, maker = self.reader(value.id, move), self.index.maker(value.id)
         made_for = isinstance(move.source, Partial) or reader.name == "return"
         at = maker if maker is not None and made_for else reader
-        return reader, at, f"{self._what(value, move)} {self._change(move)}: {self._need(reader)}"
+        return reader, at, f"{self._what(value, move)} {self._change(move)}, {self._need(reader)}"
 
     def _enter_bodies(self, op: Op) -> None:
         for body, origins in zip(op.bodies, _origins(op), strict=True):
@@ -197,9 +197,9 @@ class Reasons:
     def _need(self, reader: Op) -> str:
         if reader.name == "return":
             last = reader is self.program.graph.ops[-1]
-            return "the step returns it" if last else "the loop's body returns it"
-        verb = "states it" if reader.name == "constrain" else "reads it"
-        return f"{_called(reader)} ({self.place(reader)}) {verb}"
+            return "returned by the step" if last else "returned by the loop's body"
+        verb = "specified" if reader.name == "constrain" else "needed"
+        return f"{verb} by {_called(reader)} ({self.place(reader)})"
 
 
 def _called(op: Op) -> str:

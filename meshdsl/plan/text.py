@@ -150,22 +150,23 @@ def layout_text(layout: Layout) -> str:
 
 def _title(plan: PlanData) -> Iterator[str]:
     yield f"plan of {plan.name} on mesh {plan.mesh}, topology {plan.topology.name}"
-    bound = f"no plan can be below {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
+    bound = f"lower bound {seconds_text(plan.lower_bound)}, gap {100 * plan.gap:.1f}%"
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
-    yield f"  with overlap         {seconds_text(plan.simulated_seconds)}, if what nobody waits for is sent meanwhile"
+    overlapped = seconds_text(plan.simulated_seconds)
+    yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"
     yield f"  peak memory          {bytes_text(plan.memory)} per device{_held(plan)}"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
 
 
 def _held(plan: PlanData) -> str:
-    """What fills most of it."""
+    """The largest buffers that are live at the peak; those of repeated layers are added up."""
     alike: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:
         alike.setdefault(pattern(name), []).append((name, size))
     sums = [(common(name for name, _ in rows), sum(size for _, size in rows)) for rows in alike.values()]
     largest = sorted(sums, key=lambda row: -row[1])[:_HELD]
-    return "; most of it: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
+    return "; largest: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
 
 
 def _pipeline(plan: PlanData) -> Iterator[str]:
@@ -175,13 +176,13 @@ def _pipeline(plan: PlanData) -> Iterator[str]:
         return
     forecast, costs = found.forecast, found.costs
     yield f"{found}"
-    yield f"  in lockstep          {seconds_text(forecast.lockstep)}, every tick as long as what is done in it"
-    yield f"  asynchronous         {seconds_text(forecast.asynchronous)}, if every rank only waited for what it needs"
+    yield f"  in lockstep          {seconds_text(forecast.lockstep)}  (every rank waits for the end of each tick)"
+    yield f"  asynchronous         {seconds_text(forecast.asynchronous)}  (every rank waits only for its own inputs)"
     sent = f"{_count(costs.exchanges, 'collective')}, {costs.exchanges / found.ticks:.1f} per tick"
-    yield f"  handed on            {sent}, {bytes_text(costs.sent)} per device and step"
+    yield f"  sent between stages  {sent}, {bytes_text(costs.sent)} per device and step"
     if found.ranks <= _RANKS:
         drawn = found.timeline(_COLUMNS).splitlines()
-        header = ("forwards and backwards in lockstep, to scale", found.noun, "balance", "stash", "bytes", "memory")
+        header = ("forward and backward tasks in lockstep, to scale", found.noun, "balance", "stash", "bytes", "memory")
         columns = (
             map(str, found.layers_by_rank),
             map(seconds_text, forecast.balance),
@@ -209,7 +210,7 @@ def _outputs(plan: PlanData) -> Iterator[str]:
     replaced = [array for array in plan.outputs if array.follows]
     if replaced:
         names = ", ".join(dict.fromkeys(split_path(array.follows)[0] for array in replaced))
-        yield f"{len(replaced)} of {len(plan.outputs)} outputs replace inputs and lie as they do: {names}"
+        yield f"{len(replaced)} of {len(plan.outputs)} outputs alias inputs and keep their layout: {names}"
     rest = [array for array in plan.outputs if not array.follows]
     if rest:
         yield from table([("output", "", "type", "layout", "pinned"), *map(_input_row, group_arrays(rest))])

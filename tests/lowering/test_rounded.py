@@ -75,7 +75,7 @@ def test_the_plan_says_so_and_its_file_too(tmp_path):
     _, plan = planned(asked, "data=B", W, X)
     (note,) = plan.notes
     assert re.fullmatch(
-        r"parts of sums over data are cast from float32 to bfloat16 before they are reduced, as stated: "
+        r"partial sums over data are cast from float32 to bfloat16 before the reduction, as constrained: "
         r"test_rounded\.py:\d+",
         note,
     )

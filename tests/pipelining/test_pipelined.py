@@ -70,7 +70,7 @@ def test_layers_that_do_not_divide_are_planned():
     sharded = md.parallelize(plain_step, md.Mesh(pipe=2, data=2), layouts, pipeline=md.Pipeline(2))
     plan = sharded.plan(*args)
     assert "3 layers do not divide over pipe: their arrays lie there as is cheapest" in str(plan)
-    assert "forwards and backwards in lockstep, to scale" in str(plan) and "balance" in str(plan)
+    assert "forward and backward tasks in lockstep, to scale" in str(plan) and "balance" in str(plan)
     (first, second), (n, m) = plan.pipeline.forecast.balance, plan.pipeline.layers
     assert first / n == pytest.approx(second / m) and {n, m} == {1, 2}
     sharded.check(*args)

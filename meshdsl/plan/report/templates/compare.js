@@ -57,7 +57,7 @@ function layoutText({ layout, dims }) {
 }
 
 function totals(after) {
-  const rows = [["predicted step", "seconds", secondsText], ["no plan can be below", "lower_bound", secondsText], ["sent per device", "bytes", bytesText], ["peak memory per device", "memory", bytesText]];
+  const rows = [["predicted step", "seconds", secondsText], ["lower bound", "lower_bound", secondsText], ["sent per device", "bytes", bytesText], ["peak memory per device", "memory", bytesText]];
   const body = rows.map(([label, key, text]) => make("tr", {}, make("th", { scope: "row" }, label), make("td", { class: "number" }, text(data[key])), make("td", { class: "number" }, text(after[key])), changeCell(data[key], after[key], text)));
   const heads = ["total", "this plan", "the other", "change"].map((label, i) => make("th", { scope: "col", class: i ? "number" : "" }, label));
   return make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body)));
