@@ -1,5 +1,7 @@
 """Small steps, their planning problems, and exhaustive search over all joint states."""
 
+from copy import copy
+from dataclasses import replace
 from itertools import product
 
 import jax
@@ -56,6 +58,13 @@ def problem_of(name, mesh):
     follows = tuple(0 if name == "gradient" and j == 0 else None for j in range(len(program.outputs)))
     outputs = tuple(Layout() for _ in program.outputs)
     return Model(make_problem(program, mesh, Pins(tuple(map(Layout.parse, pins)), outputs, follows)))
+
+
+def limited(model, **limits):
+    """The model with some of its search limits changed."""
+    other = copy(model)
+    other.limits = replace(model.limits, **limits)
+    return other
 
 
 def exhaustive(model, largest=400_000):

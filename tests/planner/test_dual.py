@@ -14,8 +14,6 @@ from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
 from meshdsl.planner.costs.steiner import tree
-from meshdsl.planner.encoding import fanout as many_module
-from meshdsl.planner.encoding import networks as joint_module
 from meshdsl.planner.encoding.fanout import add_max_reader_bound
 from meshdsl.planner.encoding.hubs import HubTables
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -36,7 +34,7 @@ from meshdsl.planner.search.search import find
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
-from tests.planner.graphs import minimum, shape
+from tests.planner.graphs import limited, minimum, shape
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
 
@@ -129,11 +127,11 @@ def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fit
     assert model.prices.held == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
 
 
-def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
+def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it():
     """States that cost more than it are dropped: were it less, its own might be."""
-    monkeypatch.setattr(joint_module, "LARGEST", 0)
     mesh, rng = md.Mesh(x=8, topology="tpu-v5e"), np.random.default_rng(0)
     model, pins = model_of(lambda x, w: (x - (x * w).T, jnp.sin(x) @ w), (shape(64, 64),) * 2, mesh, False)
+    model = limited(model, encoding_reduction_entries=0)
     evaluator = Evaluator(model)
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     for chain in chains(model.problem.program.graph):
@@ -143,16 +141,15 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it(monkeypatch):
             dual = _LagrangianBound(floor, (plan,), 0.0, True)
             model.prices = floor.prices(price)
             joint = NetworkBuilder(model)
-            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
+            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.domains.states, plan.rows)]
             assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price, plan)
             model.prices = Prices()
 
 
-def test_a_copy_that_is_kept_while_another_one_is_read_pays(monkeypatch):
+def test_a_copy_that_is_kept_while_another_one_is_read_pays():
     """No more than is said of the plan, and more than without that copy; all other copies are counted besides."""
-    monkeypatch.setattr(joint_module, "LARGEST", 0)
-    monkeypatch.setattr(many_module, "_STAKE", 0)
     model, pins = model_of(*thrice_step(), md.Mesh(x=8, topology="dgx-h100"), True)
+    model = limited(model, encoding_reduction_entries=0, encoding_hub_stake=0.0)
     evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
     states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
     (floor,) = (
@@ -164,7 +161,7 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays(monkeypatch):
         least = list[float]()
         for prices in (floor.prices(price), replace(floor.prices(price), again={})):
             joint = NetworkBuilder(model.at(prices))
-            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.states, plan.rows)]
+            chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.domains.states, plan.rows)]
             least.append(minimum(joint.bounds(plan, 1 << 15).network, chosen))
         assert least[1] <= least[0] <= _LagrangianBound(floor, (plan,), 0.0, True).paid(price, plan)
         (kept,) = floor._smallest.besides(floor.again, model.ports.layouts(plan.rows), plan.edges)

@@ -11,8 +11,6 @@ import meshdsl as md
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.encoding import blocks as blocks_module
-from meshdsl.planner.encoding import networks as joint_module
 from meshdsl.planner.encoding.blocks import LayerBlocks
 from meshdsl.planner.encoding.kernels import bound_from_shared_messages
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -24,7 +22,7 @@ from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, TWO, minimum, shape
+from tests.planner.graphs import ONE, TWO, limited, minimum, shape
 
 LAYERS = 7
 
@@ -63,16 +61,15 @@ def optimum(joint, network):
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
     assert found.exact
-    return found.cost + network.constant, joint.rows(network.decode(network.order, found.states))
+    return found.cost + network.constant, joint.domains.rows(network.decode(network.order, found.states))
 
 
 @pytest.mark.parametrize("prices", [False, True])
-def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(monkeypatch, prices):
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    model = model_of(TWO)
+def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(prices):
+    model = limited(model_of(TWO), encoding_layers_nodes=0)
     if prices:
         model.prices = priced(model)
-    blocks = LayerBlocks(model, True).all
+    blocks = LayerBlocks(model, True).blocks
     covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
     assert sorted(covered) == list(range(len(model.nodes)))
     assert max(len(block.copies) for block in blocks) >= LAYERS - 4
@@ -98,33 +95,33 @@ def stated(layers):
 
 
 @pytest.mark.parametrize("odd", ["x=S(0)", "", "x=B"])
-def test_layers_whose_values_are_read_in_other_states_are_not_equal(monkeypatch, odd):
+def test_layers_whose_values_are_read_in_other_states_are_not_equal(odd):
     model = stated([(odd if i == 5 else "x=S(1)", "x=S(0)") for i in range(9)])
     whole, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
-    monkeypatch.setattr(blocks_module, "MANY", 0)
+    model = limited(model, encoding_layers_nodes=0)
     blocks = NetworkBuilder(model)
-    assert len(LayerBlocks(model, True).all) > 1
+    assert len(LayerBlocks(model, True).blocks) > 1
     for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, _) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
 
 
-def test_layers_none_of_which_are_equal_leave_no_more_variables_than_without_them(monkeypatch):
+def test_layers_none_of_which_are_equal_leave_no_more_variables_than_without_them():
     model = stated([(at, "") for at in ("x=S(0)", "x=S(1)", "x=B", "", "x=S(0)", "x=B", "x=S(1)", "", "x=B")])
     without = NetworkBuilder(model).plans()
-    monkeypatch.setattr(blocks_module, "MANY", 0)
+    model = limited(model, encoding_layers_nodes=0)
     blocks = LayerBlocks(model, True)
-    assert blocks.layers.size and len(blocks.all) == 1
+    assert blocks.layers.size and len(blocks.blocks) == 1
     assert len(NetworkBuilder(model).plans().unary) == len(without.unary)
 
 
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
 @pytest.mark.parametrize("prices", [False, True])
-def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned, prices):
+def test_networks_of_blocks_cost_what_those_of_all_nodes_do(pinned, prices):
     model = model_of(ONE, pinned)
     evaluator, whole = Evaluator(model), NetworkBuilder(model)
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    assert len(LayerBlocks(model, True).all) > 1
+    model = limited(model, encoding_layers_nodes=0)
+    assert len(LayerBlocks(model, True).blocks) > 1
     blocks = NetworkBuilder(model)
     if prices:
         model.prices = priced(model)
@@ -140,56 +137,52 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch, pinned,
 @pytest.mark.parametrize("few", [1, 9])
 @pytest.mark.parametrize("weighs", [False, True])
 @pytest.mark.parametrize("pinned", ["", "x=S(1)"], ids=["", "a layer pinned"])
-def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(monkeypatch, pinned, weighs, few):
+def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_best(pinned, weighs, few):
     model = model_of(ONE, pinned, 12)
     best, _ = optimum(whole := NetworkBuilder(model), whole.plans())
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    monkeypatch.setattr(blocks_module, "FEW", few)
+    model = limited(model, encoding_layers_nodes=0, encoding_layers_kept=few)
     joint = NetworkBuilder(model)
     model.weighs = weighs
-    network, _ = joint.searched()
-    assert joint.shortened == (few == 1)
+    network = joint.reduced_plans()
+    assert joint.drops_layers == (few == 1)
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
-    rows = joint.stretched(network.decode(network.order, found.states))
+    rows = joint.whole_plan(network.decode(network.order, found.states))
     assert Evaluator(model).evaluate(rows).cost <= best * (1 + 1e-12)
 
 
-def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do(monkeypatch):
-    monkeypatch.setattr(joint_module, "LARGEST", 0)
-    model, rng = model_of(TWO), np.random.default_rng(0)
+def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do():
+    model, rng = limited(model_of(TWO), encoding_reduction_entries=0), np.random.default_rng(0)
     whole = NetworkBuilder(model)
-    monkeypatch.setattr(blocks_module, "MANY", 0)
+    model = limited(model, encoding_layers_nodes=0)
     blocks, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
     for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         for _ in range(5):
-            chosen = [int(rng.integers(len(states.cost))) for states in whole.states]
+            chosen = [int(rng.integers(len(states.cost))) for states in whole.domains.states]
             assert minimum(make(blocks), chosen) == pytest.approx(minimum(make(whole), chosen), rel=1e-14)
 
 
 @pytest.mark.parametrize("prices", [False, True])
-def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(monkeypatch, prices):
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    monkeypatch.setattr(blocks_module, "FEW", 1)
-    model = model_of(ONE)
+def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(prices):
+    model = limited(model_of(ONE), encoding_layers_nodes=0, encoding_layers_kept=1)
     if prices:
         model.prices = priced(model)
     evaluator, joint = Evaluator(model), NetworkBuilder(model)
     best = evaluator.evaluate(model.whole)
     whole = joint.bounds(best, 1 << 12)
     network, few = whole.network, Network(None, len(model.nodes))
-    for stamp in whole.shorter.stamps:
+    for stamp in whole.reduced.replicas:
         few.add_replica(stamp)
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
     limit = evaluator.objective(best) + 1.0
     made, unaware = (TRWS(capped(network, limit)) for _ in range(2))
-    whole.shorter.begin(made, limit)
+    whole.reduced.initialize(made, limit)
     v, w = made.ends
-    alike = [(int(a), int(b)) for a, b in zip(*whole.shorter.like(v, w), strict=True)]
+    alike = [(int(a), int(b)) for a, b in zip(*whole.reduced.counterparts(v, w), strict=True)]
     same = [few.pairwise.get(a, {}).get(b) is network.pairwise[c][d] for (a, b), c, d in zip(alike, v, w, strict=True)]
     assert np.mean(same) > 0.9
-    before = whole.shorter.bound(limit)
+    before = whole.reduced.bound(limit)
     for messages in (made, unaware):
         messages.run(1)
         assert messages.bound <= cost * (1 + 1e-12)
@@ -197,16 +190,14 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(m
     assert made.lower >= unaware.lower and made.cost <= unaware.cost
 
 
-def test_messages_between_all_copies_point_to_states_of_all_nodes(monkeypatch):
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    monkeypatch.setattr(blocks_module, "FEW", 1)
-    model = model_of(TWO)
+def test_messages_between_all_copies_point_to_states_of_all_nodes():
+    model = limited(model_of(TWO), encoding_layers_nodes=0, encoding_layers_kept=1)
     best = Evaluator(model).evaluate(model.whole)
-    shorter = NetworkBuilder(model).bounds(best, 1 << 12).shorter
+    shorter = NetworkBuilder(model).bounds(best, 1 << 12).reduced
     bound = shorter.bound(best.cost + 1.0)
-    monkeypatch.setattr(joint_module, "LARGEST", 0)
+    model = limited(model, encoding_reduction_entries=0)
     network = NetworkBuilder(model).bounds(best, 1 << 12).network
-    cost = minimum(network, shorter.states)
+    cost = minimum(network, shorter.decoded)
     assert bound <= cost <= best.cost
 
 
@@ -272,11 +263,9 @@ def capped(network, limit):
 
 
 def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    monkeypatch.setattr(blocks_module, "FEW", 1)
-    taken, begin = [], ReducedDepth.begin
-    monkeypatch.setattr(ReducedDepth, "begin", lambda *given: taken.append(given) or begin(*given))
-    model = model_of(ONE)
+    taken, begin = [], ReducedDepth.initialize
+    monkeypatch.setattr(ReducedDepth, "initialize", lambda *given: taken.append(given) or begin(*given))
+    model = limited(model_of(ONE), encoding_layers_nodes=0, encoding_layers_kept=1)
     certificate = Certificate(NetworkBuilder(model), Evaluator(model).evaluate(model.whole), 1 << 12)
     for _ in range(3):
         certificate.tighten(1)

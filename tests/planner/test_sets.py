@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from meshdsl.planner.costs.steiner import tree
-from meshdsl.planner.encoding.steiner_variables import asked_for, holds, tree_costs
+from meshdsl.planner.encoding.steiner_variables import contains, reachable_sets, tree_costs
+from meshdsl.planner.limits import SearchLimits
 
 
 def random_costs(rng, size):
@@ -35,11 +36,11 @@ def test_the_trees_are_the_cheapest(seed):
 
 def test_the_sets_are_those_that_readers_may_ask_for_together():
     reads = [np.array([4, 1, 4]), np.array([1, 7]), np.array([9])]
-    layouts, sets = asked_for(reads, 100)
+    layouts, sets = reachable_sets(reads, 100, SearchLimits())
     every = {frozenset(choice) for choice in product(*map(np.ndarray.tolist, reads))}
     assert {frozenset(layouts[[bool(s >> i & 1) for i in range(len(layouts))]].tolist()) for s in sets} == every
     for read in reads:
-        member = holds(layouts, sets, read)
+        member = contains(layouts, sets, read)
         assert all(
             member[i, j] == (read[j] in layouts[[bool(s >> k & 1) for k in range(len(layouts))]])
             for i, s in enumerate(sets)
@@ -48,13 +49,13 @@ def test_the_sets_are_those_that_readers_may_ask_for_together():
 
 
 def test_too_many_sets_are_none():
-    assert asked_for([np.arange(8)] * 3, 91) is None
-    layouts, sets = asked_for([np.arange(8)] * 3, 92)
+    assert reachable_sets([np.arange(8)] * 3, 91, SearchLimits()) is None
+    layouts, sets = reachable_sets([np.arange(8)] * 3, 92, SearchLimits())
     assert len(layouts) == 8 and len(sets) == 8 + 28 + 56
-    assert asked_for([np.arange(100)], 1000) is None
-    assert len(asked_for([np.arange(7)] * 7, 1000)[1]) == 127
-    assert asked_for([np.arange(13)] * 13, 10_000) is None
-    assert asked_for([np.arange(20)] * 6, 1 << 20) is None
+    assert reachable_sets([np.arange(100)], 1000, SearchLimits()) is None
+    assert len(reachable_sets([np.arange(7)] * 7, 1000, SearchLimits())[1]) == 127
+    assert reachable_sets([np.arange(13)] * 13, 10_000, SearchLimits()) is None
+    assert reachable_sets([np.arange(20)] * 6, 1 << 20, SearchLimits()) is None
 
 
 def test_trees_to_more_layouts_than_a_plan_is_exact_for_cost_no_more_than_its_trees():

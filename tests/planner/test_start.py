@@ -6,16 +6,15 @@ import jax.numpy as jnp
 import meshdsl as md
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout
-from meshdsl.planner.encoding import blocks as blocks_module
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import find
 from meshdsl.trace import trace
-from tests.planner.graphs import shape
+from tests.planner.graphs import limited, shape
 
 
-def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
+def test_what_is_done_once_is_weighed_against_all_layers():
     """To gather weights that all layers share pays in sixty layers, not in six."""
 
     def step(weights, x):
@@ -30,7 +29,7 @@ def test_what_is_done_once_is_weighed_against_all_layers(monkeypatch):
     split = Layout.parse("x=S(0), y=S(1)")
     model = Model(make_problem(program, mesh, Pins((split,) * 3 + (Layout.parse("x=S(0)"),), (Layout(),), (None,))))
     best, _ = find(model, lambda _: False)
-    monkeypatch.setattr(blocks_module, "MANY", 100)
+    model = limited(model, encoding_layers_nodes=100)
     found, _ = find(model, lambda _: False, joint := NetworkBuilder(model))
-    assert joint.shortened and model.weighs
+    assert joint.drops_layers and model.weighs
     assert found.cost <= best.cost * (1 + 1e-2)

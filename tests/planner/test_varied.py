@@ -5,7 +5,6 @@ import pytest
 from bench import varied
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import make_pins
-from meshdsl.planner.encoding import blocks as blocks_module
 from meshdsl.planner.encoding.blocks import LayerBlocks
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -13,6 +12,7 @@ from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.search import find
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
+from tests.planner.graphs import limited
 
 MESH = Mesh(data=16, model=8, topology="dgx-h100")
 
@@ -32,9 +32,9 @@ def model_of(program):
     ],
     ids=["encoder and decoder", "adapters", "microbatches", "time steps"],
 )
-def test_equal_layers_are_found(monkeypatch, program, copies):
-    monkeypatch.setattr(blocks_module, "MANY", 0)
-    assert max(len(block.copies) for block in LayerBlocks(model_of(program), True).all) >= copies
+def test_equal_layers_are_found(program, copies):
+    model = limited(model_of(program), encoding_layers_nodes=0)
+    assert max(len(block.copies) for block in LayerBlocks(model, True).blocks) >= copies
 
 
 @pytest.mark.parametrize("rounds", [True, False])

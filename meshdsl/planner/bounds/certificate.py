@@ -8,8 +8,8 @@ width allows: if it is narrow, the bound is the optimum.
 
 from types import MappingProxyType
 
-from meshdsl.planner.encoding.fanout import Missed
-from meshdsl.planner.encoding.hubs import Left
+from meshdsl.planner.encoding.fanout import Underpaid
+from meshdsl.planner.encoding.hubs import Remaining
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.mrf.elimination import eliminate, lower_bound
 from meshdsl.planner.mrf.network import Network
@@ -37,12 +37,12 @@ class Certificate:
     """
 
     def __init__(
-        self, joint: NetworkBuilder, best: CostedPlan, trees: int = 0, missed: Missed = MappingProxyType({})
+        self, joint: NetworkBuilder, best: CostedPlan, trees: int = 0, underpaid: Underpaid = MappingProxyType({})
     ) -> None:
         self.joint, self.model, self.best = joint, joint.model, best
-        self._trees, self._missed = trees, missed
-        self._whole, self._stays = joint.bounds(best, trees, missed), joint.beside if trees else frozenset()
-        self._limit, self._shorter = best.cost + 1.0, self._whole.shorter
+        self._trees, self._underpaid = trees, underpaid
+        self._whole, self._stays = joint.bounds(best, trees, underpaid), joint.kept_with_trees if trees else frozenset()
+        self._limit, self._shorter = best.cost + 1.0, self._whole.reduced
         self._made: Network | None = None
         self._messages: MessagePassing | None = None
         self._pointed: Ids | None = None  # states that messages which are gone pointed to
@@ -77,21 +77,21 @@ class Certificate:
         return self._shorter.entries if self._shorter else 0
 
     @property
-    def left(self) -> Left:
+    def left(self) -> Remaining:
         """The states that a better plan can have."""
-        return self.joint.left(self._network)
+        return self.joint.domains.remaining(self._network)
 
     @property
-    def missed(self) -> Missed:
+    def underpaid(self) -> Underpaid:
         """The values that are worth more in the next network, with the plans that say so."""
-        return self.joint.missed(self.pointed, self.best, self._trees, self._missed)
+        return self.joint.underpaid(self.pointed, self.best, self._trees, self._underpaid)
 
     @property
     def pointed(self) -> Assignment:
         """The plan that messages point to."""
         if isinstance(self._messages, TRWS):
-            return self.joint.rows(self._messages.states)
-        return self.best.rows if self._pointed is None else self.joint.rows(self._pointed)
+            return self.joint.domains.rows(self._messages.states)
+        return self.best.rows if self._pointed is None else self.joint.domains.rows(self._pointed)
 
     @property
     def states(self) -> int:
@@ -109,7 +109,7 @@ class Certificate:
         """
         if self._shorter:
             self.bound = max(self.bound, self._shorter.bound(self._limit))
-            self._pointed = self._shorter.states
+            self._pointed = self._shorter.decoded
             return
         self._messages = self._messages or TRWS(self._network)
         self._messages.run(passes)
@@ -128,7 +128,7 @@ class Certificate:
         if not isinstance(messages, TRWS):
             messages = self._messages = TRWS(self._network)
             if self._shorter:
-                self._shorter.begin(messages, self._limit)
+                self._shorter.initialize(messages, self._limit)
         messages.run(passes)
         self._consider(messages.states, evaluator)
         if self.work > _LARGE:
@@ -159,5 +159,5 @@ class Certificate:
         """Note some states of the variables; take the plan that they stand for if it can be seen to be better."""
         self._pointed = chosen
         if evaluator:
-            found = evaluator.exact(evaluator.evaluate(self.joint.rows(chosen)))
+            found = evaluator.exact(evaluator.evaluate(self.joint.domains.rows(chosen)))
             self.best = min(self.best, found, key=lambda choice: choice.cost)

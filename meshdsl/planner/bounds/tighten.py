@@ -49,7 +49,7 @@ def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) ->
         if certificate.model.clock.is_up():
             break
         last, before = certificate, (certificate.gap, certificate.states)
-        certificate = Certificate(NetworkBuilder(last.model, last.left), last.best, TREES, last.missed)
+        certificate = Certificate(NetworkBuilder(last.model, last.left), last.best, TREES, last.underpaid)
         work = _tightened(certificate, evaluator, work, _PASSES[1])
         certificate.bound = max(certificate.bound, last.bound)
     return certificate, work
@@ -181,7 +181,7 @@ def rebuild_and_raise(certificate: Certificate, most: int = MOST, enough: float 
         if certificate.gap <= enough or clock.is_up() or not is_light(certificate):
             break
         before = certificate
-        certificate = Certificate(before.joint, before.best, FIRST_TREES, before.missed)
+        certificate = Certificate(before.joint, before.best, FIRST_TREES, before.underpaid)
         raise_bound(certificate, most=most)
         certificate.bound = max(certificate.bound, before.bound)
         if certificate.gap > _HELPED * before.gap:

@@ -34,6 +34,38 @@ def tree(costs: Costs, inner: Costs, own: int, wanted: Iterable[int]) -> tuple[f
     return _Steiner(costs, inner, targets).best(own)
 
 
+def cheapest_split(halves: Iterable[tuple[Costs, Costs]]) -> Costs:
+    """Returns the least sum of two trees from one fork, over all ways to divide their targets.
+
+    This and ``cheapest_from_forks`` are the recurrence of Dreyfus and Wagner: here for one set of targets at a time, in
+    ``encoding.steiner_variables`` for many sets at once.
+
+    Args:
+      halves: costs of the trees to both parts, each [..., layouts of the fork].
+    """
+    least: Costs | None = None
+    for one, other in halves:
+        total = one + other
+        least = total if least is None else np.minimum(least, total, out=least)
+    assert least is not None, "two targets or more can be divided"
+    return least
+
+
+def cheapest_from_forks(inner: Costs, split: Costs) -> Costs:
+    """Returns the cost of the cheapest trees from every layout: to the best fork, and from there as ``split`` says.
+
+    Args:
+      inner: [layouts, forks], between layouts.
+      split: [forks] for one set of targets, or [sets, forks] for many.
+    """
+    if split.ndim == 1:
+        return np.asarray(np.min(inner + split[None], axis=1))
+    least = np.full((len(split), len(inner)), np.inf)
+    for fork, cost in enumerate(split.T):  # all at once would take sets * layouts^2 entries
+        np.minimum(least, cost[:, None] + inner[:, fork], out=least)
+    return least
+
+
 class _Steiner:
     """``cost[mask][v]``: the cheapest tree from v to the targets in ``mask``."""
 
@@ -43,8 +75,8 @@ class _Steiner:
         self.joined: dict[int, Costs] = {}
         for mask in range(1, 1 << len(targets)):
             if mask not in self.cost:
-                self.joined[mask] = np.min([self.cost[a] + self.cost[mask ^ a] for a in _parts(mask)], axis=0)
-                self.cost[mask] = np.min(inner + self.joined[mask][None], axis=1)
+                self.joined[mask] = cheapest_split((self.cost[a], self.cost[mask ^ a]) for a in _parts(mask))
+                self.cost[mask] = cheapest_from_forks(inner, self.joined[mask])
 
     def best(self, own: int) -> tuple[float, Edges]:
         full = (1 << len(self.targets)) - 1

@@ -1,8 +1,12 @@
-"""Blocks of a problem: equal layers become one block with many copies, all other nodes one with a single copy.
+"""Repeated layers: equal ones are one block with many copies, and all other nodes are one block with a single copy.
 
-Two layers are equal here if they are so in every respect that a network of them knows of: their nodes have the same
-states, costs and prices, and their values go to the same nodes, of this layer, of one so many further on, or of none.
-What is worked out for a block is then true of all its copies. Choices are not tied: every copy keeps its own variables.
+Two layers are equal here if nothing that a network of them depends on distinguishes them: their nodes have the same
+states, costs and prices, and their values have consumers at the same nodes, of the same layer, of one at the same
+distance, or outside of all layers. So a block is encoded once and replicated. Decisions are not tied: every copy keeps
+its own variables.
+
+Where more than a few equal layers follow each other, a *reduced* step omits those in the middle (see
+``reduced_depth``); the first and the last ``encoding_layers_kept`` of a run remain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,25 +19,24 @@ from numpy.typing import NDArray
 from meshdsl.planner.objective import payers, terms
 from meshdsl.planner.problem.layers import RepeatedLayers
 from meshdsl.planner.problem.model import Model
+from meshdsl.planner.problem.ports import End
 from meshdsl.util.arrays import Ids, array, group_by, intern_ids, unique_sorted
-
-MANY = 8_000  # nodes from which on equal layers are looked for
-FEW = 3  # equal layers in a row that the shorter step has at either end
 
 
 class LayerBlock(NamedTuple):
-    """Nodes, and the values that they make.
+    """Nodes, and the values that they produce.
 
     Args:
-      nodes: of the first copy. outside: nodes of other blocks, or of other copies, that read what these make.
-      touched: those that make or read a value that goes from one layer to another, or to what is in no layer.
-      layers: of the copies; -1 if this is what is in no equal layers.
-      copies: [copies, nodes and outside].
+      nodes: of the first copy.
+      outside: nodes of other blocks or copies that consume these values.
+      boundary: nodes that produce or consume a value which crosses layers, or leaves them.
+      layers: of the copies; -1 for the block of nodes in no repeated layer.
+      copies: [copies, nodes and outside], their nodes.
     """
 
     nodes: list[int]
     outside: list[int]
-    touched: frozenset[int]
+    boundary: frozenset[int]
     layers: Ids
     copies: Ids
 
@@ -44,145 +47,143 @@ class LayerBlock(NamedTuple):
 
 
 class LayerBlocks:
-    """The blocks of a model at its present prices; one alone if equal layers are not looked for, or there are none.
+    """The blocks of a model at its present prices: a single one if there are no repeated layers, or not ``enabled``.
 
-    Where more than a few equal layers follow each other, a *shorter* step leaves out those in the middle.
-
-    Args:
-      apart: whether they are looked for.
-
-    ``layers``, ``layer``, ``column``: as in ``RepeatedLayers``. ``before`` and ``after``: the last layer up to
-    each, and the
-    first one after it, of the shorter step. ``like``: per node, the one of that step that decides for it.
+    Attributes:
+      blocks: first the one of nodes in no repeated layer.
+      layers: [layers, nodes of a layer].
+      layer, column: per node, where it is in ``layers``; -1 for no layer.
+      previous, following: per layer, the last layer up to it, and the first one after it, that the reduced step keeps.
+      representative: per node, the node of the reduced step that decides for it.
     """
 
-    def __init__(self, model: Model, apart: bool) -> None:
+    def __init__(self, model: Model, enabled: bool) -> None:
         self.model, self.count = model, len(model.nodes)
         self._wiring = wiring = model.wiring
-        self._equal = model.layers if apart and self.count >= MANY else RepeatedLayers.none(self.count, wiring)
-        self.layers = self._equal.nodes
-        self.layer, self.column = self._equal.layer, self._equal.column
-        self._maker, self._reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
-        self._touched = self._leaving()
-        self._kinds = self._without_prices()  # per layer
+        enabled = enabled and self.count >= model.limits.encoding_layers_nodes
+        self._repeated = model.layers if enabled else RepeatedLayers.none(self.count, wiring)
+        self.layers = self._repeated.nodes
+        self.layer, self.column = self._repeated.layer, self._repeated.column
+        self._producer, self._consumer = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
+        self._is_boundary = self._find_boundary()
+        self._classes = self._classify()
         self._divide()
 
     def priced(self, model: Model) -> "LayerBlocks":
-        """The same at the prices of a model that is this one's but for them."""
+        """Returns the blocks at the prices of ``model``, which must not differ otherwise."""
         other = copy(self)
         other.model = model
         other._divide()
         return other
 
-    def _divide(self) -> None:
-        """Into blocks, and say what the shorter step leaves out."""
-        groups, layers = self._groups(), self.layers
-        self._weights = _shared_out(groups, len(layers))
-        self._stays = self._weights > 0
-        left = np.append(np.flatnonzero(self._stays), len(layers))
-        following = np.searchsorted(left, np.arange(len(layers)), side="right")
-        self.before, self.after = left[following - 1], left[following]
-        self.like = np.arange(self.count)
-        self.like[layers] = layers[self.before]
-        self.all = list(self._blocks(groups))
-
-    def _blocks(self, groups: list[list[int]]) -> Iterator[LayerBlock]:
-        """The block of what is in no equal layers, then theirs."""
-        alone = np.ones(self.count, dtype=np.bool_)
-        for group in groups:
-            alone[self.layers[group]] = False
-        yield self._block(np.flatnonzero(alone), alone, np.array([-1]))
-        for group in groups:
-            yield self._block(self.layers[group[0]], self.layer == group[0], np.array(group))
-
-    def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> LayerBlock:
-        outside = unique_sorted(self._reader[inside[self._maker] & ~inside[self._reader]])
-        names = np.concatenate([nodes, outside])
-        touched = frozenset(names[self._touched[names]].tolist())
-        return LayerBlock(nodes.tolist(), outside.tolist(), touched, group, self._copies(names, group))
-
-    def _copies(self, names: Ids, group: Ids) -> Ids:
-        """What nodes of the first layer of a group are in all of them."""
-        copies, ahead = np.tile(names, (group.size, 1)), self.layer[names] >= 0
-        there = self.layer[names[ahead]] - group[0] + group[:, None]
-        copies[:, ahead] = self.layers[there, self.column[names[ahead]]]
-        return copies
-
-    def shorter(self, block: LayerBlock) -> tuple[Ids, Ids]:
-        """The layers that the shorter step leaves of a block, and their copies, next to each other."""
-        if block.layers[0] < 0:
-            return block.layers, block.copies
-        stays = self._stays[block.layers]
-        layers, copies = block.layers[stays, None], block.copies[stays]
-        there = self.layer[copies]
-        gone = (there >= 0) & ~self._stays[there]
-        near = np.where(there > layers, self.after[there], self.before[there])
-        copies[gone] = self.layers[near[gone], self.column[copies[gone]]]
-        return layers[:, 0], copies
+    # ---- the reduced step
 
     @property
-    def shortens(self) -> bool:
-        """Whether the shorter step leaves out any layers."""
-        return not self._stays.all()
+    def drops_layers(self) -> bool:
+        """Whether the reduced step omits any layers."""
+        return not self._kept.all()
 
-    def weighted(self, block: LayerBlock, weighs: bool) -> Iterator[tuple[int, Ids]]:
-        """The copies of a block that the shorter step leaves, by how many layers' cost they bear if it ``weighs``."""
-        layers, copies = self.shorter(block)
+    def reduced_copies(self, block: LayerBlock) -> tuple[Ids, Ids]:
+        """Returns the layers of a block that the reduced step keeps, and its copies there, moved next to each other."""
+        if block.layers[0] < 0:
+            return block.layers, block.copies
+        kept = self._kept[block.layers]
+        layers, copies = block.layers[kept, None], block.copies[kept]
+        its = self.layer[copies]
+        dropped = (its >= 0) & ~self._kept[its]
+        nearest = np.where(its > layers, self.following[its], self.previous[its])
+        copies[dropped] = self.layers[nearest[dropped], self.column[copies[dropped]]]
+        return layers[:, 0], copies
+
+    def weighted_copies(self, block: LayerBlock, weighs: bool) -> Iterator[tuple[int, Ids]]:
+        """Yields the copies of a block in the reduced step, by weight.
+
+        Args:
+          weighs: the weight is the number of layers that a kept layer represents; else 1.
+        """
+        layers, copies = self.reduced_copies(block)
         weights = np.where((layers < 0) | (not weighs), 1, self._weights[layers])
         for weight in unique_sorted(weights).tolist():
             yield weight, copies[weights == weight]
 
-    def _groups(self) -> list[list[int]]:
-        """Equal layers, where there are several."""
+    # ---- division into blocks
+
+    def _divide(self) -> None:
+        """Groups equal layers into blocks, and chooses the layers of the reduced step."""
+        groups, layers = self._group_layers(), self.layers
+        self._weights = _layer_weights(groups, len(layers), self.model.limits.encoding_layers_kept)
+        self._kept = self._weights > 0
+        kept = np.append(np.flatnonzero(self._kept), len(layers))
+        following = np.searchsorted(kept, np.arange(len(layers)), side="right")
+        self.previous, self.following = kept[following - 1], kept[following]
+        self.representative = np.arange(self.count)
+        self.representative[layers] = layers[self.previous]
+        single = np.ones(self.count, dtype=np.bool_)
+        for group in groups:
+            single[layers[group]] = False
+        self.blocks = [self._block(np.flatnonzero(single), single, np.array([-1]))]
+        self.blocks += [self._block(layers[group[0]], self.layer == group[0], np.array(group)) for group in groups]
+
+    def _block(self, nodes: Ids, inside: NDArray[np.bool_], group: Ids) -> LayerBlock:
+        outside = unique_sorted(self._consumer[inside[self._producer] & ~inside[self._consumer]])
+        names = np.concatenate([nodes, outside])
+        boundary = frozenset(names[self._is_boundary[names]].tolist())
+        copies, in_layers = np.tile(names, (group.size, 1)), self.layer[names] >= 0
+        its = self.layer[names[in_layers]] - group[0] + group[:, None]
+        copies[:, in_layers] = self.layers[its, self.column[names[in_layers]]]
+        return LayerBlock(nodes.tolist(), outside.tolist(), boundary, group, copies)
+
+    def _group_layers(self) -> list[list[int]]:
+        """Returns equal layers, where there are several."""
         if not self.layers.size:
             return []
-        equal = zip(self._kinds, self._by_layer(self._pays(), self._prices()), strict=True)
+        equal = zip(self._classes, self._by_layer(self._node_prices(), self._use_prices()), strict=True)
         return [group.tolist() for group in group_by(intern_ids(equal)) if group.size > 1]
 
-    def _without_prices(self) -> list[int]:
-        """A number for each layer, the same for those that are equal but for prices."""
+    def _classify(self) -> list[int]:
+        """Returns a number for each layer, the same for layers that only prices may distinguish."""
         if not self.layers.size:
             return []
         model, wiring = self.model, self._wiring
         _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
         values = wiring.values[wiring.makers[first]].tolist()
-        closures = array(model.closure(v).number for v in values)[space]
-        links = np.stack([model.alike[self._reader], closures, model.often[wiring.makers]], axis=1)
-        links = np.hstack([self._equal.links[:, 1:], links[self._equal.order]])
-        kinds: list[int] = intern_ids(self._by_layer(np.stack([model.alike, self._touched], axis=1), links)).tolist()
-        return kinds
+        domains = array(model.closure(v).number for v in values)[space]
+        links = np.stack([model.alike[self._consumer], domains, model.often[wiring.makers]], axis=1)
+        links = np.hstack([self._repeated.links[:, 1:], links[self._repeated.order]])
+        nodes = np.stack([model.alike, self._is_boundary], axis=1)
+        classes: list[int] = intern_ids(self._by_layer(nodes, links)).tolist()
+        return classes
 
     def _by_layer(self, nodes: Ids, links: Ids) -> Iterator[tuple[bytes, bytes]]:
-        """What nodes are, and readings in the order of ``RepeatedLayers``, layer by layer."""
-        bounds = np.searchsorted(self._equal.links[:, 0], np.arange(len(self.layers) + 1))
+        """Yields, layer by layer, rows about its nodes and about its uses, given in the order of ``RepeatedLayers``."""
+        bounds = np.searchsorted(self._repeated.links[:, 0], np.arange(len(self.layers) + 1))
         for layer, row in enumerate(self.layers):
             yield nodes[row].tobytes(), links[bounds[layer] : bounds[layer + 1]].tobytes()
 
-    def _leaving(self) -> NDArray[np.bool_]:
-        """Whether nodes make or read a value that leaves its layer."""
+    def _find_boundary(self) -> NDArray[np.bool_]:
+        """Returns per node whether it produces or consumes a value that leaves its layer."""
         found, leaves = np.zeros(self.count, dtype=np.bool_), np.zeros(self._wiring.nodes.size, dtype=np.bool_)
-        leaves[self._wiring.makers[self.layer[self._maker] != self.layer[self._reader]]] = True
-        far = leaves[self._wiring.makers]
-        found[self._maker[far]] = found[self._reader[far]] = True
+        leaves[self._wiring.makers[self.layer[self._producer] != self.layer[self._consumer]]] = True
+        crossing = leaves[self._wiring.makers]
+        found[self._producer[crossing]] = found[self._consumer[crossing]] = True
         return found
 
-    def _pays(self) -> Ids:
-        """A number for what each node pays."""
-        pays = np.zeros(self.count, dtype=np.intp)
+    def _node_prices(self) -> Ids:
+        """Returns a number per node, the same for nodes that pay the same for memory; 0 for none."""
+        found = np.zeros(self.count, dtype=np.intp)
         if paying := payers(self.model):
-            pays[paying] = 1 + intern_ids(terms(self.model, n) for n in paying)
-        return pays
+            found[paying] = 1 + intern_ids(terms(self.model, n) for n in paying)
+        return found
 
-    def _prices(self) -> Ids:
-        """What readings pay, in the order of ``RepeatedLayers``."""
+    def _use_prices(self) -> Ids:
+        """Returns [uses, kinds of price] in the order of ``RepeatedLayers``: bits of floats, equal where prices are."""
         prices = self.model.prices
         again = {end: price for end, (price, _) in prices.again.items()}
         meanwhile = {end: price for price, end in prices.again.values()}
-        columns = [self._paid(each) for each in (prices.read, prices.later, prices.kept, again, meanwhile)]
-        return np.stack(columns, axis=1)[self._equal.order]
+        columns = [self._prices_of_uses(each) for each in (prices.read, prices.later, prices.kept, again, meanwhile)]
+        return np.stack(columns, axis=1)[self._repeated.order]
 
-    def _paid(self, prices: Mapping[tuple[int, int], float]) -> Ids:
-        """Prices of readings, as whole numbers."""
+    def _prices_of_uses(self, prices: Mapping[End, float]) -> Ids:
         found = np.zeros(self._wiring.nodes.size)
         if prices:
             nodes, ports = np.array(list(prices), dtype=np.intp).T
@@ -190,15 +191,15 @@ class LayerBlocks:
         return found[self._wiring.read].view(np.int64)
 
 
-def _shared_out(groups: list[list[int]], count: int) -> Ids:
-    """Of how many layers each bears the cost in the shorter step; 0 for those that it leaves out.
+def _layer_weights(groups: list[list[int]], count: int, kept: int) -> Ids:
+    """Returns per layer how many layers' cost it carries in the reduced step; 0 for those that it omits.
 
-    Of layers of one group that follow each other it has the first and the last few.
+    Of a run of equal layers it keeps the first and the last ``kept``.
     """
     weights = np.ones(count, dtype=np.intp)
     for group in map(np.array, groups):
         for run in np.split(group, np.flatnonzero(np.diff(group) != 1) + 1):
-            left = np.delete(run, np.s_[FEW:-FEW])
+            remaining = np.delete(run, np.s_[kept:-kept])
             weights[run] = 0
-            weights[left] = np.bincount(np.arange(run.size) * left.size // run.size)
+            weights[remaining] = np.bincount(np.arange(run.size) * remaining.size // run.size)
     return weights

@@ -1,4 +1,21 @@
-"""How values of many readers are drawn in networks that bound, and how much they pay too little there."""
+"""Lower bounds on the resharding cost of values with three or more consumers.
+
+Where a value's exact trees (``steiner_variables``) are too large, it is relaxed. Every relaxation is a lower bound on
+the cost of any tree to all consumers, and is chosen to be tight at the incumbent plan:
+
+* **pairs**: a weighted mean over pairs of consumers, each pair exact on a hub of its own, since no tree to all
+  consumers is cheaper than the tree to two of them. The mean over all pairs of m consumers counts only 2/m of a reshard
+  that a single consumer needs. Which consumer that is, assignments show in which the mean was too low: then only the
+  pairs that are most expensive there count.
+* **max reader**: the cost of resharding to the most expensive consumer alone. It counts one consumer's reshard in
+  full, whichever that is, but no second one.
+* **first fork**: one hub, the first fork of the tree, and a part of every consumer's own reshard from there. The parts
+  of any m - 1 of the m consumers add up to at most one: a fork has at least two branches, and each costs at least the
+  reshard to any of its leaves. It serves values that matter little, or have too many consumers for pairs.
+
+A value is *underpaid* in an assignment if its encoding counts less than the cost of its cheapest tree there. The next
+network gives the most underpaid values larger exact trees, or weighs other pairs.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -8,225 +25,271 @@ import numpy as np
 from meshdsl.planner.costs.steiner import tree
 from meshdsl.planner.encoding.hubs import HubEncoder, HubTables
 from meshdsl.planner.encoding.steiner_variables import (
+    PortLayouts,
     ThreeConsumers,
-    add_fork_variables,
-    add_subset_variables,
-    asked_for_by,
-    entries,
+    add_fork_variable,
+    add_subset_variable,
+    fork_entries,
+    reachable_sets_of,
 )
+from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.mrf.network import Network
 from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.ports import End
 from meshdsl.util.arrays import Costs, Ids
 
-# ---- Dearest ---------------------------------------------------------------------------------------------------------
-# A bound on what the moves of a value of many readers cost: as much as those to the dearest of its readers.
-#
-# Where the layouts that readers may ask for are too many for exact trees (``sets``), a mean over pairs of readers
-# counts a move that one of them needs in part only. This one counts it whole, whoever that is, but no second one. As a
-# variable whose states are an own layout and the most that moves from there to a reader cost it is a pair of tables
-# with each end. What costs nearly the same is one state, at the least of that; and so is all that no better plan can
-# spend.
+Underpaid = Mapping[int, tuple[Assignment, ...]]  # by value, assignments in which a network counted too little for it
+Pair = tuple[End, End]
+
+# ---- Costs in a plan -------------------------------------------------------------------------------------------------
+# What a value's reshards cost in an assignment, per iteration: exactly, and as each relaxation counts them. ``ends``
+# are the producer, then the consumers.
 
 
-_NEARLY = 1.01  # times a cost is nearly the same
-
-
-def add_max_reader_bound(
-    network: Network, stars: HubTables, value: int, ends: Sequence[tuple[int, Ids]], spent: float, most: int
-) -> int:
-    """Entries of the tables of a value's dearest moves, which are added to a network; 0 if they are more than ``most``.
-
-    Args:
-      ends: where the value is made, then its readers.
-      spent: cost from which on moves are not told apart.
-    """
-
-    def make(own: Ids, *reads: Ids) -> tuple[Costs, ...]:
-        return _tables(stars, value, own, reads, spent, most)
-
-    how = ("dearest", stars.model.closure(value).number, stars.model.trips(value), spent, most)
-    costs, *tables = network.memo.get(how, tuple(read for _, read in ends), make)
-    if tables:
-        hub = network.new_variable(costs, None, ends[0][0])
-        for (node, _), table in zip(ends, tables, strict=True):
-            network.add(hub, node, table)
-    return sum(table.size for table in tables)
-
-
-def _tables(stars: HubTables, value: int, own: Ids, reads: Sequence[Ids], spent: float, most: int) -> tuple[Costs, ...]:
-    """What states cost, and with the states of each end, if these are few enough."""
-    made, costs = np.unique(own), [stars.moves(value, np.unique(own), read) for read in reads]
-    at, least, up_to = _in_steps(np.hstack(costs), spent)
-    if at.size * (own.size + sum(read.size for read in reads)) > most:
-        return (least,)
-    source = made[at][:, None] == own[None]
-    readers = [cost[at] <= up_to[:, None] for cost in costs]
-    return least, *(np.where(holds, 0.0, np.inf) for holds in (source, *readers))
-
-
-def _in_steps(costs: Costs, spent: float) -> tuple[Ids, Costs, Costs]:
-    """Rows of costs, and of what is nearly the same in one of them, the least and the most."""
-    capped = np.minimum(costs, spent)
-    steps = np.floor(np.log(np.maximum(capped, 1.0)) / np.log(_NEARLY)).astype(np.intp)
-    count = int(steps.max(initial=0)) + 1
-    kinds, place = np.unique((np.arange(len(costs))[:, None] * count + steps).ravel(), return_inverse=True)
-    least, up_to = np.full(kinds.size, np.inf), np.zeros(kinds.size)
-    np.minimum.at(least, place, capped.ravel())
-    np.maximum.at(up_to, place, costs.ravel())
-    return kinds // count, least, up_to
-
-
-# ---- Pairs -----------------------------------------------------------------------------------------------------------
-# Which readers of a value the bound looks at, so that it is tight around a plan (see ``joint``).
-#
-# The mean over all pairs of m readers knows two m-ths of a move that one reader alone needs. Which reader that is,
-# plans say in which the mean was too low: pairs with that reader then count, and others do not.
-
-
-def weighted_pairs(
-    model: Model, value: int, ends: Sequence[End], rows: Assignment, missed: Sequence[Assignment]
-) -> dict[tuple[End, End], float]:
-    """Pairs of readers whose tree costs as much as everyone's in the plan ``rows``, or all, with parts of one.
-
-    Args:
-      ends: where the value is made, then its readers.
-      missed: plans in which the pairs cost too little; each gives as much to those that cost most in it.
-    """
-    pairs = _tight(model, value, ends, rows)
-    weights = dict.fromkeys(pairs, 0.0)
-    for plan in missed or [rows]:
-        costs = [tree_cost(model, value, [ends[0], *pair], plan) for pair in pairs]
-        most = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= max(costs)]
-        for pair in most:
-            weights[pair] += 1 / len(most) / max(1, len(missed))
-    return {pair: weight for pair, weight in weights.items() if weight}
-
-
-def _tight(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> list[tuple[End, End]]:
-    pairs, whole = list(combinations(ends[1:], 2)), tree_cost(model, value, ends, rows)
-    return [pair for pair in pairs if tree_cost(model, value, [ends[0], *pair], rows) >= whole] or pairs
+def _layouts_in(model: Model, ends: Sequence[End], rows: Assignment) -> list[int]:
+    return [int(model.layout_ids(n, p, rows[n])) for n, p in ends]
 
 
 def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
-    """What the moves of a value to some of its readers cost in a plan, once."""
-    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
+    """Returns the cost of the cheapest tree to the given consumers."""
+    own, *read = _layouts_in(model, ends, rows)
     return tree(model.closure(value).costs, model.closure(value).inner, own, read)[0]
 
 
-def pairs_cost(model: Model, value: int, source: End, pairs: dict[tuple[End, End], float], rows: Assignment) -> float:
-    """What the moves of a value cost at least in a plan, once, as a mean over pairs of readers."""
+def pairs_cost(model: Model, value: int, source: End, pairs: Mapping[Pair, float], rows: Assignment) -> float:
+    """Returns the weighted mean over pairs of consumers."""
     return sum(weight * tree_cost(model, value, [source, *pair], rows) for pair, weight in pairs.items())
 
 
-def dearest_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
-    """What the moves of a value cost at least in a plan, once, if those to one reader count."""
-    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
+def max_reader_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
+    """Returns the cost of the most expensive consumer's reshard."""
+    own, *read = _layouts_in(model, ends, rows)
     return float(model.closure(value).costs[own, read].max())
 
 
-def hub_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment, shares: Sequence[float]) -> float:
-    """What the moves of a value cost at least in a plan, once, if they fork at one hub and shares of the rest count."""
-    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
-    closure = model.closure(value)
-    onward = sum(closure.costs[:, layout] * share for layout, share in zip(read, shares, strict=True) if share)
-    return float((closure.inner[own] + onward).min())
+def first_fork_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment, shares: Sequence[float]) -> float:
+    """Returns the cost of the cheapest hub with the consumers' shares of the reshards from there."""
+    own, *read = _layouts_in(model, ends, rows)
+    domain = model.closure(value)
+    onward = sum(domain.costs[:, layout] * share for layout, share in zip(read, shares, strict=True) if share)
+    return float((domain.inner[own] + onward).min())
 
 
-def parts(model: Model, ends: Sequence[End], rows: Assignment) -> tuple[float, ...]:
-    """The part of each reader's own moves that counts: more for those that move in the plan ``rows``."""
-    own, *read = (int(model.layout_ids(n, p, rows[n])) for n, p in ends)
+# ---- Pairs and shares ------------------------------------------------------------------------------------------------
+
+
+def weighted_pairs(
+    model: Model, value: int, ends: Sequence[End], rows: Assignment, underpaid: Sequence[Assignment]
+) -> dict[Pair, float]:
+    """Returns pairs of consumers with weights that add up to one.
+
+    These are pairs whose tree costs as much as that of all consumers in the plan ``rows``, or else all pairs.
+
+    Args:
+      underpaid: assignments in which pairs counted too little; each gives equal weight to those most expensive in it.
+    """
+    whole, every = tree_cost(model, value, ends, rows), list(combinations(ends[1:], 2))
+    tight = [pair for pair in every if tree_cost(model, value, [ends[0], *pair], rows) >= whole]
+    pairs = tight or every
+    weights = dict.fromkeys(pairs, 0.0)
+    for plan in underpaid or [rows]:
+        costs = [tree_cost(model, value, [ends[0], *pair], plan) for pair in pairs]
+        most = [pair for pair, cost in zip(pairs, costs, strict=True) if cost >= max(costs)]
+        for pair in most:
+            weights[pair] += 1 / len(most) / max(1, len(underpaid))
+    return {pair: weight for pair, weight in weights.items() if weight}
+
+
+def first_fork_shares(model: Model, ends: Sequence[End], rows: Assignment) -> tuple[float, ...]:
+    """Returns the part of each consumer's own reshard that counts: more for those that reshard in the plan ``rows``."""
+    own, *read = _layouts_in(model, ends, rows)
     moving = [layout != own for layout in read]
     if 0 < sum(moving) < len(read):
         return tuple(1 / sum(moving) if moves else 0.0 for moves in moving)
     return (1 / (len(read) - 1),) * len(read)
 
 
-# ---- Many ------------------------------------------------------------------------------------------------------------
+# ---- Max reader ------------------------------------------------------------------------------------------------------
+# As an auxiliary variable: its states are an own layout with a cost level, and it takes one table per end. A level
+# allows all layouts of a consumer whose reshard costs no more. Costs that differ by little are one level, at the least
+# of them, and so are all that exceed what any better plan can spend.
 
 
-_MANY = 6  # readers beyond which pairs are too many
-_LARGER, _MORE = 1 << 18, 1 << 23  # entries of the exact trees of a value that is worth more
-_SPENT = 2e-2  # part of a plan's cost from which on moves of a value are not told apart, if its dearest ones count
-_STAKE = 1e-3  # part of a plan's cost above which a value is worth more than one hub
-Missed = Mapping[int, Sequence[Assignment]]
+def add_max_reader_bound(
+    network: Network, tables: HubTables, value: int, ends: Sequence[PortLayouts], ceiling: float, most: int
+) -> int:
+    """Adds the cost of a value's most expensive reshard to a network.
+
+    Args:
+      ends: its producer, then its consumers.
+      ceiling: cost from which on reshards are not distinguished.
+      most: entries that the tables may have.
+
+    Returns their entries; 0 if they would be more than ``most``, and nothing is added.
+    """
+    ratio = tables.model.limits.encoding_cost_level
+
+    def make(own: Ids, *reads: Ids) -> tuple[Costs, ...]:
+        made, costs = np.unique(own), [tables.moves(value, np.unique(own), read) for read in reads]
+        at, least, up_to = _cost_levels(np.hstack(costs), ceiling, ratio)
+        if at.size * (own.size + sum(read.size for read in reads)) > most:
+            return (least,)
+        source = made[at][:, None] == own[None]
+        readers = [cost[at] <= up_to[:, None] for cost in costs]
+        return least, *(np.where(allowed, 0.0, np.inf) for allowed in (source, *readers))
+
+    key = ("max reader", tables.model.closure(value).number, tables.model.trips(value), ceiling, most)
+    costs, *edges = network.memo.get(key, tuple(read for _, read in ends), make)
+    if edges:
+        hub = network.new_variable(costs, None, ends[0][0])
+        for (node, _), table in zip(ends, edges, strict=True):
+            network.add(hub, node, table)
+    return sum(table.size for table in edges)
 
 
-class FanoutEncoder(HubEncoder):
-    """Draws such values; ``best`` is a plan around which that is tight, ``missed`` are others in which it was not."""
+def _cost_levels(costs: Costs, ceiling: float, ratio: float) -> tuple[Ids, Costs, Costs]:
+    """Groups the costs of each row whose ratio is small; returns per group its row, the least and the greatest cost."""
+    capped = np.minimum(costs, ceiling)
+    steps = np.floor(np.log(np.maximum(capped, 1.0)) / np.log(ratio)).astype(np.intp)
+    count = int(steps.max(initial=0)) + 1
+    groups, place = np.unique((np.arange(len(costs))[:, None] * count + steps).ravel(), return_inverse=True)
+    least, up_to = np.full(groups.size, np.inf), np.zeros(groups.size)
+    np.minimum.at(least, place, capped.ravel())
+    np.maximum.at(up_to, place, costs.ravel())
+    return groups // count, least, up_to
 
-    def _forks(self, network: Network | None, value: int, best: CostedPlan) -> bool:
-        """Whether a value has exact trees of three readers, for much is paid for what is kept of it; they are added."""
-        ends, again, closure = self._ends(value), self.model.prices.again, self.model.closure(value)
-        later = next((end for end in ends[1:] if end in again), None)
-        if later is None or closure.partial.any():
-            return False
-        price, meanwhile = again[later]
-        before = next(end for end in ends[1:] if end not in (later, meanwhile))
-        made, first, second, third = [(n, self.read((n, port))) for n, port in (ends[0], before, meanwhile, later)]
-        readers = ThreeConsumers(made, first, second, third, price)
-        paid = float(self.model.scale.pack(np.asarray(price * closure.distances.bytes)))
-        worth = paid >= _STAKE * best.cost and entries(self._stars, value, readers) <= _MORE
-        if worth and network:
-            add_fork_variables(network, self._stars, value, readers)
-        return worth
 
-    def _relaxed(self, network: Network, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> None:
+# ---- Encoder ---------------------------------------------------------------------------------------------------------
+
+
+class TreeBudget:
+    """Entries that exact trees may have: those of one value, and those of all underpaid values together.
+
+    The budget is spent in the order in which values are added; when it is exhausted, underpaid values get what all
+    others get.
+
+    Args:
+      each: entries for a value that is not underpaid.
+    """
+
+    def __init__(self, limits: SearchLimits, each: int, underpaid: Underpaid) -> None:
+        self._limits, self._each, self._underpaid = limits, each, underpaid
+        self._left = limits.encoding_tree_entries_total
+
+    def entries(self, value: int, consumers: int) -> int:
+        """Returns the entries for a value: more where pairs of consumers are too many, or have failed twice."""
+        if value not in self._underpaid or self._left <= 0:
+            return self._each
+        limits = self._limits
+        if consumers > limits.encoding_pair_consumers or len(self._underpaid[value]) > 1:
+            return limits.encoding_tree_entries_most
+        return max(self._each, limits.encoding_tree_entries)
+
+    def spend(self, value: int, entries: int) -> None:
+        """Notes the entries that a value has taken."""
+        if value in self._underpaid:
+            self._left -= entries
+
+
+class FanoutEncoder:
+    """Adds wide values to the network of bounds, and tells how much it undercounts them in an assignment.
+
+    Args:
+      hubs: the encoder of the same model.
+    """
+
+    def __init__(self, hubs: HubEncoder) -> None:
+        self._hubs, self._model, self._limits = hubs, hubs.model, hubs.model.limits
+
+    def add(
+        self, network: Network, value: int, best: CostedPlan, budget: TreeBudget, underpaid: Sequence[Assignment]
+    ) -> None:
+        """Adds a wide value: its exact trees if the budget allows, and else a relaxation that is tight at ``best``.
+
+        Args:
+          underpaid: assignments in which an earlier relaxation counted too little.
+        """
+        if forks := self._fork_variable(value, best):
+            add_fork_variable(network, self._hubs.tables, value, forks)
+            return
         ends = self._ends(value)
-        if self._on_a_hub(value, best, missed):
-            shares = parts(self.model, ends, best.rows)
-            self._star(network, value, dict(zip(ends[1:], shares, strict=True)))
-        elif not self._is_dear(value, best, missed) or not self._dearest(network, value, best):
-            for pair, weight in weighted_pairs(self.model, value, ends, best.rows, missed).items():
-                self._star(network, value, dict.fromkeys(pair, 1.0), weight)
+        most = budget.entries(value, len(ends) - 1)
+        size = add_subset_variable(network, self._hubs.tables, value, self._port_layouts(ends), most)
+        budget.spend(value, size)
+        if not size:
+            self._add_relaxation(network, value, best, underpaid)
 
-    def _dearest(self, network: Network, value: int, best: CostedPlan) -> int:
-        ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
-        return add_max_reader_bound(network, self._stars, value, ends, _SPENT * best.cost, _MORE)
+    def underpayment(
+        self, value: int, rows: Assignment, best: CostedPlan, budget: TreeBudget, underpaid: Sequence[Assignment]
+    ) -> float:
+        """Returns by how much the encoding of ``add`` undercounts a wide value in the assignment ``rows``."""
+        model, ends = self._model, self._ends(value)
+        if self._fork_variable(value, best):
+            return 0.0
+        reads = [self._hubs.domains.layouts(end) for end in ends]
+        if reachable_sets_of(self._hubs.memo, reads, budget.entries(value, len(ends) - 1), self._limits) is not None:
+            return 0.0
+        exact = tree_cost(model, value, ends, rows)
+        if not exact:
+            return 0.0
+        if self._prefers_first_fork(value, best, underpaid):
+            counted = first_fork_cost(model, value, ends, rows, first_fork_shares(model, ends, best.rows))
+        elif self._prefers_max_reader(value, best, underpaid):
+            counted = max_reader_cost(model, value, ends, rows)
+        else:
+            pairs = weighted_pairs(model, value, ends, best.rows, underpaid)
+            counted = pairs_cost(model, value, ends[0], pairs, rows)
+        return max(0.0, exact - counted) * model.trips(value)
 
-    def _is_dear(self, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> bool:
-        """Whether the dearest reader costs more than pairs do, in plans that say what counts."""
-        model, ends, plans = self.model, self._ends(value), (best.rows, *missed)
-        if not missed:
+    def is_minor(self, value: int, cost: float) -> bool:
+        """Whether a value matters too little for more than one hub in a plan of that cost."""
+        return self._hubs.stake(value) < self._limits.encoding_hub_stake * cost
+
+    def _ends(self, value: int) -> Sequence[End]:
+        return self._hubs.ends(value)
+
+    def _port_layouts(self, ends: Sequence[End]) -> list[PortLayouts]:
+        return [(n, self._hubs.domains.layouts((n, port))) for n, port in ends]
+
+    def _fork_variable(self, value: int, best: CostedPlan) -> ThreeConsumers | None:
+        """Returns the ends of a value that gets a fork variable: much is at stake for its copy stored for later."""
+        ends, prices, domain = self._ends(value), self._model.prices.again, self._model.closure(value)
+        later = next((end for end in ends[1:] if end in prices), None)
+        if later is None or domain.partial.any():
+            return None
+        price, meanwhile = prices[later]
+        before = next(end for end in ends[1:] if end not in (later, meanwhile))
+        forks = ThreeConsumers(self._port_layouts((ends[0], before, meanwhile, later)), price)
+        stake = float(self._model.scale.pack(np.asarray(price * domain.distances.bytes)))
+        is_worth = stake >= self._limits.encoding_hub_stake * best.cost
+        return forks if is_worth and fork_entries(domain, forks) <= self._limits.encoding_tree_entries_most else None
+
+    def _add_relaxation(self, network: Network, value: int, best: CostedPlan, underpaid: Sequence[Assignment]) -> None:
+        model, ends, hubs = self._model, self._ends(value), self._hubs
+        if self._prefers_first_fork(value, best, underpaid):
+            shares = first_fork_shares(model, ends, best.rows)
+            hubs.add_hub(network, value, dict(zip(ends[1:], shares, strict=True)))
+            return
+        if self._prefers_max_reader(value, best, underpaid):
+            limits = self._limits
+            ceiling, most = limits.encoding_max_reader_cost * best.cost, limits.encoding_tree_entries_most
+            if add_max_reader_bound(network, hubs.tables, value, self._port_layouts(ends), ceiling, most):
+                return
+        for pair, weight in weighted_pairs(model, value, ends, best.rows, underpaid).items():
+            hubs.add_hub(network, value, dict.fromkeys(pair, 1.0), weight)
+
+    def _prefers_first_fork(self, value: int, best: CostedPlan, underpaid: Sequence[Assignment]) -> bool:
+        """Whether a value has too many consumers for pairs, or matters little and has not been underpaid."""
+        consumers = len(self._ends(value)) - 1
+        return consumers > self._limits.encoding_pair_consumers or (not underpaid and self.is_minor(value, best.cost))
+
+    def _prefers_max_reader(self, value: int, best: CostedPlan, underpaid: Sequence[Assignment]) -> bool:
+        """Whether the most expensive consumer costs more than pairs do, over the assignments that matter."""
+        if not underpaid:
             return False
-        pairs = weighted_pairs(model, value, ends, best.rows, missed)
-        return sum(dearest_cost(model, value, ends, rows) for rows in plans) > sum(
+        model, ends, plans = self._model, self._ends(value), (best.rows, *underpaid)
+        pairs = weighted_pairs(model, value, ends, best.rows, underpaid)
+        return sum(max_reader_cost(model, value, ends, rows) for rows in plans) > sum(
             pairs_cost(model, value, ends[0], pairs, rows) for rows in plans
         )
-
-    def _on_a_hub(self, value: int, best: CostedPlan, missed: Sequence[Assignment]) -> bool:
-        """Whether a value has one hub, its readers being too many for pairs, or little at stake."""
-        return len(self._ends(value)) - 1 > _MANY or (not missed and self._is_little(value, best.cost))
-
-    def _is_little(self, value: int, cost: float) -> bool:
-        """Whether a value is worth no more than one hub in a plan that costs so much."""
-        return self._stake(value) < _STAKE * cost
-
-    def _missing(self, value: int, rows: Assignment, best: CostedPlan, missed: Sequence[Assignment]) -> float:
-        model, ends = self.model, self._ends(value)
-        whole = tree_cost(model, value, ends, rows)
-        if not whole:
-            return 0.0
-        if self._on_a_hub(value, best, missed):
-            least = hub_cost(model, value, ends, rows, parts(model, ends, best.rows))
-        elif self._is_dear(value, best, missed):
-            least = dearest_cost(model, value, ends, rows)
-        else:
-            pairs = weighted_pairs(model, value, ends, best.rows, missed)
-            least = pairs_cost(model, value, ends[0], pairs, rows)
-        return max(0.0, whole - least) * model.trips(value)
-
-    def _most(self, value: int, trees: int, missed: Missed) -> int:
-        """Entries that the exact trees of a value may have: more where pairs of readers will not do, or have not."""
-        if value not in missed:
-            return trees
-        return _MORE if len(self._ends(value)) - 1 > _MANY or len(missed[value]) > 1 else max(trees, _LARGER)
-
-    def _has_sets(self, value: int, most: int) -> bool:
-        """Whether the exact trees of a value are in the network."""
-        return asked_for_by(self._derived, [self.read(end) for end in self._ends(value)], most) is not None
-
-    def _sets(self, network: Network, value: int, most: int) -> int:
-        ends = [(n, self.read((n, port))) for n, port in self._ends(value)]
-        return add_subset_variables(network, self.model.closure(value), self.model.trips(value), ends, most)

@@ -1,10 +1,16 @@
-"""Tables of moves and of what copies cost, and stars: hubs of values, where their trees of moves fork.
+"""The exact part of the encoding: nodes, and values with at most two consumers.
 
-A hub is in one of the layouts that are in question, from which moves go on. Readers may also all take one copy that
-was made partial, from which no move goes on: a hub has states for such *copies* as well, after the layouts.
+Three components, each given to the next: ``Domains`` (the states of nodes, and the layouts of their ports),
+``HubTables`` (tables of what resharding and memory cost between layouts), and ``HubEncoder``, which adds values to a
+network.
+
+A *hub* is an auxiliary variable at the fork of a value's resharding tree. Its states are the layouts of the value's
+domain, from which reshard steps continue. Consumers may also share one copy that was made partial, from which no step
+continues: a hub has a state for each such copy as well, after the layouts.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,280 +26,312 @@ from meshdsl.planner.problem.ports import End
 from meshdsl.planner.problem.variables import each_of
 from meshdsl.util.arrays import Costs, Ids, group_by, intern_ids, object_id
 
-# ---- Stars -----------------------------------------------------------------------------------------------------------
+# ---- Domains ---------------------------------------------------------------------------------------------------------
 
-
-class HubTables:
-    """Tables of moves, on all trips of a value; equal values share them.
-
-    ``part`` and ``weight`` are what the costs are multiplied by.
-    """
-
-    def __init__(self, model: Model, derived: Memo) -> None:
-        self.model, self.derived = model, derived
-
-    def moves(self, value: int, sources: Ids, targets: Ids, part: float = 1.0, inner: bool = False) -> Costs:
-        """Cost of moving ``value`` from each of some layouts to each of others, to stay there or to go on (inner)."""
-        closure, weight = self.model.closure(value), self.model.trips(value) * part
-        how = ("moves", closure.number, weight, inner)
-        made: Costs = self.derived.get(
-            how, (sources, targets), lambda a, b: repeated(closure.between(a, b, inner), weight)
-        )
-        return made
-
-    def new(self, network: Network, value: int, after: int) -> int:
-        """Add a hub to a network, in order after another variable."""
-        closure = self.model.closure(value)
-
-        def with_copies(states: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([states, states[closure.partial]])
-
-        return network.new_variable(
-            self.derived.get("star", (closure.nothing,), with_copies),
-            self.derived.get("star", (closure.placed,), with_copies),
-            after,
-        )
-
-    def to(self, value: int, sources: Ids, weight: float) -> Costs:
-        """Cost of moving to a hub."""
-        closure, copies = self.model.closure(value), self._copies(value)
-
-        def make(at: Ids, forks: Ids) -> Costs:
-            return repeated(np.hstack([closure.between(at, forks, True), closure.between(at, copies)]), weight)
-
-        weight *= self.model.trips(value)
-        made: Costs = self.derived.get(("to star", closure.number, weight), (sources, closure.fitting), make)
-        return made
-
-    def onward(self, value: int, targets: Ids, weight: float) -> Costs:
-        """Cost of moving from a hub to a reader."""
-        copies, moves = self._copies(value), self.moves(value, self.model.closure(value).fitting, targets, weight)
-
-        def make(onward: Costs, read: Ids) -> Costs:
-            return np.vstack([onward, np.where(copies[:, None] == read[None], 0.0, np.inf)])
-
-        made: Costs = self.derived.get("from star", (moves, targets), make)
-        return made
-
-    def keeping(self, value: int, sources: Ids, targets: Ids, price: float) -> Costs:
-        """Cost of moving from each of some layouts to each of others, and of keeping one on the way, per byte."""
-        whole = self._keeping(value, price)
-        made: Costs = self.derived.get("keeping", (whole, sources, targets), lambda t, a, b: t[a[:, None], b])
-        return made
-
-    def keeping_onward(self, value: int, targets: Ids, price: float) -> Costs:
-        """The same from a hub to a reader."""
-        copies, moves = self._copies(value), self.keeping(value, self.model.closure(value).fitting, targets, price)
-
-        def make(onward: Costs, read: Ids) -> Costs:
-            same = copies[:, None] == read[None]
-            return np.vstack([onward, np.where(same, self._paid(value, price)[read][None], np.inf)])
-
-        made: Costs = self.derived.get(("keeping from star", price), (moves, targets), make)
-        return made
-
-    def _keeping(self, value: int, price: float) -> Costs:
-        """Between all layouts."""
-        closure, trips = self.model.closure(value), self.model.trips(value)
-
-        def make(inner: Costs, costs: Costs) -> Costs:
-            there, onward, held = repeated(inner, trips), repeated(costs, trips), self._paid(value, price)
-            least = onward + held
-            for m in closure.fitting:
-                np.minimum(least, there[:, m, None] + (held[m] + onward[m])[None], out=least)
-            return least
-
-        made: Costs = self.derived.get(("keeping", trips, price), (closure.inner, closure.costs), make)
-        return made
-
-    def copied(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
-        """What a copy costs at a price per byte where it is read in another layout than it is made in."""
-
-        def make(own: Ids, at: Ids) -> Costs:
-            return np.where(own[:, None] == at[None], 0.0, self._paid(value, price)[at][None])
-
-        found: Costs = self.derived.get(("copied", self.model.closure(value).number, price), (made, read), make)
-        return found
-
-    def waiting(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
-        """What a value costs at a price per byte that waits to be read: itself, if it is read as it is made."""
-        least = self.model.scale.pack(np.asarray(price * self.model.distances[value].least_bytes))
-
-        def make(own: Ids, at: Ids) -> Costs:
-            return np.where(own[:, None] == at[None], self._paid(value, price)[own][:, None], least)
-
-        found: Costs = self.derived.get(("waiting", self.model.closure(value).number, price), (made, read), make)
-        return found
-
-    def _paid(self, value: int, price: float) -> Costs:
-        return self.model.scale.pack(price * self.model.closure(value).local_bytes)
-
-    def _copies(self, value: int) -> Ids:
-        closure = self.model.closure(value)
-        return np.asarray(closure.fitting[closure.partial])
-
-
-# ---- States ----------------------------------------------------------------------------------------------------------
-# The states of nodes that are in question: what each costs, what it makes and reads, and the plans of them.
-
-
-Left = Mapping[int, Ids]  # by node, the states that are left in question, by position among those of the model
+Remaining = Mapping[int, Ids]  # by node, the states that are not pruned, by position among those of the model
 
 
 @dataclass(frozen=True, eq=False)
-class PortStates:
-    """Joint signatures of a node, as row numbers per mesh axis, and what each costs by itself."""
+class NodeStates:
+    """Joint signatures of a node, as row numbers per mesh axis, and the cost of each by itself."""
 
     rows: Assignment
     cost: Costs
 
 
 class Domains:
-    """The states of a model's nodes.
+    """The states of a model's nodes; equal nodes share their arrays.
 
     Args:
-      left: nodes of which only some states are in question.
+      remaining: nodes of which only some states remain; all other nodes have those of the model.
+
+    Attributes:
+      states: by node.
     """
 
-    def __init__(self, model: Model, left: Left) -> None:
-        self.model, self._left = model, left
-        self._known: dict[Hashable, PortStates] = {}
+    def __init__(self, model: Model, remaining: Remaining) -> None:
+        self._model, self._remaining = model, remaining
+        self._known: dict[Hashable, NodeStates] = {}
         self._layouts: dict[Hashable, Ids] = {}
-        self.states = each_of(model.alike, self._states)
-        for n in left:
-            self.states[n] = self._some(self.states[n], left[n])
+        self.states = each_of(model.alike, self._all_states)
+        for n, at in remaining.items():
+            states = self.states[n]
+            key = (object_id(states), at.tobytes())
+            if key not in self._known:
+                self._known[key] = NodeStates(states.rows[at], states.cost[at])
+            self.states[n] = self._known[key]
 
-    def left(self, network: Network) -> Left:
-        """The states of nodes that a network has left, for another ``Joint``; nodes that it has lost keep all."""
-        here = {n: network.labels[n] for n in network.unary if n < len(self.states) and n in network.labels}
-        return {**self._left, **{n: self._left[n][at] if n in self._left else at for n, at in here.items()}}
+    def at(self, model: Model) -> "Domains":
+        """Returns the same domains for a view of the model at other memory prices, which do not affect them."""
+        other = copy(self)
+        other._model = model
+        return other
+
+    def remaining(self, network: Network) -> Remaining:
+        """Returns the states that a network has not pruned, for the next builder; eliminated nodes keep theirs."""
+        pruned = {n: network.labels[n] for n in network.unary if n < len(self.states) and n in network.labels}
+        return {
+            **self._remaining,
+            **{n: self._remaining[n][at] if n in self._remaining else at for n, at in pruned.items()},
+        }
 
     def rows(self, chosen: Ids) -> Assignment:
-        """The plan that a state of every variable stands for."""
-        return self._assigned(chosen[: len(self.states)])
-
-    def _assigned(self, at: Ids) -> Assignment:
-        """The plan of some states, by position, one per node."""
-        rows = self.model.whole.copy()
-        for nodes in self._alike:
-            rows[nodes] = self.states[nodes[0]].rows[at[nodes]]
+        """Returns the plan in which every node has the state at this position; entries of other variables follow."""
+        rows = self._model.whole.copy()
+        for nodes in self._classes:
+            rows[nodes] = self.states[nodes[0]].rows[chosen[nodes]]
         return rows
 
-    @cached_property
-    def _alike(self) -> list[Ids]:
-        """Nodes that have the same states in question."""
-        return group_by(intern_ids(map(object_id, self.states)))
+    def positions(self, n: int, row: Ids) -> Ids:
+        """Returns the positions of the states of a node that are ``row``."""
+        return np.flatnonzero((self.states[n].rows == row).all(axis=1))
 
-    def _states(self, n: int) -> PortStates:
-        model = self.model
-        key = (object_id(model.states[n]), object_id(model.units[n]))
-        if key not in self._known:
-            rows = model.states[n]
-            self._known[key] = PortStates(rows, model.units[n][tuple(rows.T)])
-        return self._known[key]
-
-    def _some(self, states: PortStates, at: Ids) -> PortStates:
-        """Some of a node's states; equal choices get the same arrays."""
-        key = (object_id(states), at.tobytes())
-        if key not in self._known:
-            self._known[key] = PortStates(states.rows[at], states.cost[at])
-        return self._known[key]
-
-    def read(self, end: End) -> Ids:
-        """Layout numbers of a node's port over the node's states."""
+    def layouts(self, end: End) -> Ids:
+        """Returns the layout of a port in every state of its node, by place in the value's domain of layouts."""
         n, port = end
-        closure = self.model.closures[self.model.between((n, port))]
-        key = (object_id(self.states[n]), port, closure.number, self.model.orders[n])
+        model, states = self._model, self.states[n]
+        domain = model.closures[model.between(end)]
+        key = (object_id(states), port, domain.number, model.orders[n])
         if key not in self._layouts:
-            self._layouts[key] = self.model.layout_ids(n, port, self.states[n].rows.T)
+            self._layouts[key] = model.layout_ids(n, port, states.rows.T)
         return self._layouts[key]
 
+    @cached_property
+    def _classes(self) -> list[Ids]:
+        """Nodes by equal states."""
+        return group_by(intern_ids(map(object_id, self.states)))
 
-# ---- Drawn -----------------------------------------------------------------------------------------------------------
-# How what values and memory cost is drawn in a network: tables between those that make values, hubs, and readers.
+    def _all_states(self, n: int) -> NodeStates:
+        model = self._model
+        rows, unit = model.states[n], model.units[n]
+        key = (object_id(rows), object_id(unit))
+        if key not in self._known:
+            self._known[key] = NodeStates(rows, unit[tuple(rows.T)])
+        return self._known[key]
 
 
-FORK = 3  # ends of a value with two readers, for which one hub is exact
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
-class HubEncoder(Domains):
-    """Draws the values of a model, at its present memory prices.
+class HubTables:
+    """Tables of a value's reshard costs, over all its iterations, and of its memory prices; equal values share them.
 
-    Args:
-      left: nodes of which only some states are in question.
+    Layouts are given by place in the value's domain. ``weight`` multiplies costs.
     """
 
-    def __init__(self, model: Model, left: Left) -> None:
-        super().__init__(model, left)
-        self._ends = model.wiring.ends
+    def __init__(self, model: Model, memo: Memo) -> None:
+        self.model, self.memo = model, memo
 
-    def _derive(self, derived: Memo) -> None:
-        """Make all tables from now on from what is derived already."""
-        self._derived, self._stars = derived, HubTables(self.model, derived)
+    # ---- resharding
 
-    def _is_wide(self, value: int) -> bool:
-        """Whether a value has more readers than one hub serves exactly."""
-        return len(self._ends(value)) > FORK and len(self.model.closure(value).fitting) > 1
+    def moves(self, value: int, sources: Ids, targets: Ids, weight: float = 1.0, inner: bool = False) -> Costs:
+        """Returns the cost of resharding from each source to each target.
 
-    def _price(self, n: int) -> Costs:
-        """What node n pays for memory in its states; nodes that pay alike get the same array."""
-        rows, model = self.states[n].rows, self.model
+        Args:
+          inner: the target is a fork, where the value may not be partial, instead of a consumer.
+        """
+        domain, times = self.model.closure(value), self.model.trips(value) * weight
+        key = ("moves", domain.number, times, inner)
+        made: Costs = self.memo.get(key, (sources, targets), lambda a, b: repeated(domain.between(a, b, inner), times))
+        return made
+
+    def new_hub(self, network: Network, value: int, after: int) -> int:
+        """Adds a hub to a network, positioned behind another variable, and returns its number."""
+        domain = self.model.closure(value)
+
+        def with_partial_copies(states: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([states, states[domain.partial]])
+
+        return network.new_variable(
+            self.memo.get("hub", (domain.nothing,), with_partial_copies),
+            self.memo.get("hub", (domain.placed,), with_partial_copies),
+            after,
+        )
+
+    def to_hub(self, value: int, sources: Ids, weight: float) -> Costs:
+        """Returns the cost of resharding from each source to each state of a hub."""
+        domain, partial = self.model.closure(value), self._partial_layouts(value)
+
+        def make(at: Ids, forks: Ids) -> Costs:
+            return repeated(np.hstack([domain.between(at, forks, True), domain.between(at, partial)]), weight)
+
+        weight *= self.model.trips(value)
+        made: Costs = self.memo.get(("to hub", domain.number, weight), (sources, domain.fitting), make)
+        return made
+
+    def from_hub(self, value: int, targets: Ids, weight: float) -> Costs:
+        """Returns the cost of resharding from each state of a hub to each layout of a consumer."""
+        partial, moves = (
+            self._partial_layouts(value),
+            self.moves(value, self.model.closure(value).fitting, targets, weight),
+        )
+
+        def make(moves: Costs, read: Ids) -> Costs:
+            return np.vstack([moves, np.where(partial[:, None] == read[None], 0.0, np.inf)])
+
+        made: Costs = self.memo.get("from hub", (moves, targets), make)
+        return made
+
+    # ---- memory: a price per byte
+
+    def stored_moves(self, value: int, sources: Ids, targets: Ids, price: float) -> Costs:
+        """Returns the cost of resharding and of storing one layout on the way, the cheapest one."""
+        every = self._stored_between_all(value, price)
+        made: Costs = self.memo.get("stored", (every, sources, targets), lambda t, a, b: t[a[:, None], b])
+        return made
+
+    def stored_from_hub(self, value: int, targets: Ids, price: float) -> Costs:
+        """Returns the same from each state of a hub to each layout of a consumer."""
+        partial = self._partial_layouts(value)
+        moves = self.stored_moves(value, self.model.closure(value).fitting, targets, price)
+
+        def make(moves: Costs, read: Ids) -> Costs:
+            same = partial[:, None] == read[None]
+            return np.vstack([moves, np.where(same, self._stored(value, price)[read][None], np.inf)])
+
+        made: Costs = self.memo.get(("stored from hub", price), (moves, targets), make)
+        return made
+
+    def copy_prices(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
+        """Returns the cost of storing a consumer's copy: none where it reads the layout that the producer makes."""
+
+        def make(own: Ids, at: Ids) -> Costs:
+            return np.where(own[:, None] == at[None], 0.0, self._stored(value, price)[at][None])
+
+        found: Costs = self.memo.get(("copy", self.model.closure(value).number, price), (made, read), make)
+        return found
+
+    def waiting_prices(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
+        """Returns the cost of storing a value until a consumer reads it.
+
+        That is the value itself where the consumer reads it as it is made, and else the smallest layout of all.
+        """
+        least = self.model.scale.pack(np.asarray(price * self.model.distances[value].least_bytes))
+
+        def make(own: Ids, at: Ids) -> Costs:
+            return np.where(own[:, None] == at[None], self._stored(value, price)[own][:, None], least)
+
+        found: Costs = self.memo.get(("waiting", self.model.closure(value).number, price), (made, read), make)
+        return found
+
+    def _stored_between_all(self, value: int, price: float) -> Costs:
+        """Returns ``stored_moves`` between all layouts: over every middle m, the paths to and from m and m itself."""
+        domain, trips = self.model.closure(value), self.model.trips(value)
+
+        def make(inner: Costs, costs: Costs) -> Costs:
+            to_middle, onward, stored = repeated(inner, trips), repeated(costs, trips), self._stored(value, price)
+            least = onward + stored
+            for m in domain.fitting:
+                np.minimum(least, to_middle[:, m, None] + (stored[m] + onward[m])[None], out=least)
+            return least
+
+        made: Costs = self.memo.get(("stored", trips, price), (domain.inner, domain.costs), make)
+        return made
+
+    def _stored(self, value: int, price: float) -> Costs:
+        return self.model.scale.pack(price * self.model.closure(value).local_bytes)
+
+    def _partial_layouts(self, value: int) -> Ids:
+        domain = self.model.closure(value)
+        return np.asarray(domain.fitting[domain.partial])
+
+
+# ---- Encoder ---------------------------------------------------------------------------------------------------------
+
+FORK = 3  # ends of a value with two consumers, for which one hub is exact
+
+
+class HubEncoder:
+    """Adds nodes and values of a model to networks, at the model's present memory prices.
+
+    Variable n is node n; hubs have later numbers.
+    """
+
+    def __init__(self, model: Model, domains: Domains, memo: Memo) -> None:
+        self.model, self.domains, self.memo, self.tables = model, domains, memo, HubTables(model, memo)
+        self.ends = model.wiring.ends
+
+    def is_wide(self, value: int) -> bool:
+        """Whether a value has more consumers than one hub serves exactly."""
+        return len(self.ends(value)) > FORK and len(self.model.closure(value).fitting) > 1
+
+    def add_node(self, network: Network, n: int, priced: bool) -> None:
+        """Adds a node; what it pays for memory is part of its cost if it is ``priced``."""
+        states, model = self.domains.states[n], self.model
 
         def make(unit: Costs, rows: Assignment) -> Costs:
             return np.asarray(paid(model, n)[tuple(rows.T)])
 
-        found: Costs = self._derived.get(("paid", terms(model, n)), (model.units[n], rows), make)
-        return found
+        cost = states.cost
+        if priced:
+            price: Costs = self.memo.get(("paid", terms(model, n)), (model.units[n], states.rows), make)
+            cost = self.memo.sum(cost, price)
+        network.add_variable(n, cost, states.rows)
 
-    def _add(self, network: Network, value: int) -> None:
-        """Add the tables of a value, unless it has many readers."""
-        source, *readers = self._ends(value)
-        if len(self.model.closure(value).fitting) == 1 or not readers:
+    def add_outside_node(self, network: Network, n: int) -> None:
+        """Adds a node whose cost is counted elsewhere."""
+        states = self.domains.states[n]
+        network.add_variable(n, self.memo.get("nothing", (states.cost,), np.zeros_like), states.rows)
+
+    def add_value(self, network: Network, value: int) -> None:
+        """Adds the tables of a value and of its memory prices; of a wide value only the latter."""
+        if len(self.model.closure(value).fitting) == 1:
             return
-        if len(readers) == 1:
-            own, read, kept = self.read(source), self.read(readers[0]), self.model.prices.kept.get(readers[0])
-            table = self._stars.keeping(value, own, read, kept) if kept else self._stars.moves(value, own, read)
-            network.add(source[0], readers[0][0], table)
-        elif not self._is_wide(value):
-            self._star(network, value, dict.fromkeys(readers, 1.0))
+        source, *consumers = self.ends(value)
+        if len(consumers) == 1:
+            own, read, price = (
+                self.domains.layouts(source),
+                self.domains.layouts(consumers[0]),
+                self.model.prices.kept.get(consumers[0]),
+            )
+            table = self.tables.stored_moves(value, own, read, price) if price else self.tables.moves(value, own, read)
+            network.add(source[0], consumers[0][0], table)
+        elif consumers and not self.is_wide(value):
+            self.add_hub(network, value, dict.fromkeys(consumers, 1.0))
+        prices = self.model.prices
+        for consumer in consumers:
+            copied, waiting = prices.read.get(consumer), prices.later.get(consumer)
+            if copied or waiting:
+                own, read = self.domains.layouts(source), self.domains.layouts(consumer)
+            if copied:
+                network.add(source[0], consumer[0], self.tables.copy_prices(value, own, read, copied))
+            if waiting:
+                network.add(source[0], consumer[0], self.tables.waiting_prices(value, own, read, waiting))
 
-    def _add_prices(self, network: Network, value: int) -> None:
-        """What a copy for a reader costs where memory is short, and the value itself that waits for it."""
-        prices, (source, *readers) = self.model.prices, self._ends(value)
-        paying = [reader for reader in readers if reader in prices.read or reader in prices.later]
-        if not paying or len(self.model.closure(value).fitting) == 1:
-            return
-        own = self.read(source)
-        for reader in paying:
-            read = self.read(reader)
-            if copied := prices.read.get(reader):
-                network.add(source[0], reader[0], self._stars.copied(value, own, read, copied))
-            if waiting := prices.later.get(reader):
-                network.add(source[0], reader[0], self._stars.waiting(value, own, read, waiting))
+    def add_hub(self, network: Network, value: int, shares: Mapping[End, float], weight: float = 1.0) -> None:
+        """Connects the producer and some consumers to one hub.
 
-    def _star(self, network: Network, value: int, parts: dict[End, float], weight: float = 1.0) -> None:
-        """Some readers on one hub; a part of each one's own moves counts."""
-        source = self._ends(value)[0]
-        hub = self._stars.new(network, value, source[0])
-        network.add(source[0], hub, self._stars.to(value, self.read(source), weight))
-        for reader, part in parts.items():
-            if kept := self.model.prices.kept.get(reader):
-                network.add(hub, reader[0], self._stars.keeping_onward(value, self.read(reader), kept))
-            elif part:
-                network.add(hub, reader[0], self._stars.onward(value, self.read(reader), part * weight))
+        Args:
+          shares: by consumer, the part of its own reshard that counts.
+          weight: of all these costs.
+        """
+        source, layouts = self.ends(value)[0], self.domains.layouts
+        hub = self.tables.new_hub(network, value, source[0])
+        network.add(source[0], hub, self.tables.to_hub(value, layouts(source), weight))
+        for consumer, share in shares.items():
+            if price := self.model.prices.kept.get(consumer):
+                network.add(hub, consumer[0], self.tables.stored_from_hub(value, layouts(consumer), price))
+            elif share:
+                network.add(hub, consumer[0], self.tables.from_hub(value, layouts(consumer), share * weight))
 
-    def _chain(self, network: Network, value: int, source: End, readers: Sequence[End]) -> None:
-        """Each hub serves one reader and the next hub; the last one serves two readers."""
-        before, at, closure = source[0], self.read(source), self.model.closure(value)
-        layouts = closure.fitting
-        for reader in readers[:-1]:
-            hub = network.new_variable(closure.nothing, closure.placed, before)
-            network.add(before, hub, self._stars.moves(value, at, layouts, 1.0, True))
-            network.add(hub, reader[0], self._stars.moves(value, layouts, self.read(reader)))
-            before, at = hub, layouts
-        network.add(before, readers[-1][0], self._stars.moves(value, at, self.read(readers[-1])))
+    def add_chain(self, network: Network, value: int) -> None:
+        """Connects the consumers to a chain of hubs in program order, the last hub to two of them."""
+        source, *consumers = self.ends(value)
+        before, at, domain, layouts = (
+            source[0],
+            self.domains.layouts(source),
+            self.model.closure(value),
+            self.domains.layouts,
+        )
+        forks = domain.fitting
+        for consumer in consumers[:-1]:
+            hub = network.new_variable(domain.nothing, domain.placed, before)
+            network.add(before, hub, self.tables.moves(value, at, forks, 1.0, True))
+            network.add(hub, consumer[0], self.tables.moves(value, forks, layouts(consumer)))
+            before, at = hub, forks
+        network.add(before, consumers[-1][0], self.tables.moves(value, at, layouts(consumers[-1])))
 
-    def _stake(self, value: int) -> float:
-        """The most that one move of a value can cost."""
+    def stake(self, value: int) -> float:
+        """Returns the most that one reshard of a value can cost."""
         costs = self.model.closure(value).costs
         return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)

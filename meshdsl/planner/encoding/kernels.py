@@ -1,6 +1,7 @@
-"""What messages prove of a network where many of its variables hear the same: worked out once for those.
+"""The bound that messages prove on a network in which many variables receive the same ones: evaluated once for those.
 
-The layers of a large step have the tables of one, and those in the middle hear the same from either side.
+The layers of a large step have the tables of one layer, and those in the middle receive equal messages from both
+sides (see ``reduced_depth``).
 """
 
 from typing import NamedTuple
@@ -13,40 +14,45 @@ from meshdsl.planner.mrf.trws import MessagePassing, Packed
 from meshdsl.util.jit import Costs, Ints, njit_cached
 
 
-def bound_from_shared_messages(network: Packed, known: MessagePassing, like: Ints) -> float:
-    """What no states of a network undercut by the messages of a smaller one; what many variables hear alike, once.
-
-    Args:
-      known: messages of the smaller one, whose tables are those of the network.
-      like: per half edge, the one of the smaller one whose message is its own; -1 for no message. Its reverse must be
-        like the reverse of that one: the bound holds only if both ends of an edge know the same messages.
-    """
-    flat, heard = network.flat, like[network.flat.back]
-    parts = np.where(like >= 0, _shares(known.flat)[like] / _shares(flat), 0.0)
-    marks = marked(flat, network.unary, like, parts)
-    _, first, kind = np.unique(marks, return_index=True, return_inverse=True)
-    kind = np.where(equals(flat, network.unary, like, parts, first[kind]), first[kind], np.arange(kind.size))
-    variables, counts = np.unique(kind, return_counts=True)
-    said = SharedMessages(known.sent, known.flat.out, like, heard, parts)
-    return network.constant + proved(flat, network.unary, network.tables, said, variables, counts)
-
-
 class SharedMessages(NamedTuple):
-    """Messages, where those of each half edge begin, and per half edge of the network, which it sends and hears.
+    """Messages of a smaller network, as the half edges of a larger one send and receive them.
 
     Args:
-      parts: of its message that each half edge sends.
+      sent: the messages.
+      out: where that of each half edge of the smaller network begins.
+      outgoing: per half edge of the larger network, the one whose message it sends; -1 for none.
+      incoming: likewise, the one whose message it receives.
+      scale: what the message that each half edge sends is multiplied by.
     """
 
     sent: Costs
     out: Ints
-    like: Ints
-    heard: Ints
-    parts: Costs
+    outgoing: Ints
+    incoming: Ints
+    scale: Costs
+
+
+def bound_from_shared_messages(network: Packed, known: MessagePassing, counterparts: Ints) -> float:
+    """Returns the lower bound on a network that the messages of a smaller one prove.
+
+    Args:
+      known: messages of the smaller network, whose tables are those of ``network``.
+      counterparts: per half edge, the one of the smaller network whose message it takes; -1 for no message. Its
+        reverse must take that of the reverse: the bound holds only if both ends of an edge know the same messages.
+    """
+    flat, incoming = network.flat, counterparts[network.flat.back]
+    scale = np.where(counterparts >= 0, _shares(known.flat)[counterparts] / _shares(flat), 0.0)
+    hashes = variable_hashes(flat, network.unary, counterparts, scale)
+    _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+    same = are_equal(flat, network.unary, counterparts, scale, first[group])
+    representative = np.where(same, first[group], np.arange(group.size))  # hashes may collide
+    variables, counts = np.unique(representative, return_counts=True)
+    messages = SharedMessages(known.sent, known.flat.out, counterparts, incoming, scale)
+    return network.constant + proved_bound(flat, network.unary, network.tables, messages, variables, counts)
 
 
 def _shares(flat: Flat) -> Costs:
-    """Per half edge, among how many its variable shares out what it knows, as in ``sweep``."""
+    """Returns per half edge the number of parts into which its variable divides what it knows, as in ``sweep``."""
     count = np.diff(flat.first)
     source = np.repeat(np.arange(count.size), count)
     behind = np.bincount(source, flat.to < source, count.size)
@@ -54,24 +60,24 @@ def _shares(flat: Flat) -> Costs:
 
 
 @njit_cached
-def marked(flat: Flat, unary: Costs, like: Ints, parts: Costs) -> Ints:
-    """A number per variable, the same for those that have the same costs and hear the same (see ``equals``)."""
+def variable_hashes(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs) -> Ints:
+    """Returns a hash per variable, the same for variables that ``are_equal``."""
     start, first, to = flat.start, flat.first, flat.to
-    marks, bits, part = np.empty(start.size - 1, dtype=np.int64), unary.view(np.int64), parts.view(np.int64)
-    for v in range(marks.size):
-        mark = start[v + 1] - start[v]
+    hashes, bits, part = np.empty(start.size - 1, dtype=np.int64), unary.view(np.int64), scale.view(np.int64)
+    for v in range(hashes.size):
+        found = start[v + 1] - start[v]
         for i in range(start[v], start[v + 1]):
-            mark = (mark ^ bits[i]) * 0x100000001B3
+            found = (found ^ bits[i]) * 0x100000001B3
         for h in range(first[v], first[v + 1]):
-            mark = ((mark ^ like[h]) * 0x100000001B3) ^ (2 * flat.table[h] + (to[h] < v))
-            mark = ((mark * 0x100000001B3) ^ part[h] ^ (part[flat.back[h]] << 1)) * 0x100000001B3
-        marks[v] = mark
-    return marks
+            found = ((found ^ outgoing[h]) * 0x100000001B3) ^ (2 * flat.table[h] + (to[h] < v))
+            found = ((found * 0x100000001B3) ^ part[h] ^ (part[flat.back[h]] << 1)) * 0x100000001B3
+        hashes[v] = found
+    return hashes
 
 
 @njit_cached
-def equals(flat: Flat, unary: Costs, like: Ints, parts: Costs, others: Ints) -> NDArray[np.bool_]:
-    """Whether each variable has the costs of another, and half edges that hear the same and lead the same way."""
+def are_equal(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs, others: Ints) -> NDArray[np.bool_]:
+    """Returns per variable whether it has the costs, the tables and the messages of another one."""
     start, first, to, back = flat.start, flat.first, flat.to, flat.back
     found = np.ones(others.size, dtype=np.bool_)
     for v in range(others.size):
@@ -83,48 +89,50 @@ def equals(flat: Flat, unary: Costs, like: Ints, parts: Costs, others: Ints) -> 
             found[v] &= unary[start[v] + i] == unary[start[w] + i]
         for k in range(count):
             h, g = first[v] + k, first[w] + k
-            found[v] &= like[h] == like[g] and flat.table[h] == flat.table[g] and (to[h] < v) == (to[g] < w)
-            found[v] &= parts[h] == parts[g] and parts[back[h]] == parts[back[g]]
+            found[v] &= outgoing[h] == outgoing[g] and flat.table[h] == flat.table[g] and (to[h] < v) == (to[g] < w)
+            found[v] &= scale[h] == scale[g] and scale[back[h]] == scale[back[g]]
     return found
 
 
 @njit_cached
-def proved(flat: Flat, unary: Costs, tables: Costs, said: SharedMessages, variables: Ints, counts: Ints) -> float:
-    """What variables keep at least, and what is left for their edges to earlier ones, each so many times.
+def proved_bound(
+    flat: Flat, unary: Costs, tables: Costs, messages: SharedMessages, variables: Ints, counts: Ints
+) -> float:
+    """Returns the minima that variables retain, and those left on their edges to earlier ones, ``counts`` times each.
 
-    As in ``sweep`` an edge has a share of its later variable; here it may leave something over, or take more.
+    As in ``sweep`` an edge holds a share of its later variable; its minimum need not be zero here.
     """
     start, first, to, back, _, table = flat
-    sent, out, like, heard, parts = said
+    sent, out, outgoing, incoming, scale = messages
     lower = 0.0
     for k in range(variables.size):
         v = variables[k]
         size, count, behind = start[v + 1] - start[v], first[v + 1] - first[v], 0
-        total, paid = np.empty(size), np.empty(size)
+        total, known = np.empty(size), np.empty(size)
         for i in range(size):
             total[i] = unary[start[v] + i]
         for h in range(first[v], first[v + 1]):
             behind += to[h] < v
-            if heard[h] >= 0:
-                message = sent[out[heard[h]] :]
+            if incoming[h] >= 0:
+                message = sent[out[incoming[h]] :]
                 for i in range(size):
-                    total[i] += message[i] * parts[back[h]]
+                    total[i] += message[i] * scale[back[h]]
         share = max(behind, count - behind, 1)
         found = total[argmin(total)] * (1 - behind / share)
         for h in range(first[v], first[v + 1]):
             if to[h] < v:
-                left = np.empty(start[to[h] + 1] - start[to[h]])
+                rest = np.empty(start[to[h] + 1] - start[to[h]])
                 for i in range(size):
-                    paid[i] = total[i] / share
-                if heard[h] >= 0:
-                    message = sent[out[heard[h]] :]
+                    known[i] = total[i] / share
+                if incoming[h] >= 0:
+                    message = sent[out[incoming[h]] :]
                     for i in range(size):
-                        paid[i] -= message[i] * parts[back[h]]
-                min_plus(paid, tables, table[h], left)
-                if like[h] >= 0:
-                    message = sent[out[like[h]] :]
-                    for i in range(left.size):
-                        left[i] -= message[i] * parts[h]
-                found += left[argmin(left)]
+                        known[i] -= message[i] * scale[back[h]]
+                min_plus(known, tables, table[h], rest)
+                if outgoing[h] >= 0:
+                    message = sent[out[outgoing[h]] :]
+                    for i in range(rest.size):
+                        rest[i] -= message[i] * scale[h]
+                found += rest[argmin(rest)]
         lower += found * counts[k]
     return lower

@@ -1,206 +1,204 @@
-"""The problem over the states of all mesh axes jointly, as a network of pairwise tables.
+"""The two networks of a model: ``plans``, whose costs a plan can attain, and ``bounds``, which no plan can undercut.
 
-Every node is a variable, whose states are its joint signatures. A value with one reader is a table
-between its two nodes. A value with more readers is moved along a tree (a tensor gathered for one
-reader is free for the next): its forks become variables, *hubs*, whose states are layouts. With
-two readers there is one fork, and that is exact. With more there are two networks:
+They differ in *wide* values, with three or more consumers (``hubs`` encodes all others exactly):
 
-* ``plans``: the readers hang on a chain of hubs in program order, or on one hub where little is at
-  stake. That is a tree of moves, so its cost can be paid; trees of other shapes are found later,
-  when a plan is evaluated.
-* ``bounds``: where the layouts that readers may ask for are few, the exact trees of ``sets``. Else a
-  weighted mean over pairs of readers, each with a hub: no tree for all readers is cheaper than the tree
-  for two of them. Plans in which such a mean missed much say which pairs count (``pairs``), and that exact
-  trees are worth larger tables; or that the moves to the dearest reader alone say more (``dearest``). Exact trees as
-  well where memory that is priced keeps a copy for the last of three readers (``forks``). Where little is at stake, or
-  the readers are very many, one hub, the first fork, and a part of every reader's own moves from there, where the parts
-  of any m - 1 of the m readers add up to at most one (a fork has at least two branches, and each costs at least any of
-  its ends).
+* ``plans``: the consumers hang on a chain of hubs in program order, or on one hub where little is at stake. That is a
+  particular resharding tree, so its cost can be attained; trees of other shapes are found later, when a plan is
+  evaluated.
+* ``bounds``: exact trees where they are small enough (``steiner_variables``), and else a relaxation (``fanout``).
 
-Both begin without those values, as one network per block of equal layers (``blocks``), reduced as far as it goes; at
-last the blocks are put together, as often as they occur.
+Both start without the wide values, as one network per block of repeated layers (``blocks``), reduced as far as
+possible. Then wide values are added to each, and the blocks are put together, as often as they occur
+(``reduced_depth``).
+
+Components: ``Domains`` -> ``HubEncoder`` -> ``FanoutEncoder``, each given to the next; ``NetworkBuilder`` owns them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
 from meshdsl.planner.encoding.blocks import LayerBlock, LayerBlocks
-from meshdsl.planner.encoding.fanout import FanoutEncoder, Missed
-from meshdsl.planner.encoding.hubs import FORK, Left
+from meshdsl.planner.encoding.fanout import FanoutEncoder, TreeBudget, Underpaid
+from meshdsl.planner.encoding.hubs import FORK, Domains, HubEncoder, Remaining
 from meshdsl.planner.encoding.reduced_depth import Assembly
 from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.planner.objective import CostedPlan, payers
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.util.arrays import Ids
 
-LARGEST = 1 << 17  # entries that one step of reduction may touch
-_ROOM = 1 << 26  # entries of the exact trees of all values that are worth more, from which on no more are added
-_MOST = 0.9  # of what values pay too little, for which they are worth more
-
 
 class _Part(NamedTuple):
-    """A block, its network, reduced, and its values of many readers, which are not in there."""
+    """A block, its reduced network, and its wide values, which are not in there."""
 
     block: LayerBlock
     network: Network
     wide: list[int]
 
 
-class NetworkBuilder(FanoutEncoder):
-    """Networks of a model at its present memory prices; variable n is node n, hubs come after.
+class NetworkBuilder:
+    """Networks of a model at its present memory prices; variable n is node n, hubs come after the nodes.
 
-    Prices are added last: networks at other prices (``priced``) have most of the work behind them.
+    Prices are added last: networks at other prices (``priced``) share most of the work.
 
     Args:
-      left: nodes of which only some states are in question.
-      stays: nodes that are not eliminated.
+      remaining: nodes of which only some states remain.
+      keep: nodes that are never eliminated.
+
+    Attributes:
+      domains: the states of the nodes.
+      kept_with_trees: nodes that stay in ``bounds`` where any exact trees are allowed: those of ``keep``, and all that
+        produce or consume a wide value.
     """
 
-    def __init__(self, model: Model, left: Left = MappingProxyType({}), stays: frozenset[int] = frozenset()) -> None:
-        super().__init__(model, left)
-        self._wide, self._stays = list(filter(self._is_wide, model.read_by(FORK))), stays
-        self.beside = stays.union(n for v in self._wide for n, _ in self._ends(v))
-        self._begin(Memo(), LayerBlocks(model, not left))
+    def __init__(
+        self, model: Model, remaining: Remaining = MappingProxyType({}), keep: frozenset[int] = frozenset()
+    ) -> None:
+        self._keep = keep
+        self._encode(model, Domains(model, remaining), LayerBlocks(model, not remaining), Memo())
+        wide = filter(self._hubs.is_wide, model.read_by(FORK))
+        self.kept_with_trees = keep.union(n for v in wide for n, _ in self._hubs.ends(v))
+        self._reduce_parts()
 
     def priced(self, model: Model) -> "NetworkBuilder":
-        """The same at the memory prices of a model that is this one's but for them (``Model.at``)."""
+        """Returns a builder at the memory prices of ``model``, which must be a view of this one's (``Model.at``)."""
         other = copy(self)
-        other.model = model
-        other._begin(self._derived, self._blocks.priced(model))
+        other._encode(model, self.domains.at(model), self._blocks.priced(model), self._memo.copy())
+        other._reduce_parts()
         return other
 
-    def _begin(self, derived: Memo, blocks: LayerBlocks) -> None:
-        """Draw the networks of all values but those of many readers, prices included, reduced."""
-        self._derive(derived.copy())
-        paying = frozenset(payers(self.model))
-        self._blocks = blocks
-        self._planned: list[tuple[LayerBlock, Network]] = []  # the parts of plans, when they are first asked for
-        self._searched: dict[bool, Network] = {}
-        self._parts = [self._part(block, paying) for block in self._blocks.all]
+    def _encode(self, model: Model, domains: Domains, blocks: LayerBlocks, memo: Memo) -> None:
+        self.model, self.domains, self._blocks, self._memo = model, domains, blocks, memo
+        self._hubs = HubEncoder(model, domains, memo)
+        self._fanout = FanoutEncoder(self._hubs)
+        self._planned: list[tuple[LayerBlock, Network]] = []  # blocks of ``plans``, once they are asked for
+        self._reduced: dict[bool, Network] = {}  # ``reduced_plans`` by ``Model.weighs``
 
-    def _part(self, block: LayerBlock, paying: frozenset[int]) -> _Part:
-        model, derived = self.model, self._derived
-        network = Network(derived, len(self.states))
-        for n in block.nodes:
-            cost, rows = self.states[n].cost, self.states[n].rows
-            network.add_variable(n, derived.sum(cost, self._price(n)) if n in paying else cost, rows)
-        for n in block.outside:
-            nothing = derived.get("nothing", (self.states[n].cost,), np.zeros_like)
-            network.add_variable(n, nothing, self.states[n].rows)
-        values = [value for n in block.nodes for _, value in model.wiring.makes(n)]
-        for value in values:
-            self._add(network, value)
-            self._add_prices(network, value)
-        network.reduce(LARGEST, block.touched | self.beside)
-        return _Part(block, network, list(filter(self._is_wide, values)))
-
-    def plans(self) -> Network:
-        """The network whose costs can be paid."""
-        parts = list(self._complete(self._add_plans(), self._stays))
-        network = Assembly(self._blocks, parts, self._derived).network
-        network.reduce(LARGEST, self._stays)
-        return network
+    def _reduce_parts(self) -> None:
+        """Encodes all nodes and all values but the wide ones, block by block, and reduces these networks."""
+        model, hubs, paying = self.model, self._hubs, frozenset(payers(self.model))
+        self._parts: list[_Part] = []
+        for block in self._blocks.blocks:
+            network = Network(self._memo, len(self.domains.states))
+            for n in block.nodes:
+                hubs.add_node(network, n, n in paying)
+            for n in block.outside:
+                hubs.add_outside_node(network, n)
+            values = [value for n in block.nodes for _, value in model.wiring.makes(n)]
+            for value in values:
+                hubs.add_value(network, value)
+            network.reduce(self._largest, block.boundary | self.kept_with_trees)
+            self._parts.append(_Part(block, network, list(filter(hubs.is_wide, values))))
 
     @property
-    def shortened(self) -> bool:
-        """Whether plans are searched on a step that leaves out equal layers."""
-        return self._blocks.shortens
+    def _largest(self) -> int:
+        return self.model.limits.encoding_reduction_entries
 
-    def searched(self) -> tuple[Network, int]:
-        """That of the shorter step if there is one (see ``stretched``), and entries of the whole one."""
-        if not self._planned:
-            self._planned = list(self._complete(self._add_plans()))
-        if self.model.weighs not in self._searched:
-            self._searched[self.model.weighs] = self._shorter_plans()
-        return self._searched[self.model.weighs], sum(part.entries * len(block.copies) for block, part in self._planned)
-
-    def _shorter_plans(self) -> Network:
-        if len(self._parts) == 1:
-            network = self._planned[0][1]
-        else:
-            network = Network(self._derived, len(self.states))
-            for block, part in self._planned:
-                for weight, copies in self._blocks.weighted(block, self.model.weighs):
-                    network.add_replica(network.replicate(part.scaled(weight), block.names, copies))
-        network.reduce(LARGEST)
-        return network
-
-    def stretched(self, chosen: Ids) -> Assignment:
-        """The plan that a state of every variable of ``searched`` stands for: layers left out do as those before."""
-        return self._assigned(chosen[self._blocks.like])
-
-    def _add_plans(self) -> Callable[[Network, int], None]:
-        """How values of many readers are added to the network of plans."""
-        least = sum(float(states.cost.min()) * count for states, count in Counter(self.states).items())
-
-        def add(network: Network, value: int) -> None:
-            source, *readers = self._ends(value)
-            if self._is_little(value, least):
-                self._star(network, value, dict.fromkeys(readers, 1.0))
-            else:
-                self._chain(network, value, source, readers)
-
-        return add
-
-    def bounds(self, best: CostedPlan, trees: int = 0, missed: Missed = MappingProxyType({})) -> Assembly:
-        """That whose minimum no plan can undercut, tightest around the plan ``best``.
-
-        Args:
-          trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
-          missed: per value that is worth more, plans in which such a network has let it cost too little.
-        """
-
-        room = _ROOM
-
-        def add(network: Network, value: int) -> None:
-            nonlocal room
-            if self._forks(network, value, best):
-                return
-            size = self._sets(network, value, self._most(value, trees, missed if room > 0 else {}))
-            room -= size if value in missed else 0
-            if not size:
-                self._relaxed(network, value, best, missed.get(value, ()))
-
-        keep = self.beside if trees else frozenset[int]()
-        whole = Assembly(self._blocks, list(self._complete(add, keep)), self._derived)
-        if whole.shorter is None:
-            whole.network.reduce(LARGEST, keep)
-        return whole
-
-    def _complete(
-        self, add: Callable[[Network, int], None], keep: frozenset[int] = frozenset()
+    def _with_wide_values(
+        self, add: Callable[[Network, int], None], keep: frozenset[int]
     ) -> Iterator[tuple[LayerBlock, Network]]:
-        """The parts with the values of many readers."""
+        """Yields the blocks with their wide values added, reduced."""
         for block, common, wide in self._parts:
             network = common.copy()
             for value in wide:
                 add(network, value)
-            network.reduce(LARGEST, block.touched | keep)
+            network.reduce(self._largest, block.boundary | keep)
             yield block, network
 
-    def missed(self, rows: Assignment, best: CostedPlan, trees: int, missed: Missed) -> Missed:
-        """``missed`` and, with the plan ``rows``, the values that pay too little in it in ``bounds``: most of that."""
-        paid = sorted(self._paid_too_little(rows, best, trees, missed), key=lambda each: -each[0])
-        found, left = dict(missed), _MOST * sum(cost for cost, _, _ in paid)
-        for cost, value, like in paid:
-            if left > 0:
-                found[value] = (*missed.get(value, ()), like)
-            left -= cost
-        return found
+    # ---- plans
 
-    def _paid_too_little(
-        self, rows: Assignment, best: CostedPlan, trees: int, missed: Missed
-    ) -> Iterator[tuple[float, int, Assignment]]:
-        """What values pay too little, in all equal layers as in the one in the middle, which the plan is given for."""
+    def plans(self) -> Network:
+        """Returns the network whose costs can be attained."""
+        parts = list(self._with_wide_values(self._add_to_plans, self._keep))
+        network = Assembly(self._blocks, parts, self._memo).network
+        network.reduce(self._largest, self._keep)
+        return network
+
+    def _add_to_plans(self, network: Network, value: int) -> None:
+        if self._fanout.is_minor(value, self._least_node_cost):
+            self._hubs.add_hub(network, value, dict.fromkeys(self._hubs.ends(value)[1:], 1.0))
+        else:
+            self._hubs.add_chain(network, value)
+
+    @cached_property
+    def _least_node_cost(self) -> float:
+        """What all nodes cost at least, without any reshards."""
+        return sum(float(states.cost.min()) * count for states, count in Counter(self.domains.states).items())
+
+    @property
+    def drops_layers(self) -> bool:
+        """Whether ``reduced_plans`` omits repeated layers."""
+        return self._blocks.drops_layers
+
+    @property
+    def plan_entries(self) -> int:
+        """Entries of the pairwise tables of ``plans``, all layers included."""
+        return sum(part.entries * len(block.copies) for block, part in self._plan_parts())
+
+    def reduced_plans(self) -> Network:
+        """Returns the network of plans of the reduced step; that of the whole step if no layers are repeated."""
+        if self.model.weighs not in self._reduced:
+            parts = self._plan_parts()
+            network = parts[0][1]
+            if len(parts) > 1:
+                network = Network(self._memo, len(self.domains.states))
+                for block, part in parts:
+                    for weight, copies in self._blocks.weighted_copies(block, self.model.weighs):
+                        network.add_replica(network.replicate(part.scaled(weight), block.names, copies))
+                network.reduce(self._largest)
+            self._reduced[self.model.weighs] = network
+        return self._reduced[self.model.weighs]
+
+    def whole_plan(self, chosen: Ids) -> Assignment:
+        """Returns the plan of a state of ``reduced_plans``: omitted layers do as the last one before them."""
+        return self.domains.rows(chosen[self._blocks.representative])
+
+    def _plan_parts(self) -> list[tuple[LayerBlock, Network]]:
+        if not self._planned:
+            self._planned = list(self._with_wide_values(self._add_to_plans, frozenset()))
+            if len(self._planned) == 1:  # there is nothing to put together
+                self._planned[0][1].reduce(self._largest)
+        return self._planned
+
+    # ---- bounds
+
+    def bounds(self, best: CostedPlan, trees: int = 0, underpaid: Underpaid = MappingProxyType({})) -> Assembly:
+        """Returns the network whose minimum no plan can undercut, tight around the plan ``best``.
+
+        Args:
+          trees: entries that the exact trees of one value may have; if any, the nodes ``kept_with_trees`` stay.
+          underpaid: values that get larger trees, with the assignments in which such a network counted too little.
+        """
+        budget = TreeBudget(self.model.limits, trees, underpaid)
+
+        def add(network: Network, value: int) -> None:
+            self._fanout.add(network, value, best, budget, underpaid.get(value, ()))
+
+        keep = self.kept_with_trees if trees else frozenset[int]()
+        assembly = Assembly(self._blocks, list(self._with_wide_values(add, keep)), self._memo)
+        if assembly.reduced is None:
+            assembly.network.reduce(self._largest, keep)
+        return assembly
+
+    def underpaid(self, rows: Assignment, best: CostedPlan, trees: int, underpaid: Underpaid) -> Underpaid:
+        """Returns ``underpaid`` extended by the values that ``bounds`` undercounts most in the assignment ``rows``.
+
+        All copies of a block are taken to do as the one in the middle.
+        """
+        found, budget = list[tuple[float, int, Assignment]](), TreeBudget(self.model.limits, trees, underpaid)
         for block, _, wide in self._parts:
-            copies, like = block.copies, rows.copy()
-            like[copies[0]] = rows[copies[len(copies) // 2]]
+            copies, like_middle = block.copies, rows.copy()
+            like_middle[copies[0]] = rows[copies[len(copies) // 2]]
             for value in wide:
-                exact = self._forks(None, value, best) or self._has_sets(value, self._most(value, trees, missed))
-                if not exact:
-                    yield self._missing(value, like, best, missed.get(value, ())) * len(copies), value, like
+                cost = self._fanout.underpayment(value, like_middle, best, budget, underpaid.get(value, ()))
+                found.append((cost * len(copies), value, like_middle))
+        found.sort(key=lambda each: -each[0])
+        extended, rest = dict(underpaid), self.model.limits.encoding_underpaid_share * sum(cost for cost, _, _ in found)
+        for cost, value, assignment in found:
+            if rest > 0:
+                extended[value] = (*underpaid.get(value, ()), assignment)
+            rest -= cost
+        return extended

@@ -19,7 +19,7 @@ class Projection(Model):
 
     def __init__(self, whole: Model, part: Axes, parts: Groups) -> None:
         self.problem, self.mesh, self.nodes, self.scale = whole.problem, whole.mesh, whole.nodes, whole.scale
-        self.clock, self.wiring = whole.clock, whole.wiring
+        self.clock, self.wiring, self.limits = whole.clock, whole.wiring, whole.limits
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
         self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
         others = tuple(axis for axis in range(whole.width) if axis not in part)

@@ -1,13 +1,19 @@
-"""Exact trees for a value of many readers, where the layouts that they may ask for are few.
+"""Exact resharding trees for values with several consumers, as one auxiliary variable each.
 
-What a value's moves cost depends on its own layout and on the *set* of layouts that its readers take. As a
-variable whose states are these sets it is a pair of tables, whatever the trees look like:
+Where the layouts that consumers may read are few, the cost of a value's tree depends on its own layout and on the *set*
+of layouts that its consumers take. As a variable whose states are these sets it takes one table per end, whatever the
+trees look like:
 
-    own layout -- set      what the cheapest tree from there to all of the set costs
-    set -- reader          nothing if the set holds the reader's layout, else not allowed
+    own layout -- set      the cost of the cheapest tree from there to all of the set
+    set -- consumer        zero if the set contains the consumer's layout, else infinite
 
-Sets are bits. Tree costs are those of ``tree``, worked out for all sets together (Dreyfus and Wagner 1971): a tree to
-several layouts moves to a fork, and two trees go on from there, to a part each.
+Sets are bit masks. Their costs follow the recurrence of Dreyfus and Wagner (1971), which ``costs.steiner`` states and
+solves for one set of terminals at a time, with its tree, at evaluation; here it is solved for all sets together, costs
+only, subset by subset. ``tests/planner/encoding/test_sets.py`` compares both, which agree bit for bit.
+
+*Fork variables* (last section) are exact for three consumers, one copy of which has a price per byte while another
+consumer runs. That price depends on where on the tree the copy lies, which the recurrence does not know; so the states
+are the two forks of the tree themselves, enumerated.
 """
 
 from collections.abc import Sequence
@@ -19,123 +25,108 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.costs.fixed_point import repeated
 from meshdsl.planner.costs.reshard_cost import LayoutDomain
+from meshdsl.planner.costs.steiner import cheapest_from_forks, cheapest_split
 from meshdsl.planner.encoding.hubs import HubTables
+from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.util.arrays import Costs, Ids, Ints
 
-# ---- Sets ------------------------------------------------------------------------------------------------------------
+_MASK_BITS = 62  # layouts in all: masks are int64
+
+PortLayouts = tuple[int, Ids]  # a node, and the layouts of one of its ports over its states
+
+# ---- Subset variables ------------------------------------------------------------------------------------------------
 
 
-_BITS = 62  # layouts in all
-_LEAVES, _PARTS = 12, 1 << 21  # layouts in one set, and ways to divide all sets in two
-End = tuple[int, Ids]  # a variable, and the layouts of its states
-
-
-def add_subset_variables(network: Network, closure: LayoutDomain, trips: int, ends: Sequence[End], most: int) -> int:
-    """Entries of the tables of a value's trees, which are added to a network; 0 if they would be more than ``most``.
+def add_subset_variable(network: Network, tables: HubTables, value: int, ends: Sequence[PortLayouts], most: int) -> int:
+    """Adds the exact trees of a value to a network.
 
     Args:
-      ends: where the value is made, then its readers.
+      ends: its producer, then its consumers.
+      most: entries that the tables may have.
+
+    Returns their entries; 0 if they would be more than ``most``, and nothing is added.
     """
-    (source, own), *readers = ends
-    derived, found = network.memo, asked_for_by(network.memo, [read for _, read in ends], most)
+    model, memo, ((source, own), *consumers) = tables.model, network.memo, ends
+    domain, trips = model.closure(value), model.trips(value)
+    found = reachable_sets_of(memo, [read for _, read in ends], most, model.limits)
     if found is None:
         return 0
     layouts, sets = found
 
-    def trees(own: Ids, sets: Ints) -> Costs:
-        return repeated(tree_costs(closure.costs, closure.inner, layouts, sets)[:, own].T, trips)
+    def costs(own: Ids, sets: Ints) -> Costs:
+        return repeated(tree_costs(domain.costs, domain.inner, layouts, sets)[:, own].T, trips)
 
-    def held(sets: Ints, read: Ids) -> Costs:
-        return np.where(holds(layouts, sets, read), 0.0, np.inf)
+    def membership(sets: Ints, read: Ids) -> Costs:
+        return np.where(contains(layouts, sets, read), 0.0, np.inf)
 
-    hub = network.new_variable(derived.get("no cost", (sets,), lambda sets: np.zeros(sets.size)), None, source)
-    network.add(source, hub, derived.get(("trees", closure.number, trips), (own, sets), trees))
-    for reader, read in readers:
-        network.add(hub, reader, derived.get("held", (sets, read), held))
+    hub = network.new_variable(memo.get("no cost", (sets,), lambda sets: np.zeros(sets.size)), None, source)
+    network.add(source, hub, memo.get(("trees", domain.number, trips), (own, sets), costs))
+    for consumer, read in consumers:
+        network.add(hub, consumer, memo.get("membership", (sets, read), membership))
     return sets.size * sum(at.size for _, at in ends)
 
 
-def asked_for_by(derived: Memo, ends: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
-    """As ``asked_for``, unless the tables of a value would have more entries than ``most``.
+def reachable_sets_of(memo: Memo, ends: Sequence[Ids], most: int, limits: SearchLimits) -> tuple[Ids, Ints] | None:
+    """Returns ``reachable_sets``, or None if the tables of the value would have more than ``most`` entries.
 
     Args:
-      ends: per node that makes or reads the value, the layouts of its states.
+      ends: the layouts of the producer's port over its states, then those of the consumers' ports.
     """
-    found: tuple[Ids, Ints] | None = derived.get(
-        ("asked", most), tuple(ends), lambda *at: asked_for(at[1:], most // sum(map(len, at)))
+    found: tuple[Ids, Ints] | None = memo.get(
+        ("reachable sets", most), tuple(ends), lambda *at: reachable_sets(at[1:], most // sum(map(len, at)), limits)
     )
     return found
 
 
-def asked_for(reads: Sequence[Ids], most: int) -> tuple[Ids, Ints] | None:
-    """The layouts that readers may ask for, and the sets of them that they may ask for together; None if too many.
+def reachable_sets(reads: Sequence[Ids], most: int, limits: SearchLimits) -> tuple[Ids, Ints] | None:
+    """Returns all layouts that consumers may read, and all sets of these that they may read together.
 
     Args:
-      reads: per reader, the layouts of its states.
-      most: sets.
+      reads: per consumer, the layouts over its states.
+      most: sets. With more, or with sets that take too long to divide, the result is None.
     """
     layouts = np.unique(np.concatenate(reads))
-    if layouts.size > _BITS:
+    if layouts.size > _MASK_BITS:
         return None
     sets = np.zeros(1, dtype=np.int64)
     for read in sorted(map(np.unique, reads), key=len):
         bits = np.left_shift(1, np.searchsorted(layouts, read)).astype(np.int64)
-        if sets.size * bits.size > _BITS * most:
+        if sets.size * bits.size > _MASK_BITS * most:  # so many, most of them equal, would have to be sorted
             return None
         sets = np.unique(sets[:, None] | bits)
-    leaves = int(np.bitwise_count(sets).max())
-    fits = sets.size <= most and leaves <= _LEAVES and sets.size << leaves <= _PARTS
-    return (layouts, sets) if fits else None
+    largest = int(np.bitwise_count(sets).max())
+    feasible = largest <= limits.encoding_set_layouts and sets.size << largest <= limits.encoding_set_splits
+    return (layouts, sets) if sets.size <= most and feasible else None
 
 
-def holds(layouts: Ids, sets: Ints, read: Ids) -> NDArray[np.bool_]:
-    """[sets, states of a reader]: whether the set holds the layout of the state."""
+def contains(layouts: Ids, sets: Ints, read: Ids) -> NDArray[np.bool_]:
+    """Returns [sets, states of a consumer]: whether the set contains the layout that the state reads."""
     return np.asarray(sets[:, None] >> np.searchsorted(layouts, read) & 1 > 0)
 
 
 def tree_costs(costs: Costs, inner: Costs, layouts: Ids, sets: Ints) -> Costs:
-    """[sets, all layouts]: what the cheapest tree from a layout to all of a set costs.
+    """Returns [sets, all layouts]: the cost of the cheapest tree from a layout to all layouts of a set.
 
     Args:
-      costs: of moving to where a reader is. inner: of moving to where moves go on from.
+      costs: between layouts, to a consumer.
+      inner: between layouts, to a fork.
+      layouts: that bit i of a set stands for.
     """
-    return _SteinerTables(costs, inner, layouts).to(sets)
-
-
-class _SteinerTables:
-    """Trees to sets of layouts; each set that is a part of another is worked out once."""
-
-    def __init__(self, costs: Costs, inner: Costs, layouts: Ids) -> None:
-        self.inner = inner
-        self.sets = np.left_shift(1, np.arange(layouts.size)).astype(np.int64)  # known ones, rising
-        self.costs = costs[:, layouts].T
-
-    def to(self, sets: Ints) -> Costs:
-        """Costs per set and layout of origin."""
-        missing = np.setdiff1d(sets, self.sets)
-        for size in range(2, int(np.bitwise_count(missing).max(initial=0)) + 1):
-            self._add(_parts_of(missing, size))
-        return self._known(sets)
-
-    def _known(self, sets: Ints) -> Costs:
-        return np.asarray(self.costs[np.searchsorted(self.sets, sets)])
-
-    def _add(self, sets: Ints) -> None:
-        """Add sets of one size, all parts of which are known."""
-        joined = np.full((sets.size, self.inner.shape[0]), np.inf)
-        for part in _proper_parts(sets):
-            np.minimum(joined, self._known(part) + self._known(sets ^ part), out=joined)
-        found = np.full_like(joined, np.inf)
-        for fork, reached in enumerate(joined.T):
-            np.minimum(found, reached[:, None] + self.inner[:, fork], out=found)
-        order = np.argsort(np.concatenate([self.sets, sets]))
-        self.sets = np.concatenate([self.sets, sets])[order]
-        self.costs = np.concatenate([self.costs, found])[order]
+    known = np.left_shift(1, np.arange(layouts.size)).astype(np.int64)  # masks in ascending order, single ones first
+    found = costs[:, layouts].T  # [known, all layouts]
+    missing = np.setdiff1d(sets, known)
+    for size in range(2, int(np.bitwise_count(missing).max(initial=0)) + 1):
+        new = _subsets_of(missing, size)  # all proper subsets of these are known
+        splits = ((np.searchsorted(known, part), np.searchsorted(known, new ^ part)) for part in _halves(new))
+        grown = cheapest_from_forks(inner, cheapest_split((found[one], found[other]) for one, other in splits))
+        order = np.argsort(np.concatenate([known, new]))
+        known, found = np.concatenate([known, new])[order], np.concatenate([found, grown])[order]
+    return np.asarray(found[np.searchsorted(known, sets)])
 
 
 def _members(sets: Ints, size: int) -> Ints:
-    """[sets, size]: the single layouts of sets that have so many, as bits."""
+    """Returns [sets, size]: the single layouts, as masks, of sets that have ``size`` each."""
     rest, found = sets.copy(), np.empty((sets.size, size), dtype=np.int64)
     for i in range(size):
         found[:, i] = rest & -rest
@@ -143,8 +134,8 @@ def _members(sets: Ints, size: int) -> Ints:
     return found
 
 
-def _parts_of(sets: Ints, size: int) -> Ints:
-    """The parts of ``sets`` that have ``size`` layouts, the whole sets among them."""
+def _subsets_of(sets: Ints, size: int) -> Ints:
+    """Returns all subsets of ``size`` layouts of any of the sets, those sets included."""
     counts = np.bitwise_count(sets)
     found = [
         members[:, some].sum(axis=1)
@@ -155,8 +146,8 @@ def _parts_of(sets: Ints, size: int) -> Ints:
     return np.unique(np.concatenate(found))
 
 
-def _proper_parts(sets: Ints) -> list[Ints]:
-    """Of sets of one size, one half of every way to divide them in two: the half with the first layout."""
+def _halves(sets: Ints) -> list[Ints]:
+    """Returns, for every way to divide sets of one size in two, the half that contains the first layout."""
     size = int(np.bitwise_count(sets[:1])[0])
     members = _members(sets, size)
     return [
@@ -166,68 +157,75 @@ def _proper_parts(sets: Ints) -> list[Ints]:
     ]
 
 
-# ---- Forks -----------------------------------------------------------------------------------------------------------
-# Exact trees for a value of three readers, and what is kept of it for the last one while another one reads.
+# ---- Fork variables --------------------------------------------------------------------------------------------------
+# A tree to three consumers has at most two forks: at the first, one consumer branches off; at the second, the other two
+# part. As a variable whose states are two forks and the consumer that branches off first, it takes one table per end.
 #
-# Such a tree has two forks at most: from the first one, one reader's moves go off; from the second one, those of the
-# other two. As a variable whose states are two forks and who goes off first it is a pair of tables with each end. One
-# reader comes *before* memory is full, one *meanwhile*, one *later*. For the last one some copy is in memory meanwhile,
-# on the way from where moves have gone to the one before. Where it lies is part of a state as well:
+# One consumer runs *before* memory is full, one *meanwhile*, one *later*. For the later one some copy is stored
+# meanwhile: on its path, from where the branch to the earlier consumer has left it. Which one is part of the state:
 #
-#     goes off first   kept for the later reader
-#     later            on its way from the first fork
-#     meanwhile        on its way from the second fork
-#     before           on its way from the second fork, or between the forks,
-#                      or nothing besides the second fork, if that is what is read meanwhile
+#     branches off first   stored for the later consumer
+#     later                a layout on its path from the first fork
+#     meanwhile            a layout on its path from the second fork
+#     before               a layout on its path from the second fork, or between the forks,
+#                          or nothing besides the second fork, if the consumer meanwhile reads that one
 
-
-_STATES = 5  # of two forks
+_FORK_CASES = 5  # the rows of this table, with its three alternatives in the last
 
 
 class ThreeConsumers(NamedTuple):
-    """The ends of a value, where it is made first; ``price`` is that of a byte that is kept."""
+    """A value with three consumers.
 
-    source: End
-    before: End
-    meanwhile: End
-    later: End
+    Args:
+      ends: the producer, then the consumers before, meanwhile and later.
+      price: of a byte that is stored for the later one.
+    """
+
+    ends: Sequence[PortLayouts]
     price: float
 
 
-def entries(stars: HubTables, value: int, readers: ThreeConsumers) -> int:
-    """Of the tables of a value's trees."""
-    return int(_STATES * stars.model.closure(value).fitting.size ** 2 * sum(at.size for _, at in readers[:4]))
+def fork_entries(domain: LayoutDomain, consumers: ThreeConsumers) -> int:
+    """Returns the entries of the tables of a fork variable."""
+    return int(_FORK_CASES * domain.fitting.size**2 * sum(at.size for _, at in consumers.ends))
 
 
-def add_fork_variables(network: Network, stars: HubTables, value: int, readers: ThreeConsumers) -> None:
-    """Add the trees of a value, no copies of which are partial, to a network."""
-    ends, price = readers[:4], readers.price
+def add_fork_variable(network: Network, tables: HubTables, value: int, consumers: ThreeConsumers) -> None:
+    """Adds the trees of a value to a network; no layout of the value may be partial."""
 
     def make(*reads: Ids) -> tuple[Costs, ...]:
-        return _tables(stars, value, reads, price)
+        return _fork_tables(tables, value, reads, consumers.price)
 
-    how = ("forks", stars.model.closure(value).number, stars.model.trips(value), price)
-    costs, *tables = network.memo.get(how, tuple(read for _, read in ends), make)
-    hub = network.new_variable(costs, None, readers.source[0])
-    for (node, _), table in zip(ends, tables, strict=True):
+    key = ("forks", tables.model.closure(value).number, tables.model.trips(value), consumers.price)
+    costs, *edges = network.memo.get(key, tuple(read for _, read in consumers.ends), make)
+    hub = network.new_variable(costs, None, consumers.ends[0][0])
+    for (node, _), table in zip(consumers.ends, edges, strict=True):
         network.add(hub, node, table)
 
 
-def _tables(stars: HubTables, value: int, reads: tuple[Ids, ...], price: float) -> tuple[Costs, ...]:
-    """What states cost, and with the states of each end."""
+def _fork_tables(tables: HubTables, value: int, reads: tuple[Ids, ...], price: float) -> tuple[Costs, ...]:
+    """Returns the costs of the states, and their tables with the four ends."""
     own, before, meanwhile, later = reads
-    forks = stars.model.closure(value).fitting
+    forks = tables.model.closure(value).fitting
     first, second = (each.ravel() for each in np.indices((forks.size, forks.size)))
-    between, keeping = stars.moves(value, forks, forks, 1.0, True), stars.keeping(value, forks, forks, price)
-    to, at_first = stars.moves(value, own, forks, 1.0, True).T, stars.moves(value, forks, before)
-    taken, same = stars.moves(value, forks, meanwhile), np.where(forks[:, None] == meanwhile[None], 0.0, np.inf)
-    onward, kept = stars.moves(value, forks, later), stars.keeping(value, forks, later, price)
-    states = [
-        (between, at_first[second], taken[second], kept[first]),
-        (between, at_first[second], taken[first], kept[second]),
-        (between, at_first[first], taken[second], kept[second]),
-        (np.maximum(between, keeping), at_first[first], taken[second], onward[second]),
-        (between, at_first[first], same[second], onward[second]),
+    between, stored_between = (
+        tables.moves(value, forks, forks, 1.0, True),
+        tables.stored_moves(value, forks, forks, price),
+    )
+    to_first = tables.moves(value, own, forks, 1.0, True).T
+    to_before, to_meanwhile, to_later = (tables.moves(value, forks, each) for each in (before, meanwhile, later))
+    is_meanwhile = np.where(forks[:, None] == meanwhile[None], 0.0, np.inf)
+    stored = tables.stored_moves(value, forks, later, price)
+    cases = [
+        (between, to_before[second], to_meanwhile[second], stored[first]),
+        (between, to_before[second], to_meanwhile[first], stored[second]),
+        (between, to_before[first], to_meanwhile[second], stored[second]),
+        (np.maximum(between, stored_between), to_before[first], to_meanwhile[second], to_later[second]),
+        (between, to_before[first], is_meanwhile[second], to_later[second]),
     ]
-    costs, *tables = zip(*states, strict=True)
-    return np.concatenate([cost.ravel() for cost in costs]), np.tile(to[first], (_STATES, 1)), *map(np.vstack, tables)
+    costs, *ends = zip(*cases, strict=True)
+    return (
+        np.concatenate([cost.ravel() for cost in costs]),
+        np.tile(to_first[first], (_FORK_CASES, 1)),
+        *map(np.vstack, ends),
+    )

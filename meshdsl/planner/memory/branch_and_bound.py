@@ -52,7 +52,7 @@ class Decided(NamedTuple):
 def boxable(model: Model) -> NetworkBuilder:
     """The networks of all states, in which nodes that have several stay."""
     model.focus()
-    return NetworkBuilder(model, stays=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
+    return NetworkBuilder(model, keep=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
 
 
 class BoxSolver:
@@ -77,8 +77,7 @@ class BoxSolver:
 
     def held(self, plan: Assignment, nodes: Iterable[int]) -> Box:
         """The box in which some of the nodes do as in a plan."""
-        states = self._joint.states
-        return {n: np.flatnonzero((states[n].rows == plan[n]).all(axis=1)) for n in nodes if n in self._at}
+        return {n: self._joint.domains.positions(n, plan[n]) for n in nodes if n in self._at}
 
     def decided(self, box: Box) -> Decided:
         """The best plan; its cost is infinite if there is none."""
@@ -92,7 +91,7 @@ class BoxSolver:
         )
         found = eliminate([states.size for states in left], tables, start, _LARGEST)
         self._incumbent = np.array([states[i] for states, i in zip(left, found.states.tolist(), strict=True)])
-        rows = self._joint.rows(self._network.decode(self._order, self._incumbent))
+        rows = self._joint.domains.rows(self._network.decode(self._order, self._incumbent))
         return Decided(rows, self._network.constant + found.cost if found.exact else -np.inf)
 
 

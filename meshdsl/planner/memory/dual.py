@@ -32,7 +32,7 @@ from meshdsl.planner.bounds.tighten import (
     tighten_without_search,
 )
 from meshdsl.planner.costs.fixed_point import TIES
-from meshdsl.planner.encoding.fanout import Missed
+from meshdsl.planner.encoding.fanout import Underpaid
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.memory.lower_bound import MemoryLowerBound
@@ -132,7 +132,7 @@ class _LagrangianBound:
     ) -> None:
         self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
         self._plans = list(plans)
-        self._missed: Missed = {}  # at prices before
+        self._underpaid: Underpaid = {}  # at prices before
         self._rounds, self.joint = rounds, joint
         self.is_small = len(self.model.nodes) <= _SMALL
         self._lines = {self._line(plan) for plan in plans}
@@ -157,7 +157,7 @@ class _LagrangianBound:
             found = max(found, bound)
             if not left or found >= (1 - GAP) * self.choice.cost or self.model.clock.is_up():
                 break
-            self._missed = certificate.missed
+            self._underpaid = certificate.underpaid
             self._plans.append(evaluated(self.model, Evaluator(self.model), certificate.pointed))
             line = self._line(self._plans[-1])
             self._lines.add(line)
@@ -182,7 +182,7 @@ class _LagrangianBound:
         found = list[tuple[float, Certificate]]()
         for plan in self._cheapest(price):
             paid = self.paid(price, plan)
-            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), FIRST_TREES, self._missed)
+            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), FIRST_TREES, self._underpaid)
             quick = certificate.work <= _LARGEST
             certificate = self._raised(certificate, last)
             found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))

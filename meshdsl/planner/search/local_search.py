@@ -137,15 +137,15 @@ def lns(joint: NetworkBuilder, best: CostedPlan, evaluator: Evaluator) -> Costed
     network = joint.plans()
     search = _Search(network, _begin(joint, network, best))
     search.run(max(_FEWEST, min(_DRAWS, _WORK // max(1, network.entries))), joint.model.clock)
-    found = evaluator.exact(evaluator.evaluate(joint.rows(network.decode(network.order, search.states))))
+    found = evaluator.exact(evaluator.evaluate(joint.domains.rows(network.decode(network.order, search.states))))
     return min(best, found, key=lambda choice: choice.cost)
 
 
 def _begin(joint: NetworkBuilder, network: Network, best: CostedPlan) -> Ints:
     """The states that the nodes have in a plan, by position in order; hubs come later."""
     places = {}
-    for v in (v for v in network.order if v < len(joint.states)):
-        places[v] = int(np.flatnonzero((joint.states[v].rows == best.rows[v]).all(axis=1))[0])
+    for v in (v for v in network.order if v < len(joint.domains.states)):
+        places[v] = int(joint.domains.positions(v, best.rows[v])[0])
     return np.array([places.get(v, -1) for v in network.order], dtype=np.int64)
 
 

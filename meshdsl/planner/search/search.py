@@ -78,12 +78,12 @@ def initial_plan(joint: NetworkBuilder, evaluator: Evaluator, limit: float, both
         the model notes; else they weigh what it says.
     """
     networks: dict[bool, Network] = {}
-    for weighs in (False, True) if both and joint.shortened else (joint.model.weighs,):
+    for weighs in (False, True) if both and joint.drops_layers else (joint.model.weighs,):
         joint.model.weighs = weighs
-        networks[weighs], _ = joint.searched()
-    pointed = run_parallel([partial(_pointed_to, network, limit, joint.shortened) for network in networks.values()])
+        networks[weighs] = joint.reduced_plans()
+    pointed = run_parallel([partial(_pointed_to, network, limit, joint.drops_layers) for network in networks.values()])
     found = [
-        InitialPlan(evaluator.evaluate(joint.stretched(states)), network, states, left, weighs)
+        InitialPlan(evaluator.evaluate(joint.whole_plan(states)), network, states, left, weighs)
         for (weighs, network), (states, left) in zip(networks.items(), pointed, strict=True)
     ]
     best = min(found, key=lambda start: start.choice.cost)
@@ -223,7 +223,7 @@ def repair_for_pins(model: Model, evaluator: Evaluator, known: Assignment) -> Co
 def _near(model: Model, groups: Groups, evaluator: Evaluator, best: CostedPlan, worth: Worth, both: bool) -> CostedPlan:
     """The best plan found among those that are in question."""
     joint = NetworkBuilder(model)
-    if joint.searched()[1] <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
+    if joint.plan_entries <= _CLOSED and len(model.nodes) <= _DEEPEST and worth(best):
         return _proved(joint, evaluator, best, worth, True)[0]
     found = _plans_near(joint, groups, evaluator, evaluator.objective(best), both)
     return min((best, *map(evaluator.exact, found)), key=lambda choice: choice.cost)
@@ -234,7 +234,7 @@ def _proved(
 ) -> tuple[CostedPlan, Proof]:
     """Where the messages point, with its bound; swept and closed, if that is asked for and leaves much open."""
     model, most = joint.model, MOST if sweep else _QUICK
-    (_, entries), start = joint.searched(), initial_plan(joint, evaluator, known.cost, sweep)
+    entries, start = joint.plan_entries, initial_plan(joint, evaluator, known.cost, sweep)
     best, left = evaluator.exact(start.choice), start.left
     few = entries <= _CLOSED or len(model.nodes) <= _FEW
     if not few and (left <= EXACT or not sweep or not worth(best)):
@@ -244,7 +244,7 @@ def _proved(
     raise_bound(certificate, evaluator, most, few)
     if sweep and left > _sweepable(model) and certificate.gap >= GAP:
         swept = _swept(start, apart(model.wide), model.width)
-        better = evaluator.exact(evaluator.evaluate(joint.stretched(swept)))
+        better = evaluator.exact(evaluator.evaluate(joint.whole_plan(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
             raise_bound(certificate, evaluator, settle=few)
@@ -309,7 +309,7 @@ def _plans_near(
     start = initial_plan(joint, evaluator, limit, both)
     if not groups or start.left <= _sweepable(joint.model):
         return [start.choice]
-    return [start.choice, evaluator.evaluate(joint.stretched(_swept(start, groups, joint.model.width)))]
+    return [start.choice, evaluator.evaluate(joint.whole_plan(_swept(start, groups, joint.model.width)))]
 
 
 def _sweepable(model: Model) -> float:

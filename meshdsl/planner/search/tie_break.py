@@ -90,4 +90,4 @@ def _decided(joint: NetworkBuilder, evaluator: Evaluator) -> CostedPlan:
     network = joint.plans()
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), _LARGEST)
-    return evaluator.exact(evaluator.evaluate(joint.rows(network.decode(network.order, found.states))))
+    return evaluator.exact(evaluator.evaluate(joint.domains.rows(network.decode(network.order, found.states))))
