@@ -32,7 +32,7 @@ from jax import lax
 import meshdsl as md
 from bench import memory, rolled, unrolled, varied
 from bench.planner.cases import FAMILIES, MESHES, TOPOLOGY, stated
-from bench.planning import SMALLER, THREE, TWO
+from bench.planning import THREE, TWO
 from bench.programs import deep_gpt, load_example
 from bench.strategies import FILES, Strategy
 
@@ -87,6 +87,13 @@ def repinned(pins: Mapping[str, str | None], make: Callable[[], Problem]) -> Pro
     first = make()
     first.sharded.plan(*first.args)
     return Problem(first.sharded.pinned(pins), first.args)
+
+
+def built(name: str, strategy: str = "data", **sizes: int) -> md.Program:
+    """A model of ``meshdsl.models``."""
+    from meshdsl import models
+
+    return models.build(name, strategy, **sizes)
 
 
 def node(axes: str) -> md.Mesh:
@@ -146,16 +153,18 @@ def _zoo() -> Cases:
 
 
 def _of_zoo(name: str, mesh: md.Mesh) -> Problem:
-    from bench.zoo.measure import built, on_mesh
+    from bench.zoo.measure import on_mesh
 
-    program = _built(name, built).program()
+    program = _zoo_program(name)
     return Problem(on_mesh(program, mesh), program.args)
 
 
 @cache
-def _built(name: str, build: Callable[[str], Any]) -> Any:
-    """A case of the zoo, whose parameters take a while to initialise."""
-    return build(name)
+def _zoo_program(name: str) -> md.Program:
+    """The step of a case, whose parameters take a while to initialise."""
+    from bench.zoo import measure
+
+    return measure.built(name).program()
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
@@ -176,10 +185,10 @@ def _pipelines() -> Cases:
         "1f1b, nothing recomputed": md.Pipeline(8, recompute="none"),
         "1f1b, uneven layers": md.Pipeline(8, layers=(1, 2, 3, 2)),
     }
-    quick = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+    quick, three = ("gpipe", "1f1b", "interleaved", "zero-bubble"), ("1f1b", "zero-bubble")
     for name, pipeline in scanned.items():
         for axes in ("pipe=4,data=2", "pipe=4,data=2,model=2"):
-            if axes == "pipe=4,data=2" or name in quick:
+            if axes == "pipe=4,data=2" or name in three:
                 options = {"layouts": LAYERS_OVER_PIPE, "pipeline": pipeline, "donate_argnums": 0}
                 make = partial(sharded, _decoder, axes, **options)
                 yield f"scan, {name}/{axes}", Case(make, name in quick and "model" not in axes)
@@ -196,16 +205,9 @@ def _pipelines() -> Cases:
         yield f"stage cuts, {name}/pipe={stages},data=2", Case(make, name in ("1f1b", "interleaved"))
     once = {"layouts": {"batch/*": "data=S(0)"}, "pipeline": md.Pipeline(4)}
     yield "microbatches alone/data=4,model=2", Case(partial(sharded, _decoder, "data=4,model=2", **once), True)
-    for model, axes in (("gpt2-124m", "pipe=4,data=2"), ("llama3-8b", "pipe=4,data=8,model=2")):
-        rules = {"rules": "batch:data layers:pipe", "pipeline": md.Pipeline(8), "memory": UNLIMITED}
-        yield f"{model}, 1f1b/{axes}", Case(partial(sharded, partial(md_model, model), node(axes), **rules))
-
-
-def md_model(name: str, strategy: str = "data", **sizes: int) -> md.Program:
-    """A model of ``meshdsl.models``."""
-    from meshdsl import models
-
-    return models.build(name, strategy, **sizes)
+    rules = {"rules": "batch:data layers:pipe", "pipeline": md.Pipeline(8), "memory": UNLIMITED}
+    gpt2 = partial(sharded, partial(built, "gpt2-124m"), node("pipe=4,data=2"), **rules)
+    yield "gpt2-124m, 1f1b/pipe=4,data=2", Case(gpt2)
 
 
 def _decoder() -> md.Program:
@@ -246,33 +248,32 @@ def _descent(loss: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], Any]
 
 
 def _memory() -> Cases:
-    for family, strategy, part in (
-        ("gpt", "data", 0.6),
-        ("mlp", "data", 0.7),
-        ("mixture", "data", 0.5),
-        ("t5", "data", 0.7),
-    ):
+    parts = {"gpt": 0.95, "gpt, remat": 0.75, "mixture": 0.97, "mlp": 0.7, "resnet": 0.93, "t5": 0.85}
+    for family, part in parts.items():
         module, make = memory.FAMILIES[family]
-        program = partial(make, module.RULES[strategy])
-        problem = partial(limited, part, program, "data=4,model=2", donate_argnums=(0, 1))
+        options = {"donate_argnums": (0, 1)}
+        problem = partial(limited, part, partial(make, module.RULES["data"]), "data=4,model=2", **options)
         yield f"{family}, {part} of the free plan's/data=4,model=2", Case(problem, family in ("gpt", "mlp"))
-    rules = {"rules": "batch:data"}
-    for name, part in (("gpt2-124m", 0.5), ("switch-base", 0.5)):
-        problem = partial(limited, part, partial(stated, name), node(MESHES[1]), **rules)
-        yield f"{name}, {part} of the free plan's/{MESHES[1]}", Case(problem)
-    for name in ("llama3-8b", "mixtral-8x7b"):
-        yield f"{name}, 80 GB/{MESHES[1]}", Case(partial(sharded, partial(stated, name), node(MESHES[1]), **rules))
+    piped = {"layouts": LAYERS_OVER_PIPE, "pipeline": md.Pipeline(8), "donate_argnums": 0}
+    yield (
+        "scan, 1f1b, 0.7 of the free plan's/pipe=4,data=2",
+        Case(partial(limited, 0.7, _decoder, "pipe=4,data=2", **piped)),
+    )
+    large = partial(built, "gpt3-13b", batch=64)
+    donated = {"memory": 160e9, "donate_argnums": (0, 1)}
+    yield "gpt3-13b, 160 GB/data=8,model=8", Case(partial(sharded, large, node("data=8,model=8"), **donated))
     for part in (0.9, 0.75, 0.2):
         yield (
             f"two products, {part} of the free plan's/data=4,model=2",
             Case(partial(limited, part, _two_products, "data=4,model=2"), True),
         )
     yield "fits only padded/model=8", Case(partial(sharded, _wide_product, "model=8", memory="12MB"), True)
-    yield "mlp, no plan fits/data=8", Case(partial(sharded, partial(stated, "mlp"), node("data=8"), memory="1MB"), True)
-    yield (
-        "gpt3-175b, no plan fits/data=8",
-        Case(partial(sharded, partial(md_model, "gpt3-175b", "fsdp", batch=8), node("data=8"))),
-    )
+    mlp = partial(sharded, partial(stated, "mlp"), node("data=8"), rules="batch:data", memory="1MB")
+    yield "mlp, no plan fits/data=8", Case(mlp, True)
+    llama = partial(sharded, partial(stated, "llama3-8b"), node(MESHES[1]), rules="batch:data")
+    yield f"llama3-8b, no plan fits/{MESHES[1]}", Case(llama)
+    large = partial(built, "gpt3-175b", "fsdp", batch=8)
+    yield "gpt3-175b, no plan fits/data=8", Case(partial(sharded, large, node("data=8")))
 
 
 def _two_products() -> md.Program:
@@ -317,7 +318,7 @@ def _pins() -> Cases:
         Case(partial(repinned, {"params/up": None}, partial(repinned, {"params/up": "data=S(0) model=S(0)"}, plain))),
     )
     yield f"two products, limited, replanned/{where}", Case(partial(repinned, {"params/up": "model=S(1)"}, tight), True)
-    yield f"gpt2-124m, replanned/{where}", Case(partial(repinned, {"params/**/embed": "model=S(0)"}, gpt))
+    yield f"gpt2-124m, replanned/{where}", Case(partial(repinned, {"params/blocks/block/up/kernel": "model=S(2)"}, gpt))
     padded = partial(sharded, partial(_tied, 103, "model=S(1)"), "model=8")
     yield "padded, replanned/model=8", Case(partial(repinned, {"params/bias": "model=B"}, padded))
     deep = partial(sharded, partial(deep_gpt, 12), "data=8,model=8")
@@ -346,11 +347,7 @@ def _uneven() -> Cases:
     gpt2 = partial(_tied, 50257, "", 768, 2048)
     yield "GPT-2's vocabulary/model=8", Case(partial(sharded, gpt2, node("model=8")))
     yield "GPT-2's vocabulary/pod=2,data=2,model=2", Case(partial(sharded, gpt2, node("pod=2,data=2,model=2")))
-    batch = {"layouts": {"batch/*": "data=S(0)"}}
-    yield (
-        "batch of 30/data=4,model=2",
-        Case(partial(sharded, partial(_tied, 128, "", 64, 30), "data=4,model=2", **batch)),
-    )
+    yield "batch of 30/data=4,model=2", Case(partial(sharded, partial(_tied, 128, "", 64, 30), "data=4,model=2"))
 
 
 # ------------------------------------------------------------------------------------------------- overlap, other steps
@@ -445,4 +442,3 @@ def _unrolled() -> Cases:
     for axes, mesh in (("two axes", TWO), ("three axes", THREE)):
         yield f"GPT-3 175B/{axes}", Case(partial(sharded, unrolled.gpt3, mesh))
         yield f"Llama 3 405B/{axes}", Case(partial(sharded, unrolled.llama3, mesh))
-    yield "encoder and decoder, 24 layers each/two axes", Case(partial(sharded, varied.translated, SMALLER))

@@ -16,7 +16,8 @@ it is read: every reading adds ``TICK`` seconds, so the work up to the deadline 
 own limit in real seconds. A solver that reads the clock more or less often per step does other work; B and G are proved
 optimal before the deadline, so cost and bound must be the same even then.
 
-Run from the root of the checkout. The zoo's cases need the packages of ``bench/zoo/requirements.txt``.
+Run from the root of the checkout. The zoo's cases need the packages of ``bench/zoo/requirements.txt``; those of the
+demo's GPT need grain, which is not among them.
 """
 
 import argparse
