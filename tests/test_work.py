@@ -15,8 +15,8 @@ from meshdsl.pins import make_pins
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
 from meshdsl.planner.costs.op_cost import work_of
-from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
+from tests.planner.graphs import solved
 
 MESH = Mesh(data=4, model=2, topology="dgx-h100")
 
@@ -46,7 +46,7 @@ def program():
 @pytest.fixture(scope="module")
 def solution(program):
     """Equal rows, so that only what an operation is tells it from others."""
-    found = solve(program, MESH, make_pins(program, MESH, {}))
+    found = solved(program, MESH, make_pins(program, MESH, {}))
     ops = (op for _, op in walk(program.graph) if op.id in found.rows)
     return replace(found, rows={op.id: (_whole(len(op.inputs), len(op.outputs)),) * 2 for op in ops})
 

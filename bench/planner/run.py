@@ -26,7 +26,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.build import build_plan
 from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import CostedPlan
-from meshdsl.planner.solve import written
+from meshdsl.planner.solve import solution_of
 from tests.planner.integer import Whole
 
 Row = dict[str, Any]
@@ -135,7 +135,7 @@ def _facts(plan: Planned) -> Row:
 def sent_by(plan: Planned, choice: CostedPlan) -> float:
     """Bytes per device and step."""
     peak = MemoryFitter(plan.model, plan.pins).peak(choice)
-    solution = written(plan.model, plan.pins, choice, peak)
+    solution = solution_of(plan.model, plan.pins, choice, peak)
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 
 

@@ -31,7 +31,7 @@ from meshdsl.planner.objective import CostedPlan
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
-from meshdsl.planner.solve import written
+from meshdsl.planner.solve import solution_of
 from meshdsl.trace import trace
 
 PEERS: dict[str, Callable[[Model], CostedPlan]] = {"greedy": greedy, "names": by_names, "axis": axis_by_axis}
@@ -71,7 +71,7 @@ def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
     ours, _ = search(model)
     choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
     peaks = {who: MemoryFitter(model, pins).peak(choice) for who, choice in choices.items()}
-    solutions = {who: written(model, pins, choice, peaks[who]) for who, choice in choices.items()}
+    solutions = {who: solution_of(model, pins, choice, peaks[who]) for who, choice in choices.items()}
     return {who: (traced, build_plan(traced, solution, pins)) for who, solution in solutions.items()}
 
 

@@ -26,7 +26,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.planner.costs.reshard_cost import OverlapWindow
-from meshdsl.planner.solve import SearchResult, search_plan
+from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import seconds_text
 
@@ -166,18 +166,18 @@ def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
 
 def _hidden(found: SearchResult, price: float) -> tuple[SearchResult | None, float]:
     """The best plan where a hidden second costs so much, and how long it takes; None if none fits the memory."""
-    solution = found.draft()
+    solution = found.unproved_solution()
     spare = overlap_windows(found.model.problem.program, _work(found, solution))
     rounded = {v: 2.0 ** floor(log2(window)) for v, window in spare.items() if window > 0}  # so that tables are shared
     try:
-        trial = found.hiding({v: OverlapWindow(window, price) for v, window in rounded.items()})
+        trial = found.with_overlap({v: OverlapWindow(window, price) for v, window in rounded.items()})
     except MemoryLimitError:
         return None, 0.0
     return (trial, _simulated(trial)) if trial.peak.bytes <= found.limit else (None, 0.0)
 
 
 def _simulated(found: SearchResult) -> float:
-    solution = found.draft()
+    solution = found.unproved_solution()
     return simulated_seconds(found.model.problem.program, solution, _work(found, solution))
 
 
@@ -216,7 +216,7 @@ class PlannedProgram:
         program, sizes = self.attempt.program, self.attempt.sizes
         pins = pins_of(program)
         found = (
-            self.attempt.outcome.again(pins, self.plan.lower_bound)
+            self.attempt.outcome.replan(pins, self.plan.lower_bound)
             if isinstance(self.attempt.outcome, SearchResult)
             else None
         )
@@ -269,7 +269,7 @@ def plan_best_variant(
         best = trial if trial.seconds < best.seconds else best
     with worker_pool() as start:
         if isinstance(best.outcome, SearchResult):
-            best = replace(best, outcome=best.outcome.settled(start))
+            best = replace(best, outcome=best.outcome.polish(start))
         return _in_time(_chosen(best, [*program.notes, *notes], overlap, start), clock)
 
 
@@ -294,11 +294,11 @@ def _chosen(best: "_Variant", notes: list[str], overlap: bool, start: Submit) ->
     if overlap:
         found, said = plan_with_overlap(found)
         notes = [*notes, said]
-    program, solution = replace(best.program, notes=notes), found.draft()
-    bound = start(found.bound)
+    program, solution = replace(best.program, notes=notes), found.unproved_solution()
+    bound = start(found.certify)
     plan = build_plan(program, solution, best.pins, found.model.problem.kinds)
     plan = replace(plan, padded=tuple(best.sizes.items()), solution=replace(solution, lower_bound=bound.result()))
-    return PlannedProgram(program, plan, replace(best, outcome=found.spent()), overlap)
+    return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _attempt(
     made = pad_program(program, sizes)
     pins = pins_of(made)
     try:
-        return _Variant(sizes, made, pins, search_plan(made, mesh, pins, memory, clock))
+        return _Variant(sizes, made, pins, solve(made, mesh, pins, memory, clock))
     except MemoryLimitError as error:
         return _Variant(sizes, made, pins, error)
 

@@ -1,10 +1,9 @@
-"""The planner: a layout for every value of a whole training step, close to the proved optimum.
+"""Choose a sharding for every op of a training step.
 
-See ``problem`` for the optimisation problem, ``search`` for how it is solved, ``bound`` for the
-certificate, ``closing`` for how both meet, and ``fit`` for the memory limit.
+See ``solve`` for the stages.
 """
 
 from meshdsl.ir.solution import Pins, Solution
-from meshdsl.planner.solve import solve
+from meshdsl.planner.solve import SearchResult, solve
 
-__all__ = ["Pins", "Solution", "solve"]
+__all__ = ["Pins", "SearchResult", "Solution", "solve"]

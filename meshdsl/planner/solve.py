@@ -17,7 +17,7 @@ from meshdsl.planner.problem.build import make_problem, repin, split_stacks
 from meshdsl.planner.problem.model import Model, is_refinement
 from meshdsl.planner.search.search import ROUNDED, evaluated, find, jointly, quick_bound, repair_for_pins
 from meshdsl.planner.search.tie_break import fewest_layouts
-from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
+from meshdsl.util.runtime import Deadline, Submit, gc_paused
 
 _LITTLE = (
     600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does;
@@ -60,7 +60,7 @@ class SearchResult:
         """What the plan takes."""
         return self.model.scale.seconds(self.choice.cost)
 
-    def bound(self) -> float:
+    def certify(self) -> float:
         """Seconds that no plan can be below that fits; nothing is searched any more."""
         bound = self._prove_short()
         if bound <= self.model.scale.seconds(self.free.cost):
@@ -70,19 +70,19 @@ class SearchResult:
 
     def solution(self) -> Solution:
         """The plan with its bound."""
-        return replace(self.draft(), lower_bound=self.bound())
+        return replace(self.unproved_solution(), lower_bound=self.certify())
 
-    def settled(self, start: Submit) -> "SearchResult":
+    def polish(self, submit: Submit) -> "SearchResult":
         """The same or a better plan, where memory is short, and of such as cost the same a simpler one.
 
         Args:
-          start: for the bound of a large step, beside this.
+          submit: runs the bound of a large step concurrently.
         """
         choice, short = self.choice, self.choice is not self.free
         bound = None
         if short:
             fitting = self.fitter.nearer(choice, self.free, self.limit)
-            bound = start_bound(self.fitter, self.free, fitting[0], self.limit, start)
+            bound = start_bound(self.fitter, self.free, fitting[0], self.limit, submit)
             choice, _ = self.fitter.proved(self.fitter.cheaper(fitting, self.free, self.limit), self.limit)
         if jointly(self.model):
             choice = fewest_layouts(self.model, self.fitter.evaluator, choice, self._fits)
@@ -100,22 +100,22 @@ class SearchResult:
         least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.pending)
         return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
 
-    def draft(self) -> Solution:
+    def unproved_solution(self) -> Solution:
         """The plan, with no bound yet."""
-        return written(self.model, self.fitter.pins, self.choice, self.peak)
+        return solution_of(self.model, self.fitter.pins, self.choice, self.peak)
 
-    def hiding(self, hidden: Mapping[int, OverlapWindow]) -> "SearchResult":
+    def with_overlap(self, windows: Mapping[int, OverlapWindow]) -> "SearchResult":
         """The best plan found where moves of some values cost less; cost and bound are those without that.
 
         Raises MemoryLimitError if none was found that fits.
         """
-        model, pins = self.model.hiding(hidden), self.fitter.pins
+        model, pins = self.model.hiding(windows), self.fitter.pins
         fitter = MemoryFitter(model, pins, self.fitter)
         rows = fitter.fit(find(model, lambda _: False, fitter.joint, None, fitter.evaluator)[0], self.limit)[0].rows
         choice = evaluated(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
-    def again(self, pins: Pins, bound: float) -> "SearchResult | None":
+    def replan(self, pins: Pins, bound: float) -> "SearchResult | None":
         """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
 
         Args:
@@ -162,7 +162,7 @@ class SearchResult:
             choice, peak = fitter.proved(choice, self.limit)
         return SearchResult(model, fitter, self.limit, best, choice, peak, prove)
 
-    def spent(self) -> "SearchResult":
+    def released(self) -> "SearchResult":
         """Without what has found it and proved the bound, which may be large."""
         self.fitter.let_go()
         return replace(self, prove=lambda: 0.0, pending=None)
@@ -174,41 +174,40 @@ def solve(
     mesh: Mesh,
     pins: Pins,
     memory: float | None = None,
-    limits: SearchLimits = DEFAULT_LIMITS,
-) -> Solution:
-    """The plan of a program: a signature for every operation and the moves between them.
-
-    Args:
-      memory: limit in bytes per device; None takes the topology's memory.
-
-    Raises PinError if pins cannot be met and MemoryLimitError if no plan within the limit is found.
-    """
-    with worker_pool() as start:
-        return search_plan(program, mesh, pins, memory, limits=limits).settled(start).solution()
-
-
-def search_plan(
-    program: TracedProgram,
-    mesh: Mesh,
-    pins: Pins,
-    memory: float | None = None,
-    clock: Deadline | None = None,
+    deadline: Deadline | None = None,
     limits: SearchLimits = DEFAULT_LIMITS,
 ) -> SearchResult:
-    """As ``solve``, with what only the best of several programs needs left for later: ``settled`` and the proof."""
+    """Returns a good plan of a program that fits the memory, with the steps that are left: polish and certify.
+
+    The stages in order: build the model, search for the cheapest plan whatever its memory, and if that does not fit,
+    search for the cheapest one that does. Of several programs (padded in different ways, say) only the best one is
+    worth the rest:
+
+        with worker_pool() as submit:
+            best = solve(program, mesh, pins).polish(submit)
+            solution = best.solution()  # certified
+
+    Args:
+      memory: limit in bytes per device; None takes the topology's.
+      deadline: after which improvements are skipped.
+
+    Raises:
+      PinError: if no assignment satisfies the pins.
+      MemoryLimitError: if no plan within the limit is found.
+    """
     limit = mesh.topology.memory if memory is None else memory
-    model = Model(make_problem(program, mesh, pins), clock, limits)
+    model = Model(make_problem(program, mesh, pins), deadline, limits)
     fitter = MemoryFitter(model, pins)
-    is_little = len(model.nodes) <= _LITTLE
+    is_small = len(model.nodes) <= _LITTLE
 
-    def worth(choice: CostedPlan) -> bool:
-        return is_little or fitter.peak(choice).bytes <= limit
+    def is_worth_rounds(plan: CostedPlan) -> bool:
+        return is_small or fitter.peak(plan).bytes <= limit
 
-    best, prove = find(model, worth, fitter.joint, None, fitter.evaluator)
-    return SearchResult(model, fitter, limit, best, *fitter.fit(best, limit), prove)
+    free, prove = find(model, is_worth_rounds, fitter.joint, None, fitter.evaluator)
+    return SearchResult(model, fitter, limit, free, *fitter.fit(free, limit), prove)
 
 
-def written(model: Model, pins: Pins, choice: CostedPlan, peak: Peak) -> Solution:
+def solution_of(model: Model, pins: Pins, choice: CostedPlan, peak: Peak) -> Solution:
     """A choice, with its fullest point, as a solution that nothing is proved of."""
     problem = model.problem
     own, uses = layouts_of(model, choice.rows)

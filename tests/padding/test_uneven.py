@@ -13,8 +13,8 @@ from meshdsl.api.plan_variants import plan_program
 from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.padding.min_cut import padded_length, padded_sizes
 from meshdsl.pins import make_pins
-from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
+from tests.planner.graphs import solved
 
 VOCAB, WIDTH, TOKENS = 103, 16, 32
 ADAM = optax.adam(1e-2)
@@ -89,7 +89,7 @@ def test_gpt2s_vocabulary_on_8_devices():
     program, plan = plan_program(trace(step, args), mesh, lambda program: make_pins(program, mesh))
     plain = trace(step, args)
     assert plan.padded == ((50257, 50264),)
-    assert plan.seconds < 0.9 * solve(plain, mesh, make_pins(plain, mesh)).seconds
+    assert plan.seconds < 0.9 * solved(plain, mesh, make_pins(plain, mesh)).seconds
     (logits,) = (op.outputs[0] for op in program.graph.ops if op.name == "exp")
     assert logits.shape == (2048, 50264)
     assert plan.solution.layouts[logits.id] == md.Layout(model=md.S(1))

@@ -13,7 +13,9 @@ from meshdsl.layouts import Layout, Mesh
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
+from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
+from meshdsl.util.runtime import worker_pool
 
 
 def shape(*dims, dtype=jnp.float32):
@@ -65,6 +67,12 @@ def limited(model, **limits):
     other = copy(model)
     other.limits = replace(model.limits, **limits)
     return other
+
+
+def solved(program, mesh, pins, memory=None):
+    """Returns the certified solution of a program, by the stages that ``parallelize`` runs."""
+    with worker_pool() as submit:
+        return solve(program, mesh, pins, memory).polish(submit).solution()
 
 
 def exhaustive(model, largest=400_000):

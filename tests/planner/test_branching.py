@@ -9,7 +9,6 @@ import pytest
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.planner import solve
 from meshdsl.planner.memory.branch_and_bound import BranchAndBound
 from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import Evaluator
@@ -17,7 +16,7 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from meshdsl.util.runtime import Deadline
-from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape, solved
 
 FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all of them to be made
 
@@ -40,9 +39,9 @@ def cheaper_from(plans):
     return sizes
 
 
-def solved(model, limit):
+def solved_within(model, limit):
     problem = model.problem
-    return solve(problem.program, problem.mesh, problem.pins, limit)
+    return solved(problem.program, problem.mesh, problem.pins, limit)
 
 
 @pytest.mark.parametrize(("name", "mesh"), [*((name, ONE) for name in FEW), ("matmul", TWO)], ids=str)
@@ -50,7 +49,7 @@ def test_the_plan_is_the_cheapest_that_fits_and_proved(name, mesh):
     model = problem_of(name, mesh)
     plans = every_plan(model)
     for limit in cheaper_from(plans):
-        found = solved(model, limit)
+        found = solved_within(model, limit)
         cheapest = min(cost for size, cost in plans if size <= limit)
         assert found.peak <= limit
         assert found.seconds == pytest.approx(model.scale.seconds(cheapest), rel=1e-9)
@@ -63,7 +62,7 @@ def test_the_least_possible_is_said_where_nothing_fits(name, less):
     model = problem_of(name, ONE)
     smallest = every_plan(model)[0][0]
     with pytest.raises(MemoryLimitError, match=f"the least possible is {smallest / 1e3:.3g}"):
-        solved(model, smallest - less)
+        solved_within(model, smallest - less)
 
 
 def sorted_sums(shares):

@@ -31,10 +31,9 @@ from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.search import find
-from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
-from tests.planner.graphs import limited, minimum, shape
+from tests.planner.graphs import limited, minimum, shape, solved
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
 
@@ -284,5 +283,5 @@ def test_the_bound_is_no_looser_where_another_plan_is_the_cheapest_at_its_price(
     """A network that is tight around that plan alone proves half of this."""
     program = trace(lambda x: (x * x, x @ x, x + x), (shape(8, 8),))
     mesh = md.Mesh(x=2, y=2, z=2, topology="cpu")
-    found = solve(program, mesh, make_pins(program, mesh), 489.6)
+    found = solved(program, mesh, make_pins(program, mesh), 489.6)
     assert 0.2 * found.seconds < found.lower_bound <= found.seconds

@@ -17,7 +17,6 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.planner import solve
 from meshdsl.planner.bounds import certificate as bound_module
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, in_two
@@ -29,7 +28,7 @@ from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.local_search import close_gap
 from meshdsl.planner.search.search import find, search
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape, solved
 
 SMALL = [("matmul", ONE), ("two layers", ONE), ("shared", ONE), ("gradient", ONE), ("looped", ONE), ("matmul", TWO)]
 
@@ -164,7 +163,7 @@ def test_the_same_problem_has_the_same_solution():
     solutions = []
     for _ in range(2):
         program = trace(step, args)
-        solutions.append(solve(program, TWO, Pins(tuple(map(md.Layout.parse, pins)), (md.Layout(),), (0,))))
+        solutions.append(solved(program, TWO, Pins(tuple(map(md.Layout.parse, pins)), (md.Layout(),), (0,))))
     assert solutions[0] == solutions[1]
 
 
@@ -182,7 +181,7 @@ def test_of_equal_plans_the_one_with_the_fewest_collectives_is_taken(name, least
 PLAN = """
 import hashlib
 from tests.planner.graphs import TWO, layout_of, problem_of
-from meshdsl.planner.search import search
+from meshdsl.planner.search.search import search
 print(hashlib.sha256(search(problem_of("shared", TWO))[0].rows.tobytes()).hexdigest())
 """
 
@@ -206,7 +205,7 @@ def too_small(step, args, pins, mesh, memory):
     program = trace(step, args)
     free = (md.Layout(),) * len(program.outputs)
     with pytest.raises(MemoryLimitError) as error:
-        solve(program, mesh, Pins(tuple(map(md.Layout.parse, pins)), free, (None,) * len(free)), memory=memory)
+        solved(program, mesh, Pins(tuple(map(md.Layout.parse, pins)), free, (None,) * len(free)), memory=memory)
     return str(error.value).splitlines()
 
 
@@ -225,8 +224,8 @@ def test_when_memory_is_short_larger_meshes_are_tried_until_one_fits():
     fitting = tried[-1].removesuffix(", which fits").split(" the least found is ")
     assert tried[-1].endswith(", which fits") and fitting[0] == "on mesh x=1,y=8"
     program = trace(lambda a, b: a @ b, (shape(64, 32), shape(32, 64)))
-    solved = solve(program, md.Mesh(x=1, y=8), Pins((md.Layout(),) * 2, (md.Layout(),), (None,)), memory=13_000.0)
-    assert solved.peak <= 13_000.0
+    fitting = solved(program, md.Mesh(x=1, y=8), Pins((md.Layout(),) * 2, (md.Layout(),), (None,)), memory=13_000.0)
+    assert fitting.peak <= 13_000.0
 
 
 def test_when_memory_is_short_larger_meshes_that_do_not_help_are_left_out():
@@ -246,7 +245,7 @@ def test_when_memory_is_short_what_the_backward_pass_reads_is_summed():
 def test_a_value_that_is_partial_in_two_ways_is_an_error():
     program = trace(lambda a: md.constrain(a + 1.0, "x=P y=P(max)"), (shape(8, 8),))
     with pytest.raises(PinError) as error:
-        solve(program, TWO, Pins((md.Layout(),), (md.Layout(),), (None,)))
+        solved(program, TWO, Pins((md.Layout(),), (md.Layout(),), (None,)))
     assert "pinned to x=P y=P(max), shape [8, 8]" in str(error.value)
     assert "a value is partial in one way only" in str(error.value)
 

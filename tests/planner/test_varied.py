@@ -10,9 +10,8 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.search import find
-from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
-from tests.planner.graphs import limited
+from tests.planner.graphs import limited, solved
 
 MESH = Mesh(data=16, model=8, topology="dgx-h100")
 
@@ -53,8 +52,8 @@ def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
     program, mesh = varied.recurrent(*sizes), Mesh(pod=4, data=4, model=4, topology="dgx-h100")
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, program.layouts)
-    free = solve(traced, mesh, pins, 1e15)
-    assert solve(traced, mesh, pins, 1.05 * free.peak).seconds == free.seconds
+    free = solved(traced, mesh, pins, 1e15)
+    assert solved(traced, mesh, pins, 1.05 * free.peak).seconds == free.seconds
 
 
 def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
