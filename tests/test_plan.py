@@ -1,6 +1,8 @@
 """Plan: what it says, what a diff shows, and what fits a program."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +17,13 @@ from meshdsl.ir.text import fingerprint
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.reshard import ReshardStep, complete, reshard
+from meshdsl.layouts.topology import load_topology, save_topology
 from meshdsl.pins import make_pins
-from meshdsl.plan import build_plan
+from meshdsl.plan import build_plan, load_plan
 from meshdsl.plan.validate import check_same_program
 from tests.programs import F32, MESH, TOPOLOGY, leaf, line, small_plan, small_program, small_solution
+
+SAVED = Path(__file__).parent / "golden" / "saved"  # files that an earlier version wrote
 
 
 def test_printed_plan(golden):
@@ -279,3 +284,15 @@ def test_other_pins():
     assert mismatch(small_program(), layouts={"w": "data=S(0)"}) == [
         "input w: data=S(1) model=B in the plan, pinned to data=S(0) here"
     ]
+
+
+def test_files_of_an_earlier_version_load_and_name_no_module(tmp_path):
+    plan, topology = load_plan(SAVED / "plan.json"), load_topology(SAVED / "topology.toml")
+    plan.save(tmp_path / "plan.json")
+    save_topology(topology, tmp_path / "topology.toml")
+    for name in ("plan.json", "topology.toml"):
+        text = (SAVED / name).read_text()
+        assert (tmp_path / name).read_text() == text
+        assert not re.search(r"\b(meshdsl|layouts|lowering|models)\.\w", text)
+    assert (len(plan.collectives), plan.pipeline.ticks, plan.topology.name) == (7, 6, "dgx-h100")
+    assert topology.axes[0][0] == "pipe" and topology.pieces == 2

@@ -21,7 +21,7 @@ def refused(file):
         load_plan(file)
     title, *rows, remedy = str(caught.value).splitlines()
     assert title == f"'{file}' is a damaged plan file:"
-    assert remedy == "take the file as it was saved, or plan again and save that"
+    assert remedy == "restore the file as it was saved, or plan again and save the new plan"
     return [row.removeprefix("  ") for row in rows]
 
 
@@ -55,50 +55,49 @@ def test_other_white_space_is_no_damage(file):
             put("dta=S(1) model=B", "layouts", 0),
             "layouts[0] 'dta=S(1) model=B': no axis 'dta' in the mesh; did you mean 'data'?",
         ),
-        (put("data=S(1)", "layouts", 0), "layouts[0] 'data=S(1)': nothing is said of axis model"),
+        (put("data=S(1)", "layouts", 0), "layouts[0] 'data=S(1)': no placement for axis model"),
         (
             put("data=S(x) model=B", "layouts", 0),
-            "layouts[0] 'data=S(x) model=B': data=S(x) names a dim; a plan numbers them",
+            "layouts[0] 'data=S(x) model=B': data=S(x) names a dim; plan files number dims",
         ),
         (
             put("data=S(0) model=B", "layouts", 0),
-            "inputs[0] w: data=S(1) model=B, but as value 0 it lies as data=S(0) model=B",
+            "inputs[0] w: data=S(1) model=B, but value 0 has layout data=S(0) model=B",
         ),
         (
             put("data=S(0) model=B", "inputs", 0, "layout"),
-            "inputs[0] w: data=S(0) model=B, but as value 0 it lies as data=S(1) model=B",
+            "inputs[0] w: data=S(0) model=B, but value 0 has layout data=S(1) model=B",
         ),
         (
             put("data=S(5) model=B", "inputs", 0, "layout"),
-            "inputs[0] w: data=S(5) model=B splits dim 5 of float32[8,16]",
+            "inputs[0] w: data=S(5) model=B splits dim 5, which float32[8,16] does not have",
         ),
         (put([6, 16], "inputs", 0, "shape"), None),
         (
             put("data=S(0) model=B", "outputs", 0, "layout"),
-            "outputs[0] 0: data=S(0) model=B, but w, which it replaces, is data=S(1) model=B",
+            "outputs[0] 0: data=S(0) model=B, but w, which it aliases, has layout data=S(1) model=B",
         ),
         (put(0, "mesh", "data"), "mesh: a size is a whole number >= 1"),
-        (lambda d: d["collectives"].pop(0), "collectives: none for moves[0], all-gather over data of 384 bytes"),
-        (put(5, "collectives", 1, "bytes"), "collectives[1]: no move of the plan is all-reduce over data of 5 bytes"),
+        (lambda d: d["collectives"].pop(0), "collectives: missing for moves[0], all-gather over data of 384 bytes"),
+        (put(5, "collectives", 1, "bytes"), "collectives[1]: no reshard step sends all-reduce over data of 5 bytes"),
         (
             put(["model"], "collectives", 1, "axes"),
-            "collectives[1]: no move of the plan is all-reduce over model of 6 bytes",
+            "collectives[1]: no reshard step sends all-reduce over model of 6 bytes",
         ),
         (
             put([["S(0)", "B"], ["S(0)"], 0, []], "signatures", 1),
-            "uses[0]: operation 0 reads operand 0 as model=B, its signature says S(0)",
-        ),
-        (
-            put([["S(0)", "Q"], ["S(0)"], 0, []], "signatures", 0),
-            "signatures[0]: a placement is S(dim), B, P, P(max) or P(min), not 'Q'",
+            "uses[0]: operation 0 uses operand 0 with model=B, but its signature has S(0)",
         ),
         (put([0, [0]], "ops", 0), "ops[0]: 1 signatures for 2 mesh axes"),
-        (put([0, [0, 9]], "ops", 0), "ops[0]: there is no signature 9"),
-        (put([0, [0, -1]], "ops", 0), "ops[0]: there is no signature -1"),
-        (put([0, 0], "values", 1), "values[1]: value 0 is there already, as values[0]"),
-        (put([3, 7], "values", 3), "values[3]: there is no layout 7; they go from 0 to 3"),
-        (put([1, 0, 0], "uses", 2), "uses[2]: operation 1 reads operand 0 as data=S(1), its signature says S(0)"),
-        (put(1, "moves", 0, 5), "moves[0]: starts at data=S(0) model=B, but value 0 lies as data=S(1) model=B"),
+        (put([0, [0, 9]], "ops", 0), "ops[0]: no signature 9"),
+        (put([0, [0, -1]], "ops", 0), "ops[0]: no signature -1"),
+        (put([0, 0], "values", 1), "values[1]: duplicate of values[0], value 0"),
+        (put([3, 7], "values", 3), "values[3]: no layout 7; the file has layouts 0 to 3"),
+        (put([1, 0, 0], "uses", 2), "uses[2]: operation 1 uses operand 0 with data=S(1), but its signature has S(0)"),
+        (
+            put(1, "moves", 0, 5),
+            "moves[0]: starts from data=S(0) model=B, but value 0 is available as data=S(1) model=B",
+        ),
         (put(1, "moves", 0, 6), "moves[0]: no all-gather over data leads from data=S(1) model=B to data=S(0) model=B"),
         (
             put("all-reduce", "moves", 0, 1),
@@ -108,15 +107,15 @@ def test_other_white_space_is_no_damage(file):
             put(["model"], "moves", 0, 2),
             "moves[0]: no all-gather over model leads from data=S(1) model=B to data=B model=B",
         ),
-        (put(77, "moves", 0, 0), "moves[0]: there is no value 77"),
-        (put(77, "spans", 0, 0), "spans[0]: there is no line 77"),
-        (put(3, "spans", 0, 7), "spans: they wait for 4 collectives, of 2"),
-        (put(1e-9, "seconds"), "seconds: not as it was saved"),
-        (put(1.0, "lower_bound"), "lower_bound: not as it was saved"),
-        (put(12, "peak"), "peak: not as it was saved"),
-        (put(1e99, "topology", "flops32"), "topology: not as it was saved"),
-        (put([], "notes"), "notes: not as it was saved"),
-        (put([], "seals"), "name: not as it was saved"),
+        (put(77, "moves", 0, 0), "moves[0]: no value 77"),
+        (put(77, "spans", 0, 0), "spans[0]: no line 77"),
+        (put(3, "spans", 0, 7), "spans: 4 collectives are waited for, of 2"),
+        (put(1e-9, "seconds"), "seconds: changed since it was saved"),
+        (put(1.0, "lower_bound"), "lower_bound: changed since it was saved"),
+        (put(12, "peak"), "peak: changed since it was saved"),
+        (put(1e99, "topology", "flops32"), "topology: changed since it was saved"),
+        (put([], "notes"), "notes: changed since it was saved"),
+        (put([], "seals"), "name: changed since it was saved"),
     ],
 )
 def test_an_edited_entry_is_named(file, edit, said):
@@ -131,6 +130,10 @@ def test_an_edited_entry_is_named(file, edit, said):
         (put("many", "peak"), "Expected `int`, got `str` - at `$.peak`"),
         (put(None, "inputs"), "Expected `array`, got `null` - at `$.inputs`"),
         (put("data=Q", "layouts", 2), "a placement is S(dim), B, P, P(max) or P(min), not 'Q' - at `$.layouts[2]`"),
+        (
+            put([["S(0)", "Q"], ["S(0)"], 0, []], "signatures", 0),
+            "a placement is S(dim), B, P, P(max) or P(min), not 'Q' - at `$.signatures[0][0][1]`",
+        ),
         (
             put(3, "layouts", 2),
             "3 is no layout; write text such as 'data=S(0) model=B', or a Layout - at `$.layouts[2]`",
@@ -169,7 +172,7 @@ def test_a_file_that_was_cut_off(file):
         file.write_bytes(text[:length])
         with pytest.raises(PlanFileError) as caught:
             load_plan(file)
-        assert "is no plan file: " in str(caught.value) or "is a damaged plan file:" in str(caught.value)
+        assert "is not a plan file: " in str(caught.value) or "is a damaged plan file:" in str(caught.value)
 
 
 def test_what_is_no_text(file):

@@ -1,4 +1,4 @@
-"""Files and copies of plans keep all of them; what is no plan file is refused."""
+"""Files and copies of plans keep all of them; other files are refused."""
 
 import pickle
 from copy import deepcopy
@@ -70,10 +70,10 @@ def test_files_have_no_absolute_paths(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("no json", "'FILE' is no plan file: JSON is malformed"),
-        ("[1, 2]", "'FILE' is no plan file: Expected `object`, got `array`"),
-        ('{"version": 1}', "'FILE' is no plan file: Object missing required field `format`"),
-        ('{"format": "x", "version": 1}', "'FILE' is no plan file: its format is 'x'"),
+        ("no json", "'FILE' is not a plan file: JSON is malformed"),
+        ("[1, 2]", "'FILE' is not a plan file: Expected `object`, got `array`"),
+        ('{"version": 1}', "'FILE' is not a plan file: Object missing required field `format`"),
+        ('{"format": "x", "version": 1}', "'FILE' is not a plan file: its format is 'x'"),
         (
             '{"format": "meshdsl plan", "version": 1}',
             "'FILE' is a damaged plan file:\n  Object missing required field `name`",

@@ -1,14 +1,27 @@
-"""What is wrong inside a plan file, entry by entry, as far as it can be seen without the program.
+"""Plan files: JSON with everything needed to read a plan again, to run it, and to see in review what changed.
+
+    {"format":"meshdsl plan",
+    "version":1,
+    ...
+    "moves":[
+    [0,"all-gather",["data"],"S(1)","B",0,3,384,0.000151],
+    ...
+
+Every entry is on a line of its own, so that ``git diff`` shows what changed. The file depends on the plan alone, not on
+the time, the machine or the folder, and it names no Python module. ``PlanFile`` is the one definition of its fields.
+
+A file is read completely or not at all. Plan files are moved between branches, merged and edited by hand, so reading
+checks that the file still describes one plan, and reports every faulty entry:
 
     layouts[2] 'dta=S(1) model=B': no axis 'dta' in the mesh; did you mean 'data'?
-    moves[0]: starts at data=S(0) model=B, but value 4 lies as data=S(1) model=B
-    collectives: none for moves[3], all-gather over data of 384 bytes
+    moves[0]: starts from data=S(0) model=B, but value 4 is available as data=S(1) model=B
+    collectives: missing for moves[3], all-gather over data of 384 bytes
 
-A plan is moved between branches, merged and edited; what runs, and what it says, has to be one
-plan. Whether it is a plan of the program at hand is another question (see ``match`` and ``sound``).
+Whether it is a plan of the program at hand is another question, which ``meshdsl.plan.validate`` answers.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from hashlib import sha256
 from os import PathLike, getpid
 from pathlib import Path
@@ -31,49 +44,54 @@ from meshdsl.plan.types import Array, Collective, Line, PlanData, Span, Timing
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import Lazy
 
-# ---- Record ----------------------------------------------------------------------------------------------------------
-# What a plan file holds, field by field.
-#
-# Layouts and rows of rules are written once, in tables; operations, values and uses refer to
-# them by position. The last field seals the others: a number that was changed by hand is no
-# longer what the planner predicted, and nothing else in the file could tell.
-
-
 VERSION = 1
 FORMAT = "meshdsl plan"
+_SEAL_DIGITS = 16  # hexadecimal digits of the SHA-256 of a field that the file keeps
+_REMEDY = "restore the file as it was saved, or plan again and save the new plan"
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MeshDSLError)
 Seals = tuple[tuple[str, str], ...]
+T = TypeVar("T")
 
 
-class MoveRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A move of one value; layouts by position."""
+# ---- Format ----------------------------------------------------------------------------------------------------------
+
+
+class SignatureRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A row of a sharding rule: the fields of ``Signature``."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    size: int = 0
+    collectives: tuple[Exchange, ...] = ()
+
+
+class StepRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A reshard step of one value: the fields of ``ReshardStep``, layouts by position in the table."""
 
     value: int
     kind: str
     axes: tuple[str, ...]
-    source: str
-    target: str
+    source: Placement
+    target: Placement
     before: int
     after: int
     bytes: int
     seconds: float
 
 
-class SignatureRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A row of a rule."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    size: int = 0
-    collectives: tuple[Exchange, ...] = ()
-
-
 class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file.
+    """The fields of the file, in their order.
+
+    Most are attributes of ``PlanData`` under the same name, and ``OF_SOLUTION`` lists those of its ``Solution``. The
+    other parts of a solution are tables, which write every layout and signature once and refer to it by position.
 
     Args:
-      ops: (op id, a signature per mesh axis).
-      values: (value id, its own layout).
-      uses: (op id, operand, the layout it is read in).
+      ops: (operation id, position of a signature for each mesh axis).
+      values: (value id, position of the layout at its producer).
+      uses: (operation id, operand index, position of the layout in which it is used).
+      moves: reshard steps, in an order in which each starts from a layout that is available.
+      seals: per field, the beginning of its SHA-256: a number that was edited by hand is not what the planner
+        predicted, and nothing else in the file could tell.
     """
 
     format: str
@@ -102,286 +120,127 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: list[tuple[int, tuple[int, ...]]]
     values: list[tuple[int, int]]
     uses: list[tuple[int, int, int]]
-    moves: list[MoveRecord]
+    moves: list[StepRecord]
     padded: tuple[tuple[int, int], ...]
     seals: Seals
     pipeline: Pipelined | None = None
 
+    @property
+    def planned_mesh(self) -> Mesh:
+        """The mesh with its topology; NotationError if its axes are not those of a mesh."""
+        return Mesh.parse(",".join(f"{name}={size}" for name, size in self.mesh.items()), self.topology)
+
+
+OF_SOLUTION = {  # fields of the file that are attributes of the solution, with the attribute
+    "seconds": "seconds",
+    "lower_bound": "lower_bound",
+    "peak": "peak",
+    "peak_op": "peak_op",
+    "held_values": "held",
+    "solver_notes": "notes",
+}
+
 
 class PlanFileHead(msgspec.Struct):
-    """What every version of the file begins with."""
+    """The beginning of the file, the same in every version."""
 
     format: str
     version: int
 
 
-def seals_of(fields: Mapping[str, Any]) -> Seals:
-    """Per field, the beginning of the SHA-256 of its JSON."""
-    return tuple((name, sha256(as_json(fields[name])).hexdigest()[:16]) for name in fields if name != "seals")
-
-
-def broken_seals(fields: Mapping[str, Any]) -> Iterator[str]:
-    """A row per field of a file that is not as it was saved."""
-    sealed = dict(fields["seals"])
-    for name, seal in seals_of(fields):
-        if sealed.get(name) != seal:
-            yield f"{name}: not as it was saved"
-
-
 def as_json(value: Any) -> bytes:
-    """JSON without spaces, layouts and placements as text."""
+    """JSON without spaces; layouts and placements are written as text."""
     return msgspec.json.encode(value, enc_hook=_as_text)
 
 
 def _as_text(value: Any) -> str:
-    """Of what JSON has no form for, only these are written as text; a number of another library would be damage."""
+    """Only these types become text: writing a number of another library as text would damage the file."""
     if isinstance(value, Layout | Placement):
         return str(value)
-    raise TypeError(f"a plan file holds no {type(value).__name__}: {value!r}")
+    raise TypeError(f"a plan file cannot hold a {type(value).__name__}: {value!r}")
 
 
-# ---- Damage ----------------------------------------------------------------------------------------------------------
-
-
-Sent = tuple[str, tuple[str, ...], int]  # kind, axes and bytes of a collective
-
-
-def file_faults(f: PlanFile) -> list[str]:
-    """A row per entry that is wrong; tables first, as all else refers to them."""
-    for stage in (_tables, _positions, _content):
-        rows = list(stage(f))
-        if rows:
-            return rows
-    return []
-
-
-def mesh_of(f: PlanFile) -> Mesh:
-    """The mesh of the plan; NotationError if there is none of these axes."""
-    return Mesh.parse(",".join(f"{name}={size}" for name, size in f.mesh.items()), f.topology)
-
-
-def _tables(f: PlanFile) -> Iterator[str]:
+def _from_text(kind: type, value: Any) -> Any:
     try:
-        mesh = mesh_of(f)
-    except MeshDSLError as error:
-        yield f"mesh: {first_line(error)}"
-        return
-    for i, layout in enumerate(f.layouts):
-        yield from (f"layouts[{i}] '{layout}': {text}" for text in _axis_faults(layout, mesh))
-    for name, arrays in (("inputs", f.inputs), ("outputs", f.outputs)):
-        for i, array in enumerate(arrays):
-            yield from (f"{_array(name, i, array)}: {text}" for text in _array_faults(array, mesh))
-    for i, signature in enumerate(f.signatures):
-        yield from _unreadable(f"signatures[{i}]", (*signature.inputs, *signature.outputs))
-    for i, move in enumerate(f.moves):
-        yield from _unreadable(f"moves[{i}]", (move.source, move.target))
+        if issubclass(kind, Layout):
+            return Layout.of(value)
+        if not isinstance(value, str):
+            raise NotationError(f"{is_a(value)}, not the text of a placement")
+        return parse_placement(value)
+    except NotationError as error:  # msgspec adds the place to a ValueError
+        raise ValueError(first_line(error)) from error
 
 
-def _axis_faults(layout: Layout, mesh: Mesh) -> Iterator[str]:
-    for axis in layout.axes:
-        if axis not in mesh.names:
-            yield f"no axis {axis!r} in the mesh{nearest(axis, mesh.names)}"
-        elif isinstance(at := layout.on(axis), Split) and isinstance(at.dim, str):
-            yield f"{axis}={at} names a dim; a plan numbers them"
-    missing = [axis for axis in mesh.names if axis not in layout.axes]
-    if missing:
-        yield f"nothing is said of axis {', '.join(missing)}"
+# ---- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def _array(name: str, i: int, array: Array) -> str:
-    return f"{name}[{i}] {array.path}".rstrip()
+class _Table(dict[T, int]):
+    """Positions of distinct values, numbered in the order in which they are first looked up."""
 
-
-def _array_faults(array: Array, mesh: Mesh) -> Iterator[str]:
-    found = list(_axis_faults(array.layout, mesh))
-    yield from found
-    beyond = [p.dim for _, p in array.layout.placements if isinstance(p, Split) and p is not _within(p, array.shape)]
-    if beyond and not found:
-        yield f"{array.layout} splits dim {beyond[0]} of {array.type}"
-    elif not found and not fits(array.layout, array.shape, mesh):
-        yield f"{array.layout} does not divide {array.type} on mesh {mesh}"
-
-
-def _within(p: Split, shape: Sequence[int]) -> Split | None:
-    return p if isinstance(p.dim, int) and p.dim < len(shape) else None
-
-
-def _unreadable(entry: str, texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        try:
-            parse_placement(text)
-        except MeshDSLError as error:
-            yield f"{entry}: {first_line(error)}"
-
-
-def _positions(f: PlanFile) -> Iterator[str]:
-    """Entries that refer to a layout, signature or value that is not there, or that are there twice."""
-    layouts, known = len(f.layouts), {value for value, _ in f.values}
-    for i, (_, rows) in enumerate(f.ops):
-        yield from (_absent("ops", i, "signature", row) for row in rows if not 0 <= row < len(f.signatures))
-        if len(rows) != len(f.mesh):
-            yield f"ops[{i}]: {len(rows)} signatures for {len(f.mesh)} mesh axes"
-    for i, (_, at) in enumerate(f.values):
-        yield from _layout("values", i, at, layouts)
-    for i, (_, _, at) in enumerate(f.uses):
-        yield from _layout("uses", i, at, layouts)
-    for i, move in enumerate(f.moves):
-        yield from (row for at in (move.before, move.after) for row in _layout("moves", i, at, layouts))
-        if move.value not in known:
-            yield _absent("moves", i, "value", move.value)
-    yield from (_absent("spans", i, "line", s.line) for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
-    yield from _twice("ops", "operation", [op for op, _ in f.ops])
-    yield from _twice("values", "value", [value for value, _ in f.values])
-    yield from _twice("uses", "operand", [(op, operand) for op, operand, _ in f.uses])
-
-
-def _absent(table: str, i: int, noun: str, number: int) -> str:
-    return f"{table}[{i}]: there is no {noun} {number}"
-
-
-def _layout(table: str, i: int, at: int, count: int) -> Iterator[str]:
-    if not 0 <= at < count:
-        yield f"{_absent(table, i, 'layout', at)}; they go from 0 to {count - 1}"
-
-
-def _twice(table: str, noun: str, ids: Sequence[object]) -> Iterator[str]:
-    first: dict[object, int] = {}
-    for i, one in enumerate(ids):
-        if first.setdefault(one, i) != i:
-            yield f"{table}[{i}]: {noun} {one} is there already, as {table}[{first[one]}]"
-
-
-def _content(f: PlanFile) -> Iterator[str]:
-    mesh = mesh_of(f)
-    for check in _CHECKS:
-        yield from check(f, mesh)
-
-
-def _boundary(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """Inputs are the first values; outputs lie as the inputs they replace."""
-    own = {value: f.layouts[at] for value, at in f.values}
-    paths = {array.path: array.layout for array in f.inputs}
-    for i, array in enumerate(f.inputs):
-        if own.get(i) != array.layout:
-            yield f"{_array('inputs', i, array)}: {array.layout}, but as value {i} it lies as {own.get(i)}"
-    for i, array in enumerate(f.outputs):
-        if array.follows and paths.get(array.follows) != array.layout:
-            there = paths.get(array.follows, "no input")
-            yield f"{_array('outputs', i, array)}: {array.layout}, but {array.follows}, which it replaces, is {there}"
-
-
-def _readings(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """Every operation reads its operands as its signatures say."""
-    rows = {op: [f.signatures[i] for i in found] for op, found in f.ops}
-    for i, (op, operand, at) in enumerate(f.uses):
-        for axis, row in zip(mesh.names, rows.get(op, ()), strict=False):
-            read = f.layouts[at].on(axis)
-            said = _operand(row.inputs, operand)
-            if said is not read:
-                yield f"uses[{i}]: operation {op} reads operand {operand} as {axis}={read}, its signature says {said}"
-
-
-def _operand(inputs: Sequence[str], operand: int) -> Placement | None:
-    return parse_placement(inputs[operand]) if 0 <= operand < len(inputs) else None
-
-
-def _moves(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """Every move is one of the table of moves and starts where the value lies by then."""
-    lies = {value: [f.layouts[at]] for value, at in f.values}
-    for i, m in enumerate(f.moves):
-        before, after = f.layouts[m.before], f.layouts[m.after]
-        if before not in lies[m.value]:
-            there = " and ".join(map(str, lies[m.value]))
-            yield f"moves[{i}]: starts at {before}, but value {m.value} lies as {there}"
-        elif not _is_move(m, before, after, mesh):
-            yield f"moves[{i}]: no {m.kind} over {','.join(m.axes)} leads from {before} to {after}"
-        lies[m.value].append(after)
-
-
-def _is_move(m: MoveRecord, before: Layout, after: Layout, mesh: Mesh) -> bool:
-    splits = (p.dim for layout in (before, after) for _, p in layout.placements if isinstance(p, Split))
-    rank = 1 + max((dim for dim in splits if isinstance(dim, int)), default=-1)
-    ends = (m.kind, m.axes, parse_placement(m.source), parse_placement(m.target), after)
-    return any((a.kind, a.axes, a.source, a.target, a.after) == ends for a in reshard_edges(before, rank, mesh))
-
-
-def _collectives(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """A collective is listed for every move that is one, and no other but those inside local programs."""
-    listed: dict[Sent, list[int]] = {}
-    for i, c in enumerate(f.collectives):
-        listed.setdefault((c.kind, c.axes, c.bytes), []).append(i)
-    for i, m in enumerate(f.moves):
-        if m.kind in COLLECTIVES:
-            sent = (m.kind, m.axes, m.bytes)
-            if listed.get(sent):
-                listed[sent].pop()
-            else:
-                yield f"collectives: none for moves[{i}], {_sent(sent)}"
-    if not any(signature.collectives for signature in f.signatures):
-        left = ((i, sent) for sent, found in listed.items() for i in found)
-        yield from (f"collectives[{i}]: no move of the plan is {_sent(sent)}" for i, sent in left)
-
-
-def _spans(f: PlanFile, mesh: Mesh) -> Iterator[str]:
-    """Every collective has a line and is waited for once."""
-    known = {line.source for line in f.lines}
-    lost = ((i, c.source) for i, c in enumerate(f.collectives) if c.source not in known)
-    yield from (f"collectives[{i}]: there is no line {source!r}" for i, source in lost)
-    waited = sum(span.collectives for span in f.spans)
-    if waited != len(f.collectives):
-        yield f"spans: they wait for {waited} collectives, of {len(f.collectives)}"
-
-
-def _sent(sent: Sent) -> str:
-    kind, axes, size = sent
-    return f"{kind} over {','.join(axes)} of {size} bytes"
-
-
-_CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (_boundary, _readings, _moves, _collectives, _spans)
-
-
-# ---- File ------------------------------------------------------------------------------------------------------------
-# Plan files: JSON with everything needed to read a plan again and to run it.
-#
-# Every entry stands on a line of its own, so that ``git diff`` shows what changed. Nothing in it
-# depends on the time, the machine or the folder. A file is read whole or not at all: one that
-# was cut off, merged or edited is an error that names the entries.
-
-
-_REMEDY = "take the file as it was saved, or plan again and save that"
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MeshDSLError)
-T = TypeVar("T")
-
-
-class _LayoutTable(dict[T, int]):
-    """Things by the position at which they were first asked for."""
-
-    def __missing__(self, thing: T) -> int:
-        self[thing] = len(self)
-        return self[thing]
-
-
-def plan_bytes(plan: PlanData) -> bytes:
-    """The file of a plan."""
-    fields = msgspec.structs.asdict(_record(plan))
-    lines = (f'"{name}":{_lines(value)}' for name, value in {**fields, "seals": seals_of(fields)}.items())
-    return ("{" + ",\n".join(lines) + "}\n").encode()
+    def __missing__(self, value: T) -> int:
+        self[value] = len(self)
+        return self[value]
 
 
 def save_plan(plan: PlanData, path: str | PathLike[str]) -> None:
-    """Write a plan to a file, all of it or nothing; PlanFileError if that cannot be."""
+    """Writes a plan to a file, completely or not at all; PlanFileError if that fails."""
     file = _path(path)
-    begun = file.with_name(f"{file.name}.{getpid()}.part")
+    partial = file.with_name(f"{file.name}.{getpid()}.part")
     try:
-        begun.write_bytes(plan_bytes(plan))
-        begun.replace(file)
+        partial.write_bytes(plan_bytes(plan))
+        partial.replace(file)
     except OSError as error:
-        begun.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise PlanFileError(f"cannot write the plan file {str(file)!r}: {error.strerror}") from error
 
 
+def plan_bytes(plan: PlanData) -> bytes:
+    """The content of the file of a plan."""
+    content = _content(plan)
+    content["seals"] = _seals(content)
+    return ("{" + ",\n".join(f'"{name}":{_lines(value)}' for name, value in content.items()) + "}\n").encode()
+
+
+def _content(plan: PlanData) -> dict[str, Any]:
+    """The fields of the file by name, in their order, without the seals."""
+    s = plan.solution
+    layouts, signatures = _Table[Layout](), _Table[Signature]()
+    given: dict[str, Any] = {"format": FORMAT, "version": VERSION, "mesh": dict(plan.mesh), "seals": ()}
+    given |= {name: getattr(s, attribute) for name, attribute in OF_SOLUTION.items()}
+    given["ops"] = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
+    given["values"] = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]
+    given["uses"] = [(op, i, layouts[layout]) for (op, i), layout in sorted(s.uses.items())]
+    given["moves"] = [
+        StepRecord(value, m.kind, m.axes, m.source, m.target, layouts[m.before], layouts[m.after], m.bytes, m.seconds)
+        for value, tree in sorted(s.trees.items())
+        for m in tree
+    ]
+    given["layouts"] = list(layouts)
+    given["signatures"] = [SignatureRecord(row.inputs, row.outputs, row.size, row.collectives) for row in signatures]
+    return {name: given[name] if name in given else getattr(plan, name) for name in PlanFile.__struct_fields__}
+
+
+def _lines(value: Any) -> str:
+    """JSON with one line per entry of a list."""
+    if isinstance(value, list | tuple) and value:
+        return "[\n" + ",\n".join(as_json(entry).decode() for entry in value) + "\n]"
+    return as_json(value).decode()
+
+
+def _seals(content: Mapping[str, Any]) -> Seals:
+    digests = ((name, sha256(as_json(value)).hexdigest()) for name, value in content.items() if name != "seals")
+    return tuple((name, digest[:_SEAL_DIGITS]) for name, digest in digests)
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
 def read_plan(path: str | PathLike[str]) -> PlanData:
-    """The plan in a file; PlanFileError if there is none, one of another version, or one that was damaged."""
+    """The plan in a file.
+
+    Raises:
+      PlanFileError: the file cannot be read, is not a plan file, has another version, or was damaged.
+    """
     file = _path(path)
     try:
         data = file.read_bytes()
@@ -389,13 +248,19 @@ def read_plan(path: str | PathLike[str]) -> PlanData:
         raise PlanFileError(f"cannot read the plan file {str(file)!r}: {error.strerror}") from error
     _check_head(str(file), data)
     try:
-        record = msgspec.json.decode(data, type=PlanFile, dec_hook=_decode)
-        rows = [*broken_seals(msgspec.json.decode(data)), *file_faults(record)]
+        record = msgspec.json.decode(data, type=PlanFile, dec_hook=_from_text)
+        rows = [*_broken_seals(msgspec.json.decode(data)), *file_faults(record)]
     except _UNREADABLE as error:
         rows = [str(error)]
     if rows:
         raise PlanFileError(faults(f"{str(file)!r} is a damaged plan file:", shortened(rows), _REMEDY))
-    return _plan(record)
+    plain = {field.name for field in fields(PlanData)} & {*PlanFile.__struct_fields__}
+    return PlanData(
+        **{name: getattr(record, name) for name in plain},
+        identity=Lazy.known(record.fingerprint),
+        solution=_solution(record),
+        timing=Lazy.known(Timing(record.spans, record.simulated_seconds)),
+    )
 
 
 def _path(path: object) -> Path:
@@ -408,110 +273,220 @@ def _check_head(path: str, data: bytes) -> None:
     try:
         head = msgspec.json.decode(data, type=PlanFileHead)
     except _UNREADABLE as error:
-        raise PlanFileError(f"{path!r} is no plan file: {error}\nplan.save(path) writes one") from error
+        raise PlanFileError(f"{path!r} is not a plan file: {error}\nplan.save(path) writes one") from error
     if head.format != FORMAT:
-        raise PlanFileError(f"{path!r} is no plan file: its format is {head.format!r}\nplan.save(path) writes one")
+        raise PlanFileError(f"{path!r} is not a plan file: its format is {head.format!r}\nplan.save(path) writes one")
     if head.version != VERSION:
         rows = [f"version: {head.version} in the file, {VERSION} in this meshdsl"]
         raise PlanFileError(faults(f"{path!r} is a plan file of another version:", rows, "plan again and save it"))
 
 
-def _record(plan: PlanData) -> PlanFile:
-    """What the file says, before it is sealed."""
-    s = plan.solution
-    layouts: _LayoutTable[Layout] = _LayoutTable()
-    signatures: _LayoutTable[Signature] = _LayoutTable()
-    ops = [(op, tuple(signatures[row] for row in rows)) for op, rows in sorted(s.rows.items())]
-    values = [(value, layouts[layout]) for value, layout in sorted(s.layouts.items())]
-    uses = [(op, i, layouts[layout]) for (op, i), layout in sorted(s.uses.items())]
-    moves = [_moved(value, move, layouts) for value, tree in sorted(s.trees.items()) for move in tree]
-    return PlanFile(
-        format=FORMAT,
-        version=VERSION,
-        name=plan.name,
-        fingerprint=plan.fingerprint,
-        mesh=dict(plan.mesh),
-        topology=plan.topology,
-        seconds=s.seconds,
-        lower_bound=s.lower_bound,
-        simulated_seconds=plan.simulated_seconds,
-        peak=s.peak,
-        peak_op=s.peak_op,
-        held=plan.held,
-        held_values=s.held,
-        notes=plan.notes,
-        solver_notes=s.notes,
-        operations=dict(plan.operations),
-        inputs=plan.inputs,
-        outputs=plan.outputs,
-        collectives=plan.collectives,
-        lines=plan.lines,
-        spans=plan.spans,
-        layouts=list(layouts),
-        signatures=[SignatureRecord(_texts(r.inputs), _texts(r.outputs), r.size, r.collectives) for r in signatures],
-        ops=ops,
-        values=values,
-        uses=uses,
-        moves=moves,
-        padded=plan.padded,
-        pipeline=plan.pipeline,
-        seals=(),
-    )
-
-
-def _moved(value: int, m: ReshardStep, layouts: _LayoutTable[Layout]) -> MoveRecord:
-    ends = (str(m.source), str(m.target), layouts[m.before], layouts[m.after])
-    return MoveRecord(value, m.kind, m.axes, *ends, m.bytes, m.seconds)
-
-
-def _plan(f: PlanFile) -> PlanData:
-    arrays = f.inputs, f.outputs, f.collectives, f.held
-    more = f.padded, f.pipeline, f.lines, Lazy.known(Timing(f.spans, f.simulated_seconds))
-    return PlanData(f.name, Lazy.known(f.fingerprint), f.operations, *arrays, f.notes, _solution(f), *more)
+def _broken_seals(content: Mapping[str, Any]) -> Iterator[str]:
+    sealed = dict(content["seals"])
+    for name, seal in _seals(content):
+        if sealed.get(name) != seal:
+            yield f"{name}: changed since it was saved"
 
 
 def _solution(f: PlanFile) -> Solution:
-    rows = [Signature(_placements(s.inputs), _placements(s.outputs), s.size, s.collectives) for s in f.signatures]
+    rows = [Signature(s.inputs, s.outputs, s.size, s.collectives) for s in f.signatures]
     trees: dict[int, list[ReshardStep]] = {}
     for m in f.moves:
-        ends = (parse_placement(m.source), parse_placement(m.target), f.layouts[m.before], f.layouts[m.after])
-        trees.setdefault(m.value, []).append(ReshardStep(m.kind, m.axes, *ends, m.bytes, m.seconds))
+        before, after = f.layouts[m.before], f.layouts[m.after]
+        step = ReshardStep(m.kind, m.axes, m.source, m.target, before, after, m.bytes, m.seconds)
+        trees.setdefault(m.value, []).append(step)
     return Solution(
-        mesh=mesh_of(f),
-        rows={op: tuple(rows[i] for i in picked) for op, picked in f.ops},
+        mesh=f.planned_mesh,
+        rows={op: tuple(rows[i] for i in chosen) for op, chosen in f.ops},
         layouts={value: f.layouts[i] for value, i in f.values},
         uses={(op, i): f.layouts[at] for op, i, at in f.uses},
         trees={value: tuple(tree) for value, tree in trees.items()},
-        seconds=f.seconds,
-        lower_bound=f.lower_bound,
-        peak=f.peak,
-        peak_op=f.peak_op,
-        held=f.held_values,
-        notes=f.solver_notes,
+        **{attribute: getattr(f, name) for name, attribute in OF_SOLUTION.items()},
     )
 
 
-def _lines(value: Any) -> str:
-    """JSON with one line per entry of a list."""
-    if isinstance(value, (list, tuple)) and value:
-        return "[\n" + ",\n".join(_json(entry) for entry in value) + "\n]"
-    return _json(value)
+# ---- Faults: the tables ----------------------------------------------------------------------------------------------
+
+Sent = tuple[str, tuple[str, ...], int]  # kind, axes and bytes of a collective
 
 
-def _json(value: Any) -> str:
-    return as_json(value).decode()
+def file_faults(f: PlanFile) -> list[str]:
+    """One row per faulty entry; faults of the tables come alone, as everything else refers to them."""
+    for stage in (_table_faults, _reference_faults, _consistency_faults):
+        rows = list(stage(f))
+        if rows:
+            return rows
+    return []
 
 
-def _decode(kind: type, value: Any) -> Any:
+def _table_faults(f: PlanFile) -> Iterator[str]:
     try:
-        return Layout.of(value)
-    except NotationError as error:  # msgspec adds the place to a ValueError
-        raise ValueError(first_line(error)) from error
+        mesh = f.planned_mesh
+    except MeshDSLError as error:
+        yield f"mesh: {first_line(error)}"
+        return
+    for i, layout in enumerate(f.layouts):
+        yield from (f"layouts[{i}] '{layout}': {text}" for text in _axis_faults(layout, mesh))
+    for name, arrays in (("inputs", f.inputs), ("outputs", f.outputs)):
+        for i, array in enumerate(arrays):
+            yield from (f"{_entry(name, i, array)}: {text}" for text in _array_faults(array, mesh))
 
 
-def _texts(placements: tuple[Placement, ...]) -> tuple[str, ...]:
-    return tuple(map(str, placements))
+def _entry(name: str, i: int, array: Array) -> str:
+    return f"{name}[{i}] {array.path}".rstrip()
 
 
-def _placements(texts: tuple[str, ...]) -> tuple[Placement, ...]:
-    return tuple(map(parse_placement, texts))
+def _axis_faults(layout: Layout, mesh: Mesh) -> Iterator[str]:
+    for axis in layout.axes:
+        if axis not in mesh.names:
+            yield f"no axis {axis!r} in the mesh{nearest(axis, mesh.names)}"
+        elif isinstance(at := layout.on(axis), Split) and isinstance(at.dim, str):
+            yield f"{axis}={at} names a dim; plan files number dims"
+    missing = [axis for axis in mesh.names if axis not in layout.axes]
+    if missing:
+        yield f"no placement for axis {', '.join(missing)}"
+
+
+def _array_faults(array: Array, mesh: Mesh) -> Iterator[str]:
+    found = list(_axis_faults(array.layout, mesh))
+    if found:
+        yield from found
+        return
+    split = [p.dim for _, p in array.layout.placements if isinstance(p, Split)]
+    beyond = [dim for dim in split if not isinstance(dim, int) or dim >= len(array.shape)]
+    if beyond:
+        yield f"{array.layout} splits dim {beyond[0]}, which {array.type} does not have"
+    elif not fits(array.layout, array.shape, mesh):
+        yield f"{array.layout} does not divide {array.type} on mesh {mesh}"
+
+
+# ---- Faults: references between tables -------------------------------------------------------------------------------
+
+
+def _reference_faults(f: PlanFile) -> Iterator[str]:
+    """References to a layout, signature, value or line that does not exist, and duplicate entries."""
+    values = {value for value, _ in f.values}
+
+    def layout(table: str, i: int, at: int) -> Iterator[str]:
+        if not 0 <= at < len(f.layouts):
+            yield f"{table}[{i}]: no layout {at}; the file has layouts 0 to {len(f.layouts) - 1}"
+
+    for i, (_, rows) in enumerate(f.ops):
+        yield from (f"ops[{i}]: no signature {row}" for row in rows if not 0 <= row < len(f.signatures))
+        if len(rows) != len(f.mesh):
+            yield f"ops[{i}]: {len(rows)} signatures for {len(f.mesh)} mesh axes"
+    for i, (_, at) in enumerate(f.values):
+        yield from layout("values", i, at)
+    for i, (_, _, at) in enumerate(f.uses):
+        yield from layout("uses", i, at)
+    for i, move in enumerate(f.moves):
+        yield from (*layout("moves", i, move.before), *layout("moves", i, move.after))
+        if move.value not in values:
+            yield f"moves[{i}]: no value {move.value}"
+    yield from (f"spans[{i}]: no line {s.line}" for i, s in enumerate(f.spans) if not 0 <= s.line < len(f.lines))
+    yield from _duplicates("ops", "operation", [op for op, _ in f.ops])
+    yield from _duplicates("values", "value", [value for value, _ in f.values])
+    yield from _duplicates("uses", "operand", [(op, operand) for op, operand, _ in f.uses])
+
+
+def _duplicates(table: str, noun: str, ids: Sequence[object]) -> Iterator[str]:
+    first: dict[object, int] = {}
+    for i, one in enumerate(ids):
+        if first.setdefault(one, i) != i:
+            yield f"{table}[{i}]: duplicate of {table}[{first[one]}], {noun} {one}"
+
+
+# ---- Faults: one plan ------------------------------------------------------------------------------------------------
+
+
+def _consistency_faults(f: PlanFile) -> Iterator[str]:
+    mesh = f.planned_mesh
+    for check in _CHECKS:
+        yield from check(f, mesh)
+
+
+def _boundary_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """The first values are the inputs, and an output has the layout of the input that it aliases."""
+    own = {value: f.layouts[at] for value, at in f.values}
+    paths = {array.path: array.layout for array in f.inputs}
+    for i, array in enumerate(f.inputs):
+        if own.get(i) != array.layout:
+            yield f"{_entry('inputs', i, array)}: {array.layout}, but value {i} has layout {own.get(i)}"
+    for i, array in enumerate(f.outputs):
+        if array.follows and paths.get(array.follows) != array.layout:
+            alias = f"layout {paths[array.follows]}" if array.follows in paths else "no entry in inputs"
+            yield f"{_entry('outputs', i, array)}: {array.layout}, but {array.follows}, which it aliases, has {alias}"
+
+
+def _use_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Every operation uses its operands in the layouts of its signatures."""
+    rows = {op: [f.signatures[i] for i in found] for op, found in f.ops}
+    for i, (op, operand, at) in enumerate(f.uses):
+        for axis, row in zip(mesh.names, rows.get(op, ()), strict=False):
+            used = f.layouts[at].on(axis)
+            signed = row.inputs[operand] if 0 <= operand < len(row.inputs) else None
+            if signed is not used:
+                yield (
+                    f"uses[{i}]: operation {op} uses operand {operand} with {axis}={used}, "
+                    f"but its signature has {signed}"
+                )
+
+
+def _step_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Every reshard step exists, and starts from a layout that is available by then."""
+    available = {value: [f.layouts[at]] for value, at in f.values}
+    for i, m in enumerate(f.moves):
+        before, after = f.layouts[m.before], f.layouts[m.after]
+        if before not in available[m.value]:
+            there = " and ".join(map(str, available[m.value]))
+            yield f"moves[{i}]: starts from {before}, but value {m.value} is available as {there}"
+        elif not _is_step(m, before, after, mesh):
+            yield f"moves[{i}]: no {m.kind} over {','.join(m.axes)} leads from {before} to {after}"
+        available[m.value].append(after)
+
+
+def _is_step(m: StepRecord, before: Layout, after: Layout, mesh: Mesh) -> bool:
+    splits = (p.dim for layout in (before, after) for _, p in layout.placements if isinstance(p, Split))
+    rank = 1 + max((dim for dim in splits if isinstance(dim, int)), default=-1)
+    step = (m.kind, m.axes, m.source, m.target, after)
+    return any((e.kind, e.axes, e.source, e.target, e.after) == step for e in reshard_edges(before, rank, mesh))
+
+
+def _collective_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """The collectives are those of the reshard steps, and of local programs where signatures have any."""
+    listed: dict[Sent, list[int]] = {}
+    for i, c in enumerate(f.collectives):
+        listed.setdefault((c.kind, c.axes, c.bytes), []).append(i)
+    for i, m in enumerate(f.moves):
+        if m.kind in COLLECTIVES:
+            sent = (m.kind, m.axes, m.bytes)
+            if listed.get(sent):
+                listed[sent].pop()
+            else:
+                yield f"collectives: missing for moves[{i}], {_sent_text(sent)}"
+    if not any(signature.collectives for signature in f.signatures):
+        rest = ((i, sent) for sent, positions in listed.items() for i in positions)
+        yield from (f"collectives[{i}]: no reshard step sends {_sent_text(sent)}" for i, sent in rest)
+
+
+def _sent_text(sent: Sent) -> str:
+    kind, axes, size = sent
+    return f"{kind} over {','.join(axes)} of {size} bytes"
+
+
+def _span_faults(f: PlanFile, mesh: Mesh) -> Iterator[str]:
+    """Every collective has a line, and exactly one span waits for it."""
+    known = {line.source for line in f.lines}
+    yield from (f"collectives[{i}]: no line {c.source!r}" for i, c in enumerate(f.collectives) if c.source not in known)
+    waited = sum(span.collectives for span in f.spans)
+    if waited != len(f.collectives):
+        yield f"spans: {waited} collectives are waited for, of {len(f.collectives)}"
+
+
+_CHECKS: tuple[Callable[[PlanFile, Mesh], Iterator[str]], ...] = (
+    _boundary_faults,
+    _use_faults,
+    _step_faults,
+    _collective_faults,
+    _span_faults,
+)

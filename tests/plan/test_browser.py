@@ -111,7 +111,7 @@ def test_a_plan_given_and_a_plan_chosen_are_compared_alike(show, plan, other, tm
     assert page.locator("#compare").inner_text() == given
     (tmp_path / "r.json").write_text("{}")
     page.locator("input[type=file]").set_input_files(tmp_path / "r.json")
-    page.get_by_text("r.json is no plan file").wait_for(timeout=5000)
+    page.get_by_text("r.json is not a plan file").wait_for(timeout=5000)
 
 
 def test_pictures_are_kept(show, pipelined):

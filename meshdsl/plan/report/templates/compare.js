@@ -12,7 +12,7 @@ function showCompare(place) {
       show(comparable(JSON.parse(await chosen.text())));
     } catch (error) {
       found.replaceChildren();
-      said.textContent = `${chosen.name} is no plan file that can be read here: ${error.message}`;
+      said.textContent = `${chosen.name} is not a plan file of this version: ${error.message}`;
     }
   }
 
