@@ -11,7 +11,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import BudgetError, LayoutError, PlanFileError
-from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, check_graph
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts import Layout, Mesh

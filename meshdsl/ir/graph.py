@@ -13,15 +13,14 @@
 
 Every value is defined once: as a graph input or by one operation; uses lie after it in the
 same graph. A body sees nothing of the graph around it but its own inputs: what a loop
-closes over is passed as a const. ``check_graph`` enforces the grammar.
+closes over is passed as a const. ``check.check_graph`` enforces the grammar.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
-from meshdsl.errors import TraceError
 from meshdsl.schedules.pipelined import Pipelined
 
 LOOPS = ("scan", "while", "cond")
@@ -56,6 +55,9 @@ class Literal:
     dtype: Any
 
 
+Atom = Value | Literal
+
+
 @dataclass(frozen=True)
 class Source:
     """The user's line that an operation comes from."""
@@ -86,7 +88,7 @@ class Op:
     name: str
     primitive: Any
     params: dict[str, Any]
-    inputs: tuple["Value | Literal", ...]
+    inputs: tuple[Atom, ...]
     outputs: tuple[Value, ...]
     source: Source = Source()
     phase: str = "forward"
@@ -94,7 +96,7 @@ class Op:
     bodies: tuple["Graph", ...] = ()
     effects: bool = False
 
-    def between(self, inputs: tuple["Value | Literal", ...], outputs: tuple[Value, ...]) -> "Op":
+    def between(self, inputs: tuple[Atom, ...], outputs: tuple[Value, ...]) -> "Op":
         """The same operation with other operands and results; what ``replace`` makes, sooner."""
         return Op(
             self.id,
@@ -131,7 +133,7 @@ class Graph:
     estimated: bool = False
 
     @property
-    def returned(self) -> tuple["Value | Literal", ...]:
+    def returned(self) -> tuple[Atom, ...]:
         """What the graph returns."""
         return self.ops[-1].inputs
 
@@ -190,52 +192,3 @@ def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:
         yield graph, op
         for body in op.bodies:
             yield from walk(body)
-
-
-def check_graph(graph: Graph) -> None:
-    """Raise TraceError if the graph breaks the grammar."""
-    known = {v.id for v in graph.inputs}
-    if not graph.ops or [i for i, op in enumerate(graph.ops) if op.name == "return"] != [len(graph.ops) - 1]:
-        raise TraceError("a graph ends with its only 'return'")
-    for op in graph.ops:
-        if not known.issuperset([v.id for v in op.inputs if isinstance(v, Value)]):
-            unknown = [v.id for v in op.inputs if isinstance(v, Value) and v.id not in known]
-            raise TraceError(f"{op.name} reads values {unknown}, which are not defined before it in its graph")
-        made = [v.id for v in op.outputs]
-        if not known.isdisjoint(made):
-            again = [v for v in made if v in known]
-            raise TraceError(f"{op.name} defines values {again} a second time")
-        known.update(made)
-        if op.bodies or op.name in LOOPS:
-            _check_bodies(op)
-
-
-def _check_bodies(op: Op) -> None:
-    if (op.name in LOOPS) != bool(op.bodies):
-        raise TraceError(f"{op.name} has {len(op.bodies)} bodies")
-    for (inputs, returned), body in zip(_interfaces(op), op.bodies, strict=True):
-        got = (_types(body.inputs), _types(body.returned))
-        for what, has, wants in zip(("takes", "returns"), got, (inputs, returned), strict=True):
-            if has != wants:
-                raise TraceError(f"a body of {op.name} {what} {', '.join(has)}; its loop has {', '.join(wants)}")
-        check_graph(body)
-
-
-def _interfaces(op: Op) -> Iterator[tuple[list[str], list[str]]]:
-    """Per body of a loop, the types of what it takes and of what it returns."""
-    inputs, outputs = _types(op.inputs), _types(op.outputs)
-    if op.name == "scan":
-        carries, consts = op.params["num_carry"], op.params["num_consts"]
-        slices = _types(op.inputs[consts + carries :], 1)
-        yield inputs[: consts + carries] + slices, outputs[:carries] + _types(op.outputs[carries:], 1)
-    elif op.name == "while":
-        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
-        yield inputs[:asked] + inputs[done:], ["bool[]"]
-        yield inputs[asked:], outputs
-    else:
-        yield from ((inputs[1:], outputs) for _ in op.bodies)
-
-
-def _types(atoms: Iterable["Value | Literal"], dropped: int = 0) -> list[str]:
-    """Dtypes and shapes as text, without the first ``dropped`` dims."""
-    return [f"{x.dtype}[{','.join(map(str, x.shape[dropped:]))}]" for x in atoms]

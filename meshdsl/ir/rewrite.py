@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.graph import Atom, Graph, Op, Value
 
 T = TypeVar("T")
-Atom = Value | Literal
 Table = dict[int, Atom]
 
 
@@ -76,33 +75,6 @@ def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any
 def filtered(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
     """The items that the mask keeps."""
     return tuple(x for x, keep in zip(items, mask, strict=True) if keep)
-
-
-def operands_of(op: Op) -> tuple[tuple[Atom, ...], ...]:
-    """Per body, what its inputs start from (for a scan's slices: the whole stack)."""
-    if op.name == "scan":
-        return (op.inputs,)
-    if op.name == "while":
-        asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
-        return (*op.inputs[:asked], *op.inputs[done:]), op.inputs[asked:]
-    return (op.inputs[1:],) * len(op.bodies)
-
-
-def carried_of(op: Op) -> tuple[range, ...]:
-    """Per body, the inputs that are another value in every trip, by position."""
-    if op.name == "scan":
-        first = op.params["num_consts"]
-        return (range(first, first + op.params["num_carry"]),)
-    if op.name == "while":
-        firsts = op.params["cond_nconsts"], op.params["body_nconsts"]
-        return tuple(range(first, first + len(op.outputs)) for first in firsts)
-    return (range(0),) * len(op.bodies)
-
-
-def carried_operands(op: Op) -> range:
-    """The operands of a loop that its carries start from, by position."""
-    inside, before = carried_of(op)[-1], op.params.get("cond_nconsts", 0)
-    return range(before + inside.start, before + inside.stop)
 
 
 def new_value(like: Value, ids: Iterator[int]) -> Value:

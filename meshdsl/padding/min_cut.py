@@ -18,9 +18,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, named
-from meshdsl.ir.rewrite import Atom
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.dim_groups import LOOKUPS, DimGroup, Port, dim_groups
 from meshdsl.pins.conflicts import LONG

@@ -18,8 +18,9 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
-from meshdsl.ir.graph import Graph, Literal, Op, TracedProgram, Value, check_graph
-from meshdsl.ir.rewrite import Atom, renumber, values
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, TracedProgram, Value
+from meshdsl.ir.rewrite import renumber, values
 from meshdsl.padding.dim_groups import DimGroup, Port, padded_params
 from meshdsl.padding.min_cut import padded_groups
 from meshdsl.rules.elementwise import is_zero

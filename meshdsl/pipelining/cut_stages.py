@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from meshdsl.errors import PipelineError, faults, shortened
-from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.rewrite import Atom, makers_of, values
+from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.rewrite import makers_of, values
 from meshdsl.layouts.placement import B, Split
 from meshdsl.pipelining.time_axis import TimePlacement
 from meshdsl.schedules.partition import partition_layers, share_faults

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
-from meshdsl.ir.rewrite import Atom
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature

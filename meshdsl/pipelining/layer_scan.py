@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
-from meshdsl.ir.rewrite import Atom, makers_of, origin, values
+from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
+from meshdsl.ir.rewrite import makers_of, origin, values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, S

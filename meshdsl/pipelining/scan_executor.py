@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.ir.graph import Graph, Value
-from meshdsl.ir.rewrite import Atom
+from meshdsl.ir.graph import Atom, Graph, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.rewrite import Atom, values
+from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.registry import run_exchanges

@@ -27,8 +27,8 @@ from jax.interpreters import mlir
 from numpy.typing import NDArray
 
 from meshdsl.errors import PipelineError, faults
-from meshdsl.ir.graph import Graph, TracedProgram, Value
-from meshdsl.ir.rewrite import Atom, values
+from meshdsl.ir.graph import Atom, Graph, TracedProgram, Value
+from meshdsl.ir.rewrite import values
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.pipelining.layer_scan import Axes, LayerScan, split_scan

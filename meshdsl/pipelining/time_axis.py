@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from meshdsl.errors import PipelineError, faults, shortened
-from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.rewrite import Atom, values
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import all_broadcast, rows_of

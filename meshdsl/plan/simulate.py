@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
-from meshdsl.ir.rewrite import Atom, carried_of, operands_of, values
+from meshdsl.ir.graph import LOOPS, Atom, Graph, Literal, Op, TracedProgram, Value, walk
+from meshdsl.ir.loops import body_operands, carried_inputs
+from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
@@ -78,14 +79,14 @@ def _by_slice(op: Op) -> list[Value]:
     """What a scan reads and stacks trip by trip."""
     if op.name != "scan":
         return []
-    carried = carried_of(op)[0]
+    carried = carried_inputs(op)[0]
     return [*values(op.inputs[carried.stop :]), *op.outputs[len(carried) :]]
 
 
 def _alike(op: Op) -> Iterator[Pair]:
     """Values that are stacks together, if their first dims are as long."""
     if op.bodies:
-        for body, operands, carried in zip(op.bodies, operands_of(op), carried_of(op), strict=True):
+        for body, operands, carried in zip(op.bodies, body_operands(op), carried_inputs(op), strict=True):
             whole = len(operands) if op.name != "scan" else carried.stop
             yield from _pairs(operands[:whole], body.inputs[:whole])
             results = body.returned if op.name != "scan" else body.returned[: len(carried)]

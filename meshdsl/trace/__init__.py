@@ -19,7 +19,8 @@ from typing import Any
 import jax
 
 from meshdsl.custom_rules.validate import check_rules
-from meshdsl.ir.graph import Graph, TracedProgram, check_graph, walk
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Graph, TracedProgram, walk
 from meshdsl.ir.rewrite import renumber
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.nd.named_array import pinning

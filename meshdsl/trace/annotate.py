@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
-from meshdsl.ir.rewrite import Atom, carried_of, makers_of, operands_of, value_ids, values
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
+from meshdsl.ir.loops import body_operands, carried_inputs
+from meshdsl.ir.rewrite import makers_of, value_ids, values
 
 # ---- Phases ----------------------------------------------------------------------------------------------------------
 
@@ -50,7 +51,7 @@ def _mark(graph: Graph, updated: Set[int], in_loop: bool = True) -> None:
 
 
 def _mark_bodies(op: Op, after: Set[int]) -> None:
-    for body, operands in zip(op.bodies, operands_of(op), strict=True):
+    for body, operands in zip(op.bodies, body_operands(op), strict=True):
         if _is_mixed(op):
             _mark(body, _taken(body, operands, after))
         else:
@@ -146,7 +147,7 @@ def _after(graph: Graph, updated: Set[int]) -> set[int]:
 def _results_after(op: Op, found: Set[int]) -> set[int]:
     """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
     results: set[int] = set()
-    for body, operands, carried in zip(op.bodies, operands_of(op), carried_of(op), strict=True):
+    for body, operands, carried in zip(op.bodies, body_operands(op), carried_inputs(op), strict=True):
         if len(body.returned) == len(op.outputs):
             results |= _returned_after(op, body, carried, _taken(body, operands, found))
     return results

@@ -25,8 +25,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 from jax.lax import optimization_barrier_p
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.rewrite import Atom, broadcast_params
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
+from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.rules import RULES
 from meshdsl.trace.source import SourceContext
 
@@ -120,12 +121,18 @@ class CallSite(NamedTuple):
     eqn: JaxprEqn
     inputs: tuple[Atom, ...]
 
-    def emit(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], **more: Any) -> tuple[Value, ...]:
-        """Append an operation; its results, one new value per variable or value in ``outputs``."""
+    def op(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], primitive: Any = None, **more: Any) -> Op:
+        """An operation here, with one new value per variable or value in ``outputs`` as its results."""
         made = tuple([self.frame.value(getattr(v, "aval", v)) for v in outputs])
-        op = Op(0, name, inputs=tuple(inputs), outputs=made, source=self.place.source, scope=self.place.scope, **more)
-        self.frame.ops.append(op)
-        return made
+        place = self.place
+        return Op(
+            0, name, primitive, inputs=tuple(inputs), outputs=made, source=place.source, scope=place.scope, **more
+        )
+
+    def emit(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], **more: Any) -> tuple[Value, ...]:
+        """Appends an operation to the frame and returns its results."""
+        self.frame.ops.append(self.op(name, inputs, outputs, **more))
+        return self.frame.ops[-1].outputs
 
 
 Reader = Callable[[CallSite], Sequence[Atom]]
@@ -220,74 +227,85 @@ def _plain_numbers(x: Any) -> Any:
     return int(x) if isinstance(x, np.integer) else x
 
 
-# ---- Loops -----------------------------------------------------------------------------------------------------------
-# Loops and conditionals: equations that stay structured, their bodies graphs of their own.
+# ---- Loops and conditionals ------------------------------------------------------------------------------------------
+# Equations that stay structured: their bodies become graphs of their own.
 #
-# The parameters get one spelling whatever the version of jax: ``num_consts`` and ``num_carry``
-# of a scan, ``cond_nconsts`` and ``body_nconsts`` of a while. Arrays that a body closes over come
-# in front of the consts that it has. A scan of one trip is read in place, as compilers have it.
+# The parameters get one spelling whatever the version of jax: ``num_consts`` and ``num_carry`` of a scan,
+# ``cond_nconsts`` and ``body_nconsts`` of a while. Arrays that a body closes over become consts in front of its own. A
+# scan of one iteration is inlined, as compilers do.
 
 
-Captured = dict[int, tuple[Any, Value]]
-_SQUEEZE: dict[str, Any] = {"primitive": lax.squeeze_p, "params": {"dimensions": (0,)}}
+Captured = dict[
+    int, tuple[Any, Value]
+]  # by identity: a closed-over array, and the input of the body that stands for it
 
 
-@reader("scan")
-def _scan(site: CallSite) -> Sequence[Atom]:
-    given = site.eqn.params
-    consts, carries = _scan_counts(given)
-    if given["length"] == 1:
-        return _only_trip(site, consts + carries, carries)
-    body, captured = _body(site, given["jaxpr"])
-    params = {
-        "length": given["length"],
-        "reverse": given["reverse"],
-        "num_consts": len(captured) + consts,
-        "num_carry": carries,
-        "unroll": given.get("unroll", 1),
-    }
-    return _emit(site, "scan", (*_passed(site, captured), *site.inputs), params, _taking(body, captured))
+@reader("scan", "while", "cond")
+def _loop(site: CallSite) -> Sequence[Atom]:
+    name, given = site.eqn.primitive.name, site.eqn.params
+    jaxprs: Sequence[ClosedJaxpr]
+    params: dict[str, Any]
+    if name == "scan":
+        consts, carries = _scan_counts(given)
+        if given["length"] == 1:
+            return _only_iteration(site, consts + carries, carries)
+        jaxprs = (given["jaxpr"],)
+        params = {
+            "length": given["length"],
+            "reverse": given["reverse"],
+            "num_consts": consts,
+            "num_carry": carries,
+            "unroll": given.get("unroll", 1),
+        }
+    elif name == "while":
+        jaxprs = (given["cond_jaxpr"], given["body_jaxpr"])
+        params = {count: given[count] for count in ("cond_nconsts", "body_nconsts")}
+    else:
+        jaxprs, params = given["branches"], {}
+    frames = [Frame(site.frame.ids, body=True) for _ in jaxprs]
+    bodies = [read_graph(closed(jaxpr), frame, site.place) for jaxpr, frame in zip(jaxprs, frames, strict=True)]
+    op = site.op(
+        name, site.inputs, site.eqn.outvars, params=params, bodies=tuple(bodies), effects=bool(site.eqn.effects)
+    )
+    op = _with_captured(op, site.frame, [frame.captured for frame in frames])
+    site.frame.ops.append(op)
+    return op.outputs
 
 
-def _only_trip(site: CallSite, kept: int, carries: int) -> Sequence[Atom]:
-    """The body of a scan, from the first ``kept`` operands as they are and the only slices of the others."""
-    slices = [site.emit("squeeze", (x,), (_slice_of(x),), **_SQUEEZE)[0] for x in site.inputs[kept:]]
-    found = inline(closed(site.eqn.params["jaxpr"]), (*site.inputs[:kept], *slices), site.frame, site.place)
-    return (*found[:carries], *(_stacked(site, x) for x in found[carries:]))
+def _with_captured(op: Op, around: Frame, captured: Sequence[Captured]) -> Op:
+    """The op with the arrays that its bodies captured as further consts, or as operands of a conditional."""
+    inputs, bodies, ports = list(op.inputs), [list(body.inputs) for body in op.bodies], list[LoopPort]()
+    arrays = {key: array for own in captured for key, (array, _) in own.items()}
+    if op.name == "cond":  # every branch takes every operand
+        readers = [(key, range(len(op.bodies))) for key in arrays]
+    else:
+        readers = [(key, range(which, which + 1)) for which, own in enumerate(captured) for key in own]
+    for key, among in readers:
+        where = tuple((which, len(bodies[which])) for which in among)
+        ports.append(LoopPort(PortRole.OPERAND if op.name == "cond" else PortRole.CONST, len(inputs), where))
+        inputs.append(around.constant(arrays[key]))
+        for which in among:
+            bodies[which].append(captured[which][key][1] if key in captured[which] else around.value(arrays[key]))
+    graphs = [replace(body, inputs=tuple(own)) for body, own in zip(op.bodies, bodies, strict=True)]
+    return with_ports(replace(op, inputs=tuple(inputs)), (*ports, *loop_ports(op)), graphs)
 
 
-def _slice_of(x: Atom) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+def _only_iteration(site: CallSite, whole: int, carries: int) -> Sequence[Atom]:
+    """The body of a scan of length one inlined: the first ``whole`` operands as they are, the only slice of others."""
+    squeeze: dict[str, Any] = {"primitive": lax.squeeze_p, "params": {"dimensions": (0,)}}
+    slices = [
+        site.emit("squeeze", (x,), (jax.ShapeDtypeStruct(x.shape[1:], x.dtype),), **squeeze)[0]
+        for x in site.inputs[whole:]
+    ]
+    found = inline(closed(site.eqn.params["jaxpr"]), (*site.inputs[:whole], *slices), site.frame, site.place)
+    return (*found[:carries], *(_stack_of_one(site, x) for x in found[carries:]))
 
 
-def _stacked(site: CallSite, x: Atom) -> Atom:
+def _stack_of_one(site: CallSite, x: Atom) -> Atom:
     shape = (1, *x.shape)
     params = broadcast_params(shape, range(1, len(shape)))
     made = jax.ShapeDtypeStruct(shape, x.dtype)
     return site.emit("broadcast_in_dim", (x,), (made,), primitive=lax.broadcast_in_dim_p, params=params)[0]
-
-
-@reader("while")
-def _while(site: CallSite) -> Sequence[Atom]:
-    given = site.eqn.params
-    asked, done = given["cond_nconsts"], given["cond_nconsts"] + given["body_nconsts"]
-    condition, from_condition = _body(site, given["cond_jaxpr"])
-    body, from_body = _body(site, given["body_jaxpr"])
-    inputs = (
-        *(*_passed(site, from_condition), *site.inputs[:asked]),
-        *(*_passed(site, from_body), *site.inputs[asked:]),
-    )
-    params = {"cond_nconsts": len(from_condition) + asked, "body_nconsts": len(from_body) + done - asked}
-    return _emit(site, "while", inputs, params, _taking(condition, from_condition), _taking(body, from_body))
-
-
-@reader("cond")
-def _cond(site: CallSite) -> Sequence[Atom]:
-    read = [_body(site, branch) for branch in site.eqn.params["branches"]]
-    captured = {key: array for _, each in read for key, (array, _) in each.items()}
-    branches = [_taking(branch, _all_of(site, captured, each)) for branch, each in read]
-    passed = [site.frame.constant(array) for array in captured.values()]
-    return _emit(site, "cond", (site.inputs[0], *passed, *site.inputs[1:]), {}, *branches)
 
 
 def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -296,30 +314,6 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
-
-
-def _body(site: CallSite, jaxpr: Any) -> tuple[Graph, Captured]:
-    frame = Frame(site.frame.ids, body=True)
-    return read_graph(closed(jaxpr), frame, site.place), frame.captured
-
-
-def _taking(body: Graph, captured: Captured) -> Graph:
-    """The body with the inputs that captured arrays come in by."""
-    return replace(body, inputs=(*(value for _, value in captured.values()), *body.inputs))
-
-
-def _passed(site: CallSite, captured: Captured) -> list[Atom]:
-    return [site.frame.constant(array) for array, _ in captured.values()]
-
-
-def _all_of(site: CallSite, captured: dict[int, Any], own: Captured) -> Captured:
-    """Inputs of one branch for what any branch captured."""
-    return {key: own.get(key) or (array, site.frame.value(array)) for key, array in captured.items()}
-
-
-def _emit(site: CallSite, name: str, inputs: Sequence[Atom], params: dict[str, Any], *bodies: Graph) -> Sequence[Atom]:
-    effects = bool(site.eqn.effects)
-    return site.emit(name, inputs, site.eqn.outvars, primitive=None, params=params, bodies=bodies, effects=effects)
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------

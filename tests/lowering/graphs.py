@@ -6,7 +6,8 @@ from itertools import count
 import jax
 from jax.extend.core import Literal as JaxLiteral
 
-from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value, check_graph, walk
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value, walk
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import meshdsl as md
-from meshdsl.ir.graph import check_graph, walk
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
 from meshdsl.trace.passes.duplicate import CAST, asked_casts
 from tests.trace.test_cleanups import X

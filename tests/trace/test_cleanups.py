@@ -7,7 +7,8 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
-from meshdsl.ir.graph import Literal, check_graph, walk
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Literal, walk
 from meshdsl.trace import trace
 from meshdsl.trace.passes.canonicalize import materialize_empty, remove_identities
 from meshdsl.trace.passes.cse import cse

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from meshdsl.ir.graph import TracedProgram, check_graph
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.trace import CLEANUPS, finish, trace
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run

@@ -8,7 +8,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import TraceError
-from meshdsl.ir.graph import Graph, Op, Value, check_graph, walk
+from meshdsl.ir.check import check_graph
+from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.trace import trace
 from tests.trace.steps import TABLE, closing, gpt, gpt_remat, gpt_step
 
@@ -186,7 +187,7 @@ def test_the_checker():
     fine = Graph((x,), (op("return", [x], []),))
     check_graph(fine)
     for ops, text in [
-        ((op("sin", [x], [y]),), "a graph ends with its only 'return'"),
+        ((op("sin", [x], [y]),), "a graph must end with its only 'return'"),
         ((op("sin", [y], [value(2)]), op("return", [], [])), "sin reads values [1], which are not defined before it"),
         ((op("sin", [x], [x]), op("return", [], [])), "sin defines values [0] a second time"),
         ((op("scan", [x], [y]), op("return", [], [])), "scan has 0 bodies"),

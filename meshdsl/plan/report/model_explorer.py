@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
-from meshdsl.ir.rewrite import operands_of
+from meshdsl.ir.loops import body_operands
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.reshard import ReshardStep
@@ -81,7 +81,7 @@ class _Nodes:
         outside = {i: end for end, i in self._read(op, graph, space)}
         at = {id(x): outside[i] for i, x in enumerate(op.inputs) if i in outside}
         returned: list[Edge] = []
-        for body, given in zip(op.bodies, operands_of(op), strict=True):
+        for body, given in zip(op.bodies, body_operands(op), strict=True):
             inner = "/".join(filter(None, (space, f"{op.called} {op.id}")))
             self.ends.update((v.id, at[id(x)]) for v, x in zip(body.inputs, given, strict=True) if id(x) in at)
             self._graph(body, inner)

@@ -20,7 +20,7 @@ import numpy as np
 
 from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
 from meshdsl.ir.index import Flags, GraphIndex, graph_index
-from meshdsl.ir.rewrite import carried_of, carried_operands
+from meshdsl.ir.loops import ABSENT, PortRole, carried_inputs, loop_ports
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, is_heavy, written
 from meshdsl.rules.elementwise import elementwise
@@ -268,14 +268,12 @@ def _written_over(op: Op) -> Iterator[tuple[int, int]]:
     if op.name.startswith(_UPDATES):
         yield 0, 0
     elif op.name in ("scan", "while"):
-        carried = carried_operands(op)
-        yield from ((i, at) for i, at in enumerate(carried) if _is_only_carried(op, carried, at))
-
-
-def _is_only_carried(op: Op, carried: range, operand: int) -> bool:
-    """Whether a carry starts from it, and the loop does not read it in every trip too."""
-    x = op.inputs[operand]
-    return not any(x is y for y in (*op.inputs[: carried.start], *op.inputs[carried.stop :]))
+        ports = [port for port in loop_ports(op) if port.operand != ABSENT]
+        others = [op.inputs[port.operand] for port in ports if port.role is not PortRole.CARRY]
+        for port in ports:
+            # a carry may overwrite its initial value unless the loop reads that in every iteration too
+            if port.role is PortRole.CARRY and not any(op.inputs[port.operand] is x for x in others):
+                yield port.result, port.operand
 
 
 def _body(op: Op, which: int) -> Body:
@@ -284,7 +282,7 @@ def _body(op: Op, which: int) -> Body:
         return Body(given=tuple(range(len(body.returned))))
     if body is not op.bodies[-1]:  # the condition of a loop
         return Body()
-    carried = carried_of(op)[-1]
+    carried = carried_inputs(op)[-1]
     return Body(tuple((at, i) for i, at in enumerate(carried)), sliced=_sliced(body, carried.stop))
 
 

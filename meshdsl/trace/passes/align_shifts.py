@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.rewrite import Atom, fresh_ids, in_bodies, makers_of, value_ids, values, with_ops
+from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.rewrite import fresh_ids, in_bodies, makers_of, value_ids, values, with_ops
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace.read_jaxpr import Frame, inline

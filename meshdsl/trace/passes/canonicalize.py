@@ -18,8 +18,8 @@ import numpy as np
 from jax import dtypes, lax
 from jax.lax import broadcast_in_dim_p
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.rewrite import Atom, Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
 from meshdsl.trace.read_jaxpr import written
 
 # ---- Alias -----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.graph import Graph, Op, Value
-from meshdsl.ir.rewrite import Atom, Table, carried_of, filtered, look_up, operands_of, substitute, with_ops
+from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.loops import body_operands, carried_inputs
+from meshdsl.ir.rewrite import Table, filtered, look_up, substitute, with_ops
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
 _Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
@@ -52,7 +53,7 @@ def _merged(graph: Graph, table: Table) -> Graph:
 
 def _in_bodies(op: Op) -> Op:
     """Each body merged; of inputs that are given the same, it reads the first."""
-    bodies = zip(op.bodies, operands_of(op), carried_of(op), strict=False)
+    bodies = zip(op.bodies, body_operands(op), carried_inputs(op), strict=False)
     merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
     return replace(op, bodies=merged)
 

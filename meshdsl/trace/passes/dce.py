@@ -1,91 +1,62 @@
-"""Clean-up: what nobody reads is not computed.
+"""Dead code elimination: operations without effects whose results have no use are dropped.
 
-Loops shrink with their results: a carry stays only if its result is read or if another carry,
-a stacked output or the condition that stays reads it; consts, slices and operands stay if a
-body still reads them. A sort moves along only what is read.
+Loops shrink with their results. A carry stays only if its result is used, or if a carry, a stacked output or a
+condition that stays reads it; consts, slices and operands stay if a body still reads them. A sort permutes only its
+keys and the operands whose results are used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshdsl.ir.graph import Graph, Op
+from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import filtered, returning, value_ids, with_ops
-
-Wanted = Sequence[bool]
 
 
 def dce(graph: Graph) -> Graph:
-    """The graph without operations whose results are not read and that have no effects."""
+    """Returns the graph without operations that have neither uses nor effects, in its bodies as well."""
     live: set[int] = set()
     ops: list[Op] = []
     for op in reversed(graph.ops):
         wanted = [v.id in live for v in op.outputs]
         if op.name == "return" or op.effects or any(wanted):
-            op = _SHRUNK[op.name](op, wanted) if op.name in _SHRUNK else op
+            if op.bodies:
+                op = _shrunk_loop(op, wanted)
+            elif op.name == "sort":
+                op = _shrunk_sort(op, wanted)
             live.update(value_ids(op.inputs))
             ops.append(op)
     return with_ops(graph, reversed(ops))
 
 
-def _scan(op: Op, wanted: Wanted) -> Op:
-    consts, carries = op.params["num_consts"], op.params["num_carry"]
-    body, keep = _shrink(op.bodies[0], consts, wanted[:carries], wanted[carries:])
-    used = _read(body)
-    stay = [v.id in used for v in op.bodies[0].inputs]
-    stay[consts : consts + carries] = keep
-    params = {**op.params, "num_consts": sum(stay[:consts]), "num_carry": sum(keep)}
-    outputs = filtered(op.outputs, (*keep, *wanted[carries:]))
-    body = replace(body, inputs=filtered(body.inputs, stay))
-    return replace(op, inputs=filtered(op.inputs, stay), outputs=outputs, params=params, bodies=(body,))
+def _shrunk_loop(op: Op, wanted: Sequence[bool]) -> Op:
+    """The loop or conditional with the smallest set of ports that still makes the wanted results.
+
+    Ports are live if their result is wanted, if they decide what runs, or if a body reads them; as live carries make a
+    body read more, this is repeated until no further carry becomes live.
+    """
+    ports = list(loop_ports(op))
+    live = [port.role is PortRole.PREDICATE or (port.result != ABSENT and wanted[port.result]) for port in ports]
+    while True:
+        bodies = [dce(_returning_live(body, which, filtered(ports, live))) for which, body in enumerate(op.bodies)]
+        uses = [{x for inner in body.ops for x in value_ids(inner.inputs)} for body in bodies]
+        used = [any(op.bodies[b].inputs[i].id in uses[b] for b, i in port.inputs) for port in ports]
+        more_outputs = any(
+            now and not before and port.outputs for port, now, before in zip(ports, used, live, strict=True)
+        )
+        live = [before or now for before, now in zip(live, used, strict=True)]
+        if not more_outputs:
+            whole = [returning(shrunk, body.returned) for shrunk, body in zip(bodies, op.bodies, strict=True)]
+            return with_ports(op, filtered(ports, live), whole)
 
 
-def _while(op: Op, wanted: Wanted) -> Op:
-    asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
-    condition = dce(op.bodies[0])
-    used = _read(condition)
-    asks = [v.id in used for v in condition.inputs]
-    read = [w or a for w, a in zip(wanted, asks[asked:], strict=True)]
-    body, keep = _shrink(op.bodies[1], closed, read, ())
-    used = _read(body)
-    stay = [v.id in used for v in body.inputs[:closed]]
-    bodies = (
-        replace(condition, inputs=filtered(condition.inputs, (*asks[:asked], *keep))),
-        replace(body, inputs=filtered(body.inputs, (*stay, *keep))),
-    )
-    params = {**op.params, "cond_nconsts": sum(asks[:asked]), "body_nconsts": sum(stay)}
-    inputs = filtered(op.inputs, (*asks[:asked], *stay, *keep))
-    return replace(op, inputs=inputs, outputs=filtered(op.outputs, keep), params=params, bodies=bodies)
+def _returning_live(body: Graph, which: int, live: Sequence[LoopPort]) -> Graph:
+    """The body returning the outputs of live ports only."""
+    outputs = {j for port in live for b, j in port.outputs if b == which}
+    return returning(body, [x for j, x in enumerate(body.returned) if j in outputs])
 
 
-def _cond(op: Op, wanted: Wanted) -> Op:
-    branches = [dce(returning(b, filtered(b.returned, wanted))) for b in op.bodies]
-    read = [_read(b) for b in branches]
-    stay = [any(b.inputs[i].id in r for b, r in zip(branches, read, strict=True)) for i in range(len(op.inputs) - 1)]
-    bodies = tuple(replace(b, inputs=filtered(b.inputs, stay)) for b in branches)
-    inputs = filtered(op.inputs, (True, *stay))
-    return replace(op, inputs=inputs, outputs=filtered(op.outputs, wanted), bodies=bodies)
-
-
-def _sort(op: Op, wanted: Wanted) -> Op:
-    """Keys are compared also if nobody reads them in order."""
+def _shrunk_sort(op: Op, wanted: Sequence[bool]) -> Op:
+    """The sort without operands that only move along and whose results have no use."""
     stay = [i < op.params["num_keys"] or w for i, w in enumerate(wanted)]
     return replace(op, inputs=filtered(op.inputs, stay), outputs=filtered(op.outputs, stay))
-
-
-_SHRUNK: dict[str, Callable[[Op, Wanted], Op]] = {"scan": _scan, "while": _while, "cond": _cond, "sort": _sort}
-
-
-def _shrink(body: Graph, start: int, carries: Wanted, rest: Wanted) -> tuple[Graph, list[bool]]:
-    """A loop's body returning only what is wanted, and which carries stay: those wanted or read by what stays."""
-    keep = list(carries)
-    while True:
-        shrunk = dce(returning(body, filtered(body.returned, (*keep, *rest))))
-        used = _read(shrunk)
-        grown = [k or v.id in used for k, v in zip(keep, body.inputs[start:], strict=False)]
-        if grown == keep:
-            return shrunk, keep
-        keep = grown
-
-
-def _read(graph: Graph) -> set[int]:
-    return {value for op in graph.ops for value in value_ids(op.inputs)}

@@ -12,12 +12,12 @@ This pass comes last, because merging equal expressions undoes it.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.loops import loop_ports, with_ports
 from meshdsl.ir.rewrite import (
-    Atom,
     Table,
     filtered,
     fresh_ids,
@@ -84,7 +84,7 @@ def _cloned(graph: Graph, cheap: _Cheap) -> Graph:
     for op in graph.ops:
         if cheap.add(op):
             continue
-        op = _WRITTEN_IN[op.name](op, cheap) if op.bodies else op
+        op = _with_constants_inside(op, cheap) if op.bodies else op
         table: Table = {}
         for x in op.inputs:
             ops += cheap.copies(x, table)
@@ -93,44 +93,22 @@ def _cloned(graph: Graph, cheap: _Cheap) -> Graph:
     return with_ops(graph, ops)
 
 
-def _scan(op: Op, cheap: _Cheap) -> Op:
-    count = op.params["num_consts"]
-    stay = [not cheap.holds(x) for x in op.inputs[:count]]
-    body = _write_in(op.bodies[0], op.inputs[:count], cheap)
-    inputs = (*filtered(op.inputs[:count], stay), *op.inputs[count:])
-    return replace(op, inputs=inputs, params={**op.params, "num_consts": sum(stay)}, bodies=(body,))
-
-
-def _while(op: Op, cheap: _Cheap) -> Op:
-    asked, done = op.params["cond_nconsts"], op.params["cond_nconsts"] + op.params["body_nconsts"]
-    stay = [not cheap.holds(x) for x in op.inputs[:done]]
-    condition = _write_in(op.bodies[0], op.inputs[:asked], cheap)
-    body = _write_in(op.bodies[1], op.inputs[asked:done], cheap)
-    params = {**op.params, "cond_nconsts": sum(stay[:asked]), "body_nconsts": sum(stay[asked:])}
-    inputs = (*filtered(op.inputs[:done], stay), *op.inputs[done:])
-    return replace(op, inputs=inputs, params=params, bodies=(condition, body))
-
-
-def _cond(op: Op, cheap: _Cheap) -> Op:
-    stay = [not cheap.holds(x) for x in op.inputs[1:]]
-    bodies = tuple(_write_in(body, op.inputs[1:], cheap) for body in op.bodies)
-    return replace(op, inputs=(op.inputs[0], *filtered(op.inputs[1:], stay)), bodies=bodies)
-
-
-_WRITTEN_IN = {"scan": _scan, "while": _while, "cond": _cond}
-
-
-def _write_in(body: Graph, operands: Sequence[Atom], cheap: _Cheap) -> Graph:
-    """The body with its first inputs computed inside where the operands are literals or cheap constants."""
-    copied: Table = {}
-    made: list[Op] = []
-    table: Table = {}
-    for value, x in zip(body.inputs, operands, strict=False):
-        if cheap.holds(x):
-            made += cheap.copies(x, copied)
-            table[value.id] = copied[x.id] if isinstance(x, Value) else x
-    inputs = tuple(v for v in body.inputs if v.id not in table)
-    return replace(body, inputs=inputs, ops=(*made, *(substitute(op, table) for op in body.ops)))
+def _with_constants_inside(op: Op, cheap: _Cheap) -> Op:
+    """The loop or conditional whose bodies compute the cheap constants that it used to pass to them."""
+    ports = list(loop_ports(op))
+    inside = [port.invariant and cheap.holds(op.inputs[port.operand]) for port in ports]
+    moved = [(where, op.inputs[port.operand]) for port in filtered(ports, inside) for where in port.inputs]
+    bodies = []
+    for which, body in enumerate(op.bodies):
+        copied: Table = {}
+        table: Table = {}
+        made: list[Op] = []
+        for (b, i), x in moved:
+            if b == which:
+                made += cheap.copies(x, copied)
+                table[body.inputs[i].id] = copied[x.id] if isinstance(x, Value) else x
+        bodies.append(with_ops(body, (*made, *(substitute(inner, table) for inner in body.ops))))
+    return with_ports(op, filtered(ports, (not moves for moves in inside)), bodies)
 
 
 # ---- Casts -----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.rewrite import Atom, in_bodies, values, with_ops
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import in_bodies, values, with_ops
 
 Amounts = tuple[int, int, int]  # in front, behind, between
 

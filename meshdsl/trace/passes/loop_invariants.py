@@ -5,22 +5,21 @@ accumulator) gets it as a const, which may be moved once before the loop or in e
 body reads consts alone makes the same in every trip, and a ``while`` may count to one: compilers do either once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from jax import lax
 
 from meshdsl.ir.graph import Graph, Op
+from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import (
     Table,
     broadcast_params,
-    filtered,
     fresh_ids,
     in_bodies,
     look_up,
     new_value,
-    returning,
     substitute,
     values,
     with_ops,
@@ -90,24 +89,15 @@ def _stacked(op: Op, table: Table) -> Iterator[Op]:
 
 def _uncarried(op: Op) -> tuple[Op, Table]:
     """The scan with its unchanged carries as consts, and what replaces their results."""
-    (body,), consts, end = op.bodies, op.params["num_consts"], op.params["num_consts"] + op.params["num_carry"]
-    changes = [a is not b for a, b in zip(body.returned, body.inputs[consts:end], strict=False)]
-    if all(changes):
-        return op, {}
-    fixed = [not c for c in changes]
-    stay = (*changes, *[True] * (len(op.outputs) - len(changes)))
-    body = returning(replace(body, inputs=_moved(body.inputs, consts, changes)), filtered(body.returned, stay))
-    table = {v.id: x for v, x, f in zip(op.outputs, op.inputs[consts:end], fixed, strict=False) if f}
-    params = {**op.params, "num_consts": consts + sum(fixed), "num_carry": sum(changes)}
-    inputs, outputs = _moved(op.inputs, consts, changes), filtered(op.outputs, stay)
-    return replace(op, inputs=inputs, outputs=outputs, params=params, bodies=(body,)), table
-
-
-def _moved(items: Sequence[T], consts: int, changes: Sequence[bool]) -> tuple[T, ...]:
-    """Consts, carries, slices with the unchanged carries moved to the end of the consts."""
-    carries = items[consts : consts + len(changes)]
-    fixed = filtered(carries, (not c for c in changes))
-    return (*items[:consts], *fixed, *filtered(carries, changes), *items[consts + len(changes) :])
+    (body,), ports, table = op.bodies, list[LoopPort](), Table()
+    for port in loop_ports(op):
+        if port.role is PortRole.CARRY:
+            ((_, i),), ((_, j),) = port.inputs, port.outputs
+            if body.returned[j] is body.inputs[i]:
+                table[op.outputs[port.result].id] = op.inputs[port.operand]
+                port = LoopPort(PortRole.CONST, port.operand, port.inputs)
+        ports.append(port)
+    return (with_ports(op, ports), table) if table else (op, table)
 
 
 # ---- Hoist -----------------------------------------------------------------------------------------------------------
@@ -129,21 +119,19 @@ def _hoisted(graph: Graph, ids: Iterator[int]) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = replace(op, bodies=tuple(_hoisted(body, ids) for body in op.bodies)) if op.bodies else op
-        if op.name in _CONSTS:
+        if op.name in ("scan", "while"):
             front, op = _parted(op, ids)
             ops += front
         ops.append(op)
     return with_ops(graph, ops)
 
 
-_CONSTS = {"scan": ("num_consts", 0), "while": ("body_nconsts", 1)}
-
-
 def _parted(op: Op, ids: Iterator[int]) -> tuple[list[Op], Op]:
-    """What a loop computes anew in every trip although it is the same, and the loop without it."""
-    name, at = _CONSTS[op.name]
-    body, count, first = op.bodies[at], op.params[name], op.params["cond_nconsts"] if at else 0
-    table: Table = {v.id: x for v, x in zip(body.inputs[:count], op.inputs[first:], strict=False)}
+    """The operations of the body that compute the same in every iteration, and the loop without them."""
+    at = len(op.bodies) - 1
+    body, ports = op.bodies[at], list(loop_ports(op))
+    consts = [port for port in ports if port.role is PortRole.CONST and port.inputs[0][0] == at]
+    table: Table = {body.inputs[port.inputs[0][1]].id: op.inputs[port.operand] for port in consts}
     front: list[Op] = []
     stay: list[Op] = []
     for inner in body.ops:
@@ -155,16 +143,13 @@ def _parted(op: Op, ids: Iterator[int]) -> tuple[list[Op], Op]:
     if not front:
         return front, op
     made = {v.id: v for each in front for v in each.outputs}
-    read = {v.id: new_value(v, ids) for each in stay for v in values(each.inputs) if v.id in made}
-    inside: Table = dict(read)
-    body = replace(
-        body,
-        inputs=(*body.inputs[:count], *read.values(), *body.inputs[count:]),
-        ops=tuple(substitute(each, inside) for each in stay),
-    )
-    inputs = (*op.inputs[: first + count], *(made[i] for i in read), *op.inputs[first + count :])
-    bodies = tuple(body if i == at else each for i, each in enumerate(op.bodies))
-    return front, replace(op, inputs=inputs, params={**op.params, name: count + len(read)}, bodies=bodies)
+    passed = {v.id: new_value(v, ids) for each in stay for v in values(each.inputs) if v.id in made}
+    inside: Table = dict(passed)
+    for k in range(len(passed)):
+        ports.append(LoopPort(PortRole.CONST, len(op.inputs) + k, ((at, len(body.inputs) + k),)))
+    body = replace(body, inputs=(*body.inputs, *passed.values()), ops=tuple(substitute(each, inside) for each in stay))
+    op = replace(op, inputs=(*op.inputs, *(made[i] for i in passed)))
+    return front, with_ports(op, ports, (*op.bodies[:at], body))
 
 
 def _same_every_trip(op: Op, table: Table) -> bool:

@@ -20,8 +20,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.ir.rewrite import Atom, Table, fresh_ids, in_bodies, substitute, values, with_ops
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.rewrite import Table, fresh_ids, in_bodies, substitute, values, with_ops
 from meshdsl.trace.read_jaxpr import written
 
 roll_p = Primitive("roll")
