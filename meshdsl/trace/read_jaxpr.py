@@ -235,9 +235,8 @@ def _plain_numbers(x: Any) -> Any:
 # scan of one iteration is inlined, as compilers do.
 
 
-Captured = dict[
-    int, tuple[Any, Value]
-]  # by identity: a closed-over array, and the input of the body that stands for it
+# by identity: a closed-over array, and the input of the body that stands for it
+Captured = dict[int, tuple[Any, Value]]
 
 
 @reader("scan", "while", "cond")
