@@ -1,6 +1,6 @@
 """DLRM on flights: will one be late? Known are its schedule, its plane and the weather, not the delay at the gate.
 
-    python -m meshdsl.training.datasets.flights                          # fetches the flights, once
+    python -m meshdsl.training.datasets.flights  # fetches the flights, once
     meshdsl train examples/dlrm.py --mesh data=4,model=2
 
 The rows of the embedding table are split over ``model``, the batch over ``data``. Every fifth day is held out; on these

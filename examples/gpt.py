@@ -7,7 +7,6 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.training.datasets import text
-from meshdsl.training.datasets import text as data
 
 VOCABULARY, EMBED, WIDE, HEADS, LAYERS, BATCH, SEQ, STEPS = 2048, 256, 1024, 8, 6, 64, 32, 400
 
@@ -71,8 +70,8 @@ program = md.Program(
     (*jax.eval_shape(init), dict.fromkeys(("inputs", "targets"), jax.ShapeDtypeStruct((BATCH, SEQ), jnp.int32))),
     layouts={"batch/*": "data=S(0)", "params/layers/up/kernel": "model=S(2)"},
     init=init,
-    batches=lambda: text.text_batches(data.load().train, BATCH, SEQ),
-    evaluate=lambda p, _: {"held-out loss": [loss(p, b) for b in text.fixed_batches(data.load().held_out, BATCH, SEQ)]},
+    batches=lambda: text.text_batches(text.load().train, BATCH, SEQ),
+    evaluate=lambda p, _: {"held-out loss": [loss(p, b) for b in text.fixed_batches(text.load().held_out, BATCH, SEQ)]},
     steps=STEPS,
 )
 

@@ -1,6 +1,6 @@
 """A mixture of experts on the text of ``make demo``: each token is sent to two of eight perceptrons.
 
-    python -m meshdsl.training.datasets.text                             # fetches the text, once
+    python -m meshdsl.training.datasets.text  # fetches the text, once
     meshdsl train examples/moe.py --mesh data=4,model=2
 
 Experts are split over ``model``, the batch over ``data``. The balance loss is trained on, but not part of what is
@@ -17,7 +17,6 @@ import meshdsl as md
 from meshdsl.models import mixture
 from meshdsl.models.training import bound
 from meshdsl.training.datasets import text
-from meshdsl.training.datasets import text as data
 from meshdsl.training.evaluate import gathered
 
 BATCH, SEQ, STEPS = 64, 32, 400
@@ -30,7 +29,7 @@ config = mixture.Config(
     groups=4,
     head=16,
     seq=SEQ,
-    vocab=data.VOCABULARY,
+    vocab=text.VOCABULARY,
     rate=2e-3,
     experts=8,
     choices=2,
@@ -49,13 +48,13 @@ def loss(params, batch):
 def evaluate(params, _):
     """Nats per token of the held-out works; 6.025 for who knows how often each token occurs, and nothing else."""
     params = gathered(params)
-    held_out = text.fixed_batches(data.load().held_out, BATCH, SEQ)
+    held_out = text.fixed_batches(text.load().held_out, BATCH, SEQ)
     return {"held-out loss": np.mean([loss(params, batch) for batch in held_out])}
 
 
 program = replace(
     mixture.program(config, "batch:data experts:model", BATCH),
-    batches=lambda: text.text_batches(data.load().train, BATCH, SEQ),
+    batches=lambda: text.text_batches(text.load().train, BATCH, SEQ),
     evaluate=evaluate,
     steps=STEPS,
 )

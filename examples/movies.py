@@ -1,6 +1,6 @@
 """Wide and Deep on MovieLens-100K: will someone like a film, given who they are and what it is?
 
-    python -m meshdsl.training.datasets.movies                           # fetches the ratings, once
+    python -m meshdsl.training.datasets.movies  # fetches the ratings, once
     meshdsl train examples/movies.py --mesh data=4,model=2
 
 The rows of the embedding table are split over ``model``, the batch over ``data``. On the held-out fifth of the ratings
