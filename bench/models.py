@@ -18,7 +18,6 @@ from meshdsl.api import parallelize
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.trace import flatten_call
 from meshdsl.util.text import bytes_text, seconds_text
 
 TOPOLOGY, STRATEGY, THREE = "dgx-h100", "fsdp+tensor", "pod=8,data=16,model=8"
@@ -64,12 +63,11 @@ def measure(name: str) -> tuple[object, ...]:
     program = models.build(case.model, STRATEGY, batch=case.batch)
     pipeline = Pipeline(case.microbatches) if case.microbatches else None
     mesh = Mesh.parse(case.mesh, TOPOLOGY)
-    making = parallelize(program.step, mesh, rules=case.rules, pipeline=pipeline).kept.making
-    traced = making.trace(flatten_call(program.step, program.args, {}))
+    stages = parallelize(program.step, mesh, rules=case.rules, pipeline=pipeline).stages(*program.args)
     times.append(time.perf_counter())
-    turned = making.take_turns(traced)
+    _ = stages.program
     times.append(time.perf_counter())
-    _, plan = making.plan(turned)
+    plan = stages.planned.plan
     times.append(time.perf_counter())
     seconds = (f"{b - a:.1f}" for a, b in pairwise(times))
     figures = seconds_text(plan.seconds), f"{plan.gap:.2%}", bytes_text(plan.memory), bytes_text(plan.bytes)

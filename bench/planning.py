@@ -5,27 +5,24 @@ python -m bench.planning
 Seconds are those of the clock, after tracing; two threads take part in some of it. What is not planning, the plan's
 spans, its simulated seconds and its fingerprint, is worked out when it is first read, and is not in them. The other pin
 splits the first matrix of the parameters, or leaves it whole if it is split; the plan with it is made as
-``Sharded.pinned`` makes it.
+``Sharded.with_pins`` makes it.
 """
 
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench import unrolled, varied
 from bench.apart import rows_apart
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl import models
-from meshdsl.api import Program, parallelize
-from meshdsl.api.plan_variants import PlannedProgram
+from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
 from meshdsl.plan.plan import Plan
-from meshdsl.trace import flatten_call
 
 
 class Case(NamedTuple):
@@ -69,24 +66,27 @@ def main() -> None:
 def measure(case: str) -> tuple[object, ...]:
     """A row of the table."""
     make, mesh, memory = CASES[case]
-    _choose(load_example("mlp").program, mesh)
+    example = load_example("mlp").program
+    _plan(_sharded(example, mesh), example.args)
     program = make()
-    first, seconds = _choose(program, mesh, memory)
-    path, layout = _other(first.plan)
-    again, sooner = _choose(replace(program, layouts={**(program.layouts or {}), path: layout}), mesh, memory, first)
+    sharded = _sharded(program, mesh, memory)
+    first, seconds = _plan(sharded, program.args)
+    path, layout = _other(first)
+    again, sooner = _plan(sharded.with_pins({path: layout}), program.args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    figures = f"{seconds:.2f}", f"{first.plan.gap:.2%}", f"{sooner:.2f}", f"{again.plan.gap:.2%}", f"{peak:.2f} GB"
-    return case, mesh, sum(first.plan.operations.values()), *figures
+    figures = f"{seconds:.2f}", f"{first.gap:.2%}", f"{sooner:.2f}", f"{again.gap:.2%}", f"{peak:.2f} GB"
+    return case, mesh, sum(first.operations.values()), *figures
 
 
-def _choose(
-    program: Program, mesh: Mesh, memory: float | None = None, before: PlannedProgram | None = None
-) -> tuple[PlannedProgram, float]:
-    """The plan of a program, begun from another if there is one, and what making it takes."""
-    making = parallelize(program.step, mesh, program.layouts, rules=program.rules, memory=memory).kept.making
-    traced = making.trace(flatten_call(program.step, program.args, {})) if before is None else before.program
+def _sharded(program: Program, mesh: Mesh, memory: float | None = None) -> Sharded[..., Any]:
+    return parallelize(program.step, mesh, program.layouts, rules=program.rules, memory=memory)
+
+
+def _plan(sharded: Sharded[..., Any], args: tuple[Any, ...]) -> tuple[Plan, float]:
+    """The plan, and the seconds of planning after tracing."""
+    stages = sharded.stages(*args)
     start = time.perf_counter()
-    return making.choose(traced, before), time.perf_counter() - start
+    return stages.planned.plan, time.perf_counter() - start
 
 
 def _other(plan: Plan) -> tuple[str, Layout]:

@@ -203,7 +203,7 @@ def test_what_jax_looks_for_is_found(sharded):
     params, batch = arguments()
     with jax.debug_nans(True):
         close(sharded(params, batch), step(params, batch))
-        with pytest.raises(FloatingPointError, match="step gives NaNs or infinities in 0/w1, 0/w2, 1"):
+        with pytest.raises(FloatingPointError, match="step returns NaNs or infinities in 0/w1, 0/w2, 1"):
             sharded(params, np.nan * batch)
     assert np.isnan(sharded(params, np.nan * batch)[1])
 
@@ -280,7 +280,7 @@ def test_memory_sizes(text, size):
 def test_what_is_no_memory_size():
     with pytest.raises(MeshDSLError) as caught:
         memory_bytes("12 apples")
-    assert str(caught.value) == "memory='12 apples' is no size; write bytes, or text like '60GiB' or '500MB'"
+    assert str(caught.value) == "memory='12 apples' is not a size; write bytes, or text like '60GiB' or '500MB'"
 
 
 def test_program_is_a_value():

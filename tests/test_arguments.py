@@ -20,7 +20,7 @@ def test_an_argument_that_is_no_array():
 
 def asked(*args, **options):
     lines = message(ArgumentError, lambda: md.parallelize(*args, **options)).splitlines()
-    assert lines[0] == "arguments of parallelize(step, ...) that do not fit:"
+    assert lines[0] == "invalid arguments of parallelize(step, ...):"
     return [line.removeprefix("  ") for line in lines[1:]]
 
 
@@ -68,8 +68,8 @@ def test_all_faults_of_a_call_at_once():
         "  dta",
         "     ^",
         "layouts: 3 is an int, not a glob; write text such as 'batch/*'",
-        "memory='many' is no size; write bytes, or text like '60GiB' or '500MB'",
-        f"devices[2]: {first} is devices[0] as well; every device serves once",
+        "memory='many' is not a size; write bytes, or text like '60GiB' or '500MB'",
+        f"devices[2]: {first} is devices[0] as well; list every device once",
         "donate_argnames='bach': the step has no such argument; did you mean 'batch'?",
     ]
 
@@ -150,7 +150,7 @@ def test_a_path_that_a_plan_does_not_have():
 
 def test_what_is_no_program():
     assert message(ArgumentError, lambda: md.Program("step", [1], layouts="data=B", init=3)) == (
-        "arguments of Program that do not fit:\n"
+        "invalid arguments of Program:\n"
         "  step: 'step' is a str, not a function\n"
         "  init: 3 is an int, not a function\n"
         "  args: [1] is a list, not the tuple of the step's arguments\n"
@@ -186,7 +186,7 @@ def test_what_was_given_instead():
 @pytest.mark.parametrize("memory", [0, -1.0, float("nan"), "0GiB", "60 gb", [1], True])
 def test_a_memory_limit_that_is_no_size(memory):
     assert asked(step, MESH, memory=memory) == [
-        f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'"
+        f"memory={memory!r} is not a size; write bytes, or text like '60GiB' or '500MB'"
     ]
 
 

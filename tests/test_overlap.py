@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.api.plan_variants import overlap_windows
+from meshdsl.api.overlap import overlap_windows
 from meshdsl.errors import ArgumentError
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
@@ -100,7 +100,7 @@ def test_where_hiding_pays_the_larger_collective_is_taken():
     assert beside.simulated_seconds == pytest.approx(compute), "all of it is hidden"
     assert beside.simulated_seconds < alone.simulated_seconds - 1e-4
     assert beside.lower_bound == pytest.approx(alone.lower_bound) and beside.gap > alone.gap >= 0
-    assert "chosen by the time with overlap, " in beside.notes[-1] and "overlap" not in str(alone.notes)
+    assert "chosen by simulated time with overlap, " in beside.notes[-1] and "overlap" not in str(alone.notes)
 
 
 def test_the_same_step_has_the_same_plan_and_plans_under_other_pins_are_chosen_alike():
@@ -116,7 +116,7 @@ def test_a_gather_for_which_there_is_no_memory_is_not_hidden():
     alone, beside = planned(False, wide), planned(True, wide)
     assert alone.memory < beside.memory
     short = planned(True, wide, memory=(alone.memory + beside.memory) / 2)
-    assert short.collectives == alone.collectives and "is the fastest found so, too" in short.notes[-1]
+    assert short.collectives == alone.collectives and "is also the fastest found" in short.notes[-1]
 
 
 def test_a_plan_is_never_slower_with_overlap_than_the_one_without():
@@ -133,7 +133,7 @@ def test_a_plan_is_never_slower_with_overlap_than_the_one_without():
 def test_what_is_no_answer_is_refused():
     with pytest.raises(ArgumentError, match="overlap: 'yes' is a str, neither True nor False"):
         md.parallelize(late, MESH, overlap="yes")
-    with pytest.raises(ArgumentError, match="overlap: plan= runs a plan as it is, and overlap=True asks for another"):
+    with pytest.raises(ArgumentError, match="overlap: plan= runs a plan as it is, overlap=True looks for another one"):
         md.parallelize(late, MESH, plan=planned(False), overlap=True)
     with pytest.raises(ArgumentError, match="overlap: 1 is an int, neither True nor False"):
         md.Program(late, ARGS, overlap=1)

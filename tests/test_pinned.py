@@ -84,9 +84,7 @@ def test_the_bound_stays_where_a_pin_changes_that_costs_little():
     same = first.with_pins({"w/down": str(free)})
     assert same.plan(*ARGS).lower_bound == bound
     other = same.with_pins({"w/down": f"data={free.on('data')}"})
-    assert not is_refinement(
-        *(each.kept.making.pins(each.plan(*ARGS) and program_of(each)) for each in (other, same)), MESH
-    )
+    assert not is_refinement(*(each.stages(*ARGS).pins for each in (other, same)), MESH)
     assert other.plan(*ARGS).lower_bound == bound
     dear = other.with_pins({"w/down": "data=S(0) model=S(0)", "w/up": "data=S(0) model=S(0)"})
     assert dear.plan(*ARGS).lower_bound > bound
@@ -115,8 +113,8 @@ def test_a_bound_that_a_pin_raises_is_not_that_of_the_pins_before(monkeypatch):
 
 def program_of(sharded):
     """What was traced for the only call."""
-    ((program, _),) = sharded.kept.planned.values()
-    return program
+    ((stages),) = sharded._stages.values()
+    return stages.planned.program
 
 
 def test_what_adds_to_pins():
@@ -145,7 +143,7 @@ def test_padding_stays_and_the_plan_says_so():
     again = first.with_pins({"x": "model=B"})
     plan = again.plan(*args)
     assert plan.padded == ((103, 104),)
-    assert any("(103) is padded to 104 inside the step, as it was before" in note for note in plan.notes)
+    assert any("(103) is padded to 104 inside the step, as in the previous plan" in note for note in plan.notes)
     again.check(*args)
 
 
@@ -179,7 +177,7 @@ def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
 def test_what_is_no_pin():
     with pytest.raises(ArgumentError) as error:
         sharded().with_pins({"xs": None, 3: "data=S(0)"})
-    assert "no pin 'xs' to take out; did you mean 'x'?" in str(error.value)
+    assert "no pin 'xs' to remove; did you mean 'x'?" in str(error.value)
     assert "layouts: 3 is an int, not a glob" in str(error.value)
 
 

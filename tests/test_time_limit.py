@@ -23,7 +23,7 @@ def planned(mesh="data=2,model=2", **more):
     return md.parallelize(PROGRAM.step, mesh, rules=PROGRAM.rules, **more).plan(*PROGRAM.args)
 
 
-SAID = r"planning was stopped after 1 us: this is the best plan so far, at most \d+\.\d% from the optimum"
+SAID = r"planning stopped at the time limit of 1 us: best plan so far, within \d+\.\d% of the optimum"
 
 
 def test_when_time_is_up_the_best_plan_so_far_is_given_with_its_gap():

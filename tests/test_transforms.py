@@ -44,7 +44,7 @@ def test_an_array_of_a_trace_that_has_ended_is_refused():
     with pytest.raises(TraceError) as caught:
         md.parallelize(lambda x: x + kept[0], MESH)(x)
     assert str(caught.value) == (
-        "step reads a traced array of another function, which has ended\nreturn it from there, and pass it in"
+        "step uses a traced array of another function, which has returned\nreturn it from there, and pass it in"
     )
 
 

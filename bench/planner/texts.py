@@ -133,7 +133,7 @@ OVERLAP = """
 
 `md.parallelize(..., overlap=True)`, or `md.Program(..., overlap=True)` for the command line, chooses by
 `plan.simulated_seconds`: a collective that can run beside independent computing costs what sticks out of it, and a
-price for the rest, since links are busy with what is hidden, too (`meshdsl/api/plan_variants.py`). A few prices are
+price for the rest, since links are busy with what is hidden, too (`meshdsl/api/overlap.py`). A few prices are
 tried;
 of all plans found the one with the shortest simulated step is taken, the one without overlap among them. So it is
 never slower with overlap; one thing after the other it may be, and `plan.seconds`, `plan.lower_bound` and `plan.gap`

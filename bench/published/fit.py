@@ -81,7 +81,8 @@ def _loss(priced: list[Priced], rate: float, half_side: float) -> float:
 
 def _priced(case: Case) -> Priced:
     sharded, args = case.sharded(topology(case.hardware))
-    program, plan = sharded.kept.plan(sharded.kept.call(args, {}))
+    planned = sharded.stages(*args).planned
+    program, plan = planned.program, planned.plan
     solution, reasons = plan.solution, Reasons(program, plan.solution)
 
     def seconds(changed: Topology) -> np.ndarray:

@@ -1,9 +1,8 @@
-"""Executable: one plan on real devices, compiled once, called with flat arrays.
+"""``Executable``: one plan on real devices, compiled once, called with flat arrays.
 
-Arguments that already lie as planned are passed straight to the compiled program, which checks
-them itself. Numpy arrays and uncommitted arrays are placed without a word; arrays committed to
-another layout are moved, with one warning that says what it costs. Donated arguments are given up
-as ``jax.jit`` does, also those that had to be moved first.
+Arguments that are sharded as planned are passed straight to the compiled program, which checks them itself. Numpy
+arrays and uncommitted arrays are placed silently; arrays committed to another layout are moved, with one warning that
+says what it costs. Donated arguments are deleted as ``jax.jit`` does, also those that were moved first.
 """
 
 import logging
@@ -35,8 +34,8 @@ class Executable:
     """A program under a plan, on the devices behind the plan's mesh.
 
     Args:
-      donated: indices of flat inputs whose buffers the program may reuse.
       devices: as a mesh with the plan's axes.
+      donated: indices of flat inputs whose buffers the program may reuse.
     """
 
     def __init__(
@@ -72,48 +71,51 @@ class Executable:
 
     @cached_property
     def compiled(self) -> jax.stages.Compiled:
-        """The compiled step; it takes flat arrays that lie as planned, or nowhere yet."""
+        """The compiled step; it takes flat arrays that are sharded as planned, or uncommitted."""
         return self.lowered.compile()
 
     @property
-    def planned(self) -> ExpectedCommunication:
-        """What the plan says that a compiled program can be judged by."""
+    def expected(self) -> ExpectedCommunication:
+        """Collectives, memory and FLOPs of the plan, which a compiled program is verified against."""
         return ExpectedCommunication(
             self.plan.collectives, self.plan.memory, plan_flops(self.program, self.plan.solution)
         )
 
     @property
     def call(self) -> Callable[..., Any]:
-        """The step to call: compiled ahead of time, but where jax would go wrong with that."""
-        if _asked(_LOOKED_FOR):
-            return self._looked_at
-        return self.jitted if self._below_byte or _asked(("jax_disable_jit",)) else self.compiled
+        """The function to call: compiled ahead of time, except where jax does not support that."""
+        if _any_setting(DEBUG_CHECKS):
+            return self._checked_call
+        return self.jitted if self._has_subbyte_dtype or _any_setting(("jax_disable_jit",)) else self.compiled
 
-    def _looked_at(self, *leaves: jax.Array) -> list[jax.Array]:
-        """The compiled step's results, none of them what jax looks for: it would go on op by op, without an end."""
-        wrong = [test for name, test in _LOOKED_FOR.items() if _asked((name,))]
+    def _checked_call(self, *leaves: jax.Array) -> list[jax.Array]:
+        """Call the compiled step and check its results for NaNs and infinities as jax's debug settings demand.
+
+        jax itself would run the step again operation by operation, which has no end for a sharded program.
+        """
+        tests = [test for name, test in DEBUG_CHECKS.items() if _any_setting((name,))]
         with jax.debug_nans(False), jax.debug_infs(False):
             results: list[jax.Array] = self.compiled(*leaves)
             pairs = zip(self.program.outputs, results, strict=True)
-            bad = [leaf.path or "the result" for leaf, x in pairs if any(_holds(test, x) for test in wrong)]
+            bad = [leaf.path or "the result" for leaf, x in pairs if any(_holds(test, x) for test in tests)]
         if bad:
-            raise FloatingPointError(f"{self.program.name} gives NaNs or infinities in {', '.join(shortened(bad))}")
+            raise FloatingPointError(f"{self.program.name} returns NaNs or infinities in {', '.join(shortened(bad))}")
         return results
 
     @cached_property
-    def _below_byte(self) -> bool:
-        """Whether elements have less than a byte: ahead of time jax mistakes how they lie in placed arrays."""
-        return any(_below_byte(value.dtype) for value in self.program.inputs)
+    def _has_subbyte_dtype(self) -> bool:
+        """Whether elements are smaller than a byte: ahead of time, jax mistakes the layout of placed arrays."""
+        return any(_is_subbyte(value.dtype) for value in self.program.inputs)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """The step's result from its flat outputs."""
+        """Return the step's result from its flat outputs."""
         return jax.tree.unflatten(self.program.out_tree, leaves)
 
-    def knows(self, leaves: Sequence[Any]) -> bool:
-        """Whether the compiled program, which checks all else, may take the arguments as they are.
+    def accepts(self, leaves: Sequence[Any]) -> bool:
+        """Return whether the compiled program may be called on the arguments directly; it checks all else itself.
 
-        It does not see that a scalar was traced as a Python number or that a buffer is gone, nor give up buffers
-        that are not placed yet.
+        It does not notice that a scalar was traced as a Python number (weak type) or that a buffer was deleted, and it
+        does not delete donated buffers that are uncommitted.
         """
         if any(map(is_gone, leaves)):
             return False
@@ -121,23 +123,19 @@ class Executable:
         return list(map(_is_weak, leaves)) == self._weak and all(getattr(x, "committed", True) for x in donated)
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """The step's result, with every argument placed first."""
+        """Place every argument, call the step, and return its result."""
         self._warn_of_moves(leaves)
         placed = place(leaves, self.shardings)
         result = self.unflatten(self.call(*placed))
-        self._give_up(leaves, placed)
-        return result
-
-    def _give_up(self, leaves: Sequence[Any], placed: Sequence[jax.Array]) -> None:
-        """Delete donated arguments whose placed copies the program has used up."""
-        for i in self.donated:
+        for i in self.donated:  # delete those whose placed copies the program has consumed
             if isinstance(leaves[i], jax.Array) and placed[i].is_deleted() and not leaves[i].is_deleted():
                 leaves[i].delete()
+        return result
 
     def copies(self, leaves: Sequence[Any], whole: bool = False) -> list[jax.Array]:
-        """Copies of the arguments, placed as planned or whole; donating them harms nobody.
+        """Return copies of the arguments, sharded as planned, or whole; they can be donated safely.
 
-        Whole is on one device, or on every one for a step that would not run on one.
+        Whole copies are on one device, or replicated for a step that would not run on one device.
         """
         fresh = [jnp.array(x, copy=True) for x in leaves]  # device_put may share buffers, whatever may_alias says
         every = NamedSharding(self.devices, PartitionSpec())
@@ -147,9 +145,9 @@ class Executable:
 
     @cached_property
     def closes_over_tracers(self) -> bool:
-        """Whether the step reads traced arrays of a function around it."""
-        kept = (op.params.get("value") for op in self.program.graph.ops if op.name == "constant")
-        return any(isinstance(array, jax.core.Tracer) for array in kept)
+        """Whether the step closes over traced arrays of an enclosing function."""
+        constants = (op.params.get("value") for op in self.program.graph.ops if op.name == "constant")
+        return any(isinstance(array, jax.core.Tracer) for array in constants)
 
     def inline(self, leaves: Sequence[Any]) -> Any:
         """The step as part of an outer ``jax.jit``."""
@@ -158,13 +156,13 @@ class Executable:
                 return self.unflatten(guarded(self.function, self.program.name)(*leaves))
         except jax.errors.UnexpectedTracerError as error:
             raise TraceError(
-                f"{self.program.name} reads a traced array of another function, which has ended\n"
+                f"{self.program.name} uses a traced array of another function, which has returned\n"
                 "return it from there, and pass it in"
             ) from error
 
     def _warn_of_moves(self, leaves: Sequence[Any]) -> None:
         pairs = enumerate(zip(leaves, self.shardings, strict=True))
-        moved = [(i, x) for i, (x, at) in pairs if _lies_elsewhere(x, at)]
+        moved = [(i, x) for i, (x, at) in pairs if _is_placed_elsewhere(x, at)]
         if moved and not self._warned:
             self._warned = True
             size = sum(prod(x.shape) * x.dtype.itemsize for _, x in moved)
@@ -175,7 +173,7 @@ class Executable:
             )
 
 
-def _lies_elsewhere(x: Any, target: NamedSharding) -> bool:
+def _is_placed_elsewhere(x: Any, target: NamedSharding) -> bool:
     return isinstance(x, jax.Array) and x.committed and not x.sharding.is_equivalent_to(target, x.ndim)
 
 
@@ -183,11 +181,11 @@ def _is_weak(x: Any) -> bool:
     return getattr(x, "weak_type", None) or isinstance(x, int | float | complex)
 
 
-_LOOKED_FOR = {"jax_debug_nans": jnp.isnan, "jax_debug_infs": jnp.isinf}
+DEBUG_CHECKS = {"jax_debug_nans": jnp.isnan, "jax_debug_infs": jnp.isinf}
 
 
-def _asked(settings: Iterable[str]) -> bool:
-    """Whether jax was asked for any of these."""
+def _any_setting(settings: Iterable[str]) -> bool:
+    """Return whether any of these settings of jax is on."""
     return any(getattr(jax.config, name) for name in settings)
 
 
@@ -195,32 +193,30 @@ def _holds(test: Callable[[jax.Array], jax.Array], x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact) and bool(test(x).any())
 
 
-def _below_byte(dtype: Any) -> bool:
+def _is_subbyte(dtype: Any) -> bool:
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits < 8  # type: ignore[no-untyped-call, no-any-return]
     return bool(jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8)
 
 
 def guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function, refusing to be differentiated or batched."""
-    whole = jax.custom_jvp(lambda *leaves: _unbatched(function, name)(*leaves))
+    """Return the function, with a TraceError in place of differentiation and batching."""
+
+    def refuse(what: str, instead: str) -> TraceError:
+        return TraceError(
+            f"{name} is already planned and cannot be {what}\n{instead} inside the step, and parallelize that"
+        )
+
+    unbatched = custom_vmap(lambda *leaves: tuple(function(*leaves)))
+
+    @unbatched.def_vmap
+    def batch(size: int, batched: Any, *leaves: Any) -> Any:
+        raise refuse("batched (jax.vmap)", "batch")
+
+    whole = jax.custom_jvp(lambda *leaves: unbatched(*leaves))
 
     @whole.defjvp
     def differentiate(primals: Any, tangents: Any) -> Any:
-        raise TraceError(_refusal(name, "differentiated (jax.grad, jax.jvp, jax.vjp)", "take the gradient"))
+        raise refuse("differentiated (jax.grad, jax.jvp, jax.vjp)", "take the gradient")
 
     return whole
-
-
-def _unbatched(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    whole = custom_vmap(lambda *leaves: tuple(function(*leaves)))
-
-    @whole.def_vmap
-    def batch(size: int, batched: Any, *leaves: Any) -> Any:
-        raise TraceError(_refusal(name, "batched (jax.vmap)", "batch"))
-
-    return whole
-
-
-def _refusal(name: str, what: str, instead: str) -> str:
-    return f"{name} is already planned and cannot be {what}\n{instead} inside the step, and parallelize that"

@@ -1,15 +1,16 @@
-"""Explain: why an input has the layout it has, by what every other one would cost.
+"""Explain why an input has its layout, by what every other layout would cost.
 
     print(sharded.explain("params/w1", params, opt_state, batch))
 
-Each alternative is planned in full with that one input pinned to it; all other pins stay. So the
-figures are those of real plans, and what the user has pinned shows what leaving it would gain.
+Each alternative is planned in full with that one input pinned to it, and all other pins unchanged. So the figures are
+those of real plans, and for an input that the user pinned they show what removing the pin would gain.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.api.stages import CallStages
 from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -22,18 +23,25 @@ from meshdsl.util.text import bytes_text, seconds_text, table
 
 @dataclass(frozen=True)
 class Alternative:
-    """A layout of the input, and the best plan with it; None if none fits the memory."""
+    """A layout of the input, and the best plan with it; None if no plan fits the memory."""
 
     layout: Layout
     plan: Plan | None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the plan; infinite without one."""
+        return float("inf") if self.plan is None else self.plan.seconds
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """An input's layout beside all others it could have, cheapest first.
+    """An input's layout beside all layouts that it could have, cheapest first; ``print`` shows the table.
 
     Args:
-      plan: the plan in question.
+      input: the input, with its layout in ``plan``.
+      plan: the plan that is explained.
+      alternatives: every layout of the input with its best plan; empty without a program to plan.
     """
 
     input: Array
@@ -42,7 +50,7 @@ class Explanation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As plain values."""
+        """The explanation as plain values, for JSON: seconds, bytes sent and bytes of memory per alternative."""
         rows = [
             {"layout": str(each.layout.named(self.input.dims))}
             | ({} if each.plan is None else {key: getattr(each.plan, key) for key in ("seconds", "bytes", "memory")})
@@ -52,63 +60,56 @@ class Explanation:
         return {"input": self.input.path, "layout": layout, "pinned": self.input.pinned, "alternatives": rows}
 
     def __str__(self) -> str:
-        parts = [_stated(self.input), *moves_of_input(self.plan, self.input.path)]
+        x = self.input
+        pinned = ", ".join(f"{axis} is pinned" for axis in x.pinned) or "no axis is pinned"
+        lines = [f"{x.path} {x.type} has {layout_text(x.layout.named(x.dims))}; {pinned}"]
+        lines += reshards_of_input(self.plan, x.path)
         if self.alternatives:
             rows = [self._row(each) for each in self.alternatives]
-            parts += ["", *table([("layout", "step", "against the plan", "sent", "memory"), *rows])]
-        return "\n".join(parts)
+            lines += ["", *table([("layout", "step", "against the plan", "sent", "memory"), *rows])]
+        return "\n".join(lines)
 
     def _row(self, each: Alternative) -> tuple[str, ...]:
         named = layout_text(each.layout.named(self.input.dims))
         if each.plan is None:
-            return named, "does not fit the memory", "", "", ""
+            return named, "exceeds the memory limit", "", "", ""
         more = each.plan.seconds - self.plan.seconds
         against = "the same" if abs(more) <= 1e-9 * self.plan.seconds else f"{more / self.plan.seconds:+.2%}"
         seconds, sent = seconds_text(each.plan.seconds), bytes_text(each.plan.bytes)
         return named, seconds, against, sent, bytes_text(each.plan.memory)
 
 
-def explain(plan: Plan, path: str, replan: Callable[[Layout], Plan] | None = None) -> Explanation:
-    """Why the input at ``path`` lies as it does.
+def explain(plan: Plan, path: str, stages: CallStages | None = None) -> Explanation:
+    """Return why the input at ``path`` has its layout in ``plan``.
 
     Args:
-      replan: the plan with this input pinned to a layout; without it no alternatives are looked at.
+      stages: those of the call that ``plan`` is for, to plan alternatives; without them there are none.
 
-    LayoutError with the nearest path if there is no such input.
+    Raises:
+      LayoutError: there is no such input; the error has the nearest path.
     """
-    stated = plan.layout(path)
+    current = plan.layout(path)
     found = next(array for array in plan.inputs if array.path == path)
-    tried = dict.fromkeys((stated, *layouts(found.shape, plan.mesh))) if replan else ()
-    made = [Alternative(layout, _planned(layout, replan)) for layout in tried if replan]
-    return Explanation(found, plan, tuple(sorted(made, key=_cost)))
+    alternatives = []
+    if stages is not None:
+        for layout in dict.fromkeys((current, *possible_layouts(found.shape, plan.mesh))):
+            try:
+                planned = stages.plan_pinned({**stages.options.layouts, path: layout})
+            except MemoryLimitError:
+                planned = None
+            alternatives.append(Alternative(layout, planned))
+    return Explanation(found, plan, tuple(sorted(alternatives, key=lambda each: (each.seconds, str(each.layout)))))
 
 
-def moves_of_input(plan: Plan, path: str) -> Iterator[str]:
-    """What moves the input, a line each."""
+def reshards_of_input(plan: Plan, path: str) -> Iterator[str]:
+    """Yield a line per collective that reshards the input."""
     for c in plan.collectives:
         if c.value == path or c.value.startswith(f"{path}["):
             runs = f" x{c.trips}" if c.trips > 1 else ""
             yield f"  {c.kind} over {','.join(c.axes)}{runs}, {seconds_text(c.seconds * c.trips)}: {c.reason}"
 
 
-def layouts(shape: Sequence[int], mesh: Mesh) -> Iterator[Layout]:
-    """Every layout in which no device holds a part of a sum and the blocks come out even; axes in the mesh's order."""
+def possible_layouts(shape: Sequence[int], mesh: Mesh) -> Iterator[Layout]:
+    """Yield every layout without partial sums whose blocks are equal; axes stand in the mesh's order."""
     found = space(mesh, len(shape), ())
     yield from (layout for i, layout in enumerate(found.layouts) if found.fits(i, shape) and layout.axes == mesh.names)
-
-
-def _stated(array: Array) -> str:
-    named = layout_text(array.layout.named(array.dims))
-    pinned = [f"{axis} is pinned" for axis in array.pinned] or ["no pin says so"]
-    return f"{array.path} {array.type} has {named}; {', '.join(pinned)}"
-
-
-def _planned(layout: Layout, replan: Callable[[Layout], Plan]) -> Plan | None:
-    try:
-        return replan(layout)
-    except MemoryLimitError:
-        return None
-
-
-def _cost(each: Alternative) -> tuple[float, str]:
-    return (float("inf") if each.plan is None else each.plan.seconds, str(each.layout))

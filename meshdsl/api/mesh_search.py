@@ -1,14 +1,14 @@
-"""Search: how to train a step on so many devices; every mesh and pipeline that could be the best, the fastest first.
+"""Search over meshes and pipelines: how to train a step on a number of devices, the fastest configuration first.
 
     print(md.search(program, devices=64, topology="dgx-h100"))
     print(md.search(program, devices=64, axes=("pipe", "data", "model"), microbatches=(8, 32)))
 
-A candidate is a mesh, which shares the devices out over the axes in one of all ways, and a pipeline: microbatches, and
-where the axis ``pipe`` has several devices a schedule and its chunks. What no plan of it can undercut, in seconds and
-in memory, is known without planning (``meshdsl.planner.bounds.trivial``): candidates are looked at in that order,
-and those that
-cannot fit, or cannot be faster than a plan that is there, are not planned. What cannot be planned is listed last, with
-the reason.
+A configuration is a mesh, which factors the devices over the axes, and a pipeline: a number of microbatches and, where
+the axis ``pipe`` has several devices, a schedule, its chunks, and what stages recompute. All configurations are
+enumerated and searched by branch and bound without branching: each gets a lower bound on seconds and on memory that
+needs no planning (``meshdsl.planner.bounds.trivial``), and they are planned in the order of that bound. A configuration
+whose bound exceeds the memory limit, or the seconds of a plan already found, is pruned. Configurations without a plan
+are listed last, with the reason.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,39 +17,41 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
+from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
-from meshdsl.api.stages import Stages
+from meshdsl.api.stages import CallStages
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
-from meshdsl.ir.graph import TracedProgram as Traced
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
+from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory, least_seconds
 from meshdsl.schedules.spec import CHUNKED, Pipeline
 from meshdsl.trace import trace
 from meshdsl.util.text import bytes_text, seconds_text, table
 
-# ---- Candidates ------------------------------------------------------------------------------------------------------
-# Candidates of a search: ways to run a step on so many devices, and what no plan of each can undercut.
+MICROBATCHES_PER_STAGE = 4  # where neither the program nor the user names a number
+DEFAULT_AXES = {"data": 0, "model": 2}  # name -> position among the axes; other axes have position 1
+SHOWN_REASONS = 8  # rows of the printed table of configurations without a plan
 
 
-_PER_STAGE = 4
-_USUAL = {"data": 0, "model": 2}  # and where others stand between them
+# ---- Configurations --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A mesh, by its axes, and how the step takes its batch over it; None for the whole batch at once."""
+    """Sizes of the mesh axes, and the pipeline; None for the whole batch at once."""
 
     sizes: Mapping[str, int]
     pipeline: Pipeline | None
 
     @property
     def stages(self) -> int:
-        """Of the pipeline."""
+        """Stages of the pipeline."""
         return self.sizes.get(AXIS, 1)
 
     @property
@@ -59,20 +61,20 @@ class Configuration:
 
     @property
     def microbatches(self) -> int:
-        """Per step."""
+        """Microbatches per step."""
         return self.pipeline.microbatches if self.pipeline else 1
 
     @property
     def schedule(self) -> str:
-        """Of the stages, with its chunks, and ``kept`` if nothing is recomputed; empty if there is one stage."""
+        """Name of the schedule, its chunks, and ``kept`` if stages recompute nothing; empty for one stage."""
         if self.pipeline is None or self.stages == 1:
             return ""
         chunks = f"x{self.pipeline.chunks}" if self.pipeline.chunks > 1 else ""
         return " ".join(filter(None, (self.pipeline.name, chunks, "kept" * (self.pipeline.recompute == "none"))))
 
     def __str__(self) -> str:
-        turns = f"{self.microbatches} microbatches" if self.microbatches > 1 else ""
-        return ", ".join(filter(None, (self.mesh, self.schedule, turns)))
+        microbatches = f"{self.microbatches} microbatches" if self.microbatches > 1 else ""
+        return ", ".join(filter(None, (self.mesh, self.schedule, microbatches)))
 
 
 def configurations(
@@ -84,199 +86,156 @@ def configurations(
     chunks: Sequence[int],
     recompute: Sequence[str] = ("stage",),
 ) -> list[Configuration]:
-    """Every way, once; without stages schedules do not matter, and several chunks go with some only.
+    """Return every configuration once: schedules matter with stages only, and several chunks with some schedules only.
 
     Args:
-      own: the program's pipeline, which says what is not tried.
-      microbatches: None for the program's own, else 4 per stage, and the whole batch at once where there is one.
+      own: the program's pipeline, from which settings that are not varied are taken.
+      microbatches: None for the program's own number, else 4 per stage, and the whole batch at once without stages.
     """
-    pairs = [(s, v) for s, v in product(schedules, chunks) if v == 1 or s in CHUNKED]
-    pairs = [(s, v) for s, v in pairs if (s, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
-    tried = [(s, v, again) for (s, v), again in product(pairs, recompute)]
-    return [
-        way
-        for sizes in shares(devices, axes)
-        for m in microbatches or (_usual(own, sizes),)
-        for way in _ways(sizes, replace(own, microbatches=m, schedule="1f1b", chunks=1) if own else Pipeline(m), tried)
-    ]
+    pairs = [(name, v) for name, v in product(schedules, chunks) if v == 1 or name in CHUNKED]
+    pairs = [(name, v) for name, v in pairs if (name, v) != ("interleaved", 1) or "1f1b" not in schedules]  # the same
+    found = []
+    for sizes in factorizations(devices, axes):
+        stages = sizes.get(AXIS, 1)
+        default = own.microbatches if own else MICROBATCHES_PER_STAGE * stages if stages > 1 else 1
+        for m in microbatches or (default,):
+            plain = replace(own, microbatches=m, schedule="1f1b", chunks=1) if own else Pipeline(m)
+            if stages == 1:
+                found.append(Configuration(sizes, plain if m > 1 else None))
+            else:
+                found += [
+                    Configuration(sizes, replace(plain, schedule=name, chunks=v, recompute=what))
+                    for (name, v), what in product(pairs, recompute)
+                ]
+    return found
 
 
-def _usual(own: Pipeline | None, sizes: Mapping[str, int]) -> int:
-    """Microbatches, where nothing says how many to try."""
-    stages = sizes.get(AXIS, 1)
-    return own.microbatches if own else _PER_STAGE * stages if stages > 1 else 1
-
-
-def _ways(sizes: Mapping[str, int], plain: Pipeline, tried: Sequence[tuple[str, int, str]]) -> Iterator[Configuration]:
-    """Those over one mesh, with so many microbatches."""
-    if sizes.get(AXIS, 1) == 1:
-        yield Configuration(sizes, plain if plain.microbatches > 1 else None)
-    else:
-        yield from (
-            Configuration(sizes, replace(plain, schedule=s, chunks=v, recompute=again)) for s, v, again in tried
-        )
-
-
-def shares(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Every way to share the devices out over the axes."""
+def factorizations(devices: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield every way to factor the number of devices over the axes."""
     if len(axes) == 1:
         yield {axes[0]: devices}
         return
     for size in range(1, devices + 1):
         if devices % size == 0:
-            yield from ({axes[0]: size, **rest} for rest in shares(devices // size, axes[1:]))
+            yield from ({axes[0]: size, **rest} for rest in factorizations(devices // size, axes[1:]))
+
+
+# ---- Bounds ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BoundedConfiguration:
-    """A way with the seconds and bytes per device that no plan of it can undercut, or why it cannot be planned."""
+    """A configuration with lower bounds on the seconds and bytes per device of its plans, or why it has none."""
 
-    way: Configuration
+    config: Configuration
     seconds: float = float("inf")
     memory: int = 0
-    making: Stages | None = None
-    program: Traced | None = None
+    stages: CallStages | None = None
+    program: TracedProgram | None = None
     fault: str = ""
 
+    @property
+    def memory_limit(self) -> float:
+        """Bytes that a device may hold."""
+        if self.stages is None:
+            return float("inf")
+        return self.stages.options.memory or self.stages.options.mesh.topology.memory
+
     def plan(self) -> Plan:
-        """Its plan."""
-        assert self.making and self.program
-        return self.making.plan(self.program)[1]
-
-
-def short_fault(error: MeshDSLError) -> str:
-    """The first thing that an error says does not fit."""
-    first, *rows = str(error).splitlines()
-    return rows[0].strip() if rows and first.endswith(":") else first
+        """Plan the configuration."""
+        assert self.stages is not None and self.program is not None
+        options = self.stages.options
+        return plan_best_variant(self.program, options.mesh, self.stages.user_pins, options.memory).plan
 
 
 @dataclass
 class ConfigurationSearch:
-    """Bounds the ways to run a program, traced once, and taken in turns once per number of stages and pipeline."""
+    """Bounds configurations of a program, traced once, and split in microbatches once per pipeline."""
 
     program: Program
     topology: Topology | str
     rules: Rules | str | None
     memory: str | None
-    _turned: dict[Any, Traced] = field(default_factory=dict)
+    _microbatched: dict[Any, TracedProgram] = field(default_factory=dict)
 
-    def bounded(self, way: Configuration) -> BoundedConfiguration:
-        """What no plan of a way can undercut."""
+    def bounded(self, config: Configuration) -> BoundedConfiguration:
+        """Return the configuration with its bounds, or with the first fault that keeps it from being planned."""
         try:
-            making = self._making(way)
-            program = self._taking_turns(making, way)
-            mesh, pins = making.options.mesh, making.pins(program)
-            return BoundedConfiguration(
-                way, least_seconds(program, mesh), least_memory(program, mesh, pins), making, program
-            )
+            stages = CallStages(self.program.step, self._sharded(config).options, self.traced)
+            mesh, program = stages.options.mesh, self._program(stages, config)
+            pins = stages.user_pins.resolve(program, mesh)
+            seconds, memory = least_seconds(program, mesh), least_memory(program, mesh, pins)
+            return BoundedConfiguration(config, seconds, memory, stages, program)
         except MeshDSLError as error:
-            return BoundedConfiguration(way, fault=short_fault(error))
+            return BoundedConfiguration(config, fault=first_fault(error))
 
     @property
     def axes(self) -> list[str]:
-        """Those to try if nothing else is said: what pins and rules name, or usual ones, and that of stages."""
+        """Axes to try by default: those in pins and rules, ``data`` and ``model``, ``pipe`` if layers are stacked."""
         pinned = [axis for layout in (self.program.layouts or {}).values() for axis in Layout.of(layout).axes]
         ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
         named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
-        usual = [axis for axis in reversed(_USUAL) if axis not in named][: max(2 - len(named), 0)]
+        more = [axis for axis in reversed(DEFAULT_AXES) if axis not in named][: max(2 - len(named), 0)]
         staged = AXIS in (*pinned, *ruled) or bool(stacked_parameters(self.traced))
-        return [AXIS] * staged + sorted([*named, *usual], key=lambda axis: _USUAL.get(axis, 1))
+        return [AXIS] * staged + sorted([*named, *more], key=lambda axis: DEFAULT_AXES.get(axis, 1))
 
-    def limit(self, each: BoundedConfiguration) -> float:
-        """Bytes that a device may hold."""
-        options = each.making.options if each.making else None
-        return (options.memory or options.mesh.topology.memory) if options else float("inf")
+    @cached_property
+    def traced(self) -> TracedProgram:
+        """The program, the whole batch at once."""
+        keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
+        return trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=keep_cuts)
 
-    def _making(self, way: Configuration) -> Stages:
+    def _sharded(self, config: Configuration) -> Any:
         program = self.program
-        sharded = parallelize(
+        return parallelize(
             program.step,
-            Mesh(topology=self.topology, **way.sizes),
-            self._layouts if AXIS in way.sizes else program.layouts,
+            Mesh(topology=self.topology, **config.sizes),
+            self._layouts if AXIS in config.sizes else program.layouts,
             memory=self.memory,
             donate_argnums=tuple(range(len(program.args) - 1)),
             rules=self._rules,
-            pipeline=way.pipeline,
+            pipeline=config.pipeline,
         )
-        return sharded.kept.making
 
-    def _taking_turns(self, making: Stages, way: Configuration) -> Traced:
-        key = way.stages, way.pipeline
-        if key not in self._turned:
-            self._turned[key] = making.take_turns(self.traced)
-        return self._turned[key]
-
-    @cached_property
-    def traced(self) -> Traced:
-        """The program, the whole batch at once."""
-        cuts = bool(self.program.pipeline and self.program.pipeline.axis)
-        return trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=cuts)
+    def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:
+        """Return the program in microbatches; it depends on the stages and the pipeline alone."""
+        if config.pipeline is None:
+            return self.traced
+        key = config.stages, config.pipeline
+        if key not in self._microbatched:
+            mesh, pins = stages.options.mesh, stages.user_pins
+            self._microbatched[key] = to_microbatches(self.traced, config.pipeline, mesh, pins)
+        return self._microbatched[key]
 
     @cached_property
     def _rules(self) -> Rules:
-        return Rules.of((self.program.rules if self.rules is None else self.rules) or Rules())
+        return Rules.of(self.rules or self.program.rules or Rules())
 
     @cached_property
     def _layouts(self) -> Mapping[str, Layout | str]:
         return pipe_layouts(self.program, self._rules, lambda: self.traced)
 
 
-# ---- Searched text ---------------------------------------------------------------------------------------------------
-# The printed search: every plan, the fastest first, then what was not planned, and why, in few rows.
+def first_fault(error: MeshDSLError) -> str:
+    """Return the first fault that an error lists, or its first line."""
+    first, *rows = str(error).splitlines()
+    return rows[0].strip() if rows and first.endswith(":") else first
 
 
-_HEAD = ("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory")
-_REASONS = 8
-
-
-def search_text(candidates: Sequence["Candidate"]) -> str:
-    """The candidates in two tables; those without a plan that have one reason share a row."""
-    planned = [_row(each) for each in candidates if each.plan]
-    left = list(_left(candidates))
-    tables = (table([_HEAD, *planned]) if planned else (), table(left) if len(left) > 1 else ())
-    return "\n\n".join("\n".join(lines) for one in tables if (lines := list(one)))
-
-
-def _row(each: "Candidate") -> tuple[str, ...]:
-    plan = each.plan
-    assert plan is not None
-    bubble = "" if each.bubble is None else f"{each.bubble:.1%}"
-    costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, bytes_text(plan.bytes), bytes_text(plan.memory)
-    return each.mesh, _count(each), each.way.schedule, *costs
-
-
-def _left(candidates: Sequence["Candidate"]) -> Iterator[tuple[str, ...]]:
-    """Rows of what has no plan."""
-    alike: dict[tuple[str, str, str], list[Candidate]] = {}
-    for each in (each for each in candidates if not each.plan):
-        alike.setdefault((_count(each), each.way.schedule, each.fault), []).append(each)
-    yield "not planned", "microbatches", "schedule", "because"
-    for (count, schedule, fault), rows in list(alike.items())[:_REASONS]:
-        more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        yield f"{rows[0].mesh}{more}", count, schedule, fault
-    rest = list(chain.from_iterable(list(alike.values())[_REASONS:]))
-    if rest:
-        pruned = sum(each.pruned for each in rest)
-        yield f"... {len(rest)} more", "", "", f"{pruned} pruned, {len(rest) - pruned} that cannot be planned"
-
-
-def _count(each: "Candidate") -> str:
-    return str(each.microbatches) if each.microbatches > 1 else ""
-
-
-# ---- Searched --------------------------------------------------------------------------------------------------------
+# ---- Candidates ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run the step: its plan, or why there is none.
+    """A configuration with its plan, or with the reason why it has none.
 
     Args:
-      least: seconds that no plan of it can undercut.
-      pruned: it is not planned, as it cannot be the best.
+      fault: why there is no plan; empty if there is one.
+      least: a lower bound on the seconds of its plans.
+      pruned: whether it was not planned because its bounds exclude it.
     """
 
-    way: Configuration
+    config: Configuration
     plan: Plan | None
     fault: str = ""
     least: float = 0.0
@@ -284,53 +243,52 @@ class Candidate:
 
     @property
     def mesh(self) -> str:
-        """The mesh as text."""
-        return self.way.mesh
+        """The mesh as text, ``"data=4,model=2"``."""
+        return self.config.mesh
 
     @property
     def pipeline(self) -> Pipeline | None:
-        """How the batch is taken; None for the whole batch at once."""
-        return self.way.pipeline
+        """The pipeline; None for the whole batch at once."""
+        return self.config.pipeline
 
     @property
     def microbatches(self) -> int:
-        """Per step."""
-        return self.way.microbatches
+        """Microbatches per step."""
+        return self.config.microbatches
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step; infinite without a plan."""
+        """Predicted seconds per step; infinite without a plan."""
         return self.plan.seconds if self.plan else float("inf")
 
     @property
     def bubble(self) -> float | None:
-        """Of the pipeline, if it is one."""
+        """Part of the time that stages of the pipeline are idle; None without stages."""
         found = self.plan.pipeline if self.plan else None
         return found.bubble if found and found.axis else None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As plain values."""
-        found: dict[str, Any] = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.way.schedule}
+        """The candidate as plain values, for JSON."""
+        common = {"mesh": self.mesh, "microbatches": self.microbatches, "schedule": self.config.schedule}
         if self.plan is None:
-            return found | {"fault": self.fault, "pruned": self.pruned, "least": self.least}
-        return (
-            found | {name: getattr(self.plan, name) for name in _COSTS} | {"least": self.least, "bubble": self.bubble}
-        )
-
-
-_COSTS = ("seconds", "gap", "bytes", "memory")
+            return common | {"fault": self.fault, "pruned": self.pruned, "least": self.least}
+        costs = {name: getattr(self.plan, name) for name in ("seconds", "gap", "bytes", "memory")}
+        return common | costs | {"least": self.least, "bubble": self.bubble}
 
 
 @dataclass(frozen=True)
 class Search:
-    """All candidates, the fastest first; those without a plan follow, pruned ones before those that have a fault."""
+    """All candidates, the fastest first; those without a plan follow, pruned ones before faulty ones.
+
+    ``print`` shows the plans in one table, and the reasons why others have none in a second one.
+    """
 
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate:
-        """The fastest; ArgumentError with the reasons if none can be planned."""
+        """The fastest candidate; ArgumentError with all reasons if none has a plan."""
         if self.candidates[0].plan is None:
             rows = [f"{each.mesh}: {each.fault}" for each in self.candidates]
             raise ArgumentError(faults("no candidate can be planned:", rows))
@@ -338,6 +296,38 @@ class Search:
 
     def __str__(self) -> str:
         return search_text(self.candidates)
+
+
+def search_text(candidates: Sequence[Candidate]) -> str:
+    """Return the candidates in two tables; candidates that have no plan for the same reason share a row."""
+    planned, unplanned = [], dict[tuple[str, str, str], list[Candidate]]()
+    for each in candidates:
+        count = str(each.microbatches) if each.microbatches > 1 else ""
+        if each.plan is None:
+            unplanned.setdefault((count, each.config.schedule, each.fault), []).append(each)
+        else:
+            plan, bubble = each.plan, "" if each.bubble is None else f"{each.bubble:.1%}"
+            sizes = bytes_text(plan.bytes), bytes_text(plan.memory)
+            costs = seconds_text(plan.seconds), f"{plan.gap:.1%}", bubble, *sizes
+            planned.append((each.mesh, count, each.config.schedule, *costs))
+    blocks = []
+    if planned:
+        head = ("mesh", "microbatches", "schedule", "step", "gap", "bubble", "sent", "memory")
+        blocks.append("\n".join(table([head, *planned])))
+    if unplanned:
+        rows = [("not planned", "microbatches", "schedule", "because")]
+        for (count, schedule, fault), group in list(unplanned.items())[:SHOWN_REASONS]:
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            rows.append((f"{group[0].mesh}{more}", count, schedule, fault))
+        rest = list(chain.from_iterable(list(unplanned.values())[SHOWN_REASONS:]))
+        if rest:
+            pruned = sum(each.pruned for each in rest)
+            rows.append((f"... {len(rest)} more", "", "", f"{pruned} pruned, {len(rest) - pruned} infeasible"))
+        blocks.append("\n".join(table(rows)))
+    return "\n\n".join(blocks)
+
+
+# ---- Search ----------------------------------------------------------------------------------------------------------
 
 
 def search(
@@ -355,58 +345,72 @@ def search(
     memory: str | None = None,
     progress: Callable[[str], None] = lambda said: None,
 ) -> Search:
-    """The plans of a step on ``devices`` devices, over every mesh of these axes.
+    """Plan a step on ``devices`` devices over every mesh of these axes, and every pipeline of these settings.
 
     Args:
-      step: a program, or a function; then ``args`` are its arguments, arrays or ``jax.ShapeDtypeStruct``.
-      topology: what the devices and links cost; a preset's name, or a topology.
-      axes: of the mesh, outermost first; one may get a single device. Those of ``pipe`` are stages: stacks of
-        layers are split over it, also where no rule says so. Default are those that layouts and rules name, ``data``
+      step: a program, or a function whose arguments are ``args``.
+      *args: arrays or ``jax.ShapeDtypeStruct``, for a function.
+      devices: number of devices.
+      topology: costs of devices and links; a preset's name, or a topology.
+      axes: mesh axes, outermost first; an axis may get a single device. Devices of ``pipe`` are stages: stacks of
+        layers are split over it, also where no rule says so. Default: the axes that layouts and rules name, ``data``
         and ``model`` where they name fewer than two, and ``pipe`` if the program has a stack of layers.
-      microbatches: numbers of microbatches to try, 1 for the whole batch at once. Default is 1, or with stages 4 times
-        as many as there are.
-      schedules: to try where there are stages. chunks: likewise, with those schedules that take several.
-      recompute: likewise, ``stage`` and ``none``, as ``md.Pipeline`` takes it.
-      layouts: as in ``parallelize``, for a function. rules, memory: likewise; for a program, instead of its own.
-      progress: told of every candidate before it is planned.
+      microbatches: numbers of microbatches to try, 1 for the whole batch at once. Default: 1, or 4 per stage.
+      schedules: schedules to try where there are stages, by name.
+      chunks: numbers of chunks per stage to try, with schedules that take several.
+      recompute: what stages recompute in the backward pass, to try: ``"stage"``, ``"none"``, see ``md.Pipeline``.
+      layouts: pins as in ``parallelize``, for a function.
+      rules: mesh axes by named dims, as in ``parallelize``; for a program, in place of its own.
+      memory: limit per device, such as ``"60GiB"``; default is the topology's.
+      progress: called with a line of text before each configuration.
 
-    Raises ArgumentError for what is no number of devices, no axes, no microbatches, schedules or chunks.
+    Returns:
+      All candidates, the fastest first; ``print`` shows them, ``.best.plan`` is the fastest plan.
+
+    Raises:
+      ArgumentError: lists all arguments that are not of these kinds.
     """
-    _check(devices, axes, microbatches, schedules, chunks, recompute, args, step)
+    _check_arguments(devices, axes, microbatches, schedules, chunks, recompute, args, step)
     program = step if isinstance(step, Program) else Program(step, args, layouts)
-    seeker, bounded, found = (
-        ConfigurationSearch(program, topology, rules, memory),
-        list[BoundedConfiguration](),
-        list[Candidate](),
-    )
+    space = ConfigurationSearch(program, topology, rules, memory)
     progress("tracing")
-    _ = seeker.traced
-    tried = seeker.axes if axes is None else axes
-    every = configurations(devices, tried, program.pipeline, microbatches, schedules, chunks, recompute)
-    for i, way in enumerate(every, 1):
-        progress(f"looking at {i} of {len(every)}: {way}")
-        bounded.append(seeker.bounded(way))
+    _ = space.traced
+    every = configurations(
+        devices, space.axes if axes is None else axes, program.pipeline, microbatches, schedules, chunks, recompute
+    )
+    bounded = []
+    for i, config in enumerate(every, 1):
+        progress(f"bounding {i} of {len(every)}: {config}")
+        bounded.append(space.bounded(config))
+    found, incumbent = list[Candidate](), float("inf")
     for i, each in enumerate(sorted(bounded, key=lambda each: each.seconds), 1):
-        progress(f"{i} of {len(every)}: {each.way}")
-        found.append(_candidate(each, seeker.limit(each), min((one.seconds for one in found), default=float("inf"))))
+        progress(f"planning {i} of {len(every)}: {each.config}")
+        found.append(_planned(each, incumbent))
+        incumbent = min(incumbent, found[-1].seconds)
     return Search(tuple(sorted(found, key=lambda each: (each.seconds, not each.pruned))))
 
 
-def _candidate(each: BoundedConfiguration, limit: float, best: float) -> Candidate:
-    """Planned, unless it cannot be the best."""
+def _planned(each: BoundedConfiguration, incumbent: float) -> Candidate:
+    """Return the configuration with its plan, unless it is faulty, or pruned by its bounds.
+
+    Args:
+      incumbent: seconds of the fastest plan so far.
+    """
     if each.fault:
-        return Candidate(each.way, None, each.fault)
-    if each.memory > limit:
-        return Candidate(each.way, None, f"pruned: needs {bytes_text(each.memory)} at least", each.seconds, True)
-    if each.seconds >= best:
-        return Candidate(each.way, None, f"pruned: takes {seconds_text(each.seconds)} at least", each.seconds, True)
+        return Candidate(each.config, None, each.fault)
+    if each.memory > each.memory_limit:
+        reason = f"pruned: needs {bytes_text(each.memory)} at least"
+        return Candidate(each.config, None, reason, each.seconds, pruned=True)
+    if each.seconds >= incumbent:
+        reason = f"pruned: takes {seconds_text(each.seconds)} at least"
+        return Candidate(each.config, None, reason, each.seconds, pruned=True)
     try:
-        return Candidate(each.way, each.plan(), "", each.seconds)
+        return Candidate(each.config, each.plan(), "", each.seconds)
     except MeshDSLError as error:
-        return Candidate(each.way, None, short_fault(error), each.seconds)
+        return Candidate(each.config, None, first_fault(error), each.seconds)
 
 
-def _check(
+def _check_arguments(
     devices: Any,
     axes: Any,
     microbatches: Any,
@@ -416,28 +420,27 @@ def _check(
     args: tuple[Any, ...],
     step: Any,
 ) -> None:
-    def size(n: object) -> bool:
+    def is_size(n: object) -> bool:
         return isinstance(n, int) and not isinstance(n, bool) and n >= 1
 
-    def sizes(given: Any) -> bool:
-        return not isinstance(given, int | str) and bool(given) and all(map(size, given))
+    def are_sizes(given: Any) -> bool:
+        return not isinstance(given, int | str) and bool(given) and all(map(is_size, given))
 
-    rows = [] if size(devices) else [f"devices: {is_a(devices)}, not a number of devices"]
+    rows = [] if is_size(devices) else [f"devices: {is_a(devices)}, not a number of devices"]
     if axes is not None and (isinstance(axes, str) or not axes or len(set(axes)) < len(axes)):
         rows.append(f"axes: {axes!r}, not names of different mesh axes, such as ('data', 'model')")
-    if microbatches is not None and not sizes(microbatches):
+    if microbatches is not None and not are_sizes(microbatches):
         rows.append(f"microbatches: {microbatches!r}, not numbers to try, such as (1, 4, 8)")
     if isinstance(schedules, str) or not schedules:
         rows.append(f"schedules: {schedules!r}, not names of schedules to try, such as ('1f1b', 'gpipe')")
     if isinstance(recompute, str) or not recompute:
         rows.append(f"recompute: {recompute!r}, not what to try, such as ('stage', 'none')")
-    if not sizes(chunks):
+    if not are_sizes(chunks):
         rows.append(f"chunks: {chunks!r}, not numbers to try, such as (1, 2)")
     elif 1 not in chunks and not set(CHUNKED) & set(schedules):
-        rows.append(
-            f"chunks: {chunks!r}, more than one goes with {' or '.join(map(repr, CHUNKED))}, which are not tried"
-        )
+        names = " or ".join(map(repr, CHUNKED))
+        rows.append(f"chunks: {chunks!r}, but only {names} takes several chunks, and schedules={schedules!r}")
     if isinstance(step, Program) and args:
-        rows.append(f"args: {len(args)} beside a program, which has its own")
+        rows.append(f"args: {len(args)} arguments beside a program, which has its own; leave them out")
     if rows:
-        raise ArgumentError(faults("arguments of search that do not fit:", rows))
+        raise ArgumentError(faults("invalid arguments of search:", rows))

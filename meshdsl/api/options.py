@@ -1,12 +1,13 @@
-"""What was asked of ``parallelize``, read into :class:`Options`; every argument that is none is named, all at once.
+"""Arguments of ``parallelize``, read into one frozen value, :class:`Options`.
 
-Each reader below takes one argument as the user wrote it, gives the value that the rest of
-meshdsl works with, and adds a row to the faults where it cannot.
+``parse_options`` reads every argument as the user wrote it into the value that the rest of meshdsl works with. Each
+``_parse_*`` function appends a row to ``faults`` where it cannot, so one ArgumentError lists all faults at once, before
+anything is traced.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from os import PathLike
@@ -25,11 +26,8 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace.arguments import step_name
 from meshdsl.util.paths import quote, split_path
 
-# ---- Options ---------------------------------------------------------------------------------------------------------
-# Options: all that ``parallelize`` was asked for, normalised at the edge into one frozen value.
-
-
-_UNITS = {
+MEMORY_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|[KMGT]i?|)B?\s*")
+BYTES_PER_UNIT = {
     "": 1,
     "k": 10**3,
     "K": 10**3,
@@ -41,18 +39,18 @@ _UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-_SETTINGS = (
+JAX_SETTINGS = (  # settings of jax that a trace depends on
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion"),
     *("jax_default_prng_impl", "jax_threefry_partitionable"),
 )
-_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|[KMGT]i?|)B?\s*")
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised
 
 
 @dataclass(frozen=True)
 class Options:
-    """What :func:`meshdsl.parallelize` documents; memory in bytes."""
+    """The arguments of :func:`meshdsl.parallelize`, normalised; memory in bytes, time limit in seconds."""
 
     mesh: Mesh
     layouts: Mapping[str, Layout | str] = field(default_factory=dict)
@@ -70,87 +68,62 @@ class Options:
     time_limit: float | None = None
 
 
-def settings() -> tuple[Any, ...]:
-    """What of jax's configuration a trace depends on, as it stands here."""
-    return tuple(getattr(jax.config, name) for name in _SETTINGS)
+def jax_settings() -> tuple[Any, ...]:
+    """Return the values of jax's settings that a trace depends on."""
+    return tuple(getattr(jax.config, name) for name in JAX_SETTINGS)
 
 
 def memory_bytes(memory: str | float | None) -> float | None:
-    """Bytes of ``"60GiB"``, ``"2.5 GB"`` or a positive number; MeshDSLError for anything else."""
+    """Return the bytes of ``"60GiB"``, ``"2.5 GB"`` or a positive number; MeshDSLError for anything else."""
     if memory is None:
         return None
-    match = _MEMORY.fullmatch(memory) if isinstance(memory, str) else None
-    size = float(match.group(1)) * _UNITS[match.group(2)] if match else memory
+    match = MEMORY_TEXT.fullmatch(memory) if isinstance(memory, str) else None
+    size = float(match.group(1)) * BYTES_PER_UNIT[match.group(2)] if match else memory
     if not isinstance(size, Real) or isinstance(memory, bool) or not size > 0:
-        raise MeshDSLError(f"memory={memory!r} is no size; write bytes, or text like '60GiB' or '500MB'")
+        raise MeshDSLError(f"memory={memory!r} is not a size; write bytes, or text like '60GiB' or '500MB'")
     return float(size)
 
 
+# ---- Arguments by number and by name ---------------------------------------------------------------------------------
+
+
 def argument_faults(step: Callable[..., Any], options: Options) -> list[str]:
-    """A row for every static or donated argument that the step does not have, or that is both."""
+    """Return a row per static or donated argument that the step does not have, or that is both."""
     parameters = _parameters(step)
-    return [*_absent_numbers(parameters, options), *_absent_names(parameters, options), *_both(parameters, options)]
-
-
-def _parameters(step: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """Of the step; those of ``(*args, **kwargs)`` for builtins without a signature."""
-    try:
-        return tuple(inspect.signature(step).parameters.values())
-    except ValueError:
-        return tuple(inspect.Parameter(kind.name, kind) for kind in _ANY)
-
-
-def _absent_numbers(parameters: Sequence[inspect.Parameter], options: Options) -> Iterator[str]:
-    count = len(_positional(parameters))
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return
-    for name, numbers in (("static_argnums", options.static_argnums), ("donate_argnums", options.donate_argnums)):
-        for i in numbers:
-            if not -count <= i < count:
-                yield f"{name}={i}: the step takes {count} positional argument{'' if count == 1 else 's'}"
-
-
-def _absent_names(parameters: Sequence[inspect.Parameter], options: Options) -> Iterator[str]:
-    known = [p.name for p in parameters if p.kind not in _ANY]
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return
-    for name, words in (("static_argnames", options.static_argnames), ("donate_argnames", options.donate_argnames)):
-        yield from (
-            f"{name}={word!r}: the step has no such argument{nearest(word, known)}"
-            for word in words
-            if word not in known
-        )
-
-
-def _both(parameters: Sequence[inspect.Parameter], options: Options) -> Iterator[str]:
-    names = _positional(parameters)
-    static = _meant(names, options.static_argnums, options.static_argnames)
-    donated = _meant(names, options.donate_argnums, options.donate_argnames)
-    yield from (f"{name}: is static, so it has no buffer to donate" for name in donated if name in static)
-
-
-def _meant(names: Sequence[str], numbers: Iterable[int], words: Iterable[str]) -> list[str]:
-    """Arguments by name, those that are given by number included."""
-    return [*words, *(names[i] for i in numbers if -len(names) <= i < len(names))]
-
-
-def _positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
-    return [p.name for p in parameters if p.kind in _POSITIONAL]
+    positional = _positional(parameters)
+    kinds = {p.kind for p in parameters}
+    rows = []
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        count = len(positional)
+        for name, numbers in (("static_argnums", options.static_argnums), ("donate_argnums", options.donate_argnums)):
+            text = f"the step takes {count} positional argument{'' if count == 1 else 's'}"
+            rows += [f"{name}={i}: {text}" for i in numbers if not -count <= i < count]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        known = [p.name for p in parameters if p.kind not in VARIADIC]
+        for name, words in (("static_argnames", options.static_argnames), ("donate_argnames", options.donate_argnames)):
+            rows += [
+                f"{name}={word!r}: the step has no such argument{nearest(word, known)}"
+                for word in words
+                if word not in known
+            ]
+    static = _names(positional, options.static_argnums, options.static_argnames)
+    donated = _names(positional, options.donate_argnums, options.donate_argnames)
+    return rows + [f"{name}: is static, so it has no buffer to donate" for name in donated if name in static]
 
 
 def donated_leaves(step: Callable[..., Any], inputs: Sequence[Leaf], options: Options) -> tuple[int, ...]:
-    """Flat indices of the leaves of the donated arguments."""
+    """Return the flat indices of the leaves of donated arguments."""
     if not (options.donate_argnums or options.donate_argnames):
         return ()
     parameters = _parameters(step)
-    named: list[tuple[str, ...]] = [(quote(name),) for name in options.donate_argnames]
-    heads = {*named, *(_head(i, parameters) for i in options.donate_argnums)}
+    heads: set[tuple[str, ...]] = {(quote(name),) for name in options.donate_argnames}
+    heads |= {_path_head(i, parameters) for i in options.donate_argnums}
     paths = [split_path(leaf.path) for leaf in inputs]
     return tuple(i for i, path in enumerate(paths) if path[:1] in heads or path[:2] in heads)
 
 
-def _head(number: int, parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
-    """How the paths of a positional argument begin."""
+def _path_head(number: int, parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
+    """Return the first parts of the paths of a positional argument's leaves: ``params``, or ``args/0``."""
     names = _positional(parameters)
     if number < len(names):
         return (quote(names[number]),)
@@ -158,54 +131,68 @@ def _head(number: int, parameters: Sequence[inspect.Parameter]) -> tuple[str, ..
     return quote(starred), str(number - len(names))
 
 
-# ---- Asked -----------------------------------------------------------------------------------------------------------
+def _parameters(step: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """Return the parameters of the step; those of ``(*args, **kwargs)`` for builtins without a signature."""
+    try:
+        return tuple(inspect.signature(step).parameters.values())
+    except ValueError:
+        return tuple(inspect.Parameter(kind.name, kind) for kind in VARIADIC)
 
 
-def parse_options(step: Callable[..., Any], **asked: Any) -> Options:
-    """The options of ``parallelize(step, **asked)``; ArgumentError lists all that does not fit."""
+def _positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [p.name for p in parameters if p.kind in POSITIONAL]
+
+
+def _names(positional: Sequence[str], numbers: Iterable[int], words: Iterable[str]) -> list[str]:
+    """Return arguments by name, including those that are given by number."""
+    return [*words, *(positional[i] for i in numbers if -len(positional) <= i < len(positional))]
+
+
+# ---- Parsing ---------------------------------------------------------------------------------------------------------
+
+
+def parse_options(step: Callable[..., Any], **given: Any) -> Options:
+    """Return the options of ``parallelize(step, **given)``; ArgumentError lists all faults at once."""
     if not callable(step):
         raise ArgumentError(f"step: {is_a(step)}, not a function; parallelize(step, mesh) takes the step first")
     rows: list[str] = []
-    plan = _plan(asked["plan"], rows)
+    plan = _parse_plan(given["plan"], rows)
     made = Options(
-        mesh=_mesh(asked["mesh"], plan.topology if plan else None, rows),
-        layouts=_table("layouts", asked["layouts"], rows),
-        outputs=_table("outputs", asked["outputs"], rows),
-        rules=_rules(asked["rules"], rows),
-        memory=_memory(asked["memory"], rows),
-        donate_argnums=_several("donate_argnums", asked["donate_argnums"], Integral, rows),
-        donate_argnames=_several("donate_argnames", asked["donate_argnames"], str, rows),
-        static_argnums=_several("static_argnums", asked["static_argnums"], Integral, rows),
-        static_argnames=_several("static_argnames", asked["static_argnames"], str, rows),
+        mesh=_parse_mesh(given["mesh"], plan.topology if plan else None, rows),
+        layouts=_parse_table("layouts", given["layouts"], rows),
+        outputs=_parse_table("outputs", given["outputs"], rows),
+        rules=_parse_rules(given["rules"], rows),
+        memory=_parse_memory(given["memory"], rows),
+        donate_argnums=_parse_several("donate_argnums", given["donate_argnums"], Integral, rows),
+        donate_argnames=_parse_several("donate_argnames", given["donate_argnames"], str, rows),
+        static_argnums=_parse_several("static_argnums", given["static_argnums"], Integral, rows),
+        static_argnames=_parse_several("static_argnames", given["static_argnames"], str, rows),
         plan=plan,
-        devices=_devices(asked["devices"], rows),
-        pipeline=_pipeline(asked["pipeline"], plan, rows),
-        overlap=_overlap(asked["overlap"], plan, rows),
-        time_limit=_time_limit(asked["time_limit"], rows),
+        devices=_parse_devices(given["devices"], rows),
+        pipeline=_parse_pipeline(given["pipeline"], plan, rows),
+        overlap=_parse_overlap(given["overlap"], plan, rows),
+        time_limit=_parse_time_limit(given["time_limit"], rows),
     )
     rows += argument_faults(step, made)
     if rows:
-        raise ArgumentError(faults(f"arguments of parallelize({step_name(step)}, ...) that do not fit:", rows))
+        raise ArgumentError(faults(f"invalid arguments of parallelize({step_name(step)}, ...):", rows))
     return made
 
 
-def parse_pin_changes(layouts: object, stated: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
-    """The pins ``stated``, changed as ``Sharded.pinned`` was asked to; ArgumentError lists all that does not fit."""
+def parse_pin_changes(layouts: object, current: Mapping[str, Layout | str]) -> dict[str, Layout | str]:
+    """Return the ``current`` pins changed by ``layouts``, where None removes a pin; ArgumentError lists all faults."""
     rows: list[str] = []
-    changes = _table("layouts", layouts, rows)
-    unknown = [glob for glob, layout in changes.items() if layout is None and glob not in stated]
-    rows += [f"layouts: no pin {glob!r} to take out{nearest(glob, stated)}" for glob in unknown]
+    changes = _parse_table("layouts", layouts, rows)
+    unknown = [glob for glob, layout in changes.items() if layout is None and glob not in current]
+    rows += [f"layouts: no pin {glob!r} to remove{nearest(glob, current)}" for glob in unknown]
     if rows:
         raise ArgumentError(faults("pins that cannot be changed:", rows))
-    kept = {glob: layout for glob, layout in stated.items() if glob not in changes}
-    return kept | {glob: layout for glob, layout in changes.items() if layout is not None}
+    unchanged = {glob: layout for glob, layout in current.items() if glob not in changes}
+    return unchanged | {glob: layout for glob, layout in changes.items() if layout is not None}
 
 
-_NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised
-
-
-def _mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
-    """A mesh; a text states no topology, so that of the plan to run holds."""
+def _parse_mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
+    """Return the mesh; a text has no topology, so that of the plan to run is taken."""
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, str):
@@ -213,20 +200,20 @@ def _mesh(mesh: object, topology: Topology | None, rows: list[str]) -> Mesh:
             return Mesh.parse(mesh, topology)
         except MeshDSLError as error:
             rows.append("mesh: " + str(error).replace("\n", "\n  "))
-            return _NO_MESH
-    rows.append(f"mesh: {is_a(mesh)}, not a mesh; {_remedy(mesh)}")
-    return _NO_MESH
+            return NO_MESH
+    rows.append(f"mesh: {is_a(mesh)}, not a mesh; {_mesh_remedy(mesh)}")
+    return NO_MESH
 
 
-def _remedy(mesh: object) -> str:
+def _mesh_remedy(mesh: object) -> str:
     sizes = dict(mesh.shape) if isinstance(mesh, jax.sharding.Mesh) else mesh
     if isinstance(sizes, dict):
         return f"md.Mesh(**{sizes!r}) makes one"
     return "write 'data=4,model=2' or md.Mesh(data=4, model=2)"
 
 
-def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]:
-    """Layouts by globs; what they say is read with the arguments at hand."""
+def _parse_table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]:
+    """Return layouts by globs; texts of layouts are parsed later, when the arguments are known."""
     if table is None:
         return {}
     if not isinstance(table, Mapping):
@@ -237,7 +224,7 @@ def _table(name: str, table: object, rows: list[str]) -> dict[str, Layout | str]
     return {glob: layout for glob, layout in table.items() if glob not in bad}
 
 
-def _rules(rules: Any, rows: list[str]) -> Rules:
+def _parse_rules(rules: Any, rows: list[str]) -> Rules:
     try:
         return Rules() if rules is None else Rules.of(rules)
     except NotationError as error:
@@ -245,7 +232,7 @@ def _rules(rules: Any, rows: list[str]) -> Rules:
         return Rules()
 
 
-def _memory(memory: Any, rows: list[str]) -> float | None:
+def _parse_memory(memory: Any, rows: list[str]) -> float | None:
     try:
         return memory_bytes(memory)
     except MeshDSLError as error:
@@ -253,8 +240,8 @@ def _memory(memory: Any, rows: list[str]) -> float | None:
         return None
 
 
-def _several(name: str, given: Any, kind: type, rows: list[str]) -> tuple[Any, ...]:
-    """One number or name, or several of them, as a tuple."""
+def _parse_several(name: str, given: Any, kind: type, rows: list[str]) -> tuple[Any, ...]:
+    """Return one number or name, or several, as a tuple."""
     items = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     what = "the number of an argument" if kind is Integral else "the name of an argument"
     bad = [x for x in items if not isinstance(x, kind) or isinstance(x, bool)]
@@ -262,7 +249,7 @@ def _several(name: str, given: Any, kind: type, rows: list[str]) -> tuple[Any, .
     return tuple(x for x in items if x not in bad)
 
 
-def _plan(plan: object, rows: list[str]) -> Plan | None:
+def _parse_plan(plan: object, rows: list[str]) -> Plan | None:
     if plan is None or isinstance(plan, Plan):
         return plan
     file = isinstance(plan, str | PathLike)
@@ -273,8 +260,8 @@ def _plan(plan: object, rows: list[str]) -> Plan | None:
     return None
 
 
-def _pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline | None:
-    """The pipeline; that of the plan to run if none is stated."""
+def _parse_pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline | None:
+    """Return the pipeline; that of the plan to run if none is given."""
     if pipeline is None:
         return plan.pipeline.asked if plan and plan.pipeline else None
     if isinstance(pipeline, Pipeline):
@@ -283,23 +270,23 @@ def _pipeline(pipeline: object, plan: Plan | None, rows: list[str]) -> Pipeline 
     return None
 
 
-def _overlap(overlap: object, plan: Plan | None, rows: list[str]) -> bool:
+def _parse_overlap(overlap: object, plan: Plan | None, rows: list[str]) -> bool:
     if not isinstance(overlap, bool):
         rows.append(f"overlap: {is_a(overlap)}, neither True nor False")
     elif overlap and plan:
-        rows.append("overlap: plan= runs a plan as it is, and overlap=True asks for another; leave one of them out")
+        rows.append("overlap: plan= runs a plan as it is, overlap=True looks for another one; leave one of them out")
     return overlap is True
 
 
-def _time_limit(seconds: Any, rows: list[str]) -> float | None:
+def _parse_time_limit(seconds: Any, rows: list[str]) -> float | None:
     if seconds is None or (isinstance(seconds, Real) and not isinstance(seconds, bool) and float(seconds) > 0):
         return None if seconds is None else float(seconds)
     rows.append(f"time_limit: {is_a(seconds)}, not a number of seconds above 0; None is no limit")
     return None
 
 
-def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
-    """The devices, each once."""
+def _parse_devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
+    """Return the devices; each may occur once."""
     if devices is None:
         return None
     if not isinstance(devices, Sequence) or isinstance(devices, str):
@@ -309,5 +296,5 @@ def _devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:
         if not isinstance(device, jax.Device):
             rows.append(f"devices[{i}]: {is_a(device)}, not a device; jax.devices() lists them")
         elif device in devices[:i]:
-            rows.append(f"devices[{i}]: {device} is devices[{devices.index(device)}] as well; every device serves once")
+            rows.append(f"devices[{i}]: {device} is devices[{devices.index(device)}] as well; list every device once")
     return tuple(devices)

@@ -1,4 +1,9 @@
-"""Program: a step with everything that planning, training and the command line need to know."""
+"""``Program``: a step with its arguments, pins and data, as a program file defines it for the command line.
+
+program = md.Program(step, (params, batch), rules="batch:data hidden:model")      # train.py
+
+$ meshdsl plan train.py --mesh data=4,model=2
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +11,7 @@ from typing import Any
 
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
-from meshdsl.ir.graph import TracedProgram as Traced
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.rewrite import makers_of, origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -17,24 +22,33 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import trace
 from meshdsl.trace.annotate import FORWARD
 
-# ---- Program ---------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Program:
-    """What a program file defines as ``program``, or returns from ``program()``.
+    """A step with everything that planning, training and the command line need.
+
+    A program file defines it as ``program``, or returns it from ``program()``.
 
     Args:
       step: the function that is planned.
-      args: its arguments, arrays or ``jax.ShapeDtypeStruct``; tuples are positional.
+      args: its positional arguments, pytrees of arrays or of ``jax.ShapeDtypeStruct``; the last one is the batch, the
+        others are the state that the step replaces.
       layouts: pins by globs over the arguments' paths.
       rules: mesh axes by named dims, a text or ``md.Rules``.
       pipeline: how the step takes its batch in microbatches.
-      overlap: whether the plan is chosen by the time with overlap, as ``parallelize`` does it.
-      init: makes the arguments that the step replaces, for training.
-      batches: the batches of a training run, from the first: ``meshdsl.training.batches.Batches`` or any iterable.
-      evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained arguments.
-      steps: how long a training run is if nothing else is said.
+      init: makes the state, for training.
+      batches: returns the batches of a training run, from the first: ``meshdsl.training.batches.Batches`` or any
+        iterable.
+      evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained state.
+      steps: default number of steps of a training run.
+      overlap: whether the plan is chosen by simulated time with overlap, as in ``parallelize``.
+
+    Raises:
+      ArgumentError: lists all fields that are not of these kinds.
+
+    Example:
+      >>> program = md.Program(step, (params, batch), layouts={"batch": "data=S(0)"}, steps=100)
+      >>> print(md.search(program, devices=8))
     """
 
     step: Callable[..., Any]
@@ -49,9 +63,13 @@ class Program:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no program."""
-        callables = [name for name in ("step", "init", "batches", "evaluate") if self._is_no_function(name)]
-        rows = [f"{name}: {is_a(getattr(self, name))}, not a function" for name in callables]
+        """Check the kinds of all fields."""
+        functions = {"step": self.step, "init": self.init, "batches": self.batches, "evaluate": self.evaluate}
+        rows = [
+            f"{name}: {is_a(value)}, not a function"
+            for name, value in functions.items()
+            if not callable(value) and (value is not None or name == "step")
+        ]
         if not isinstance(self.args, tuple):
             rows.append(f"args: {is_a(self.args)}, not the tuple of the step's arguments")
         if self.layouts is not None and not isinstance(self.layouts, Mapping):
@@ -65,26 +83,22 @@ class Program:
         if not isinstance(self.overlap, bool):
             rows.append(f"overlap: {is_a(self.overlap)}, neither True nor False")
         if rows:
-            raise ArgumentError(faults("arguments of Program that do not fit:", rows))
-
-    def _is_no_function(self, name: str) -> bool:
-        value = getattr(self, name)
-        return not callable(value) and (value is not None or name == "step")
+            raise ArgumentError(faults("invalid arguments of Program:", rows))
 
 
 # ---- Stacks ----------------------------------------------------------------------------------------------------------
-# Stacks of layers as stages: where nothing says what lies on the mesh axis ``pipe``, the layers of a program do.
+# Where no pin or rule shards anything over the mesh axis ``pipe``, the program's stacks of layers are.
 
 
-AXIS = "pipe"
+AXIS = "pipe"  # the mesh axis of pipeline stages
 
 
-def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], Traced]) -> Mapping[str, Layout | str]:
-    """The program's own layouts, and where nothing lies on the axis of stages, its layers do.
+def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProgram]) -> Mapping[str, Layout | str]:
+    """Return the program's layouts, with stacks of layers split over ``pipe`` where nothing else is.
 
     Args:
-      rules: that it is planned under.
-      traced: gives the program as it is traced, where that is needed.
+      rules: the rules that the program is planned under.
+      traced: traces the program; called only if the answer depends on it.
     """
     own = dict(program.layouts or {})
     ruled = any(AXIS in axes for table in rules.tables.values() for axes in table.values())
@@ -93,8 +107,8 @@ def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], Traced]) -
     return {**dict.fromkeys(stacked_parameters(traced()), f"{AXIS}=S(0)"), **own}
 
 
-def stacked_parameters(program: Traced) -> list[str]:
-    """The parameters that the longest forward scan over parameters goes over: stacks of layers."""
+def stacked_parameters(program: TracedProgram) -> list[str]:
+    """Return the paths of the stacked parameters: those that the longest forward scan over parameters slices."""
     graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
     makers = makers_of(graph)
     paths = {
@@ -109,8 +123,7 @@ def stacked_parameters(program: Traced) -> list[str]:
     return max((own for own in found if own[1]), default=(0, []))[1]
 
 
-# ---- Planned ---------------------------------------------------------------------------------------------------------
-# An ``md.Program`` as it is planned over a mesh: its step, with the pins and rules that its file states.
+# ---- Parallelize a program -------------------------------------------------------------------------------------------
 
 
 def parallelize_program(
@@ -120,32 +133,28 @@ def parallelize_program(
     memory: str | None = None,
     plan: Plan | None = None,
 ) -> Sharded[..., Any]:
-    """The program's step over ``mesh``; its state, all arguments but the last, is donated.
+    """Return the program's step over ``mesh``; its state, all arguments but the last, is donated.
 
-    In a pipeline, stacks of layers lie on the mesh axis ``pipe`` where nothing else does.
+    In a pipeline over the mesh axis ``pipe``, stacks of layers are split over it where nothing else is.
 
     Args:
-      rules: instead of the program's own.
+      rules: in place of the program's own.
       memory: limit per device, such as ``"60GiB"``; default is the topology's.
       plan: run this plan instead of planning.
     """
-    stated = program.rules if rules is None else rules
-    state = tuple(range(len(program.args) - 1))
+    used_rules = program.rules if rules is None else rules
+    layouts = program.layouts
+    if program.pipeline is not None and not program.pipeline.axis and AXIS in mesh.names:
+        parsed = Rules.of(used_rules or Rules())
+        layouts = pipe_layouts(program, parsed, lambda: trace(program.step, program.args, inside=parsed.inside))
     return parallelize(
         program.step,
         mesh,
-        _layouts(program, mesh, stated),
-        rules=stated,
+        layouts,
+        rules=used_rules,
         memory=memory,
-        donate_argnums=state,
+        donate_argnums=tuple(range(len(program.args) - 1)),
         plan=plan,
         pipeline=program.pipeline,
         overlap=program.overlap and plan is None,
     )
-
-
-def _layouts(program: Program, mesh: Mesh, rules: Rules | str | None) -> Mapping[str, Layout | str] | None:
-    if program.pipeline is None or program.pipeline.axis or AXIS not in mesh.names:
-        return program.layouts
-    own = Rules.of(rules or Rules())
-    return pipe_layouts(program, own, lambda: trace(program.step, program.args, inside=own.inside))

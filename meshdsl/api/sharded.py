@@ -1,12 +1,13 @@
-"""parallelize: a step of ordinary JAX, planned over a mesh and run as planned.
+"""``parallelize``: a step of ordinary JAX, planned over a mesh and run as planned.
 
     sharded = parallelize(step, Mesh(data=4, model=2), layouts={"batch": "data=S(0)"})
     print(sharded.plan(params, batch))       # nothing is compiled, no devices are needed
     params = sharded(params, batch)          # runs exactly that plan
 
-What a call goes through is kept for the next call like it, see ``meshdsl.api.stages``.
+A call goes down the stages of ``meshdsl.api.stages``, once per kind of call.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
@@ -16,8 +17,10 @@ import jax
 
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
-from meshdsl.api.options import Options, parse_options, parse_pin_changes, settings
-from meshdsl.api.stages import StageCache, Stages
+from meshdsl.api.options import Options, jax_settings, parse_options, parse_pin_changes
+from meshdsl.api.plan_variants import PlannedProgram
+from meshdsl.api.stages import CallStages, call_key, trace_call
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -35,13 +38,15 @@ from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.trace import Call
+from meshdsl.trace import Call, flatten_call
 from meshdsl.trace.arguments import check_values, step_name
 
 __all__ = ["Options", "Sharded", "parallelize"]
 
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
+Params = ParamSpec("Params")  # the step's parameters
+Result = TypeVar("Result")  # its result
+
+log = logging.getLogger("meshdsl")
 
 
 def parallelize(
@@ -61,28 +66,43 @@ def parallelize(
     overlap: bool = False,
     time_limit: float | None = None,
 ) -> "Sharded[Params, Result]":
-    """The step as a function that is planned over ``mesh`` and runs as planned.
+    """Return the step as a function that is planned over ``mesh`` and runs as planned.
+
+    Nothing is traced or planned before the first call, or before the first ``plan``, ``lower``, ``verify``, ``check``.
 
     Args:
       step: a function of pytrees of arrays, as ``jax.jit`` takes it.
       mesh: a mesh, or its text ``"data=4,model=2"``; the topology is then that of ``plan``, or ``cpu``.
       layouts: pins by globs over argument names and tree paths; axes not named are free.
-      outputs: pins by globs over the results' paths; others follow the inputs they replace.
-      rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, that decides.
-      memory: limit per device, bytes or text such as ``"60GiB"``; default is the topology's.
+      outputs: pins by globs over the results' paths; other results follow the inputs that they replace.
+      rules: mesh axes by named dims, ``"batch:data hidden:model"``; where ``layouts`` names an axis too, it wins.
+      memory: limit per device, in bytes or as text such as ``"60GiB"``; default is the topology's.
       donate_argnums: arguments whose buffers the step may reuse, as in ``jax.jit``.
       donate_argnames: the same by name.
       static_argnums: arguments that are no arrays, as in ``jax.jit``.
       static_argnames: the same by name.
-      plan: run this plan, a loaded one say, instead of planning; mesh, topology, memory and pins have to agree with it.
-      devices: the devices of the mesh, outermost axis first; default is the first of all.
-      pipeline: take the batch in microbatches, through stages where layers are split; default is as ``plan`` does.
-      overlap: of the plans found when what can be sent beside the computation costs less, take the one with the least
-        ``plan.simulated_seconds``; default is the one with the least ``plan.seconds``, one thing after the other.
-      time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; the plan
-        says so, with its gap. Default is none: work is limited in any case, and the plan is always the same.
+      plan: run this plan, one that was loaded for example, instead of planning; mesh, topology, memory and pins have to
+        agree with it.
+      devices: the devices of the mesh, outermost axis first; default is the first of ``jax.devices()``.
+      pipeline: take the batch in microbatches, through stages where layers are split; default is as in ``plan``.
+      overlap: choose by ``plan.simulated_seconds``, where communication is hidden behind independent computation;
+        default is to choose by ``plan.seconds``, where operations run one after the other.
+      time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; a note in the
+        plan says so, with the gap. Default is none: work is bounded in any case, and the plan is always the same.
 
-    Raises ArgumentError, listing all arguments that are not of these kinds.
+    Returns:
+      The sharded step, with the parameters, the result, the name and the documentation of ``step``.
+
+    Raises:
+      ArgumentError: lists all arguments that are not of these kinds.
+
+    Example:
+      >>> sharded = md.parallelize(step, md.Mesh(data=4, model=2, topology="dgx-h100"), {"batch": "data=S(0)"})
+      >>> print(sharded.plan(params, batch))
+      >>> params = sharded(params, batch)
+
+    The search space and the cost model follow Alpa (Zheng et al. 2022) and GSPMD (Xu et al. 2021); every plan comes
+    with a lower bound, see ``meshdsl.planner``.
     """
     options = parse_options(
         step,
@@ -105,146 +125,264 @@ def parallelize(
 
 
 class Sharded(Generic[Params, Result]):
-    """A planned step; call it as the step itself, whose name and documentation it has."""
+    """A step that is planned over a mesh and runs as planned; call it as the step itself, whose name it has.
+
+    The methods take arguments like those of the step: a call takes arrays, the others take arrays or
+    ``jax.ShapeDtypeStruct`` in any pytree. What a call is planned, lowered and compiled into is kept for all calls of
+    its kind (equal trees, shapes, dtypes, static arguments and settings of jax).
+    """
 
     def __init__(self, step: Callable[Params, Result], options: Options) -> None:
         update_wrapper(self, step, updated=())
         self.step, self.options = step, options
-        self.kept = StageCache(step, options)
-        self._recent: dict[Any, Executable] = {}
+        self._stages: dict[Any, CallStages] = {}  # by kind of call
+        self._traced: dict[Any, TracedProgram] = {}  # likewise; shared with what ``with_pins`` returns
+        self._starts: dict[Any, PlannedProgram] = {}  # plans under the pins before ``with_pins``
+        self._recent: dict[Any, Executable] = {}  # by tree of arguments and settings of jax, for ``__call__``
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        """Run the step; arguments are placed where the plan wants them."""
+        """Run the step as planned.
+
+        Arguments that are sharded as planned are passed on as they are; numpy arrays and uncommitted arrays are placed;
+        arrays committed to another layout are moved at every call, with one warning.
+
+        Returns:
+          The step's result, sharded as planned.
+
+        Raises:
+          PinError, MemoryLimitError, TraceError: the call cannot be planned, see ``plan``.
+          TraceError: an argument is a shape without values, or was donated to an earlier call.
+          DeviceError: there are fewer devices than the mesh has.
+        """
         if self._has_static:
-            return self._run(self.kept.call(args, kwargs))
+            return self._run(self._flatten(args, kwargs))
         leaves, tree = jax.tree.flatten((args, kwargs))
-        executable = self._recent.get((tree, settings()))
-        if executable is not None and executable.knows(leaves):
-            try:  # the compiled program checks shapes, dtypes and shardings faster than we could
+        executable = self._recent.get((tree, jax_settings()))
+        if executable is not None and executable.accepts(leaves):
+            try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
                 result: Result = executable.unflatten(executable.call(*leaves))
                 return result
             except (TypeError, ValueError):
                 pass
-        return self._run(self.kept.call(args, kwargs), tree)
+        return self._run(self._flatten(args, kwargs), tree)
 
     def __repr__(self) -> str:
         return f"<{step_name(self.step)} on mesh {self.options.mesh}>"
 
+    # ---- Plan
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for arguments like these: arrays or ``jax.ShapeDtypeStruct``."""
-        return self.kept.plan(self.kept.call(args, kwargs))[1]
-
-    def with_pins(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded[Params, Result]":
-        """The same step under other pins, planned in a fraction of the time, from where this one's plan was found.
-
-        It is not traced again and shares all tables, but its plan is not taken through rounds, so ``plan.gap`` may be
-        larger than that of a step that is parallelized anew.
+        """Return the plan for arguments like these; nothing is compiled, and no devices are needed.
 
         Args:
-          layouts: pins by globs as ``parallelize`` takes them; one of the same glob is replaced, None takes it out.
+          *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
 
-        Raises ArgumentError for what is no pin, and for a glob to take out that there is not.
+        Returns:
+          The plan: ``print(plan)`` shows predicted seconds per step, bytes per device, layouts, and every collective
+          with its reason; ``plan.save(file)`` writes it.
+
+        Raises:
+          TraceError: the step cannot be traced, or takes other arguments.
+          PinError: the pins match nothing, contradict each other or cannot be met.
+          PipelineError: the step cannot run in these microbatches or stages.
+          MemoryLimitError: no plan within the memory limit was found; the error says what takes the memory.
+          PlanFileError: the given plan is not one of this step.
+
+        Example:
+          >>> print(sharded.plan(params, jax.ShapeDtypeStruct((256, 512), jnp.float32)))
+        """
+        return self._stages_of(self._flatten(args, kwargs)).planned.plan
+
+    def stages(self, *args: Any, **kwargs: Any) -> CallStages:
+        """Return the stages for arguments like these, each computed on first use and kept.
+
+        Example:
+          >>> print(sharded.stages(params, batch).traced.graph)
+        """
+        return self._stages_of(self._flatten(args, kwargs))
+
+    def with_pins(self, layouts: Mapping[str, Layout | str | None]) -> "Sharded[Params, Result]":
+        """Return the same step under other pins, planned in a fraction of the time from where this plan was found.
+
+        The step is not traced again, and cost tables are shared. The plan is not improved in rounds, so ``plan.gap``
+        may be larger than that of a step that is parallelized anew.
+
+        Args:
+          layouts: pins by globs, as ``parallelize`` takes them; one of the same glob is replaced, None removes it.
+
+        Raises:
+          ArgumentError: a value is no layout, or a glob to remove is not among the pins.
+
+        Example:
+          >>> sharded.with_pins({"params/embed": "model=S(0)"}).plan(*args).seconds
         """
         changed = parse_pin_changes(layouts, self.options.layouts)
         other = Sharded(self.step, replace(self.options, plan=None, layouts=changed))
-        other.kept = StageCache(self.step, other.options, like=self.kept)
+        other._traced = self._traced
+        found = {key: stages.new_plan for key, stages in self._stages.items()}
+        other._starts = self._starts | {key: planned for key, planned in found.items() if planned is not None}
         return other
 
     pinned = with_pins  # an alias
 
     def explain(self, path: str, *args: Any, **kwargs: Any) -> Explanation:
-        """Why the input at ``path`` has its layout: what every other would cost, each planned in full."""
-        call = self.kept.call(args, kwargs)
-        program, plan = self.kept.trace(call), self.kept.plan(call)[1]
-
-        def replan(layout: Layout) -> Plan:
-            options = replace(self.options, plan=None, layouts={**self.options.layouts, path: layout})
-            return Stages(self.step, options).plan(program)[1]
-
-        return explain(plan, path, replan)
-
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """The lowered program, as ``jax.jit(step).lower`` gives it, over flat arguments."""
-        return self.kept.executable(self.kept.call(args, kwargs)).lowered
-
-    def init(self, make: Callable[[], Any], *rest: Any, **kwargs: Any) -> Any:
-        """The first arguments of the step, made where the plan wants them: no device holds more than its part.
+        """Return why the input at ``path`` has its layout: what every other layout would cost, each planned in full.
 
         Args:
-          make: makes them, one or a tuple of several, of nothing.
-          rest: the other arguments, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+          path: of an input, as the plan prints it, ``"params/w1"``.
+          *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+
+        Raises:
+          LayoutError: there is no such input; the error has the nearest path.
+
+        Example:
+          >>> print(sharded.explain("params/w1", params, batch))
         """
-        made = jax.eval_shape(make)
-        several = isinstance(made, tuple)
-        first = made if several else (made,)
+        stages = self._stages_of(self._flatten(args, kwargs))
+        return explain(stages.planned.plan, path, stages)
+
+    # ---- Run
+
+    def init(self, make: Callable[[], Any], *rest: Any, **kwargs: Any) -> Any:
+        """Make the first arguments of the step where the plan wants them: no device holds more than its shard.
+
+        Args:
+          make: takes nothing, and returns the first argument, or a tuple of the first several.
+          *rest: the other arguments, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+
+        Returns:
+          What ``make`` returns, sharded as planned.
+
+        Example:
+          >>> params = sharded.init(lambda: init_params(jax.random.key(0)), batch)
+        """
+        shapes = jax.eval_shape(make)
+        several = isinstance(shapes, tuple)
+        first = shapes if several else (shapes,)
         places = self.input_shardings(*first, *rest, **kwargs)[0][: len(first)]
         return jax.jit(make, out_shardings=places if several else places[0])()
 
     def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Where the step takes its arguments: ``args`` and ``kwargs`` with a ``NamedSharding`` for each array.
+        """Return where the step takes its arguments: ``args`` and ``kwargs``, with a ``NamedSharding`` for each array.
 
-        Arguments that lie so are passed on as they are, others are placed at each call.
+        Arguments that are placed so are passed on as they are; others are placed at each call.
+
+        Example:
+          >>> (at_params, at_batch), _ = sharded.input_shardings(params, batch)
+          >>> batch = jax.device_put(batch, at_batch)
         """
-        call = self.kept.call(args, kwargs)
-        places = self.kept.executable(call).shardings
+        call = self._flatten(args, kwargs)
+        places = self._stages_of(call).executable.shardings
         return call.args(places), call.kwargs(places)
 
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Return the lowered program over flat arrays, as ``jax.jit(step).lower`` does."""
+        return self._stages_of(self._flatten(args, kwargs)).executable.lowered
+
+    # ---- Check against the compiled program and the unsharded numbers
+
     def verify(self, *args: Any, target: str | None = None, **kwargs: Any) -> VerifyReport:
-        """Compare the compiled collectives with the planned ones, and show memory and FLOPs of both.
+        """Compare the compiled collectives with the planned ones, and report memory and FLOPs of both.
 
         Args:
-          target: devices to compile for that are not there, such as ``"tpu-v5e:4x4"`` (needs ``libtpu``); default is
-            those at hand. Its compiler may rewrite collectives, so the program is compared as it is lowered.
+          *args: arguments of the step, arrays or ``jax.ShapeDtypeStruct``; keywords as well.
+          target: absent devices to compile for, such as ``"tpu-v5e:4x4"`` (needs ``libtpu``); default is the devices
+            at hand. A target's compiler may rewrite collectives, so the program is compared as it is lowered.
 
-        Raises VerifyError if they differ or the target's memory does not suffice, DeviceError for a target that there
-        is not, that has another number of devices, or whose compiler is not installed.
+        Returns:
+          A report; ``print`` shows planned and compiled bytes per kind of collective and axis.
+
+        Raises:
+          VerifyError: planned and compiled collectives differ, or the target's memory does not suffice.
+          DeviceError: the target is unknown, has another number of devices, or its compiler is not installed.
         """
-        call = self.kept.call(args, kwargs)
+        stages = self._stages_of(self._flatten(args, kwargs))
         if target is None:
-            executable = self.kept.executable(call)
-            return verify_here(executable.planned, executable.compiled, executable.plan.mesh)
+            executable = stages.executable
+            return verify_here(executable.expected, executable.compiled, executable.plan.mesh)
         found = parse_target(target)
-        executable = self.kept.on(call, found.devices(self.options.mesh))
-        return verify_target(executable.planned, executable.lowered, executable.plan.mesh, found)
+        executable = stages.executable_on(found.devices(self.options.mesh))
+        return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found)
 
     def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
-        """Run one step sharded and unsharded, on copies; CheckError if a result differs."""
+        """Run one step sharded and unsharded, on copies of the arguments, and compare all results.
+
+        Args:
+          *args: arguments of the step, with values; keywords as well.
+          tolerance: relative to the largest value of a result; default follows from how much the unsharded results
+            change when the arguments are perturbed by rounding errors.
+
+        Raises:
+          CheckError: a result differs by more than the tolerance.
+        """
         check_tolerance(tolerance)
-        call = self.kept.call(args, kwargs)
+        call = self._flatten(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
-        executable = self.kept.executable(call)
-        jitted = jax.jit(self._reference(call))
+        stages = self._stages_of(call)
+        executable = stages.executable
+        if self.options.pipeline and self.options.pipeline.per_microbatch:
+            reference: Callable[..., Any] = whole_function(stages.program.graph)
+        else:
+            reference = lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))  # noqa: E731
+        jitted = jax.jit(reference)
 
-        def alone(leaves: Sequence[Any]) -> list[Any]:
+        def unsharded(leaves: Sequence[Any]) -> list[Any]:
             results = jitted(*executable.copies(leaves, whole=True))
-            return jax.tree.leaves(jax.block_until_ready(results))  # beside it, collectives may wait for ever (CPU)
+            return jax.tree.leaves(jax.block_until_ready(results))  # collectives beside it may deadlock (CPU)
 
-        def nudged() -> Iterator[list[Any]]:
+        def perturbed() -> Iterator[list[Any]]:
             least = rounding(executable.program)
-            return (alone([perturb(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
+            return (unsharded([perturb(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
 
         def widened() -> list[Any] | None:
-            step = widened_step(self.kept.trace(call))
+            step = widened_step(stages.program)
             return step and jax.block_until_ready(jax.jit(step)(*executable.copies(call.leaves, whole=True)))
 
-        expected, got = alone(call.leaves), executable.call(*executable.copies(call.leaves))
+        expected, got = unsharded(call.leaves), executable.call(*executable.copies(call.leaves))
         paths = [leaf.path for leaf in executable.program.outputs]
-        return check_numbers(expected, got, paths, tolerance, nudged, widened)
+        return check_numbers(expected, got, paths, tolerance, perturbed, widened)
 
-    def _reference(self, call: Call) -> Callable[..., Any]:
-        """What the planned step is compared with, on flat arrays."""
-        if self.options.pipeline and self.options.pipeline.per_microbatch:
-            return whole_function(self.kept.trace(call).graph)
-        return lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))
+    # ---- Calls and their stages
+
+    def _flatten(self, args: Any, kwargs: Any) -> Call:
+        return flatten_call(self.step, args, kwargs, self.options.static_argnums, self.options.static_argnames)
+
+    def _stages_of(self, call: Call) -> CallStages:
+        """Return the stages of this kind of call; a new kind is traced, and logged if another has been planned."""
+        key = call_key(call)
+        if key not in self._stages:
+            if key not in self._traced:
+                self._traced[key] = trace_call(self.step, self.options, call)
+            stages = CallStages(self.step, self.options, self._traced[key], self._starts.get(key))
+            self._log_replanning(stages.traced)
+            self._stages[key] = stages
+        return self._stages[key]
+
+    def _log_replanning(self, program: TracedProgram) -> None:
+        """Log what changed when a step that has been planned is planned for other arguments."""
+        before = [stages.new_plan for stages in self._stages.values() if stages.new_plan is not None]
+        if not before:
+            return
+        earlier = before[-1].program
+        known = {leaf.path: leaf for leaf in earlier.inputs}
+        changed = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
+        if changed:
+            first, more = changed[0], f" and {len(changed) - 1} more changed" if len(changed) > 1 else ""
+            what = f"{first.path} is {'weak ' if first.weak else ''}{first.dtype}{list(first.shape)}{more}"
+        elif earlier.in_tree != program.in_tree:
+            what = "the tree of its arguments changed"
+        else:
+            what = "a static argument or a setting of jax changed"
+        log.warning("planning %s again: %s", program.name, what)
 
     def _run(self, call: Call, tree: Any = None) -> Result:
         check_values(call.name, call.paths, call.leaves)
-        executable = self.kept.executable(call)
+        executable = self._stages_of(call).executable
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             inlined: Result = executable.inline(call.leaves)
             return inlined
         if tree is not None:
-            self._recent[tree, settings()] = executable
+            self._recent[tree, jax_settings()] = executable
         result: Result = executable.run(call.leaves)
         return result

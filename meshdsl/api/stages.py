@@ -1,173 +1,122 @@
-"""What a step's calls go through, each stage kept for the next call like it.
+"""One kind of call of a step on its way to an executable, stage by stage.
 
-    arguments --trace--> program --pad, solve--> solution --> plan --lower--> executable
+    traced     the graph of the whole batch; independent of mesh and pins      meshdsl.trace
+    program    the same in microbatches, or as a pipeline                      meshdsl.pipelining
+    pins       what the user fixed, resolved for the program and checked       meshdsl.pins
+    planned    the best variant of the program with its plan                   meshdsl.api.plan_variants
+    executable the program under its plan on devices, compiled on first use    meshdsl.api.executable
 
-Calls are alike if trees, shapes, dtypes, static arguments and settings of jax are.
+Each stage is computed on first use from the ones above, and its result is kept: ``print(sharded.stages(*args).traced)``
+shows the graph. Two calls are of one kind if trees, shapes, dtypes, static arguments and jax's settings are equal
+(``call_key``).
 """
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 
 from meshdsl.api.executable import Executable
-from meshdsl.api.options import Options, donated_leaves, settings
+from meshdsl.api.options import Options, donated_leaves, jax_settings
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
-from meshdsl.ir.graph import Leaf, TracedProgram
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
+from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding import pad_program
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.validate import check_runnable, check_same_program
-from meshdsl.trace import Call, flatten_call, trace
+from meshdsl.trace import Call, trace
 
-# ---- Making ----------------------------------------------------------------------------------------------------------
-# From a step to its plan, stage by stage: traced, taken in turns, pinned, planned.
+
+def call_key(call: Call) -> Any:
+    """Return a hashable key that is equal for calls of one kind, which share all stages."""
+    static = tuple(sorted(call.static.items(), key=str))
+    return call.tree, static, tuple(map(_abstract_value, call.leaves)), jax_settings()
+
+
+def _abstract_value(x: Any) -> tuple[Any, ...]:
+    aval = x if hasattr(x, "dtype") else jax.typeof(x)
+    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+
+
+def trace_call(step: Callable[..., Any], options: Options, call: Call) -> TracedProgram:
+    """Return the program of a call, the whole batch at once; it does not depend on the mesh."""
+    static = options.static_argnums, options.static_argnames
+    keep_cuts = bool(options.pipeline and options.pipeline.axis)
+    return trace(step, call.args(call.leaves), call.kwargs(call.leaves), *static, options.rules.inside, keep_cuts)
 
 
 @dataclass(frozen=True)
-class Stages:
-    """A step with all that it was asked to be planned with."""
+class CallStages:
+    """The stages of one kind of call under one set of options.
+
+    Args:
+      traced: the step's program, from ``trace_call``.
+      start: a plan of the same program under other pins, from which planning starts.
+    """
 
     step: Callable[..., Any]
     options: Options
+    traced: TracedProgram
+    start: PlannedProgram | None = None
 
-    def trace(self, call: Call) -> TracedProgram:
-        """The program of a call, the whole batch at once; it does not depend on the mesh."""
-        static, rules = (self.options.static_argnums, self.options.static_argnames), self.options.rules.inside
-        cuts = bool(self.options.pipeline and self.options.pipeline.axis)
-        return trace(self.step, call.args(call.leaves), call.kwargs(call.leaves), *static, rules, cuts)
-
-    def take_turns(self, program: TracedProgram) -> TracedProgram:
-        """The program in microbatches, if that was asked for."""
-        pipeline = self.options.pipeline
-        return to_microbatches(program, pipeline, self.options.mesh, self.pins) if pipeline else program
-
-    def pins(self, program: TracedProgram) -> Pins:
-        """The pins of a program, checked."""
-        donated, o = donated_leaves(self.step, program.inputs, self.options), self.options
-        return make_pins(program, o.mesh, o.layouts, o.outputs, donated, o.rules)
-
-    def choose(self, program: TracedProgram, before: PlannedProgram | None = None) -> PlannedProgram:
-        """A new plan of a program.
-
-        Args:
-          before: what was chosen for it under other pins, to begin from.
-        """
+    @cached_property
+    def user_pins(self) -> UserPins:
+        """What the user fixed, for every rewrite of the program to resolve."""
         o = self.options
-        chosen = before and before.again(self.pins)
-        return chosen or plan_best_variant(program, o.mesh, self.pins, o.memory, o.overlap, o.time_limit)
+        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced.inputs, o))
 
-    def plan(self, program: TracedProgram) -> tuple[TracedProgram, Plan]:
-        """The program to run and its plan: the given one if it fits, else a new one."""
-        mesh, given, memory = self.options.mesh, self.options.plan, self.options.memory
-        if given is None:
-            chosen = self.choose(program)
-            return chosen.program, chosen.plan
-        padded = pad_program(program, dict(given.padded))
-        pins = self.pins(padded)
-        check_same_program(given, padded, mesh, pins, memory)
-        check_runnable(given, padded, pins.donated, memory)
-        return padded, given
+    @cached_property
+    def program(self) -> TracedProgram:
+        """The program that is planned: in microbatches or as a pipeline if the options say so."""
+        o = self.options
+        return to_microbatches(self.traced, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.traced
 
-    def make(self, call: Call) -> tuple[TracedProgram, Plan]:
-        """Both for a call."""
-        return self.plan(self.take_turns(self.trace(call)))
+    @cached_property
+    def pins(self) -> Pins:
+        """The pins of ``program``, checked; its variants have pins of their own, since their values have other ids."""
+        return self.user_pins.resolve(self.program, self.options.mesh)
 
+    @cached_property
+    def planned(self) -> PlannedProgram:
+        """The program that runs and its plan: the given plan if it fits, else a new one."""
+        o = self.options
+        if o.plan is not None:
+            return self._check_given_plan(o.plan)
+        if self.start is not None and o.pipeline is None and (found := self.start.replan(self.user_pins)):
+            return found
+        return plan_best_variant(self.program, o.mesh, self.user_pins, o.memory, o.overlap, o.time_limit)
 
-# ---- Kept ------------------------------------------------------------------------------------------------------------
+    def _check_given_plan(self, plan: Plan) -> PlannedProgram:
+        """Return the program padded as in ``plan``; PlanFileError if the plan is not one of this program."""
+        padded = pad_program(self.program, dict(plan.padded))
+        pins = self.user_pins.resolve(padded, self.options.mesh)
+        check_same_program(plan, padded, self.options.mesh, pins, self.options.memory)
+        check_runnable(plan, padded, pins.donated, self.options.memory)
+        return PlannedProgram(padded, plan)
 
+    @cached_property
+    def executable(self) -> Executable:
+        """The planned program on the devices of the options."""
+        return self.executable_on(self.options.devices)
 
-log = logging.getLogger("meshdsl")
+    def executable_on(self, devices: Sequence[jax.Device] | None) -> Executable:
+        """Return the planned program on other devices; None takes the first of all."""
+        found = self.planned
+        return Executable(found.program, found.plan, device_mesh(self.options.mesh, devices), self.user_pins.donated)
 
+    def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:
+        """Return a new plan of ``program`` with these layouts in place of the options'."""
+        o, donated = self.options, self.user_pins.donated
+        pins = UserPins(layouts, o.outputs, o.rules, donated)
+        return plan_best_variant(self.program, o.mesh, pins, o.memory, o.overlap, o.time_limit).plan
 
-class StageCache:
-    """The stages of one step under one set of options.
-
-    Args:
-      like: the same step under other options, planned from where that one's plans were found.
-    """
-
-    def __init__(self, step: Callable[..., Any], options: Options, like: "StageCache | None" = None) -> None:
-        self.options, self.making = options, Stages(step, options)
-        self.planned: dict[Any, tuple[TracedProgram, Plan]] = {}
-        self._traced: dict[Any, TracedProgram] = like._traced if like else {}
-        self._chosen: dict[Any, PlannedProgram] = {}
-        self._before: dict[Any, PlannedProgram] = {**like._before, **like._chosen} if like else {}
-        self._ready: dict[Any, Executable] = {}
-
-    def call(self, args: Any, kwargs: Any) -> Call:
-        """The arguments as flat arrays."""
-        static = self.options.static_argnums, self.options.static_argnames
-        return flatten_call(self.making.step, args, kwargs, *static)
-
-    def trace(self, call: Call) -> TracedProgram:
-        """The program as it is planned: in microbatches, if that was asked for."""
-        key = _key(call)
-        if key not in self._traced:
-            self._traced[key] = self.making.trace(call)
-        return self.making.take_turns(self._traced[key])
-
-    def plan(self, call: Call) -> tuple[TracedProgram, Plan]:
-        """The program that runs, and its plan."""
-        key = _key(call)
-        if key not in self.planned:
-            program = self.trace(call)
-            self._log_again(program)
-            self.planned[key] = self._made(key, program)
-        return self.planned[key]
-
-    def executable(self, call: Call) -> Executable:
-        """The plan on the devices at hand."""
-        key = _key(call)
-        if key not in self._ready:
-            self._ready[key] = self.on(call, self.options.devices)
-        return self._ready[key]
-
-    def on(self, call: Call, devices: Sequence[jax.Device] | None) -> Executable:
-        """The plan on other devices; not kept."""
-        mesh = device_mesh(self.options.mesh, devices)
-        program, plan = self.plan(call)
-        return Executable(program, plan, mesh, donated_leaves(self.making.step, program.inputs, self.options))
-
-    def _made(self, key: Any, program: TracedProgram) -> tuple[TracedProgram, Plan]:
-        if self.options.plan is not None:
-            return self.making.plan(program)
-        chosen = self.making.choose(program, None if self.options.pipeline else self._before.get(key))
-        self._chosen[key] = chosen
-        return chosen.program, chosen.plan
-
-    def _log_again(self, program: TracedProgram) -> None:
-        """One line when a step that has been planned is planned for other shapes."""
-        if not self.planned or self.options.plan is not None:
-            return
-        before, _ = next(reversed(self.planned.values()))
-        known = {leaf.path: leaf for leaf in before.inputs}
-        new = [leaf for leaf in program.inputs if known.get(leaf.path) != leaf]
-        what = f"{new[0].path} is {_type(new[0])}" if new else _other_change(before, program)
-        more = f" and {len(new) - 1} more changed" if len(new) > 1 else ""
-        log.warning("planning %s again: %s%s", program.name, what, more)
-
-
-def _key(call: Call) -> Any:
-    """What of a call a plan depends on."""
-    return call.tree, tuple(sorted(call.static.items(), key=str)), tuple(map(_typed, call.leaves)), settings()
-
-
-def _type(leaf: Leaf) -> str:
-    return f"{'weak ' if leaf.weak else ''}{leaf.dtype}{list(leaf.shape)}"
-
-
-def _other_change(before: TracedProgram, after: TracedProgram) -> str:
-    changed = before.in_tree != after.in_tree
-    return "the tree of its arguments changed" if changed else "a static argument or a setting of jax changed"
-
-
-def _typed(x: Any) -> tuple[Any, ...]:
-    """What of an argument a plan depends on."""
-    aval = x if hasattr(x, "dtype") else jax.typeof(x)
-    return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
+    @property
+    def new_plan(self) -> PlannedProgram | None:
+        """The plan found here, for other pins to start from; None before planning, or if the plan was given."""
+        return None if self.options.plan is not None else vars(self).get("planned")

@@ -46,11 +46,10 @@ def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) 
     """Write the program's graph under a plan that was made for it."""
     from meshdsl.api.program import parallelize_program
     from meshdsl.plan.report import save_model_explorer
-    from meshdsl.trace import flatten_call
 
     if program is None:
         raise ArgumentError("--model-explorer draws the program too: name it behind the plan, as p.json train.py")
     loaded = load_program(program)
-    call = flatten_call(loaded.step, loaded.args, {})
     pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
-    save_model_explorer(*parallelize_program(pipelined, found.mesh, rules, plan=found).kept.making.make(call), path)
+    planned = parallelize_program(pipelined, found.mesh, rules, plan=found).stages(*loaded.args).planned
+    save_model_explorer(planned.program, planned.plan, path)

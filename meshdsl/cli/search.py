@@ -80,7 +80,7 @@ def _options(found: "Candidate", loaded: "Program") -> list[str]:
     options = ["--mesh", found.mesh]
     if own or pipeline:
         options += ["--microbatches", str(found.microbatches)]
-    if pipeline and found.way.schedule:
+    if pipeline and found.config.schedule:
         options += ["--schedule", pipeline.name, "--chunks", str(pipeline.chunks), "--recompute", pipeline.recompute]
     return options
 

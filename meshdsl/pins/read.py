@@ -14,7 +14,7 @@ arguments and the loss is free. A result that ``outputs`` names follows nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
@@ -35,6 +35,27 @@ from meshdsl.util.paths import Parts, matches, split_path, suggest
 
 Table = Mapping[str, Layout | str]
 _SHOWN, _FREE = 3, Layout()
+
+
+@dataclass(frozen=True)
+class UserPins:
+    """What the user fixed, not yet resolved for a program: a value that every rewrite of the program can resolve anew.
+
+    Args:
+      layouts: layouts by globs over the inputs' paths.
+      outputs: layouts by globs over the outputs' paths.
+      rules: mesh axes by named dims.
+      donated: indices of flat inputs whose buffers the step may reuse.
+    """
+
+    layouts: Table = field(default_factory=dict)
+    outputs: Table = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
+    donated: tuple[int, ...] = ()
+
+    def resolve(self, program: TracedProgram, mesh: Mesh) -> Pins:
+        """Return the pins of every input and output of ``program``; PinError lists all faults at once."""
+        return make_pins(program, mesh, self.layouts, self.outputs, self.donated, self.rules)
 
 
 def make_pins(

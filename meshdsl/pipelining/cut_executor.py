@@ -19,7 +19,7 @@ What it costs, against layers in a scan:
 A rank without a microbatch runs an empty branch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -38,11 +38,11 @@ from meshdsl.custom_rules.primitive import FixedCost, RuledCall, custom_rule_p
 from meshdsl.errors import PipelineError, nearest
 from meshdsl.ir.graph import Graph, TracedProgram, Value
 from meshdsl.ir.rewrite import Table, filtered, substitute, with_ops
-from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Split
 from meshdsl.layouts.sharding_rule import Dims
 from meshdsl.lowering.interpreter import Arrays
+from meshdsl.pins import UserPins
 from meshdsl.pipelining import scan_executor as lanes
 from meshdsl.pipelining.accumulate import JOIN, Step, dealt, retraced
 from meshdsl.pipelining.cut_stage_work import Branch, Branches, Given, Known, Made, StageSide, reduction_of
@@ -378,7 +378,7 @@ def _joined(stacks: Sequence[Ways]) -> Ways:
 
 
 def by_parts(
-    program: TracedProgram, asked: Pipeline, mesh: Mesh, batch: Sequence[int], pins_of: Callable[[TracedProgram], Pins]
+    program: TracedProgram, asked: Pipeline, mesh: Mesh, batch: Sequence[int], user_pins: UserPins
 ) -> TracedProgram:
     """The program as a pipeline of the parts that ``md.stage`` cuts.
 
@@ -398,7 +398,7 @@ def by_parts(
     if again:
         text = f"md.stage at {again[0].source} is run again in the backward pass"
         raise PipelineError(f"{text}; put jax.checkpoint inside of parts, not around the cuts between them")
-    pins_of(program)
+    user_pins.resolve(program, mesh)
     ids, examples = [program.graph.inputs[i].id for i in batch], program.inputs[batch[0]].shape[0]
     placing = analyze_time_axis(program.graph, asked.microbatches, ids, asked.per_microbatch)
     graph, clock = _trimmed(program.graph, placing), StageTimer(program.graph, mesh)

@@ -1,13 +1,12 @@
 """The step in microbatches: which inputs are the batch, and whether its layers are stages of a pipeline."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Leaf, TracedProgram
-from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import follows
+from meshdsl.pins import UserPins, follows
 from meshdsl.pipelining.accumulate import Step, retraced
 from meshdsl.pipelining.cut_executor import by_parts
 from meshdsl.pipelining.layer_scan import stage_axes
@@ -21,28 +20,26 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.paths import matches, split_path, suggest
 
 
-def to_microbatches(
-    program: TracedProgram, asked: Pipeline, mesh: Mesh, pins_of: Callable[[TracedProgram], Pins]
-) -> TracedProgram:
+def to_microbatches(program: TracedProgram, asked: Pipeline, mesh: Mesh, user_pins: UserPins) -> TracedProgram:
     """The program in microbatches, as a pipeline where its layers are pinned to lie split over an axis.
 
     Args:
-      pins_of: reads and checks the pins of a program.
+      user_pins: what the user fixed; resolved, and so checked, for the program on the way.
 
     Raises PipelineError if there is no batch, if they do not divide it, if the step needs it whole, or if its layers
     are no pipeline; PinError as ``make_pins`` does.
     """
     graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
     if asked.axis:
-        return by_parts(program, asked, mesh, batch, pins_of)
+        return by_parts(program, asked, mesh, batch, user_pins)
     placing = analyze_time_axis(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
-    split = stage_axes(program, mesh, pins_of(replace(program, pipeline=Pipelined(asked))), batch)
+    split = stage_axes(program, mesh, user_pins.resolve(replace(program, pipeline=Pipelined(asked)), mesh), batch)
     stages, made = find_stages(program, placing, mesh, split, asked), Pipelined(asked)
     if stages:
         stages.layers = shares(graph, stages, mesh, asked)
         made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only, stages.layers)
     else:
-        pins_of(program)  # where nothing is dealt out, blocks are equal
+        user_pins.resolve(program, mesh)  # where nothing is dealt out, blocks are equal
     if not stages and m == 1:
         return replace(program, pipeline=made)
     step = PipelinedStep(graph, stages, TickTable(made.table, made.rooms)) if stages else Step(graph, placing)

@@ -17,7 +17,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.api.executable import Executable
-from meshdsl.api.plan_variants import plan_program
+from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.lowering.hlo.collectives import compiled_collectives
@@ -26,7 +26,7 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.lowering.verify import VerifyLine, compare
 from meshdsl.padding import pad_program
 from meshdsl.padding.min_cut import padded_sizes
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory, least_seconds
@@ -81,17 +81,18 @@ def _judge(batch: Batch) -> Tally:
 
 def _plan(case: Case, batch: Batch) -> Planned:
     program = trace(case.step, case.args())
-
-    def pins_of(program: TracedProgram) -> Pins:
-        return make_pins(program, batch.mesh, case.pins)
-
+    user_pins = UserPins(case.pins)
     if batch.seed is None:
-        least = least_seconds(program, batch.mesh), least_memory(program, batch.mesh, pins_of(program))
-        program, plan = plan_program(program, batch.mesh, pins_of)
+        least = (
+            least_seconds(program, batch.mesh),
+            least_memory(program, batch.mesh, user_pins.resolve(program, batch.mesh)),
+        )
+        planned = plan_best_variant(program, batch.mesh, user_pins)
+        program, plan = planned.program, planned.plan
         assert least[0] <= plan.seconds * (1 + 1e-7) and least[1] <= plan.memory, "below what needs no search"
-        return Planned(case, program, pins_of(program), plan)
+        return Planned(case, program, user_pins.resolve(program, batch.mesh), plan)
     program = pad_program(program, padded_sizes(program, batch.mesh))
-    pins = pins_of(program)
+    pins = user_pins.resolve(program, batch.mesh)
     solution = wander(program, batch.mesh, pins, np.random.default_rng(batch.seed))
     return Planned(case, program, pins, build_plan(program, solution, pins))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.api.plan_variants import plan_program
+from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.layouts.topology import Link
 from meshdsl.models import dlrm, gpt, llama, mixture, mlp, recurrent, resnet, t5, vit
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins
 from meshdsl.trace import trace
 from tests.models.values import start
 
@@ -69,7 +69,7 @@ def stated(rules):
 @pytest.mark.parametrize("family, strategy", PLANNED)
 def test_a_plan_splits_what_the_strategy_says(family, strategy):
     rules = md.Rules.of(FAMILIES[family][0].RULES[strategy])
-    _, plan = plan_program(traced(family), MESH, lambda padded: make_pins(padded, MESH, rules=rules))
+    plan = plan_best_variant(traced(family), MESH, UserPins(rules=rules)).plan
     split = {(dim, axis) for x in plan.inputs for i, dim in enumerate(x.dims) for axis in x.layout.splitting(i)}
     assert split >= stated(rules)
     assert plan.gap < 0.1

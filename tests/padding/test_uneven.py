@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import meshdsl as md
-from meshdsl.api.plan_variants import plan_program
+from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.padding.min_cut import padded_length, padded_sizes
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins, make_pins
 from meshdsl.trace import trace
 from tests.planner.graphs import solved
 
@@ -63,7 +63,7 @@ def test_logits_split_over_the_vocabulary(loss, mesh, pin):
     sharded = md.parallelize(step_of(loss, pin), mesh)
     plan = sharded.plan(*arguments())
     assert plan.padded == ((103, 104),)
-    assert any("(103) is padded to 104 inside the step, as a split of it is stated" in note for note in plan.notes)
+    assert any("(103) is padded to 104 inside the step, as md.constrain splits it" in note for note in plan.notes)
     sharded.check(*arguments())
     sharded.verify(*arguments())
 
@@ -86,7 +86,8 @@ def test_gpt2s_vocabulary_on_8_devices():
     ids = jax.ShapeDtypeStruct((2048,), jnp.int32)
     step, args = step_of(integer_labels), (params, jax.eval_shape(ADAM.init, params), ids, ids)
     mesh = md.Mesh(model=8, topology="dgx-h100")
-    program, plan = plan_program(trace(step, args), mesh, lambda program: make_pins(program, mesh))
+    planned = plan_best_variant(trace(step, args), mesh, UserPins())
+    program, plan = planned.program, planned.plan
     plain = trace(step, args)
     assert plan.padded == ((50257, 50264),)
     assert plan.seconds < 0.9 * solved(plain, mesh, make_pins(plain, mesh)).seconds
@@ -102,14 +103,14 @@ def test_what_does_not_pay_is_left_and_the_plan_says_so():
     plan = md.parallelize(step_of(integer_labels), "data=8").plan(*arguments())
     (note,) = plan.notes
     assert plan.padded == ()
-    said = r"dim 0 of params/embed \(103\) does not divide over the mesh and stays so: padded to 104, .*; without, .*"
+    said = r"dim 0 of params/embed \(103\) does not divide over the mesh and is left unpadded: padded to 104, .*; .*"
     assert re.fullmatch(said, note)
 
 
 def test_what_nothing_heavy_reads_is_left_and_the_plan_says_so():
     plan = md.parallelize(lambda x: jnp.exp(x).sum(), "data=8").plan(np.ones(103, np.float32))
     assert plan.notes == (
-        "dim 0 of x (103) does not divide over the mesh and stays so: no matrix product or lookup works on it",
+        "dim 0 of x (103) does not divide over the mesh and is left unpadded: no matrix product or lookup uses it",
     )
 
 
@@ -118,7 +119,7 @@ def test_a_step_that_fits_only_padded():
     args = jax.ShapeDtypeStruct((63, 8), jnp.float32), jax.ShapeDtypeStruct((8, 100_001), jnp.float32)
     plan = md.parallelize(lambda x, w: jnp.square(x @ w).sum(), "model=8", memory="12MB").plan(*args)
     assert plan.padded == ((100_001, 100_008),) and plan.memory < 12e6
-    assert plan.notes[0].endswith("; without, does not fit the memory")
+    assert plan.notes[0].endswith("; without, exceeds the memory limit")
     with pytest.raises(MemoryLimitError, match="memory=1 MB per device"):
         md.parallelize(lambda x, w: jnp.square(x @ w).sum(), "model=8", memory="1MB").plan(*args)
 
@@ -173,7 +174,7 @@ def test_a_loop_that_cannot_hand_it_on_padded_pads_it_on_every_trip():
     step = microbatched(True, "model=S(1)", lambda params: jax.tree.map(lambda x: jnp.sort(x, axis=0), params))
     sharded, args = md.parallelize(step, "model=8"), microbatches(2)
     (note,) = sharded.plan(*args).notes
-    assert re.search(r"; scan at test_uneven.py:\d+ hands it on unpadded, and pads it on every trip$", note)
+    assert re.search(r"; scan at test_uneven.py:\d+ carries it unpadded and pads it in every iteration$", note)
     sharded.check(*args)
 
 
@@ -191,9 +192,9 @@ def test_a_very_large_step_is_not_planned_again_for_lengths_that_each_axis_divid
     def notes(vocab):
         return " ".join(md.parallelize(step_of(integer_labels), "data=4,model=2").plan(*arguments(vocab)).notes)
 
-    untried = "dim 0 of params/embed and 4 more (68) stays so: every mesh axis divides it"
-    assert "(68) does not divide over the mesh and stays so: padded to 72, " in notes(68)
-    monkeypatch.setattr("meshdsl.api.plan_variants._LARGE", 3)
+    untried = "dim 0 of params/embed and 4 more (68) is left unpadded: every mesh axis divides it"
+    assert "(68) does not divide over the mesh and is left unpadded: padded to 72, " in notes(68)
+    monkeypatch.setattr("meshdsl.api.plan_variants.LARGE", 3)
     assert untried in notes(68)
     assert "padded to 104" in notes(103)
 

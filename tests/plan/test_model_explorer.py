@@ -13,7 +13,6 @@ import meshdsl as md
 from meshdsl.cli import app
 from meshdsl.ir.graph import walk
 from meshdsl.plan.report import model_explorer_graphs
-from meshdsl.trace import flatten_call
 from tests.plan.conftest import step
 
 # The fields of model_explorer's graph_builder.py; what has no default there has none here.
@@ -68,7 +67,8 @@ def made():
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 64, 64), (3, 64, 64), (128, 64))]
     layouts = {"batch": "data=S(0)", "w": "model=S(1)"}
     sharded = md.parallelize(step, md.Mesh(data=4, model=2), layouts, donate_argnums=(0, 1))
-    return sharded.kept.making.make(flatten_call(step, args, {}))
+    planned = sharded.stages(*args).planned
+    return planned.program, planned.plan
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,162 @@
+"""Choose the plan for a step in which communication runs beside independent computation.
+
+The planner's objective is serial time: one operation after the other. With overlap a collective costs only the part of
+it that cannot be hidden. A collective of ``c`` seconds on a value with a *window* of ``w`` seconds (independent
+computation between the value and its first use, ``overlap_windows``) costs
+
+    max(0, c - w) + price * min(c, w)        0 <= price <= 1
+
+A hidden second still occupies a link, and other transfers wait for it. Its price is the Lagrange multiplier of "no link
+sends for longer than the step takes", which is not known beforehand. So several prices are tried, and of all plans
+found, the plan of least serial time among them, the one with the shortest simulated step is taken
+(``plan.simulated_seconds``). The simulation serialises the transfers of every link, so nothing is hidden twice.
+"""
+
+from collections.abc import Mapping
+from math import floor, log2
+
+from meshdsl.errors import MemoryLimitError
+from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
+from meshdsl.ir.solution import Solution
+from meshdsl.plan.op_times import OpTimes
+from meshdsl.plan.reasons import Reasons
+from meshdsl.plan.simulate import simulated_seconds
+from meshdsl.planner.costs.reshard_cost import OverlapWindow
+from meshdsl.planner.solve import SearchResult
+from meshdsl.util.text import seconds_text
+
+PRICES = (0.5, 0.25, 0.0)  # of a hidden second, in seconds
+ROUNDS = 2  # searches per price; the second one takes the windows of the best plan of the first
+IMPROVEMENT = 1 - 1e-9  # a plan is better if its simulated step is shorter by this factor
+
+
+# ---- Search over prices ----------------------------------------------------------------------------------------------
+
+
+def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
+    """Return the plan with the shortest simulated step, of those tried and ``found`` itself, and a note for it."""
+    serial = _simulated(found, found.unproved_solution())
+    best, least = found, serial
+    for _ in range(ROUNDS):
+        start = best
+        for price in PRICES:
+            if found.model.clock.is_up():
+                break
+            trial = _search_at_price(start, price)
+            if trial is not None and (seconds := _simulated(trial, trial.unproved_solution())) < least * IMPROVEMENT:
+                best, least = trial, seconds
+        if best is start:
+            break
+    if best is found:
+        return best, "chosen by simulated time with overlap: the plan of least serial time is also the fastest found"
+    text = f"chosen by simulated time with overlap, {seconds_text(least)}; the plan of least serial time takes"
+    return best, f"{text} {seconds_text(serial)}"
+
+
+def _search_at_price(start: SearchResult, price: float) -> SearchResult | None:
+    """Search where a second hidden in the windows of ``start`` costs ``price``; None if no plan found is feasible."""
+    windows = overlap_windows(start.model.problem.program, _op_times(start, start.unproved_solution()))
+    rounded = {v: 2.0 ** floor(log2(window)) for v, window in windows.items() if window > 0}  # to share cost tables
+    try:
+        trial = start.with_overlap({v: OverlapWindow(window, price) for v, window in rounded.items()})
+    except MemoryLimitError:
+        return None
+    return trial if trial.peak.bytes <= start.limit else None
+
+
+def _simulated(found: SearchResult, solution: Solution) -> float:
+    return simulated_seconds(found.model.problem.program, solution, _op_times(found, solution))
+
+
+def _op_times(found: SearchResult, solution: Solution) -> OpTimes:
+    problem = found.model.problem
+    return OpTimes(problem.program, solution, Reasons(problem.program, solution), problem.kinds)
+
+
+# ---- Windows ---------------------------------------------------------------------------------------------------------
+# A collective on a value can run beside the computation in the value's window. Operations are taken in program order,
+# one after the other, each as long as the plan computes in it:
+#
+#     a = x @ u          1 ms
+#     b = y @ v          5 ms     the window of ``a`` is 5 ms
+#     c = a + b
+#
+# Of an operand that a loop reads slice by slice, the mean slice is needed when half of the loop is over; a result that
+# it stacks is ready then, too. A slice itself can be sent one iteration ahead. So systems hide communication: the
+# parameters of a layer are gathered one layer ahead, and gradients are reduced while the backward pass goes on.
+
+
+def overlap_windows(program: TracedProgram, op_times: OpTimes) -> Mapping[int, float]:
+    """Return the window of every used value, in seconds per iteration, by value id.
+
+    Args:
+      op_times: what each operation computes in a plan, in seconds.
+    """
+    windows = _OverlapWindows(op_times)
+    windows.add(program.graph, {})
+    return windows.by_value
+
+
+class _OverlapWindows:
+    """Collects the windows of a graph and of the bodies of its loops."""
+
+    def __init__(self, op_times: OpTimes) -> None:
+        self.op_times, self.by_value = op_times, dict[int, float]()
+        self._loops: dict[int, float] = {}
+
+    def add(self, graph: Graph, ready: dict[int, float], late: Mapping[int, float] | None = None) -> None:
+        """Add the values of a graph; times are in seconds from its start.
+
+        Args:
+          ready: when inputs are available, by value id; default is 0.
+          late: how long after the end a result is needed, by its position; default is 0.
+        """
+        now, available = 0.0, dict.fromkeys((v.id for v in graph.inputs), 0.0) | ready
+        for op in graph.ops:
+            length = self.duration(op, graph.trips)
+            for i, operand in enumerate(op.inputs):
+                if isinstance(operand, Value):
+                    if op.name == "return":
+                        delay = (late or {}).get(i, 0.0)
+                    else:
+                        delay = length / 2 if _reads_slices(op, i) else 0.0
+                    window = now + delay - available[operand.id]
+                    self.by_value[operand.id] = min(self.by_value.get(operand.id, window), window)
+            for i, value in enumerate(op.outputs):
+                available[value.id] = now + (length / 2 if _stacks(op, i) else length)
+            for body in op.bodies:
+                one = self._iteration(body)
+                ahead = {body.inputs[i].id: -one for i in _available_ahead(op, body)}
+                self.add(body, ahead, {i: one for i in range(len(body.returned)) if _stacks(op, i)})
+            now += length
+
+    def duration(self, op: Op, iterations: int) -> float:
+        """Return the seconds of computation in ``op``, per iteration of the graph that contains it."""
+        if op.name not in LOOPS:
+            return self.op_times.alone(op)
+        if op.id not in self._loops:
+            self._loops[op.id] = sum(self._iteration(body) * body.trips / iterations for body in op.bodies)
+        return self._loops[op.id]
+
+    def _iteration(self, body: Graph) -> float:
+        return sum(self.duration(op, body.trips) for op in body.ops)
+
+
+def _reads_slices(op: Op, i: int) -> bool:
+    """Return whether operand ``i`` is read slice by slice."""
+    return op.name == "scan" and i >= op.params["num_consts"] + op.params["num_carry"]
+
+
+def _stacks(op: Op, i: int) -> bool:
+    """Return whether result ``i`` is made slice by slice."""
+    return op.name == "scan" and i >= op.params["num_carry"]
+
+
+def _available_ahead(op: Op, body: Graph) -> set[int]:
+    """Return the inputs of a loop's body that are available one iteration ahead: all but carries."""
+    if op.name == "scan":
+        first = op.params["num_consts"]
+        return set(range(len(body.inputs))) - set(range(first, first + op.params["num_carry"]))
+    if op.name == "while":
+        return set(range(op.params["cond_nconsts" if body is op.bodies[0] else "body_nconsts"]))
+    return set()
