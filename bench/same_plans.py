@@ -170,13 +170,9 @@ def plan_facts(plan: md.Plan) -> Facts:
     }
 
 
-# What follows depends on names that are not public.
-
-
 def trace(problem: Problem) -> None:
     """Trace the step, so that planning it does not have to."""
-    kept = problem.sharded.kept
-    kept.trace(kept.call(problem.args, {}))
+    problem.sharded.stages(*problem.args)
 
 
 def error_facts(error: md.MeshDSLError) -> Facts:
