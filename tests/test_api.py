@@ -236,9 +236,9 @@ def test_a_loaded_plan_refuses_other_shapes(sharded):
     with pytest.raises(PlanFileError) as caught:
         loaded(*arguments(rows=32))
     assert str(caught.value) == (
-        "the plan of step was made for something else than this call of step:\n"
+        "the plan of step does not match this call of step:\n"
         "  input batch: float32[16,8] in the plan, float32[32,8] here\n"
-        "plan again without plan=, and save that"
+        "plan again without plan= and save the new plan"
     )
 
 

@@ -142,12 +142,12 @@ def test_plan_files(tmp_path):
     )
     other = (np.ones((6, 32), np.float32), {"y": np.ones((8, 6), np.float32)})
     assert message(PlanFileError, lambda: md.parallelize(lambda w, batch: w, MESH, plan=plan)(*other)) == (
-        "the plan of step was made for something else than this call of step:\n"
+        "the plan of step does not match this call of step:\n"
         "  input w: float32[6,16] in the plan, float32[6,32] here\n"
         "  input batch/x: float32[8,6] in the plan, absent here\n"
         "  input batch/y: absent in the plan, float32[8,6] here\n"
         "  output: float32[6,16] in the plan, float32[6,32] here\n"
-        "plan again without plan=, and save that"
+        "plan again without plan= and save the new plan"
     )
     assert "operations:" in message(PlanFileError, lambda: md.parallelize(lambda w, batch: w, MESH, plan=plan)(*ARGS))
 

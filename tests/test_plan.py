@@ -249,8 +249,8 @@ def mismatch(program, mesh=MESH, layouts=None):
     with pytest.raises(PlanFileError) as caught:
         check_same_program(small_plan(), program, mesh, make_pins(program, mesh, layouts))
     lines = str(caught.value).splitlines()
-    assert lines[0] == "the plan of step was made for something else than this call of step:"
-    assert lines[-1] == "plan again without plan=, and save that"
+    assert lines[0] == "the plan of step does not match this call of step:"
+    assert lines[-1] == "plan again without plan= and save the new plan"
     return [text.strip() for text in lines[1:-1]]
 
 
@@ -278,7 +278,7 @@ def test_another_program():
     ]
     program = small_program()
     program.graph.ops[1].params = {"axes": (0, 1)}
-    assert mismatch(program) == ["operations: as many of each kind as in the plan, with other operands or parameters"]
+    assert mismatch(program) == ["operations: equal in number to the plan's, with other operands or parameters"]
 
 
 def test_other_pins():

@@ -14,7 +14,7 @@ from meshdsl.layouts import B, Layout, Mesh, S
 from meshdsl.plan.validate import check_runnable
 from meshdsl.rules.registry import RULES, all_broadcast
 from meshdsl.trace import trace
-from meshdsl.util.text import bytes_text
+from meshdsl.util.text import bytes_text, seconds_text
 
 MESH = Mesh(data=4, model=2)
 ARGS = (np.ones((3, 16, 16), np.float32), np.ones((32, 16), np.float32))
@@ -36,8 +36,8 @@ def refused(plan):
     with pytest.raises(PlanFileError) as caught:
         check_runnable(plan, PROGRAM)
     title, *rows, remedy = str(caught.value).splitlines()
-    assert title == "the plan of step does not hold for step, as meshdsl knows its operations now:"
-    assert remedy == "plan again without plan=, and save that"
+    assert title == "the plan of step is not valid for step under the rules and costs of this meshdsl:"
+    assert remedy == "plan again without plan= and save the new plan"
     return [row.removeprefix("  ") for row in rows]
 
 
@@ -60,8 +60,8 @@ def test_a_signature_that_is_no_longer_listed(monkeypatch):
     monkeypatch.setitem(RULES, "tanh", Whole)
     rows = refused(PLAN)
     assert rows
-    assert all(row.startswith("tanh at test_plan_sound.py:") and ": no signature on " in row for row in rows)
-    assert rows[0].endswith(" leads from S(0), to S(0)")
+    assert all(row.startswith("tanh at test_validate.py:") and ": no signature on " in row for row in rows)
+    assert rows[0].endswith(" is (S(0)) -> (S(0))")
 
 
 def test_a_sum_that_is_rounded_before_it_is_reduced_where_that_is_not_stated():
@@ -73,7 +73,7 @@ def test_a_sum_that_is_rounded_before_it_is_reduced_where_that_is_not_stated():
     check_runnable(plan, trace(stating("data=P model=P"), args))
     with pytest.raises(PlanFileError) as caught:
         check_runnable(plan, trace(stating("data=P"), args))
-    assert re.search(r"convert_element_type at \S+: no signature on model leads from P, to P\n", str(caught.value))
+    assert re.search(r"convert_element_type at \S+: no signature on model is \(P\) -> \(P\)\n", str(caught.value))
 
 
 def test_a_value_that_lies_otherwise():
@@ -98,14 +98,17 @@ def test_missing_parts():
         assert refused(changed(rows={o: rows for o, rows in PLAN.solution.rows.items() if o != op}))
     for value in PLAN.solution.trees:
         rows = refused(changed(trees={v: tree for v, tree in PLAN.solution.trees.items() if v != value}))
-        assert any(f"reads value {value} as " in row and row.endswith(", which no move makes") for row in rows)
+        assert any(
+            f"uses value {value} as " in row and row.endswith(", which no reshard step produces") for row in rows
+        )
 
 
 def test_moves_at_other_prices():
     for value, tree in PLAN.solution.trees.items():
         dear = replace(tree[0], seconds=tree[0].seconds * 2)
         (row,) = refused(changed(trees={**PLAN.solution.trees, value: (dear, *tree[1:])}))
-        assert row == f"value {value}: no {dear.kind} from {dear.before} to {dear.after} of {dear.bytes} bytes"
+        price = f"{dear.bytes} bytes in {seconds_text(dear.seconds)}"
+        assert row == f"value {value}: no {dear.kind} from {dear.before} to {dear.after} of {price}"
 
 
 def test_collectives_that_do_not_follow():
@@ -125,7 +128,7 @@ def test_axes_in_another_order():
     plan = md.parallelize(step, MESH, {**PINS, "ws": both}).plan(*ARGS)
     check_runnable(plan, PROGRAM)
     rows = refused(replace(plan, solution=replace(plan.solution, layouts={**plan.solution.layouts, leaf: swapped})))
-    assert "input ws: its tensors are split by data and model in different orders" in rows
+    assert "input ws: its tensors are split over data and model in different orders" in rows
 
 
 def test_a_limit_that_only_holds_with_the_donated_arguments():
@@ -140,5 +143,6 @@ def test_a_limit_that_only_holds_with_the_donated_arguments():
         md.parallelize(sorts, MESH, memory=donating.memory, plan=donating).plan(ARGS[1])
     said = bytes_text(donating.memory)
     assert str(caught.value).splitlines()[1] == (
-        f"  memory: {bytes_text(whole.memory)} per device with what is donated here, {said} in the plan, {said} allowed"
+        f"  memory: {bytes_text(whole.memory)} per device with the arguments donated here, "
+        f"{said} in the plan, {said} allowed"
     )
