@@ -1,9 +1,8 @@
-"""The certificate: a proved lower bound on the seconds of every plan of the problem.
+"""A certificate: a proved lower bound on the cost of every plan of a model, over all mesh axes jointly.
 
-The bound speaks of all mesh axes at once. It is the lower bound of the network ``NetworkBuilder.bounds``,
-which no plan can undercut, raised by message passing; states that cannot be in a better plan go,
-and what has become small is eliminated. At last the rest is eliminated as well, as exactly as its
-width allows: if it is narrow, the bound is the optimum.
+It is the lower bound of the network ``NetworkBuilder.bounds``, which no plan can undercut, raised by message passing.
+States whose min-marginal exceeds the incumbent are pruned, and small remainders are eliminated exactly. Finally the
+rest is bounded by mini-buckets: exactly if the treewidth allows, and then the bound is the optimum of the network.
 """
 
 from types import MappingProxyType
@@ -18,146 +17,156 @@ from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment
 from meshdsl.util.arrays import Ids
 
-_SMALL = 1 << 20  # entries that one step of elimination may touch
-_LARGE = 2_000_000  # entries of a network from which on messages stay beside the tables ...
-_SETTLING = 100  # ... for settling takes as long as so many sweeps
-_WORTH = 0.9
-_NOTHING = 1e-12  # part of a cost that is rounding
+_ROUNDING = 1e-12  # relative gap that is due to rounding
 
 
 class Certificate:
-    """A lower bound on the problem that can be raised.
+    """A lower bound that can be raised.
 
     Args:
-      best: a plan; its cost is what the bound is compared with, and states that cannot beat
-        it are dropped.
-      trees: entries that the exact trees of one value may have; if any may, all nodes beside shared values stay.
-      missed: plans that networks before this one have let some values pay too little in (see
-      ``NetworkBuilder.bounds``).
+      builder: encodes the states that remain.
+      best: the incumbent; states that cannot be part of a better plan are pruned.
+      trees: entries that the exact trees of one value may have; if any, all nodes at wide values are kept.
+      underpaid: values that networks before this one have undercounted (see ``NetworkBuilder.bounds``).
+
+    Attributes:
+      bound: the best lower bound so far.
+      best: the incumbent, which better plans may replace.
     """
 
     def __init__(
-        self, joint: NetworkBuilder, best: CostedPlan, trees: int = 0, underpaid: Underpaid = MappingProxyType({})
+        self, builder: NetworkBuilder, best: CostedPlan, trees: int = 0, underpaid: Underpaid = MappingProxyType({})
     ) -> None:
-        self.joint, self.model, self.best = joint, joint.model, best
+        self.builder, self.model, self.best = builder, builder.model, best
+        self._limits = self.model.limits
         self._trees, self._underpaid = trees, underpaid
-        self._whole, self._stays = joint.bounds(best, trees, underpaid), joint.kept_with_trees if trees else frozenset()
-        self._limit, self._shorter = best.cost + 1.0, self._whole.reduced
-        self._made: Network | None = None
+        self._assembly = builder.bounds(best, trees, underpaid)
+        self._keep = builder.kept_with_trees if trees else frozenset[int]()
+        self._clip, self._reduced = best.cost + 1.0, self._assembly.reduced
+        self._whole: Network | None = None
         self._messages: MessagePassing | None = None
-        self._pointed: Ids | None = None  # states that messages which are gone pointed to
-        self.bound: float = 0.0 if self._shorter else sum_of_minima(self._network)
+        self._decoded: Ids | None = None  # by messages that were dropped since
+        self.bound: float = 0.0 if self._reduced else sum_of_minima(self._network)
 
     @property
     def _network(self) -> Network:
-        """The network of all copies of all blocks, put together when it is first asked for."""
-        if self._made is None:
-            self._made = self._whole.network
-            clip(self._made, self._limit)
-        return self._made
+        """The network of all copies of all blocks, put together when it is first needed."""
+        if self._whole is None:
+            self._whole = self._assembly.network
+            clip(self._whole, self._clip)
+        return self._whole
+
+    # ---- state
 
     @property
     def gap(self) -> float:
-        """How far the best plan can be from the bound, as a part of its cost."""
+        """The relative gap between the incumbent and the bound."""
         return 1 - self.bound / self.best.cost if self.best.cost else 0.0
 
     @property
-    def exhausted(self) -> bool:
-        """Whether messages have found the minimum of the network, which no more of them raise."""
-        return self._messages is not None and self._messages.gap <= _NOTHING
+    def is_exhausted(self) -> bool:
+        """Whether messages have found the minimum of the network, so that no more of them raise the bound."""
+        return self._messages is not None and self._messages.gap <= _ROUNDING
 
     @property
-    def work(self) -> int:
-        """Entries of all tables: what one pass of messages costs."""
-        return (self._made or self._whole).entries
+    def entries(self) -> int:
+        """Entries of all tables: the work of one pass of messages."""
+        return (self._whole or self._assembly).entries
 
     @property
-    def shortened(self) -> int:
-        """The same for the network of a shorter step, if there is one (see ``Shorter``)."""
-        return self._shorter.entries if self._shorter else 0
-
-    @property
-    def left(self) -> Remaining:
-        """The states that a better plan can have."""
-        return self.joint.domains.remaining(self._network)
-
-    @property
-    def underpaid(self) -> Underpaid:
-        """The values that are worth more in the next network, with the plans that say so."""
-        return self.joint.underpaid(self.pointed, self.best, self._trees, self._underpaid)
-
-    @property
-    def pointed(self) -> Assignment:
-        """The plan that messages point to."""
-        if isinstance(self._messages, TRWS):
-            return self.joint.domains.rows(self._messages.states)
-        return self.best.rows if self._pointed is None else self.joint.domains.rows(self._pointed)
+    def reduced_entries(self) -> int:
+        """The same for the reduced step (see ``ReducedDepth``); 0 if there is none."""
+        return self._reduced.entries if self._reduced else 0
 
     @property
     def states(self) -> int:
-        """Number of states of the variables that are left."""
+        """Number of states of the remaining variables."""
         return sum(unary.size for unary in self._network.unary.values())
 
-    def touched(self, passes: int) -> int:
-        """Entries that ``tighten`` touches, counted as passes do."""
-        return (2 * passes + (_SETTLING if self.work <= _LARGE else 0)) * self.work
+    @property
+    def remaining(self) -> Remaining:
+        """The states that a better plan can have."""
+        return self.builder.domains.remaining(self._network)
 
-    def lift(self, passes: int) -> None:
-        """Pass messages and leave the tables as they are, shared between equal layers, which large networks need.
+    @property
+    def decoded(self) -> Assignment:
+        """The plan that messages decode to."""
+        if isinstance(self._messages, TRWS):
+            return self.builder.domains.rows(self._messages.states)
+        return self.best.rows if self._decoded is None else self.builder.domains.rows(self._decoded)
 
-        Those of a shorter step are passed as often as helps.
+    @property
+    def underpaid(self) -> Underpaid:
+        """The values that get larger trees in the next network, with the assignments in which they were undercounted."""
+        return self.builder.underpaid(self.decoded, self.best, self._trees, self._underpaid)
+
+    def tightening_work(self, passes: int) -> int:
+        """Returns the entries that ``tighten`` touches, counted as passes do."""
+        extra = self._limits.bounds_reparametrize_passes if self._is_reparametrized else 0
+        return (2 * passes + extra) * self.entries
+
+    @property
+    def _is_reparametrized(self) -> bool:
+        """Whether messages are moved into the tables; those of large networks stay beside shared tables."""
+        return self.entries <= self._limits.bounds_reparametrize_entries
+
+    # ---- raising
+
+    def pass_messages(self, passes: int) -> None:
+        """Passes messages; tables stay as they are, shared between equal layers, as large networks require.
+
+        If there is a reduced step, messages are passed over that until they converge.
         """
-        if self._shorter:
-            self.bound = max(self.bound, self._shorter.bound(self._limit))
-            self._pointed = self._shorter.decoded
+        if self._reduced:
+            self.bound = max(self.bound, self._reduced.bound(self._clip))
+            self._decoded = self._reduced.decoded
             return
         self._messages = self._messages or TRWS(self._network)
         self._messages.run(passes)
         self.bound = max(self.bound, self._messages.bound)
 
     def tighten(self, passes: int, evaluator: Evaluator | None = None) -> None:
-        """Pass messages, drop states that cannot be optimal, eliminate what has become small.
+        """Passes messages, prunes states, moves messages into the tables, and eliminates small remainders.
 
-        Those of ``lift`` are not those of tables that can change, and begin anew where there are several blocks; those
-        of a large network stay beside its tables, until few enough states are left.
+        Of a large network messages stay beside its tables, until few enough states remain.
 
         Args:
-          evaluator: if there is one, the plan that the messages point to may be the best from now on.
+          evaluator: if given, the decoded plan becomes the incumbent if it is better.
         """
         messages = self._messages
         if not isinstance(messages, TRWS):
             messages = self._messages = TRWS(self._network)
-            if self._shorter:
-                self._shorter.initialize(messages, self._limit)
+            if self._reduced:
+                self._reduced.initialize(messages, self._clip)
         messages.run(passes)
         self._consider(messages.states, evaluator)
-        if self.work > _LARGE:
+        if not self._is_reparametrized:
             self.bound = max(self.bound, messages.bound)
-            self._messages = messages.pruned(self.best.cost, _WORTH)
+            self._messages = messages.pruned(self.best.cost, self._limits.mrf_prune_worth)
             return
-        self._messages = self._shorter = None
+        self._messages = self._reduced = None
         messages.reparametrize()
         self.bound = max(self.bound, sum_of_minima(self._network))
         prune_states(self._network, self.best.cost)
-        self._network.reduce(_SMALL, self._stays)
+        self._network.reduce(self._limits.bounds_reduction_entries, self._keep)
         self.bound = max(self.bound, sum_of_minima(self._network))
 
-    def finish(self, largest: int, evaluator: Evaluator | None = None) -> None:
-        """Eliminate what is left, in groups where a table would pass ``largest`` entries; it often ends the proof.
+    def eliminate_rest(self, cap: int, evaluator: Evaluator | None = None) -> None:
+        """Eliminates all remaining variables, in mini-buckets where a table would exceed ``cap`` entries.
 
         Args:
-          evaluator: as for ``tighten``, if nothing had to be split.
+          evaluator: as for ``tighten``, where no bucket had to be split.
         """
         domains, tables = self._network.listed()
-        found = eliminate(domains, tables, [0] * len(domains), largest, self._network.memo)
+        found = eliminate(domains, tables, [0] * len(domains), cap, self._network.memo)
         if found.exact:
             self._consider(self._network.decode(self._network.order, found.states), evaluator)
-        least = found.cost if found.exact else lower_bound(domains, tables, largest)
+        least = found.cost if found.exact else lower_bound(domains, tables, cap)
         self.bound = max(self.bound, self._network.constant + least)
 
     def _consider(self, chosen: Ids, evaluator: Evaluator | None) -> None:
-        """Note some states of the variables; take the plan that they stand for if it can be seen to be better."""
-        self._pointed = chosen
+        """Notes decoded states, and takes their plan as the incumbent if it can be evaluated and is better."""
+        self._decoded = chosen
         if evaluator:
-            found = evaluator.exact(evaluator.evaluate(self.joint.domains.rows(chosen)))
-            self.best = min(self.best, found, key=lambda choice: choice.cost)
+            found = evaluator.exact(evaluator.evaluate(self.builder.domains.rows(chosen)))
+            self.best = min(self.best, found, key=lambda plan: plan.cost)

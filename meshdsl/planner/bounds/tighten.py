@@ -1,189 +1,225 @@
-"""How far the bound of a network is raised: by as many passes of messages as are affordable and help."""
+"""How far a bound is raised: by as much message passing, pruning and rebuilding as is affordable and helps.
+
+Work is counted in table entries, not in seconds: the same problem gives the same plan on every machine. A deadline only
+skips work. Three ways, from cheap to expensive:
+
+* ``raise_bound`` passes messages in stages of doubling length, and eliminates what is small in the end.
+* ``rebuild_and_raise`` does so on networks that give exact trees to values which the decoded plan shows as underpaid.
+* ``PruningRounds`` rebuild the network from the remaining states. Fewer states make the exact trees of more values
+  affordable, so that the next round sees more. Where all are exact and few states remain, the incumbent is proved.
+"""
 
 from itertools import chain, repeat
 
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
+from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Model
 
-# ---- Closing ---------------------------------------------------------------------------------------------------------
-# Closing the gap: rounds in which the bound and the best plan leave each other fewer and fewer states.
-#
-# A round builds the network of bounds from the states that are left, with exact trees for every value
-# whose readers can still ask for few sets of layouts (``sets``), passes messages, tries each plan they
-# point to, and drops states that no better plan can have. Fewer states make the trees of more values
-# exact, so the next round sees more; so do those values of which the network has let the last plan pointed to pay too
-# little. Where all are exact and few states are left, the plan is proved.
-#
-# What is spent is counted in table entries, not in seconds: the same problem gives the same plan everywhere.
+PROVED = 1e-9  # relative gap that counts as none: sums of floats round
+
+# ---- Messages in stages ----------------------------------------------------------------------------------------------
 
 
-PROVED = 1e-9  # gap that is none
-OPEN = 5e-3  # gap that is worth a search for a better plan
-FIRST_TREES, TREES = 1 << 15, 1 << 18  # entries of the exact trees of one value: at first, and in a round
-_CLOSING_WORK, _LIFTING = 64_000_000_000, 1_000_000_000  # entries that all passes may touch together
-_NEARLY, _LAST = 1e-4, 48_000_000_000  # a gap for which so much of that is not worth it ...
-_QUICK = 2_000_000  # ... unless the network has fewer entries
-_PASSES = (8, 16, 32, 64)  # at a time; the last again and again
-_CLOSING_SMALL, _LARGEST = 50_000, 1 << 20  # a network of fewer entries is eliminated, with tables of so many at most
-_CLOSING_HELPED = 0.95  # what has helped has left no more of the gap, or of what is in question, than this
-_Open = tuple[float, int]  # gap, and states in question
+def raise_bound(
+    certificate: Certificate, evaluator: Evaluator | None = None, most: int | None = None, prune: bool = False
+) -> float:
+    """Raises a bound by messages, and returns it.
+
+    Args:
+      evaluator: see ``Certificate.tighten``.
+      most: passes; by default ``bounds_passes_most``.
+      prune: prune states on the way, because rounds follow; otherwise only where that is cheap.
+    """
+    if certificate.reduced_entries:
+        certificate.pass_messages(1)
+    limits, clock = certificate.model.limits, certificate.model.clock
+    enough, most = _affordable_passes(certificate, limits.bounds_passes_most if most is None else most, prune)
+    passes, done = limits.bounds_passes_first, 0
+    while done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.is_up()):
+        before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
+        if prune or certificate.entries <= limits.bounds_prune_entries:
+            certificate.tighten(stage)
+        else:
+            certificate.pass_messages(stage)
+        done, passes = done + stage, 2 * passes
+        has_stalled = before - certificate.gap < limits.bounds_stalled_gap
+        if has_stalled or (done >= enough and certificate.gap > limits.bounds_progress * before):
+            break
+    if certificate.gap >= limits.bounds_wide_gap and not clock.is_up():
+        if certificate.entries < limits.bounds_eliminate_entries:
+            certificate.eliminate_rest(limits.bounds_eliminate_cap, evaluator)
+        elif certificate.entries < limits.bounds_split_entries:
+            certificate.eliminate_rest(limits.bounds_split_cap, evaluator)
+    return certificate.bound
+
+
+def _affordable_passes(certificate: Certificate, most: int, prune: bool) -> tuple[int, int]:
+    """Returns the passes that are affordable in any case, and those that are if the last ones have helped."""
+    limits, entries = certificate.model.limits, max(1, certificate.entries)
+    if certificate.reduced_entries and entries > (
+        limits.bounds_whole_pass_entries if prune else limits.bounds_prune_entries
+    ):
+        return 0, 0  # beyond those of the reduced step they hardly help
+    enough = min(most, affordable_passes(entries, limits))
+    return enough, max(enough, min(most, limits.bounds_message_work_most // entries))
+
+
+def affordable_passes(entries: int, limits: SearchLimits) -> int:
+    """Returns the passes of messages over a network of so many entries, whether they help or not."""
+    return max(
+        limits.bounds_passes_least, min(limits.bounds_passes_most, limits.bounds_message_work // max(1, entries))
+    )
+
+
+# ---- Rebuilding ------------------------------------------------------------------------------------------------------
+
+
+def rebuild_and_raise(
+    certificate: Certificate, most: int | None = None, enough: float | None = None
+) -> Certificate:
+    """Returns a certificate that proves more than one that was raised, if much is open, or that one.
+
+    Networks are rebuilt as long as that helps. In each, the values that are underpaid in the decoded plan get larger
+    trees.
+
+    Args:
+      most: passes of messages over each network.
+      enough: gap that needs no more; by default ``bounds_open_gap``.
+    """
+    model, limits = certificate.model, certificate.model.limits
+    enough = limits.bounds_open_gap if enough is None else enough
+    model.focus()
+    for _ in range(limits.bounds_rebuilds):
+        if certificate.gap <= enough or model.clock.is_up() or not is_light(certificate):
+            break
+        before = certificate
+        certificate = Certificate(before.builder, before.best, limits.bounds_first_tree_entries, before.underpaid)
+        raise_bound(certificate, most=most)
+        certificate.bound = max(certificate.bound, before.bound)
+        if certificate.gap > limits.bounds_progress * before.gap:
+            break
+    return certificate
+
+
+def is_light(certificate: Certificate) -> bool:
+    """Whether messages over the network, or over that of a reduced step, are affordable."""
+    return (certificate.reduced_entries or certificate.entries) <= certificate.model.limits.bounds_light_entries
+
+
+# ---- Rounds of pruning -----------------------------------------------------------------------------------------------
+
+
+class PruningRounds:
+    """Rounds that prune states and rebuild the network from the remaining ones, within a budget of work.
+
+    Args:
+      evaluator: if given, decoded plans are tried as incumbents.
+      work: table entries that may be touched.
+
+    Attributes:
+      certificate: of the latest round.
+      work: what is left of the budget.
+    """
+
+    def __init__(self, certificate: Certificate, evaluator: Evaluator | None, work: int) -> None:
+        self.certificate, self.work = certificate, work
+        self._evaluator, self._limits = evaluator, certificate.model.limits
+
+    def tighten(self, least: int) -> None:
+        """Tightens the present network until that helps no more, and eliminates it if it is small.
+
+        Args:
+          least: passes per stage that are made whether they help or not.
+        """
+        certificate, stages = self.certificate, self._limits.bounds_passes
+        small = self._limits.bounds_eliminate_entries
+        for i, passes in enumerate(chain(stages, repeat(stages[-1]))):
+            gap, states = certificate.gap, certificate.states
+            self.work -= certificate.tightening_work(passes)
+            if not self._is_worth_more or certificate.model.clock.is_up():
+                return
+            certificate.tighten(passes, self._evaluator)
+            is_done = certificate.entries < small and i >= len(stages)
+            if is_done or (passes >= least and not self._has_helped(gap, states)):
+                break
+        if certificate.gap > PROVED and certificate.entries < small:
+            certificate.eliminate_rest(self._limits.bounds_eliminate_cap, self._evaluator)
+
+    def run(self) -> None:
+        """Rebuilds and tightens, as long as that helps."""
+        gap, states = 1.0, self.certificate.states + 1
+        while self._is_worth_more and self._has_helped(gap, states):
+            if self.certificate.model.clock.is_up():
+                break
+            last, gap, states = self.certificate, self.certificate.gap, self.certificate.states
+            builder, trees = NetworkBuilder(last.model, last.remaining), self._limits.bounds_round_tree_entries
+            self.certificate = Certificate(builder, last.best, trees, last.underpaid)
+            self.tighten(self._limits.bounds_passes[1])
+            self.certificate.bound = max(self.certificate.bound, last.bound)
+
+    @property
+    def _is_worth_more(self) -> bool:
+        """Whether the gap is worth more passes: a small one, of a large network, only the first part of the budget."""
+        certificate, limits = self.certificate, self._limits
+        is_cheap = certificate.gap > limits.bounds_small_gap or certificate.entries <= limits.bounds_quick_entries
+        return certificate.gap > PROVED and self.work > (0 if is_cheap else limits.bounds_small_gap_reserve)
+
+    def _has_helped(self, gap: float, states: int) -> bool:
+        """Whether the gap or the number of states has fallen enough."""
+        ratio = self._limits.bounds_round_progress
+        return self.certificate.gap < ratio * gap or self.certificate.states < ratio * states
 
 
 def tighten_without_search(certificate: Certificate, most: int) -> Certificate:
-    """One that proves more, from rounds that look for no plan.
+    """Returns a certificate that proves more, by rounds that look for no plan.
 
     Args:
       most: entries that may be touched, where the network is large.
     """
-    work = _LIFTING if certificate.work <= _QUICK else most
-    return _rounds(certificate, None, _tightened(certificate, None, work, _PASSES[1]))[0]
+    limits = certificate.model.limits
+    work = limits.bounds_lifting_work if certificate.entries <= limits.bounds_quick_entries else most
+    rounds = PruningRounds(certificate, None, work)
+    rounds.tighten(limits.bounds_passes[1])
+    rounds.run()
+    return rounds.certificate
 
 
-def _rounds(certificate: Certificate, evaluator: Evaluator | None, work: int) -> tuple[Certificate, int]:
-    """Rounds as long as they help, and the work that is left."""
-    before = (1.0, certificate.states + 1)
-    while _is_worth(certificate, work) and _has_helped(before, certificate):
-        if certificate.model.clock.is_up():
-            break
-        last, before = certificate, (certificate.gap, certificate.states)
-        certificate = Certificate(NetworkBuilder(last.model, last.left), last.best, TREES, last.underpaid)
-        work = _tightened(certificate, evaluator, work, _PASSES[1])
-        certificate.bound = max(certificate.bound, last.bound)
-    return certificate, work
+# ---- Whole bounds ----------------------------------------------------------------------------------------------------
 
 
-def _tightened(certificate: Certificate, evaluator: Evaluator | None, work: int, least: int) -> int:
-    """Pass messages until they help no more.
+def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild: bool) -> float:
+    """Returns the bound of the joint networks of a model, which may have been built a while ago.
 
     Args:
-      work: entries that may be touched; what is left of them is returned.
-      least: passes at a time that are tried whether they help or not.
+      most: passes of messages.
+      rebuild: rebuild the network where much is open.
     """
-    for i, passes in enumerate(chain(_PASSES, repeat(_PASSES[-1]))):
-        now = certificate.gap, certificate.states
-        work -= certificate.touched(passes)
-        if not _is_worth(certificate, work) or certificate.model.clock.is_up():
-            return work
-        certificate.tighten(passes, evaluator)
-        small = certificate.work < _CLOSING_SMALL and i >= len(_PASSES)
-        if small or (passes >= least and not _has_helped(now, certificate)):
-            break
-    if certificate.gap > PROVED and certificate.work < _CLOSING_SMALL:
-        certificate.finish(_LARGEST, evaluator)
-    return work
-
-
-def _is_worth(certificate: Certificate, work: int) -> bool:
-    """Whether the gap is worth more passes, ``work`` being left."""
-    quick = certificate.gap > _NEARLY or certificate.work <= _QUICK
-    return certificate.gap > PROVED and work > (0 if quick else _LAST)
-
-
-def _has_helped(before: _Open, certificate: Certificate) -> bool:
-    gap, states = before
-    return certificate.gap < _CLOSING_HELPED * gap or certificate.states < _CLOSING_HELPED * states
-
-
-# ---- Raising ---------------------------------------------------------------------------------------------------------
-
-
-GAP = 1e-2  # large enough for more than messages
-_WORK = 200_000_000  # table entries that passes of messages may touch together in any case ...
-_FURTHER = 8_000_000_000  # ... and as long as the last ones have helped
-_FIRST, _LEAST, MOST = 8, 64, 192  # passes: of the first stage, and of all stages at least and at most
-_SHAPES = 10_000_000  # pairs of layouts, over all shapes, up to which many axes are seen jointly, ...
-_LIGHT = 1_000_000_000  # ... and entries
-_LIFTED = 400_000_000  # entries of a network with a shorter step that passes over all of it are affordable for
-_SETTLED = 4_000_000  # entries of a network of bounds up to which states that cannot be optimal are looked for
-_SMALL, _MIDDLE = 50_000, 1_000_000  # networks of fewer entries are eliminated at last ...
-_NARROW, _WIDE = 1 << 20, 1 << 14  # ... with tables of so many at most
-_REDRAWN = 4  # times that a network is drawn anew at most
-_HELPED = 0.9  # what is left of the gap at most by what has helped
-_TIGHT, _STALLED = 2e-3, 2e-4  # a bound is raised until so little is open, or a stage of passes has helped no more
-
-
-def raise_bound(
-    certificate: Certificate, evaluator: Evaluator | None = None, most: int = MOST, settle: bool = False
-) -> float:
-    """The bound after as many passes of messages as are affordable and help.
-
-    Args:
-      settle: drop states on the way, for rounds follow; else only where that is cheap.
-    """
-    if certificate.shortened:
-        certificate.lift(1)
-    clock, (enough, most), passes, done = certificate.model.clock, _passes(certificate, most, settle), _FIRST, 0
-    while done < most and certificate.gap >= _TIGHT and not certificate.exhausted and not clock.is_up():
-        before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
-        (certificate.tighten if settle or certificate.work <= _SETTLED else certificate.lift)(stage)
-        done, passes = done + stage, 2 * passes
-        if before - certificate.gap < _STALLED or (done >= enough and certificate.gap > _HELPED * before):
-            break
-    if certificate.gap >= GAP and certificate.work < _MIDDLE and not clock.is_up():
-        certificate.finish(_NARROW if certificate.work < _SMALL else _WIDE, evaluator)
-    return certificate.bound
-
-
-def _passes(certificate: Certificate, most: int, settle: bool) -> tuple[int, int]:
-    """How many of them are affordable, and how many with those that are only if the last ones have helped."""
-    work = max(1, certificate.work)
-    if certificate.shortened and work > (_LIFTED if settle else _SETTLED):
-        return 0, 0  # more of them than those of the shorter step have found nothing
-    enough = min(most, affordable(work))
-    return enough, max(enough, min(most, _FURTHER // work))
-
-
-def affordable(entries: int) -> int:
-    """Passes of messages, whether they help or not."""
-    return max(_LEAST, min(MOST, _WORK // max(1, entries)))
+    builder.model.focus()
+    certificate = Certificate(builder, best, builder.model.limits.bounds_first_tree_entries)
+    raise_bound(certificate, most=most)
+    return (rebuild_and_raise(certificate, most) if rebuild else certificate).bound
 
 
 def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
-    """What no plan undercuts on many mesh axes; seen in parts if that is quick or the joint network takes too long."""
+    """Returns a bound where the states of all mesh axes together are too many for a search.
+
+    It is that of projections on pairs of axes (``projection``) if it is to be ``quick``, or if the joint network is too
+    large.
+    """
     model.focus()
+    limits = model.limits
     if not quick and has_few_layouts(model) and not model.clock.is_up():
-        certificate = Certificate(NetworkBuilder(model), best, FIRST_TREES)
+        certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
         if is_light(certificate):
-            raise_bound(certificate, settle=True)
-            return rebuild_and_raise(certificate, enough=GAP).bound
+            raise_bound(certificate, prune=True)
+            return rebuild_and_raise(certificate, enough=limits.bounds_wide_gap).bound
     return sum(raise_bound(Certificate(NetworkBuilder(part), part.seen(best))) for part in projections(model))
 
 
 def has_few_layouts(model: Model) -> bool:
-    """Whether all mesh axes may be seen jointly for a bound."""
-    return sum(distances.fitting.size**2 for distances in model.distances.every) <= _SHAPES
-
-
-def is_light(certificate: Certificate) -> bool:
-    """Whether messages over its network, or over that of a shorter step, are affordable."""
-    return (certificate.shortened or certificate.work) <= _LIGHT
-
-
-def lifted_later(joint: NetworkBuilder, best: CostedPlan, most: int, again: bool) -> float:
-    """The bound of a joint network that was made a while ago, redrawn if ``again``."""
-    joint.model.focus()
-    certificate = Certificate(joint, best, FIRST_TREES)
-    raise_bound(certificate, most=most)
-    return (rebuild_and_raise(certificate, most) if again else certificate).bound
-
-
-def rebuild_and_raise(certificate: Certificate, most: int = MOST, enough: float = OPEN) -> Certificate:
-    """A certificate that has been raised; if much is open, the last of others, as long as they help.
-
-    In them those values are worth more that pay too little in the plan that messages point to.
-    """
-    clock = certificate.model.clock
-    certificate.model.focus()
-    for _ in range(_REDRAWN):
-        if certificate.gap <= enough or clock.is_up() or not is_light(certificate):
-            break
-        before = certificate
-        certificate = Certificate(before.joint, before.best, FIRST_TREES, before.underpaid)
-        raise_bound(certificate, most=most)
-        certificate.bound = max(certificate.bound, before.bound)
-        if certificate.gap > _HELPED * before.gap:
-            break
-    return certificate
+    """Whether all mesh axes may be encoded jointly for a bound."""
+    pairs = sum(distances.fitting.size**2 for distances in model.distances.every)
+    return pairs <= model.limits.bounds_layout_pairs

@@ -1,10 +1,11 @@
-"""What no plan of a program can undercut, without planning it: each operation alone, its best share on every device.
+"""Bounds on every plan of a program that need no model: each op alone, evenly divided over all devices.
 
-    seconds >= sum over operations of trips * (max(FLOPs / rate, bytes / bandwidth) / devices + overhead)
-    memory  >= sum over inputs of bytes / devices of the axes that may split it
+    seconds >= sum over ops of iterations * (max(FLOPs / rate, bytes / bandwidth) / devices + overhead)
+    memory  >= sum over inputs of bytes / devices of the axes that may shard it
 
-Moves, divisibility and what one layout costs the next are left out, so it takes no search; a step in microbatches is
-looked at as it is run, with the ticks in which a stage has nothing to do. It tells candidates that need no planning.
+Resharding, divisibility and consistency between ops are left out, so no search is needed. A step in microbatches is
+bounded as it runs, with the ticks in which a stage idles. The search over meshes orders and prunes candidates by these
+bounds.
 """
 
 from math import prod
@@ -16,28 +17,28 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Split
 from meshdsl.planner.costs.op_cost import OpWork, alone_seconds, materialised, work_of
 
-_FREE = (*LOOPS, "return", "constrain")
+_WITHOUT_WORK = (*LOOPS, "return", "constrain")
 
 
 def least_seconds(program: TracedProgram, mesh: Mesh) -> float:
-    """Seconds that every plan of the program takes at least."""
-    kept = materialised(program.graph)
-    ops = ((op, graph.trips) for graph, op in walk(program.graph) if op.name not in _FREE)
-    return sum(trips * _shared(op, work_of(op, kept), mesh) for op, trips in ops)
+    """Returns a lower bound on the seconds of every plan."""
+    stored = materialised(program.graph)
+    ops = ((op, graph.trips) for graph, op in walk(program.graph) if op.name not in _WITHOUT_WORK)
+    return sum(trips * _divided_seconds(op, work_of(op, stored), mesh) for op, trips in ops)
 
 
 def least_memory(program: TracedProgram, mesh: Mesh, pins: Pins) -> int:
-    """Bytes per device that every plan of the program needs at least: its arguments, in all parts there can be."""
-    read = {x.id for op in program.graph.ops for x in op.inputs if isinstance(x, Value)}
+    """Returns a lower bound on the bytes per device of every plan: the arguments, sharded as far as pins allow."""
+    used = {x.id for op in program.graph.ops for x in op.inputs if isinstance(x, Value)}
     pinned = zip(program.graph.inputs, pins.inputs, strict=True)
-    return sum(v.bytes // _parts(pin, mesh) for v, pin in pinned if v.id in read)
+    return sum(value.bytes // _most_shards(pin, mesh) for value, pin in pinned if value.id in used)
 
 
-def _shared(op: Op, work: OpWork, mesh: Mesh) -> float:
-    started = mesh.topology.overhead if any(work.touched) else 0.0
-    return (alone_seconds(op, work, mesh) - started) / mesh.size + started
+def _divided_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:
+    overhead = mesh.topology.overhead if any(work.touched) else 0.0
+    return (alone_seconds(op, work, mesh) - overhead) / mesh.size + overhead
 
 
-def _parts(pin: Layout, mesh: Mesh) -> int:
-    """Into how many parts the axes can split it that are not pinned otherwise."""
+def _most_shards(pin: Layout, mesh: Mesh) -> int:
+    """Returns the product of the axes that may shard an argument: those that are not pinned otherwise."""
     return prod(size for axis, size in mesh if axis not in pin.axes or isinstance(pin.on(axis), Split))
