@@ -12,9 +12,8 @@ from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.ir.solution import Pins
 from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, is_refinement
-from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import STEPS, TWO
+from tests.planner.graphs import STEPS, TWO, searched
 
 solve_module = import_module("meshdsl.planner.solve")
 MESH = md.Mesh(data=4, model=2)
@@ -159,9 +158,9 @@ def test_a_limit_is_kept_from_the_prices_that_met_it():
 
 def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     """Nothing is searched again memory aside, unless that has become another question."""
-    searched, find = [], solve_module.find
+    searched, search = [], solve_module.search
     monkeypatch.setattr(solve_module, "_LITTLE", 0)
-    monkeypatch.setattr(solve_module, "find", lambda *given: searched.append(given) or find(*given))
+    monkeypatch.setattr(solve_module, "search", lambda *given: searched.append(given) or search(*given))
     limit = 0.9 * sharded().plan(*ARGS).memory
     tight = sharded(memory=limit)
     before = tight.plan(*ARGS)
@@ -192,5 +191,5 @@ def test_a_model_under_other_pins_has_the_same_tables_and_the_same_optimum(name)
     problem = repin(model.problem, other)
     again, anew = model.repinned(problem), Model(make_problem(program, TWO, other))
     assert again.tables is model.tables and again.scale == anew.scale
-    (a, bound), (b, least) = search(again), search(anew)
+    (a, bound), (b, least) = searched(again), searched(anew)
     assert a.cost == b.cost and bound == least

@@ -12,9 +12,8 @@ from meshdsl.models import gpt
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.encoding.projection import projections
-from meshdsl.planner.search import search
 from meshdsl.util.runtime import Deadline
-from tests.planner.graphs import problem_of
+from tests.planner.graphs import limited, problem_of, searched
 
 PROGRAM = gpt.program(gpt.Config(4, 64, 4, seq=64, vocab=128), gpt.RULES["data"], batch=32)
 
@@ -40,15 +39,14 @@ def test_on_many_axes_too_there_is_a_plan_that_is_of_use():
     assert re.fullmatch(SAID, plan.notes[-1]) and 0 < plan.lower_bound < plan.seconds < whole.seconds
 
 
-def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up(monkeypatch):
+def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up():
     """All axes together take several times as long, for little before messages have been passed."""
-    monkeypatch.setattr(search, "_JOINTLY", 0)
     bounds = []
     for clock in (Deadline(), Deadline(1e-9)):
-        model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+        model = limited(problem_of("gradient", md.Mesh(x=2, y=2, z=2)), search_joint_pairs=0)
         model.clock = clock
-        best, prove = search.find(model, lambda _: True)
-        bounds.append(prove())
+        best, bound = searched(model)
+        bounds.append(bound)
         assert clock.has_stopped == (clock.seconds is not None)
     seen = sum(Certificate(NetworkBuilder(part), part.seen(best)).bound for part in projections(model))
     assert bounds[1] == pytest.approx(model.scale.seconds(seen))

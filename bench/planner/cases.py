@@ -85,5 +85,5 @@ def planned(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: o
     on = Mesh.parse(mesh, TOPOLOGY)
     pins = make_pins(program, on, rules=rules, **stated)
     model = Model(make_problem(program, on, pins))
-    choice, bound = search(model)
-    return Planned(model, pins, choice, bound, time.process_time() - start)
+    found = search(model)
+    return Planned(model, pins, found.plan, found.lower_bound(), time.process_time() - start)

@@ -68,7 +68,7 @@ def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, rules=Rules.of(program.rules))
     model = Model(make_problem(traced, mesh, pins))
-    ours, _ = search(model)
+    ours = search(model).plan
     choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
     peaks = {who: MemoryFitter(model, pins).peak(choice) for who, choice in choices.items()}
     solutions = {who: solution_of(model, pins, choice, peaks[who]) for who, choice in choices.items()}

@@ -15,7 +15,14 @@ from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
 from meshdsl.planner.problem.model import Model, is_refinement
-from meshdsl.planner.search.search import ROUNDED, evaluated, find, jointly, quick_bound, repair_for_pins
+from meshdsl.planner.search.search import (
+    ROUNDING,
+    evaluate_plan,
+    quick_bound,
+    repair_for_pins,
+    search,
+    searches_jointly,
+)
 from meshdsl.planner.search.tie_break import fewest_layouts
 from meshdsl.util.runtime import Deadline, Submit, gc_paused
 
@@ -84,7 +91,7 @@ class SearchResult:
             fitting = self.fitter.nearer(choice, self.free, self.limit)
             bound = start_bound(self.fitter, self.free, fitting[0], self.limit, submit)
             choice, _ = self.fitter.proved(self.fitter.cheaper(fitting, self.free, self.limit), self.limit)
-        if jointly(self.model):
+        if searches_jointly(self.model):
             choice = fewest_layouts(self.model, self.fitter.evaluator, choice, self._fits)
         return replace(
             self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice, pending=bound
@@ -98,7 +105,7 @@ class SearchResult:
         if self.choice is self.free:
             return 0.0
         least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.pending)
-        return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDED * abs(least))
+        return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDING * abs(least))
 
     def unproved_solution(self) -> Solution:
         """The plan, with no bound yet."""
@@ -111,8 +118,9 @@ class SearchResult:
         """
         model, pins = self.model.hiding(windows), self.fitter.pins
         fitter = MemoryFitter(model, pins, self.fitter)
-        rows = fitter.fit(find(model, lambda _: False, fitter.joint, None, fitter.evaluator)[0], self.limit)[0].rows
-        choice = evaluated(self.model, self.fitter.evaluator, rows)
+        free = search(model, lambda _: False, fitter.joint, None, fitter.evaluator).plan
+        rows = fitter.fit(free, self.limit)[0].rows
+        choice = evaluate_plan(self.model, self.fitter.evaluator, rows)
         return replace(self, choice=choice, peak=self.fitter.peak(choice))
 
     def replan(self, pins: Pins, bound: float) -> "SearchResult | None":
@@ -152,7 +160,8 @@ class SearchResult:
     def _refound(self, fitter: MemoryFitter) -> "SearchResult":
         """The best plan found from this one on, memory aside, and then within it."""
         model = fitter.model
-        best, prove = find(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
+        found = search(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
+        best = found.plan
         choice, peak = fitter.fit(best, self.limit)
         if choice is not best and len(model.nodes) <= _LITTLE:
             choice = fitter.cheaper(fitter.nearer(choice, best, self.limit), best, self.limit)
@@ -160,7 +169,7 @@ class SearchResult:
             choice = fitter.mixed(choice, fitter.over or [best], self.limit)
         if choice is not best:
             choice, peak = fitter.proved(choice, self.limit)
-        return SearchResult(model, fitter, self.limit, best, choice, peak, prove)
+        return SearchResult(model, fitter, self.limit, best, choice, peak, found.lower_bound)
 
     def released(self) -> "SearchResult":
         """Without what has found it and proved the bound, which may be large."""
@@ -203,8 +212,8 @@ def solve(
     def is_worth_rounds(plan: CostedPlan) -> bool:
         return is_small or fitter.peak(plan).bytes <= limit
 
-    free, prove = find(model, is_worth_rounds, fitter.joint, None, fitter.evaluator)
-    return SearchResult(model, fitter, limit, free, *fitter.fit(free, limit), prove)
+    found = search(model, is_worth_rounds, fitter.joint, None, fitter.evaluator)
+    return SearchResult(model, fitter, limit, found.plan, *fitter.fit(found.plan, limit), found.lower_bound)
 
 
 def solution_of(model: Model, pins: Pins, choice: CostedPlan, peak: Peak) -> Solution:

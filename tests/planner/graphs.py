@@ -13,6 +13,7 @@ from meshdsl.layouts import Layout, Mesh
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
+from meshdsl.planner.search.search import search
 from meshdsl.planner.solve import solve
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
@@ -73,6 +74,12 @@ def solved(program, mesh, pins, memory=None):
     """Returns the certified solution of a program, by the stages that ``parallelize`` runs."""
     with worker_pool() as submit:
         return solve(program, mesh, pins, memory).polish(submit).solution()
+
+
+def searched(model, **given):
+    """The best plan found, and seconds that no plan undercuts."""
+    found = search(model, **given)
+    return found.plan, found.lower_bound()
 
 
 def exhaustive(model, largest=400_000):

@@ -29,8 +29,7 @@ from meshdsl.planner.mrf.network import Network
 from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
 from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, Prices
-from meshdsl.planner.search import search as search_module
-from meshdsl.planner.search.search import find
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
 from tests.planner.graphs import limited, minimum, shape, solved
@@ -111,17 +110,18 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
 @pytest.mark.parametrize("axes", [{"data": 8}, {"pod": 2, "data": 2, "model": 2}], ids=str)
 def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits(monkeypatch, axes):
     """Also where the plan was found in neighbourhoods, and rounds are not affordable."""
-    if len(axes) > 2:
-        monkeypatch.setattr(search_module, "_JOINTLY", 0)
-        monkeypatch.setattr(dual_module, "_LARGEST", 0)
     mesh = md.Mesh(**axes, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True, rules=Rules.of(PROGRAM.rules))
+    if len(axes) > 2:
+        model = limited(model, search_joint_pairs=0)
+        monkeypatch.setattr(dual_module, "_LARGEST", 0)
     fitter = MemoryFitter(model, pins)
-    limit = 0.85 * fitter.peak(find(model, lambda _: False)[0]).bytes
-    free, prove = find(model, lambda choice: fitter.peak(choice).bytes <= limit)
+    limit = 0.85 * fitter.peak(search(model, lambda _: False).plan).bytes
+    found = search(model, lambda choice: fitter.peak(choice).bytes <= limit)
+    free = found.plan
     best, peak = fitter.fit(free, limit)
     least = dual_bound(fitter, free, best, limit)
-    assert peak.bytes <= limit and model.scale.seconds(least) > prove() * 1.01
+    assert peak.bytes <= limit and model.scale.seconds(least) > found.lower_bound() * 1.01
     assert least <= best.cost
     assert model.prices.held == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
 
@@ -196,13 +196,13 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monk
     seconds, limit = [], 0.0
     for mesh in (two, three):
         model, pins = model_of(*gpt_step(), mesh, True)
+        model = limited(model, search_joint_pairs=0) if seconds else model
         fitter = MemoryFitter(model, pins)
-        free, _ = find(model, lambda _: False)
+        free = search(model, lambda _: False).plan
         limit = limit or 0.85 * fitter.peak(free).bytes
         best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
         assert fitter.peak(best).bytes <= limit
         seconds.append(model.scale.seconds(best.cost))
-        monkeypatch.setattr(search_module, "_JOINTLY", 0)
         if not pairs:
             monkeypatch.setattr(fit_module, "_PRICED", 0)
     assert seconds[1] <= seconds[0] * 1.001
@@ -210,14 +210,14 @@ def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monk
 
 def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
     """All in groups end elsewhere, from where no plan was found that fits."""
-    monkeypatch.setattr(search_module, "_JOINTLY", 0)
     monkeypatch.setattr(fit_module, "MOST", -1)
     topology = Topology("two links", 1e8, 1e8, 1e8, 4e9, 1e-7, (Link(1e-6, 1e8, 2), Link(2e-6, 2e7)))
     program = trace(lambda a, b: jnp.tanh(a @ b + jnp.sum(a)) @ b.T @ b, (shape(32, 16), shape(16, 32)))
     pins = Pins((md.Layout(),) * 2, (md.Layout(),), (None,))
     model = Model(make_problem(program, md.Mesh(x=2, y=1, z=2, w=2, topology=topology), pins))
+    model = limited(model, search_joint_pairs=0)
     fitter = MemoryFitter(model, pins)
-    _, peak = fitter.fit(find(model, lambda _: False)[0], 3225)
+    _, peak = fitter.fit(search(model, lambda _: False).plan, 3225)
     assert peak.bytes <= 3225
 
 
@@ -225,7 +225,7 @@ def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
     fitter = MemoryFitter(model, pins)
-    free, _ = find(model, lambda _: False)
+    free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
     best, _ = fitter.fit(free, limit)
     plans = (free, *fitter.over, best)
@@ -242,7 +242,7 @@ def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes)
     mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
     model, pins = model_of(*gpt_step(), mesh, True, rules=rules)
     fitter = MemoryFitter(model, pins)
-    free, _ = find(model, lambda _: False)
+    free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
     first, _ = fitter.fit(free, limit)
     with worker_pool() as start:
@@ -262,7 +262,7 @@ def test_what_memory_holds_at_least_is_known_under_other_pins():
     mesh = md.Mesh(data=4, model=2, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True)
     fitter = MemoryFitter(model, pins)
-    free, _ = find(model, lambda _: False)
+    free = search(model, lambda _: False).plan
     fitter.fit(free, 0.85 * fitter.peak(free).bytes)
     program = model.problem.program
     stated = make_pins(program, mesh, layouts={"params/*": "model=S(0)"}, donated=pins.donated)

@@ -11,9 +11,8 @@ from meshdsl.layouts.topology import Link
 from meshdsl.pins import make_pins
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
-from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, problem_of, searched, shape
 from tests.planner.integer import Whole
 
 
@@ -51,7 +50,7 @@ MEDIUM = {
 
 
 def agrees(model):
-    found, bound = search(model)
+    found, bound = searched(model)
     cost, proved = Whole(model, found.cost / 1e6).solve(60)
     assert cost == pytest.approx(found.cost, rel=1e-9), "the plan is as cheap as the integer program's"
     assert proved == pytest.approx(cost, rel=1e-9)

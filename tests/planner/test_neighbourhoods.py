@@ -13,9 +13,8 @@ from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.local_search import lns
-from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, shape
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, searched, shape
 
 
 def tangled(ws, x):
@@ -62,7 +61,7 @@ def test_on_tangled_steps_more_axes_are_never_worse_than_fewer(meshes):
     costs = []
     for mesh in meshes:
         model = model_of(md.Mesh(**mesh))
-        best, bound = search(model)
+        best, bound = searched(model)
         costs.append(model.scale.seconds(best.cost))
         assert bound <= costs[-1]
     assert costs[1] <= costs[0] * (1 + 1e-8)

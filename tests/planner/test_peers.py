@@ -7,8 +7,7 @@ from bench.planner.cases import planned, stated, traced
 from bench.planner.peers import axis_by_axis, by_names, greedy
 from bench.planner.run import sent_by
 from bench.planner.steps import PEERS, plans_of
-from meshdsl.planner.search.search import search
-from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, searched
 
 
 @pytest.mark.parametrize("choose", [greedy, by_names, axis_by_axis])
@@ -16,7 +15,7 @@ from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of
 @pytest.mark.parametrize("mesh", [ONE, TWO], ids=str)
 def test_no_peer_is_better_than_the_planner(choose, name, mesh):
     model = problem_of(name, mesh)
-    best, bound = search(model)
+    best, bound = searched(model)
     found = choose(model)
     assert best.cost <= found.cost < float("inf")
     assert bound <= model.scale.seconds(found.cost)

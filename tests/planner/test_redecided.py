@@ -6,15 +6,14 @@ from bench.programs import deep_gpt
 from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.memory import fit
-from meshdsl.planner.memory.branch_and_bound import lns_within_memory, redecided_on_many_axes
+from meshdsl.planner.memory.branch_and_bound import lns_on_many_axes, lns_within_memory
 from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
-from meshdsl.planner.search import search as search_module
-from meshdsl.planner.search.search import find, search
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import TWO, problem_of
+from tests.planner.graphs import TWO, limited, problem_of
 
 
 def begun():
@@ -27,7 +26,7 @@ def begun():
 def test_where_all_fits_a_bad_plan_becomes_the_best():
     joint, evaluator, bad = begun()
     found = lns_within_memory(joint, evaluator, bad, [Prices()], lambda _, other: other)
-    assert found.cost == search(joint.model)[0].cost < bad.cost
+    assert found.cost == search(joint.model).plan.cost < bad.cost
 
 
 def test_where_nothing_else_fits_the_plan_stays():
@@ -44,7 +43,7 @@ def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch)
 
     limit = 0.96 * planned("1TB").memory
     found = planned(limit)
-    monkeypatch.setattr(fit, "lns_within_memory", lambda joint, evaluator, best, prices, fitting: best)
+    monkeypatch.setattr(fit, "lns_within_memory", lambda builder, evaluator, best, prices, fitting: best)
     assert found.memory <= limit
     assert found.seconds < 0.95 * planned(limit).seconds
 
@@ -56,14 +55,13 @@ def test_so_are_two_microbatches_on_many_axes(monkeypatch):
     pins = make_pins(traced, mesh, program.layouts)
 
     def noted(model, evaluator, best, *others):
-        found.extend((best, redecided_on_many_axes(model, evaluator, best, *others)))
+        found.extend((best, lns_on_many_axes(model, evaluator, best, *others)))
         return found[-1]
 
-    monkeypatch.setattr(fit, "redecided_on_many_axes", noted)
-    monkeypatch.setattr(search_module, "_JOINTLY", 0)
-    model = Model(make_problem(traced, mesh, pins))
+    monkeypatch.setattr(fit, "lns_on_many_axes", noted)
+    model = limited(Model(make_problem(traced, mesh, pins)), search_joint_pairs=0)
     fitter = MemoryFitter(model, pins)
-    free, _ = find(model, lambda _: False)
+    free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
     best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
     peak = fitter.peak(best)

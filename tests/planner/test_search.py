@@ -17,7 +17,6 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.topology import Link, Topology
-from meshdsl.planner.bounds import certificate as bound_module
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, in_two
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -26,9 +25,9 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search import search as search_module
 from meshdsl.planner.search.local_search import close_gap
-from meshdsl.planner.search.search import find, search
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, problem_of, shape, solved
+from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, layout_of, limited, problem_of, searched, shape, solved
 
 SMALL = [("matmul", ONE), ("two layers", ONE), ("shared", ONE), ("gradient", ONE), ("looped", ONE), ("matmul", TWO)]
 
@@ -38,7 +37,7 @@ def test_the_plan_is_the_cheapest_and_the_bound_below_it(name, mesh):
     model = problem_of(name, mesh)
     best = exhaustive(model)
     assert best is not None, "small enough to be checked"
-    found, bound = search(model)
+    found, bound = searched(model)
     exact = model.scale.seconds(best)
     assert bound <= exact * (1 + 1e-9)
     assert model.scale.seconds(found.cost) == pytest.approx(exact, rel=1e-9)
@@ -48,15 +47,14 @@ def test_the_plan_is_the_cheapest_and_the_bound_below_it(name, mesh):
 @pytest.mark.parametrize("mesh", [ONE, TWO, md.Mesh(x=2, y=2, z=2)], ids=str)
 def test_the_gap_is_closed_on_small_steps(name, mesh):
     model = problem_of(name, mesh)
-    found, bound = search(model)
+    found, bound = searched(model)
     seconds = model.scale.seconds(found.cost)
     assert seconds * (1 - 2e-9) < bound <= seconds
 
 
 @pytest.mark.parametrize("large", [0, 2_000_000], ids=["messages beside tables", "settled"])
-def test_rounds_prove_a_plan_and_leave_no_better_one(monkeypatch, large):
+def test_rounds_prove_a_plan_and_leave_no_better_one(large):
     """From a bad plan, with bounds that do not know trees; a step of several shared values."""
-    monkeypatch.setattr(bound_module, "_LARGE", large)
 
     def step(w, x):
         h = jnp.tanh(x @ w)
@@ -64,21 +62,21 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(monkeypatch, large):
 
     program = trace(step, (shape(32, 32), shape(64, 32)))
     pins = Pins((md.Layout(), md.Layout.parse("x=S(0)")), (md.Layout(),), (0,))
-    model = Model(make_problem(program, TWO, pins))
+    model = limited(Model(make_problem(program, TWO, pins)), bounds_reparametrize_entries=large)
     evaluator = Evaluator(model)
     start = Certificate(NetworkBuilder(model), evaluator.evaluate(model.whole))
     best, bound = close_gap(start, evaluator)
     assert best.cost < start.best.cost or best is start.best
     assert bound == pytest.approx(best.cost, rel=2e-9)
-    assert best.cost == search(model)[0].cost
+    assert best.cost == search(model).plan.cost
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_bound_without_settled_tables_is_below_every_plan_and_near_the_other(name):
     model = problem_of(name, TWO)
-    best = search(model)[0]
+    best = search(model).plan
     lifted, settled = (Certificate(NetworkBuilder(model), best) for _ in range(2))
-    lifted.lift(16)
+    lifted.pass_messages(16)
     settled.tighten(16)
     assert lifted.bound <= best.cost
     assert lifted.gap < settled.gap + 0.02
@@ -86,31 +84,33 @@ def test_a_bound_without_settled_tables_is_below_every_plan_and_near_the_other(n
 
 def test_a_plan_that_does_not_fit_is_not_taken_through_rounds(monkeypatch):
     monkeypatch.setattr(search_module, "close_gap", lambda *_: pytest.fail("rounds for a plan that does not fit"))
-    for mesh in (TWO, md.Mesh(x=2, y=2, z=2)):
-        model = problem_of("gradient", mesh)
-        best, prove = find(model, lambda choice: False)
-        assert 0 < prove() <= model.scale.seconds(best.cost)
-        monkeypatch.setattr(search_module, "_JOINTLY", 0)
+    many = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    for model in (problem_of("gradient", TWO), limited(many, search_joint_pairs=0)):
+        best, bound = searched(model, is_worth_rounds=lambda plan: False)
+        assert 0 < bound <= model.scale.seconds(best.cost)
 
 
-def neighbourhoods_seen(monkeypatch, bound):
-    """A step on three axes that are not looked at jointly, and the groups of axes that have moved, as they come."""
-    seen, near = [], search_module._near
-    monkeypatch.setattr(search_module, "_JOINTLY", 0)
-    monkeypatch.setattr(search_module, "_ONCE", 0)
+def neighbourhoods_seen(monkeypatch, bound, **limits):
+    """A step on three axes that are not searched jointly, and the groups of axes that have moved, in order."""
     monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: bound)
-    monkeypatch.setattr(
-        search_module, "_near", lambda model, groups, *rest: seen.append(groups) or near(model, groups, *rest)
-    )
-    return problem_of("gradient", md.Mesh(x=2, y=2, z=2)), seen
+    model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
+    model = limited(model, search_joint_pairs=0, search_joint_pairs_once=0, **limits)
+    seen, focus = [], model.focus
+
+    def noted(groups=None, around=None):
+        seen.extend([groups] if groups else [])
+        focus(groups, around)
+
+    model.focus = noted
+    return model, seen
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkeypatch, first):
     """If that is not proved; what was tried while nothing fitted was not taken through rounds."""
     model, seen = neighbourhoods_seen(monkeypatch, 0.0)
-    whole = search_module.evaluated(model, Evaluator(model), model.whole)
-    find(model, lambda choice: first or choice.cost < whole.cost)
+    whole = search_module.evaluate_plan(model, Evaluator(model), model.whole)
+    search(model, lambda choice: first or choice.cost < whole.cost)
     fewer = list(axis_groups_merged(model.wide))
     assert seen[: len(fewer)] == fewer
     assert (seen[-len(fewer) :] == fewer) is not first
@@ -118,21 +118,18 @@ def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkey
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkeypatch, fits):
-    monkeypatch.setattr(search_module, "_DEEPEST", 0)
-    model, seen = neighbourhoods_seen(monkeypatch, 1e30)
-    find(model, lambda _: fits)
+    model, seen = neighbourhoods_seen(monkeypatch, 1e30, search_deep_nodes=0)
+    search(model, lambda _: fits)
     assert seen == [*in_two(model.wide), *(axis_groups_in_pairs(model.wide) if fits else ())]
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2, z=2), md.Mesh(x=4, y=2, z=2)], ids=str)
 @pytest.mark.parametrize("once", [0, 20_000_000])
-def test_neighbourhoods_of_three_axes_find_the_plans_that_all_states_together_give(monkeypatch, name, mesh, once):
-    whole, _ = search(problem_of(name, mesh))
-    monkeypatch.setattr(search_module, "_JOINTLY", 0)
-    monkeypatch.setattr(search_module, "_ONCE", once)
-    model = problem_of(name, mesh)
-    found, bound = search(model)
+def test_neighbourhoods_of_three_axes_find_the_plans_that_all_states_together_give(name, mesh, once):
+    whole = search(problem_of(name, mesh)).plan
+    model = limited(problem_of(name, mesh), search_joint_pairs=0, search_joint_pairs_once=once)
+    found, bound = searched(model)
     assert found.cost <= whole.cost * 1.02
     assert (0.98 * model.scale.seconds(found.cost) if once else 0.0) < bound <= model.scale.seconds(whole.cost)
 
@@ -143,7 +140,7 @@ def test_two_axes_are_never_worse_than_one_of_as_many_devices(name):
     seconds = []
     for mesh in (md.Mesh(x=4, y=4), md.Mesh(x=4, y=2, y2=2)):
         model = problem_of(name, mesh)
-        seconds.append(model.scale.seconds(search(model)[0].cost))
+        seconds.append(model.scale.seconds(search(model).plan.cost))
     assert seconds[1] <= seconds[0] * (1 + 1e-8)
 
 
@@ -152,7 +149,7 @@ def test_five_axes_are_planned_and_no_worse_than_fewer():
     seconds = []
     for mesh in (md.Mesh(x=4, y=16), md.Mesh(x=4, y=4, y2=2, y3=2), md.Mesh(x=4, y=2, y2=2, y3=2, y4=2)):
         model = problem_of("gradient", mesh)
-        best, bound = search(model)
+        best, bound = searched(model)
         seconds.append(model.scale.seconds(best.cost))
         assert 0 < bound <= seconds[-1]
     assert seconds[2] <= seconds[1] * (1 + 1e-8) <= seconds[0] * (1 + 2e-8)
@@ -174,15 +171,15 @@ def test_of_equal_plans_the_one_with_the_fewest_collectives_is_taken(name, least
     """Where nothing takes any time, only they tell plans apart."""
     free = Topology("free", 1e30, 1e30, 1e30, 1e12, 0.0, (Link(0.0, 1e30),))
     model = problem_of(name, md.Mesh(x=2, y=2, topology=free))
-    moves = [move for tree in trees_of(model, search(model)[0]).values() for move in tree]
+    moves = [move for tree in trees_of(model, search(model).plan).values() for move in tree]
     assert len(moves) == least and all(move.kind in COLLECTIVES for move in moves)
 
 
 PLAN = """
 import hashlib
-from tests.planner.graphs import TWO, layout_of, problem_of
+from tests.planner.graphs import TWO, layout_of, limited, problem_of, searched
 from meshdsl.planner.search.search import search
-print(hashlib.sha256(search(problem_of("shared", TWO))[0].rows.tobytes()).hexdigest())
+print(hashlib.sha256(search(problem_of("shared", TWO)).plan.rows.tobytes()).hexdigest())
 """
 
 
@@ -194,7 +191,7 @@ def test_the_plan_does_not_depend_on_the_process():
 
 def test_states_that_agree_with_pins_only():
     model = problem_of("two layers", TWO)
-    best, _ = search(model)
+    best = search(model).plan
     assert {model.nodes[n].what for n in range(2)} == {"input a", "input b"}
     for n, (axis, placed) in enumerate((("x", md.S(0)), ("y", md.S(1)))):
         assert layout_of(model, n, 0, best.rows[n]).on(axis) is placed

@@ -9,7 +9,7 @@ from meshdsl.layouts import Layout
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
-from meshdsl.planner.search.search import find
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from tests.planner.graphs import limited, shape
 
@@ -28,8 +28,8 @@ def test_what_is_done_once_is_weighed_against_all_layers():
     program = trace(step, ([shape(2048, 2048)] * 3, shape(64, 2048)))
     split = Layout.parse("x=S(0), y=S(1)")
     model = Model(make_problem(program, mesh, Pins((split,) * 3 + (Layout.parse("x=S(0)"),), (Layout(),), (None,))))
-    best, _ = find(model, lambda _: False)
+    best = search(model, lambda _: False).plan
     model = limited(model, encoding_layers_nodes=100)
-    found, _ = find(model, lambda _: False, joint := NetworkBuilder(model))
+    found = search(model, lambda _: False, joint := NetworkBuilder(model)).plan
     assert joint.drops_layers and model.weighs
     assert found.cost <= best.cost * (1 + 1e-2)

@@ -8,10 +8,9 @@ from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.blocks import LayerBlocks
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
-from meshdsl.planner.search import search as search_module
-from meshdsl.planner.search.search import find
+from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import limited, solved
+from tests.planner.graphs import limited, searched, solved
 
 MESH = Mesh(data=16, model=8, topology="dgx-h100")
 
@@ -37,13 +36,12 @@ def test_equal_layers_are_found(program, copies):
 
 
 @pytest.mark.parametrize("rounds", [True, False])
-def test_weights_that_many_read_are_proved_to_lie_well(monkeypatch, rounds):
-    if not rounds:
-        monkeypatch.setattr(search_module, "_CLOSED", 0)
-        monkeypatch.setattr(search_module, "_FEW", 0)
+def test_weights_that_many_read_are_proved_to_lie_well(rounds):
     model = model_of(varied.accumulated(2, 4))
-    best, prove = find(model, lambda _: True)
-    assert prove() >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
+    if not rounds:
+        model = limited(model, search_rounds_entries=0, search_rounds_nodes=0)
+    best, bound = searched(model)
+    assert bound >= model.scale.seconds(best.cost) * (1 - (1e-6 if rounds else 5e-3))
 
 
 @pytest.mark.parametrize("sizes", [(4, 1024, 256), (6, 512, 512)], ids=["jointly", "in neighbourhoods"])
@@ -59,9 +57,9 @@ def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
 def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
     """Whatever layouts the model looks at in the meantime."""
     model = model_of(varied.accumulated(1, 4))
-    _, prove = find(model, lambda _: False)
-    expected = prove()
-    best, prove = find(model, lambda _: False)
+    expected = search(model, lambda _: False).lower_bound()
+    found = search(model, lambda _: False)
+    best = found.plan
     model.hold(best.rows)
-    assert prove() == pytest.approx(expected, rel=1e-9)
+    assert found.lower_bound() == pytest.approx(expected, rel=1e-9)
     assert expected < model.scale.seconds(best.cost) * (1 - 1e-4)

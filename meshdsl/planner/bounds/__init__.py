@@ -1,8 +1,8 @@
 """Certificates: lower bounds on the cost of every plan, whatever the memory limit.
 
-A certificate is the relaxed network of a model (``encoding.NetworkBuilder.bounds``) with its messages. Raising it means:
-pass messages (TRW-S), prune states whose min-marginal exceeds the incumbent, rebuild the network from the remaining
-states with exact trees for more values, and eliminate small remainders exactly (``planner.mrf``).
+A certificate is the relaxed network of a model (``encoding.NetworkBuilder.bounds``) with its messages. To raise it
+means: pass messages (TRW-S), prune states whose min-marginal exceeds the incumbent, rebuild the network from the
+remaining states with exact trees for more values, and eliminate small remainders exactly (``planner.mrf``).
 
 Modules, in order:
 

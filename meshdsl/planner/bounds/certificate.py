@@ -97,7 +97,7 @@ class Certificate:
 
     @property
     def underpaid(self) -> Underpaid:
-        """The values that get larger trees in the next network, with the assignments in which they were undercounted."""
+        """The values that get larger trees in the next network, and assignments in which they were undercounted."""
         return self.builder.underpaid(self.decoded, self.best, self._trees, self._underpaid)
 
     def tightening_work(self, passes: int) -> int:

@@ -38,7 +38,9 @@ def raise_bound(
     limits, clock = certificate.model.limits, certificate.model.clock
     enough, most = _affordable_passes(certificate, limits.bounds_passes_most if most is None else most, prune)
     passes, done = limits.bounds_passes_first, 0
-    while done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.is_up()):
+    while (
+        done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.is_up())
+    ):
         before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
         if prune or certificate.entries <= limits.bounds_prune_entries:
             certificate.tighten(stage)
@@ -77,9 +79,7 @@ def affordable_passes(entries: int, limits: SearchLimits) -> int:
 # ---- Rebuilding ------------------------------------------------------------------------------------------------------
 
 
-def rebuild_and_raise(
-    certificate: Certificate, most: int | None = None, enough: float | None = None
-) -> Certificate:
+def rebuild_and_raise(certificate: Certificate, most: int | None = None, enough: float | None = None) -> Certificate:
     """Returns a certificate that proves more than one that was raised, if much is open, or that one.
 
     Networks are rebuilt as long as that helps. In each, the values that are underpaid in the decoded plan get larger

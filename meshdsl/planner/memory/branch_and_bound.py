@@ -14,12 +14,11 @@ A plan is a state of every node here; its moves take the cheapest trees, though 
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from itertools import chain, count, cycle
 from typing import NamedTuple
 
 import numpy as np
 
-from meshdsl.planner.bounds.tighten import FIRST_TREES
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.costs.reshard_cost import axis_groups_in_two
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -31,7 +30,8 @@ from meshdsl.planner.mrf.network import Network
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment, Model, Prices
 from meshdsl.planner.problem.ports import End
-from meshdsl.planner.search.search import evaluated
+from meshdsl.planner.search.local_search import Mask, search_neighbourhoods
+from meshdsl.planner.search.search import evaluate_plan
 from meshdsl.util.arrays import Costs, Ids
 
 # ---- Boxed -----------------------------------------------------------------------------------------------------------
@@ -264,7 +264,11 @@ class BranchAndBound:
 
     def _drawn(self, joint: NetworkBuilder) -> Network:
         """What plans cost at least; or, where that cannot be decided exactly, what they can be had for."""
-        return joint.bounds(self._known, FIRST_TREES).network if self._proves else joint.plans()
+        return (
+            joint.bounds(self._known, self.model.limits.bounds_first_tree_entries).network
+            if self._proves
+            else joint.plans()
+        )
 
     def _passes(self, floor: MemoryLowerBound, box: Box) -> bool:
         """Whether every plan of a box holds more than the limit."""
@@ -316,27 +320,21 @@ def _near(price: float) -> float:
     return float(_STEP ** np.ceil(np.log(price) / np.log(_STEP))) if price else 0.0
 
 
-# ---- Redecided -------------------------------------------------------------------------------------------------------
-# A better plan within a limit of memory, from a known one: some operations hold, drawn at random, the others do not.
-#
-# Where memory is short, messages settle badly, and plans at the same price differ in much at a time. With a part of the
-# operations held as they are the others are decided exactly, or nearly so, memory aside and at a low price in turn
-# (large neighbourhood search, Shaw 1998). What comes out cheaper is the plan from then on if it fits; if not, as much
-# of it is taken over as does (``mix``). The draws are the same every time.
+# ---- Large-neighbourhood search --------------------------------------------------------------------------------------
+# Where memory is short, messages converge badly, and plans at the same price differ in much at a time. With a random
+# part of the nodes fixed at the incumbent, the others are solved exactly, or nearly so, memory aside and at a low price
+# in turn (see ``search.local_search``). A cheaper plan becomes the incumbent if it is feasible; if not, as much of it
+# is taken over as is (``combine``).
 
 
-_SEED = 1998
-_LEAST, _MOST = 0.05, 0.5  # part of the nodes that hold
-_DRAWS, _FEWER, _REDECIDED_WORK = 24, 8, 40_000  # at most, at most in a neighbourhood, and nodes of all draws together
+_SAMPLES, _FEWER, _LNS_WORK = 24, 8, 40_000  # at most, at most in a neighbourhood, and nodes of all samples together
 Fitting = Callable[[CostedPlan, CostedPlan], CostedPlan]
 
 
-def redecided_on_many_axes(
+def lns_on_many_axes(
     model: Model, evaluator: Evaluator, best: CostedPlan, prices: Sequence[Prices], fitting: Fitting
 ) -> CostedPlan:
-    """As ``lns_within_memory``, where all mesh axes are too many: from neighbourhood to neighbourhood of the best
-    plan.
-    """
+    """Returns ``lns_within_memory`` from neighbourhood to neighbourhood, where all mesh axes together are too many."""
     for groups in axis_groups_in_two(model.wide):
         model.focus(groups, best.rows)
         best = lns_within_memory(NetworkBuilder(model), evaluator, best, prices, fitting, _FEWER)
@@ -344,34 +342,51 @@ def redecided_on_many_axes(
 
 
 def lns_within_memory(
-    joint: NetworkBuilder,
+    builder: NetworkBuilder,
     evaluator: Evaluator,
     best: CostedPlan,
     prices: Sequence[Prices],
     fitting: Fitting,
-    draws: int = _DRAWS,
+    samples: int = _SAMPLES,
 ) -> CostedPlan:
-    """A plan that is better than ``best`` and fits, or that one.
+    """Returns a feasible plan that is better than ``best``, or that one.
 
     Args:
-      joint: the networks of all states. prices: of memory, one after the other.
-      fitting: of two plans, the second being cheaper, one that fits and costs no more than the first.
-      draws: at most.
+      builder: the networks of all states.
+      prices: of memory, taken in turn.
+      fitting: of two plans, the second being cheaper, a feasible one that costs no more than the first.
+      samples: neighbourhoods at most.
     """
-    model = joint.model
-    networks = [boxed(joint, each, NetworkBuilder.plans, best.rows) for each in prices]
-    random = np.random.default_rng(_SEED)
-    for i in range(min(draws, _REDECIDED_WORK // len(model.nodes))):
-        if model.clock.is_up():
-            break
-        part = random.uniform(_LEAST, _MOST) if i >= len(networks) else 0.0
-        held = np.flatnonzero(random.random(len(model.nodes)) < part).tolist()
-        network = networks[i % len(networks)]
-        rows = network.decided(network.held(best.rows, held)).rows
-        choice = evaluated(model, evaluator, rows)
-        better = fitting(best, choice) if choice.cost < best.cost else best
-        if better.cost < best.cost:
-            best = better
-            for each in networks:
-                each.begin(best.rows)
-    return best
+    model = builder.model
+    solver, nodes = _PricedSolver(builder, evaluator, best, prices, fitting), len(model.nodes)
+    samples = min(samples, _LNS_WORK // nodes)
+    search_neighbourhoods(solver, nodes, samples, model.clock, model.limits, free=len(prices))
+    return solver.best
+
+
+class _PricedSolver:
+    """The incumbent, and networks at several prices of memory, which solve neighbourhoods in turn."""
+
+    def __init__(
+        self,
+        builder: NetworkBuilder,
+        evaluator: Evaluator,
+        best: CostedPlan,
+        prices: Sequence[Prices],
+        fitting: Fitting,
+    ) -> None:
+        self.best, self._model, self._evaluator, self._fitting = best, builder.model, evaluator, fitting
+        self._networks = [boxed(builder, each, NetworkBuilder.plans, best.rows) for each in prices]
+        self._turns = cycle(self._networks)
+
+    def improve(self, fixed: Mask) -> bool:
+        network, best = next(self._turns), self.best
+        rows = network.decided(network.held(best.rows, np.flatnonzero(fixed).tolist())).rows
+        choice = evaluate_plan(self._model, self._evaluator, rows)
+        better = self._fitting(best, choice) if choice.cost < best.cost else best
+        if better.cost >= best.cost:
+            return False
+        self.best = better
+        for each in self._networks:
+            each.begin(better.rows)
+        return True

@@ -23,8 +23,6 @@ import numpy as np
 
 from meshdsl.planner.bounds.certificate import Certificate
 from meshdsl.planner.bounds.tighten import (
-    FIRST_TREES,
-    GAP,
     has_few_layouts,
     is_light,
     raise_bound,
@@ -38,7 +36,7 @@ from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.memory.lower_bound import MemoryLowerBound
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Prices
-from meshdsl.planner.search.search import evaluated, jointly
+from meshdsl.planner.search.search import evaluate_plan, searches_jointly
 from meshdsl.util.runtime import Submit
 
 _SMALL = 8_000  # nodes up to which ...
@@ -93,7 +91,7 @@ def dual_bound(
     dual = None if fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
     found = fitter.bound
     if dual and not (known and known.will_do(dual)):
-        many = 0 if fitter.quick or not dual.is_small else _STEPS if jointly(fitter.model) else 1
+        many = 0 if fitter.quick or not dual.is_small else _STEPS if searches_jointly(fitter.model) else 1
         found = max(found, dual.best(many))
     return max(found, known.found.result()) if known else found
 
@@ -155,10 +153,14 @@ class _LagrangianBound:
         for left in range(more, -1, -1):
             bound, certificate = self._bound(price, not left)
             found = max(found, bound)
-            if not left or found >= (1 - GAP) * self.choice.cost or self.model.clock.is_up():
+            if (
+                not left
+                or found >= (1 - self.model.limits.bounds_wide_gap) * self.choice.cost
+                or self.model.clock.is_up()
+            ):
                 break
             self._underpaid = certificate.underpaid
-            self._plans.append(evaluated(self.model, Evaluator(self.model), certificate.pointed))
+            self._plans.append(evaluate_plan(self.model, Evaluator(self.model), certificate.decoded))
             line = self._line(self._plans[-1])
             self._lines.add(line)
             known[price] = bound, line[1]
@@ -179,11 +181,11 @@ class _LagrangianBound:
         self.model.focus()
         model = self.model.at(self.floor.prices(price))
         joint = self.joint.priced(model) if self.joint else NetworkBuilder(model)
-        found = list[tuple[float, Certificate]]()
+        found, trees = list[tuple[float, Certificate]](), model.limits.bounds_first_tree_entries
         for plan in self._cheapest(price):
             paid = self.paid(price, plan)
-            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), FIRST_TREES, self._underpaid)
-            quick = certificate.work <= _LARGEST
+            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), trees, self._underpaid)
+            quick = certificate.entries <= _LARGEST
             certificate = self._raised(certificate, last)
             found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
             if not (quick and self._rounds) or certificate.gap <= _MORE:
@@ -193,7 +195,7 @@ class _LagrangianBound:
 
     def _raised(self, certificate: Certificate, last: bool) -> Certificate:
         """One that proves more, in rounds where that is quick."""
-        if self._rounds and (certificate.work <= _LARGEST or (self.is_small and certificate.work <= _LARGER)):
+        if self._rounds and (certificate.entries <= _LARGEST or (self.is_small and certificate.entries <= _LARGER)):
             return tighten_without_search(certificate, _WORK if last else _LESS)
         if is_light(certificate):
             raise_bound(certificate)

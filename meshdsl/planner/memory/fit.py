@@ -22,14 +22,14 @@ from meshdsl.planner.costs.steiner import Edges
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.liveness.peak import Liveness, Peak
 from meshdsl.planner.liveness.timeline import CopyTimeline, ReshardedCopies, timeline_of
-from meshdsl.planner.memory.branch_and_bound import MOST, BranchAndBound, lns_within_memory, redecided_on_many_axes
+from meshdsl.planner.memory.branch_and_bound import MOST, BranchAndBound, lns_on_many_axes, lns_within_memory
 from meshdsl.planner.memory.combine import Crossover, Feasibility, Groups, PlanDifference
 from meshdsl.planner.memory.infeasible import larger, too_small
 from meshdsl.planner.memory.pricing import PricedPoints
 from meshdsl.planner.objective import CostedPlan, Evaluator, moves_along
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
-from meshdsl.planner.search.search import evaluated, jointly, plans
+from meshdsl.planner.search.search import evaluate_plan, priced_plans, searches_jointly
 from meshdsl.util.arrays import array, intern_ids, object_id
 
 # ---- Placer ----------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class PeakCache:
 
     def mixed(self, best: CostedPlan, over: CostedPlan, limit: float) -> CostedPlan:
         """``best`` with as much as fits of what ``over`` does, which does not fit."""
-        made = partial(evaluated, self.model, self._evaluator)
+        made = partial(evaluate_plan, self.model, self._evaluator)
         judge = Feasibility(limit, made, self.peak, lambda choice: self._lives(choice).over(limit), self._parts)
         return Crossover(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
 
@@ -180,7 +180,7 @@ class MemoryFitter:
     @property
     def joint(self) -> NetworkBuilder | None:
         """The networks of all states, if they can be looked at together, made when they are first asked for."""
-        if jointly(self.model):
+        if searches_jointly(self.model):
             self.model.focus()
             self._joint = self._joint or NetworkBuilder(self.model)
         return self._joint
@@ -188,7 +188,7 @@ class MemoryFitter:
     @property
     def _is_tiny(self) -> bool:
         """Whether plans are looked for box by box."""
-        return len(self.model.nodes) <= MOST and jointly(self.model) and not self.model.clock.is_up()
+        return len(self.model.nodes) <= MOST and searches_jointly(self.model) and not self.model.clock.is_up()
 
     @property
     def _is_small(self) -> bool:
@@ -311,7 +311,7 @@ class MemoryFitter:
         joint = self.joint
         if self._is_small and best.cost > free.cost * (1 + (_DEAR if joint else _DEARER)):
             prices = Prices(), self.points.prices(self.price * _LOW, True)
-            decided = partial(lns_within_memory, joint) if joint else partial(redecided_on_many_axes, self.model)
+            decided = partial(lns_within_memory, joint) if joint else partial(lns_on_many_axes, self.model)
             best = decided(self.evaluator, best, prices, partial(self._fitting, limit))
         return best
 
@@ -350,7 +350,7 @@ class MemoryFitter:
 
     def _leanest(self, price: float, limit: float) -> int:
         """Bytes of the smallest of the first plans at this price."""
-        choice = evaluated(self.model, self.evaluator, self.model.whole)
+        choice = evaluate_plan(self.model, self.evaluator, self.model.whole)
         peak = self.peak(choice)
         found = [peak.bytes]
         for _ in range(_TRIALS):
@@ -368,6 +368,6 @@ class MemoryFitter:
         """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
         joint = self._joint if self.quick else self.joint  # what is asked for once is made at its price
         self.model.prices = self.points.prices(price, self.keeps)
-        found = plans(self.model, self.evaluator, known, joint, sweep, self._is_small or not self.keeps)
+        found = priced_plans(self.model, self.evaluator, known, joint, sweep, self._is_small or not self.keeps)
         self.model.prices = Prices()
         return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))

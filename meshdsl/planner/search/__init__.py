@@ -9,6 +9,6 @@ Modules, in order:
   more, from neighbourhood to neighbourhood of the best plan.
 * ``tie_break``: among plans of equal cost, one with the fewest distinct layouts.
 
-Entry points: ``search``, which returns a ``SearchOutcome`` (the plan, and a lower bound that is raised when it is read);
-``priced_plans`` for the memory search; ``fewest_layouts``.
+Entry points: ``search``, which returns a ``SearchOutcome`` (the plan, and a lower bound that is raised when it is
+read); ``priced_plans`` for the memory search; ``fewest_layouts``.
 """

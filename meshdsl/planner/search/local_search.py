@@ -56,7 +56,7 @@ class AxisDescent:
         return self.network.decode_labels(list(best), list(best.values()))
 
     def _solve(self, states: dict[int, int], axes: Axes) -> dict[int, int]:
-        """Returns the best states in which every variable moves on these axes, in the same way on all, or not at all."""
+        """Returns the best states in which every variable moves on these axes, equally on all, or not at all."""
         domains = {v: self._domain(v, axes, states[v]) for v in self._at}
         incumbent = [int(np.searchsorted(domains[v], states[v])) for v in self._at]
         sizes = [len(domain) for domain in domains.values()]
@@ -196,8 +196,8 @@ class BoundedPlan(NamedTuple):
 def close_gap(certificate: Certificate, evaluator: Evaluator) -> BoundedPlan:
     """Returns the incumbent of a certificate or a better plan, and a bound as high as is affordable.
 
-    Rounds of pruning raise the bound and try the plans that messages decode to; where much remains open, LNS looks for a
-    better incumbent, which prunes more.
+    Rounds of pruning raise the bound and try the plans that messages decode to; where much remains open, LNS looks for
+    a better incumbent, which prunes more.
     """
     limits, clock = certificate.model.limits, certificate.model.clock
     rounds = PruningRounds(certificate, evaluator, limits.bounds_closing_work)

@@ -1,9 +1,9 @@
 """The search for the cheapest plan, memory aside.
 
-Messages decode to a plan, a certificate says how good it is, and rounds of both close the gap between them. Messages see
-all mesh axes jointly and end within 1% of the optimum on training steps of any depth, but may converge badly where a few
-ops disagree; a sweep then solves one mesh axis exactly. Steps of up to a few thousand nodes go through rounds that prove
-the plan, or find a better one (``local_search.close_gap``).
+Messages decode to a plan, a certificate says how good it is, and rounds of both close the gap between them. Messages
+see all mesh axes jointly and end within 1% of the optimum on training steps of any depth, but may converge badly where
+a few ops disagree; a sweep then solves one mesh axis exactly. Steps of up to a few thousand nodes go through rounds
+that prove the plan, or find a better one (``local_search.close_gap``).
 
 This works on the joint states of two mesh axes. On a mesh with more axes, whose joint states are too many, the search
 moves from neighbourhood to neighbourhood of the best plan so far. First the axes take equal rows in one or two groups,
@@ -156,8 +156,8 @@ def priced_plans(
       known: plans, the best of which at these prices is where to start.
       builder: the networks at other prices, if ``searches_jointly`` and they were built before.
       sweep: whether the axes are then solved exactly, one at a time.
-      thorough: on many mesh axes, also let any two move alone, and all move in any two groups; otherwise all move in the
-        two groups in which the plan has them.
+      thorough: on many mesh axes, also let any two move alone, and all move in any two groups; otherwise all move in
+        the two groups in which the plan has them.
     """
     costs = [evaluator.objective(plan) for plan in known]
     best = known[int(np.argmin(costs))]

@@ -1,9 +1,9 @@
 """Among plans of equal cost, one with the fewest distinct layouts, which a person finds simplest.
 
 Collectives and reshard steps are part of the cost itself (``costs.fixed_point``); the number of distinct layouts of a
-plan is no sum over nodes. So one layout at a time, the rarest first, is forbidden: nodes that have it may take any state
-whose layouts the plan has elsewhere, all others stay, and this sub-problem is solved exactly. If the result costs no
-more and is feasible, it is the plan from then on. Most layouts need no such trial: some node without them would cost
+plan is no sum over nodes. So one layout at a time, the rarest first, is forbidden: nodes that have it may take any
+state whose layouts the plan has elsewhere, all others stay, and this sub-problem is solved exactly. If the result costs
+no more and is feasible, it is the plan from then on. Most layouts need no such trial: some node without them would cost
 more than it and all reshards around it cost now.
 """
 
@@ -27,7 +27,10 @@ def fewest_layouts(
     """Returns a feasible plan that costs no more than ``best``, with as few distinct layouts as are found."""
     model.focus()
     limits = model.limits
-    layouts, trials = _layouts_of(model, best), min(limits.search_tie_trials, limits.search_tie_nodes // len(model.nodes))
+    layouts, trials = (
+        _layouts_of(model, best),
+        min(limits.search_tie_trials, limits.search_tie_nodes // len(model.nodes)),
+    )
     for layout in _rarest_first(model, layouts):
         domain = _without(model, evaluator, best, layouts, layout) if trials and not model.clock.is_up() else None
         if domain is not None:
