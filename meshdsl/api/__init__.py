@@ -1,4 +1,30 @@
-"""What users call: ``parallelize`` and the stages behind it, executables, explanations, the search over meshes."""
+"""What users call: ``parallelize`` and the stages behind it, executables, explanations, mesh search, watch.
+
+A step on its way down, file by file; each stage returns a value that can be printed, and none calls back up:
+
+    sharded.parallelize          the user's arguments
+      options.parse_options      -> Options, all faults in one error
+    Sharded.__call__, .plan      one call: flat arrays and its kind (``stages.call_key``)
+      stages.CallStages          the stages below for one kind of call, each computed on first use
+        .traced                  trace.trace                     -> ir.TracedProgram
+        .checked                 custom_rules.check_rules        -> the same; executes the user's functions with rules
+        .program                 pipelining.to_microbatches      -> the same in microbatches or stages of a pipeline
+        .pins                    pins.UserPins.resolve           -> ir.Pins, for this program and for every variant
+        .planned                 plan_variants.plan_best_variant -> PlannedProgram
+                                   padding.pad_program           -> one variant of the program
+                                   planner.solve                 -> SearchResult: the search and memory stages
+                                     .polish, .certify           -> ir.Solution with its lower bound
+                                   overlap.plan_with_overlap     -> a plan of shorter simulated time, on request
+                                   plan.build_plan               -> Plan
+        .executable              executable.Executable           -> lowering.program -> jax.jit(jax.shard_map(...))
+
+Beside that line, on top of it:
+
+    program       ``md.Program``, what program files define; stacks of layers as pipeline stages
+    explain       why an input has its layout, by planning with every other one
+    mesh_search   ``md.search``: the best mesh and pipeline for a number of devices
+    watch         ``md.watch``: collectives of everything that is compiled inside a ``with``
+"""
 
 from meshdsl.api.program import Program
 from meshdsl.api.sharded import Sharded, parallelize

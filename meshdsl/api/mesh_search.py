@@ -21,6 +21,7 @@ from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.api.program import AXIS, Program, pipe_layouts, stacked_parameters
 from meshdsl.api.sharded import parallelize
 from meshdsl.api.stages import CallStages
+from meshdsl.custom_rules import check_rules
 from meshdsl.errors import ArgumentError, MeshDSLError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
@@ -181,9 +182,9 @@ class ConfigurationSearch:
 
     @cached_property
     def traced(self) -> TracedProgram:
-        """The program, the whole batch at once."""
+        """The program, the whole batch at once, its user-defined rules checked."""
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
-        return trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=keep_cuts)
+        return check_rules(trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=keep_cuts))
 
     def _sharded(self, config: Configuration) -> Any:
         program = self.program

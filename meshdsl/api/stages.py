@@ -1,6 +1,7 @@
 """One kind of call of a step on its way to an executable, stage by stage.
 
     traced     the graph of the whole batch; independent of mesh and pins      meshdsl.trace
+    checked    the same, without rows of user-defined rules that do not hold   meshdsl.custom_rules
     program    the same in microbatches, or as a pipeline                      meshdsl.pipelining
     pins       what the user fixed, resolved for the program and checked       meshdsl.pins
     planned    the best variant of the program with its plan                   meshdsl.api.plan_variants
@@ -21,6 +22,7 @@ import jax
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves, jax_settings
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
+from meshdsl.custom_rules import check_rules
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
@@ -72,10 +74,15 @@ class CallStages:
         return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced.inputs, o))
 
     @cached_property
+    def checked(self) -> TracedProgram:
+        """The traced program, its user-defined rules checked on simulated devices; this executes user code."""
+        return check_rules(self.traced)
+
+    @cached_property
     def program(self) -> TracedProgram:
         """The program that is planned: in microbatches or as a pipeline if the options say so."""
         o = self.options
-        return to_microbatches(self.traced, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.traced
+        return to_microbatches(self.checked, o.pipeline, o.mesh, self.user_pins) if o.pipeline else self.checked
 
     @cached_property
     def pins(self) -> Pins:

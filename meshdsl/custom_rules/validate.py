@@ -17,7 +17,7 @@ import numpy as np
 from meshdsl.custom_rules import simulate as simulated
 from meshdsl.custom_rules.primitive import RuledCall
 from meshdsl.errors import RuleError, faults
-from meshdsl.ir.graph import Graph, Literal, Op, walk
+from meshdsl.ir.graph import Literal, Op, TracedProgram, walk
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import carries
@@ -97,30 +97,36 @@ class CheckOutcome:
         )
 
 
-def check_rules(graph: Graph) -> list[str]:
-    """Try every rule of the user's in a graph, once in a process, and drop the rows that do not hold; notes on both."""
+def check_rules(program: TracedProgram) -> TracedProgram:
+    """Check every user-defined rule of a program; this stage executes user code.
+
+    Each rule is checked once per process and kind of operands. Rows that do not hold are removed from the operations of
+    ``program`` (in place), and notes name them and the rules that could not be checked.
+    """
     notes = []
-    for _, op in walk(graph):
+    for _, op in walk(program.graph):
         if op.name == "ruled":
-            ruled, verdict = op.params["ruled"], _first_use(op)
-            notes.append(verdict.note(ruled.name))
-            false = frozenset((row.inputs, row.outputs) for row, _ in verdict.false)
+            ruled, outcome = op.params["ruled"], _outcome(op)
+            notes.append(outcome.note(ruled.name))
+            false = frozenset((row.inputs, row.outputs) for row, _ in outcome.false)
             op.params = {**op.params, "ruled": replace(ruled, false=false)}
-    return [note for note in dict.fromkeys(notes) if note]
+    found = [note for note in dict.fromkeys(notes) if note]
+    return replace(program, notes=[*program.notes, *found]) if found else program
 
 
-_tried: dict[Any, CheckOutcome] = {}
+_OUTCOMES: dict[Any, CheckOutcome] = {}  # by rule and types of operands and results, for this process
 
 
-def _first_use(op: Op) -> CheckOutcome:
-    ports = tuple((x.shape, str(x.dtype), isinstance(x, Literal)) for x in (*op.inputs, *op.outputs))
-    key = op.params["ruled"], ports
-    if key not in _tried:
+def _outcome(op: Op) -> CheckOutcome:
+    """Return the outcome of the check of an operation's rule, from an earlier check of its kind if there was one."""
+    types = tuple((x.shape, str(x.dtype), isinstance(x, Literal)) for x in (*op.inputs, *op.outputs))
+    key = replace(op.params["ruled"], false=frozenset()), types
+    if key not in _OUTCOMES:
         try:
-            _tried[key] = CheckOutcome(tuple((row, why) for row, _, why in _case(op).results() if why))
+            _OUTCOMES[key] = CheckOutcome(tuple((row, why) for row, _, why in _case(op).results() if why))
         except NotChecked as why:
-            _tried[key] = CheckOutcome(untried=str(why))
-    return _tried[key]
+            _OUTCOMES[key] = CheckOutcome(untried=str(why))
+    return _OUTCOMES[key]
 
 
 def _case(op: Op) -> RuleCheck:

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 
-from meshdsl.custom_rules.validate import check_rules
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Graph, TracedProgram, walk
 from meshdsl.ir.rewrite import renumber
@@ -125,7 +124,7 @@ def trace(
         call.tree,
         tree,
         call.name,
-        [*lost, *check_rules(graph), *note_constraints(traced, graph)],
+        [*lost, *note_constraints(traced, graph)],
         any(op.name == "sharding_constraint" for _, op in walk(traced)),
     )
 
