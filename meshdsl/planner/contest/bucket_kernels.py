@@ -3,6 +3,10 @@
 Of some candidates, the one whose table over itself and its neighbours has the fewest entries goes first; its
 neighbours are each other's from then on. Where no table is small enough, a candidate is held at its state instead,
 which cuts the graph. What is left free has cycles, but is narrow (``buckets`` solves it); forests are the narrowest.
+
+This is bucket elimination once more (``mrf.elimination`` is the planner's, ``mrf.network.Network.reduce`` the one that
+keeps networks pairwise; ``mrf.network`` says why they are separate): compiled, on flat networks, in orders that noise
+varies from call to call.
 """
 
 from typing import NamedTuple
@@ -11,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.contest.kernels import FixedStates
-from meshdsl.planner.mrf.kernels import Flat
+from meshdsl.planner.mrf.kernels import FlatNetwork
 from meshdsl.util.arrays import Costs, Ints
 from meshdsl.util.jit import njit_cached
 
@@ -39,7 +43,7 @@ class EliminationOrder(NamedTuple):
 
 
 @njit_cached
-def planned(flat: Flat, candidates: Ints, noise: Costs, limit: float) -> EliminationOrder:
+def planned(flat: FlatNetwork, candidates: Ints, noise: Costs, limit: float) -> EliminationOrder:
     """A plan for candidates.
 
     Args:
@@ -65,7 +69,7 @@ def planned(flat: Flat, candidates: Ints, noise: Costs, limit: float) -> Elimina
 
 
 @njit_cached
-def _graph(flat: Flat, candidates: Ints) -> tuple[_Bools, Costs]:
+def _graph(flat: FlatNetwork, candidates: Ints) -> tuple[_Bools, Costs]:
     """Who is whose neighbour, and the logarithms of the numbers of states."""
     at = np.full(flat.start.size - 1, -1)
     for i in range(candidates.size):
@@ -134,7 +138,7 @@ def _connect(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
 
 
 @njit_cached
-def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> EliminationOrder:
+def _scopes(flat: FlatNetwork, candidates: Ints, order: Ints, near: _Bools) -> EliminationOrder:
     rank = np.full(flat.start.size - 1, -1)
     rank[candidates[order]] = np.arange(order.size)
     begin, out = np.zeros(order.size + 1, dtype=np.int64), np.zeros(order.size + 1, dtype=np.int64)
@@ -161,7 +165,7 @@ def _scopes(flat: Flat, candidates: Ints, order: Ints, near: _Bools) -> Eliminat
 
 
 @njit_cached
-def solve(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> None:
+def solve(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> None:
     """Give the free variables of a plan their best states."""
     own = _conditioned(flat, unary, tables, plan, states)
     made = np.empty(plan.out[-1])
@@ -184,7 +188,7 @@ def solve(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder, state
 
 
 @njit_cached
-def _conditioned(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> Costs:
+def _conditioned(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> Costs:
     """Costs of the states of free variables with those of the others given."""
     own = unary.copy()
     for v in plan.order:
@@ -197,7 +201,7 @@ def _conditioned(flat: Flat, unary: Costs, tables: Costs, plan: EliminationOrder
 
 
 @njit_cached
-def _parts(flat: Flat, plan: EliminationOrder, r: int, head: Ints, following: Ints) -> tuple[_Bools, Ints, Ints]:
+def _parts(flat: FlatNetwork, plan: EliminationOrder, r: int, head: Ints, following: Ints) -> tuple[_Bools, Ints, Ints]:
     """The tables that mention a variable when it goes.
 
     Per table: whether it is one of those made, where it begins, and [table, scope] how far apart two states of each

@@ -1,12 +1,11 @@
-"""The loops of the search, compiled. Networks are flat (``meshdsl.planner.mrf.kernels.Flat``), and so is what they
-use."""
+"""The loops of the search, compiled. Networks are flat (``planner.mrf.kernels.FlatNetwork``), and usages as well."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.mrf.kernels import Flat
+from meshdsl.planner.mrf.kernels import FlatNetwork
 from meshdsl.util.arrays import Costs, Ints
 from meshdsl.util.jit import njit_cached
 
@@ -57,7 +56,7 @@ def priced(held: FixedStates, start: Ints, unary: Costs, prices: Costs) -> Costs
 
 
 @njit_cached
-def cost(flat: Flat, unary: Costs, tables: Costs, states: Ints) -> float:
+def cost(flat: FlatNetwork, unary: Costs, tables: Costs, states: Ints) -> float:
     """The total of the states."""
     total = 0.0
     for v in range(states.size):
@@ -71,7 +70,7 @@ def cost(flat: Flat, unary: Costs, tables: Costs, states: Ints) -> float:
 
 
 @njit_cached
-def forest(flat: Flat, candidates: Ints) -> tuple[Ints, Ints]:
+def forest(flat: FlatNetwork, candidates: Ints) -> tuple[Ints, Ints]:
     """A set of variables without cycles, from candidates in order of preference.
 
     Returns them with every parent before its children, and by variable the half edge to its parent, -1 for roots
@@ -103,7 +102,7 @@ def _root(group: Ints, v: int) -> int:
 
 
 @njit_cached
-def _rooted(flat: Flat, candidates: Ints, inside: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _rooted(flat: FlatNetwork, candidates: Ints, inside: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     up = np.full(flat.start.size - 1, -2)
     order = np.empty(candidates.size, dtype=np.int64)
     done = made = 0
@@ -123,7 +122,7 @@ def _rooted(flat: Flat, candidates: Ints, inside: NDArray[np.bool_]) -> tuple[In
 
 
 @njit_cached
-def solve(flat: Flat, unary: Costs, tables: Costs, order: Ints, up: Ints, states: Ints) -> None:
+def solve(flat: FlatNetwork, unary: Costs, tables: Costs, order: Ints, up: Ints, states: Ints) -> None:
     """Give the variables of a forest their best states, the others staying as they are.
 
     Args:
@@ -168,7 +167,7 @@ def _hand_up(total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: i
 
 @njit_cached
 def least(
-    flat: Flat, held: FixedStates, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int
+    flat: FlatNetwork, held: FixedStates, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int
 ) -> tuple[int, Ints]:
     """The sum of the minima of all tables in integers, once what messages and prices say has moved.
 

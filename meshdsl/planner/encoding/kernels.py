@@ -1,7 +1,8 @@
 """The bound that messages prove on a network in which many variables receive the same ones: evaluated once for those.
 
 The layers of a large step have the tables of one layer, and those in the middle receive equal messages from both
-sides (see ``reduced_depth``).
+sides (see ``reduced_depth``). ``mrf.kernels`` says what to mind when renaming types here.
+A variable's part of the bound depends on its costs, its tables and its messages only.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.mrf.kernels import Flat, argmin, min_plus
+from meshdsl.planner.mrf.kernels import FlatNetwork, argmin, min_plus
 from meshdsl.planner.mrf.trws import MessagePassing, Packed
 from meshdsl.util.jit import Costs, Ints, njit_cached
 
@@ -51,7 +52,7 @@ def bound_from_shared_messages(network: Packed, known: MessagePassing, counterpa
     return network.constant + proved_bound(flat, network.unary, network.tables, messages, variables, counts)
 
 
-def _shares(flat: Flat) -> Costs:
+def _shares(flat: FlatNetwork) -> Costs:
     """Returns per half edge the number of parts into which its variable divides what it knows, as in ``sweep``."""
     count = np.diff(flat.first)
     source = np.repeat(np.arange(count.size), count)
@@ -60,7 +61,7 @@ def _shares(flat: Flat) -> Costs:
 
 
 @njit_cached
-def variable_hashes(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs) -> Ints:
+def variable_hashes(flat: FlatNetwork, unary: Costs, outgoing: Ints, scale: Costs) -> Ints:
     """Returns a hash per variable, the same for variables that ``are_equal``."""
     start, first, to = flat.start, flat.first, flat.to
     hashes, bits, part = np.empty(start.size - 1, dtype=np.int64), unary.view(np.int64), scale.view(np.int64)
@@ -76,7 +77,7 @@ def variable_hashes(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs) -> I
 
 
 @njit_cached
-def are_equal(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs, others: Ints) -> NDArray[np.bool_]:
+def are_equal(flat: FlatNetwork, unary: Costs, outgoing: Ints, scale: Costs, others: Ints) -> NDArray[np.bool_]:
     """Returns per variable whether it has the costs, the tables and the messages of another one."""
     start, first, to, back = flat.start, flat.first, flat.to, flat.back
     found = np.ones(others.size, dtype=np.bool_)
@@ -96,7 +97,7 @@ def are_equal(flat: Flat, unary: Costs, outgoing: Ints, scale: Costs, others: In
 
 @njit_cached
 def proved_bound(
-    flat: Flat, unary: Costs, tables: Costs, messages: SharedMessages, variables: Ints, counts: Ints
+    flat: FlatNetwork, unary: Costs, tables: Costs, messages: SharedMessages, variables: Ints, counts: Ints
 ) -> float:
     """Returns the minima that variables retain, and those left on their edges to earlier ones, ``counts`` times each.
 

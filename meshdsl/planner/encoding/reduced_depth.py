@@ -25,7 +25,7 @@ from meshdsl.util.arrays import Ids
 from meshdsl.util.runtime import Deadline
 
 if TYPE_CHECKING:
-    from meshdsl.planner.mrf.kernels import Flat
+    from meshdsl.planner.mrf.kernels import FlatNetwork
 
 _NONE = -1
 
@@ -174,7 +174,7 @@ class ReducedDepth:
         found[others] = np.hstack(self._numbers)[np.where(outside, _NONE, layers)[others], columns[others]]
         return found
 
-    def _half_edge_counterparts(self, known: MessagePassing, flat: "Flat", order: Ids) -> Ids:
+    def _half_edge_counterparts(self, known: MessagePassing, flat: "FlatNetwork", order: Ids) -> Ids:
         """Returns, per half edge of the whole network, its counterpart in the reduced one; -1 for none."""
         if not known.sent.size:
             return np.full(flat.to.size, _NONE)

@@ -9,7 +9,7 @@ trees look like:
 
 Sets are bit masks. Their costs follow the recurrence of Dreyfus and Wagner (1971), which ``costs.steiner`` states and
 solves for one set of terminals at a time, with its tree, at evaluation; here it is solved for all sets together, costs
-only, subset by subset. ``tests/planner/encoding/test_sets.py`` compares both, which agree bit for bit.
+only, subset by subset. ``tests/planner/encoding/test_steiner_variables.py`` compares both, which agree bit for bit.
 
 *Fork variables* (last section) are exact for three consumers, one copy of which has a price per byte while another
 consumer runs. That price depends on where on the tree the copy lies, which the recurrence does not know; so the states

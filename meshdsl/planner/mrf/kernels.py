@@ -1,10 +1,13 @@
 """The loops of TRW-S message passing, compiled.
 
 A pass of messages over a training step performs a million additions in tiny tables. Therefore everything is flat (see
-``Flat``): variables are numbered in order, and every edge is two *half edges*, one at each end.
+``FlatNetwork``): variables are numbered in order, and every edge is two *half edges*, one at each end.
 
 The *share* of a variable is one part of ``max(neighbours behind, neighbours ahead)`` of what it knows; that is the
 weight of TRW-S, for which chains along the order cover every edge.
+
+numba keeps the compiled functions on disk with the types of their arguments: rename a NamedTuple only together with a
+change of the lines above it, or delete ``__pycache__``, for a stale file that names the old type cannot be read.
 """
 
 from typing import NamedTuple
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from meshdsl.util.jit import Costs, Ints, njit_cached
 
 
-class Flat(NamedTuple):
+class FlatNetwork(NamedTuple):
     """Offsets of the arrays of variables and half edges.
 
     Args:
@@ -37,7 +40,7 @@ class Flat(NamedTuple):
 
 @njit_cached
 def passes(
-    times: int, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints, best: Ints, least: float
+    times: int, flat: FlatNetwork, unary: Costs, tables: Costs, sent: Costs, states: Ints, best: Ints, least: float
 ) -> tuple[float, float]:
     """Runs ``times`` sweeps forwards and as many backwards, alternating.
 
@@ -60,7 +63,9 @@ def passes(
 
 
 @njit_cached
-def sweep(forward: bool, flat: Flat, unary: Costs, tables: Costs, sent: Costs, states: Ints) -> tuple[float, float]:
+def sweep(
+    forward: bool, flat: FlatNetwork, unary: Costs, tables: Costs, sent: Costs, states: Ints
+) -> tuple[float, float]:
     """Runs one sweep: every variable sends its share of what it knows to its neighbours ahead.
 
     On the way every variable is decoded: it takes the state that is cheapest given the states of those behind it and
@@ -159,7 +164,7 @@ def min_plus(known: Costs, tables: Costs, at: int, least: Costs) -> None:
 
 
 @njit_cached
-def min_marginals(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
+def min_marginals(flat: FlatNetwork, unary: Costs, tables: Costs, sent: Costs, excess: Costs) -> None:
     """Adds to ``excess``, per state, by how much every solution in that state exceeds the bound at least.
 
     To be called right after a sweep backwards. Then an edge holds its share of its later variable and nothing in excess
@@ -191,7 +196,7 @@ def min_marginals(flat: Flat, unary: Costs, tables: Costs, sent: Costs, excess: 
 
 
 @njit_cached
-def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Ints, target: Costs) -> None:
+def reparametrize(flat: FlatNetwork, unary: Costs, tables: Costs, sent: Costs, own: Ints, target: Costs) -> None:
     """Moves messages into the tables: added to the variables' own, subtracted from those of the edges.
 
     Args:
@@ -213,7 +218,7 @@ def reparametrize(flat: Flat, unary: Costs, tables: Costs, sent: Costs, own: Int
 
 
 @njit_cached
-def absorb(forward: bool, flat: Flat, unary: Costs, own: Ints, tables: Costs) -> None:
+def absorb(forward: bool, flat: FlatNetwork, unary: Costs, own: Ints, tables: Costs) -> None:
     """Lets every variable absorb the row minima of its edges and spread its costs over the edges ahead."""
     start, first, to = flat.start, flat.first, flat.to
     n = start.size - 1

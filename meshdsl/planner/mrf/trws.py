@@ -24,7 +24,7 @@ from meshdsl.planner.mrf.network import Network, Replica
 from meshdsl.util.arrays import Costs, Ids, Ints, array, object_id, unique_sorted
 
 if TYPE_CHECKING:
-    from meshdsl.planner.mrf.kernels import Flat
+    from meshdsl.planner.mrf.kernels import FlatNetwork
 
 
 # ---- Packing ---------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     """Variables in order, and their tables, laid out flat."""
 
     order: Ids
-    flat: "Flat"
+    flat: "FlatNetwork"
     unary: Costs
     tables: NDArray[Any]
     constant: float
@@ -144,7 +144,7 @@ def offsets(sizes: Ids) -> Ids:
     return np.concatenate([array((0,)), np.cumsum(sizes)])
 
 
-def half_edge_ends(flat: "Flat", order: Ids) -> tuple[Ints, Ints]:
+def half_edge_ends(flat: "FlatNetwork", order: Ids) -> tuple[Ints, Ints]:
     """Returns the numbers of both variables of every half edge."""
     return np.repeat(order, np.diff(flat.first)), order[flat.to]
 
@@ -221,14 +221,14 @@ def _merge_parallel(half_edges: _HalfEdges, tables: _Tables, count: int) -> _Hal
     return _HalfEdges(half_edges.source[keep], half_edges.target[keep], table[keep])
 
 
-def _flat(flattened: _Flattened, begins: Ids) -> "Flat":
+def _flat(flattened: _Flattened, begins: Ids) -> "FlatNetwork":
     """Returns the offsets of everything; the table of each number begins at ``begins``."""
-    from meshdsl.planner.mrf.kernels import Flat
+    from meshdsl.planner.mrf.kernels import FlatNetwork
 
     (source, target, table), count = flattened.half_edges, flattened.variables.order.size
     key = source * count + target
     by_key = np.argsort(key)
-    return Flat(
+    return FlatNetwork(
         start=offsets(flattened.variables.sizes),
         first=offsets(np.bincount(source, minlength=count)),
         to=target,
