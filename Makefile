@@ -39,7 +39,7 @@ lint: $(VENV)/ready  ## ruff and mypy
 	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/meshdsl/* $(CURDIR)/{layouts,lowering,models} $(TYPES)/
 	MYPYPATH=$(dir $(TYPES)) $(RUN) -m mypy -p meshdsl
 
-bench: $(VENV)/ready $(DATA)  ## measure the figures of the README, and train the examples
+bench: $(VENV)/ready $(DATA)  ## measure the figures of docs/benchmarks.md, and train the examples
 	$(RUN) -m bench.planning
 	$(RUN) -m bench.models
 	$(RUN) -m bench.single

@@ -104,7 +104,7 @@ Only where values skip a layer, as an encoder's may, one pass over the full step
 reshards are computed once per class of equal operations; the memory of a plan takes a few passes over arrays laid out
 once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more
 than one stack of layers (microbatches, encoder and decoder, adapters, time steps) in `bench/varied.py`; their figures
-are in the README.
+are in `docs/benchmarks.md`.
 
 ![planning time against equations](planner-time.svg)
 """
@@ -115,20 +115,20 @@ Axes of two devices each. From four axes on (three, for some models) there are t
 come from neighbourhoods of two groups of axes, the bound from projections on parts of the axes wherever the joint
 network (of the reduced-depth step, if there is one) exceeds 400 million entries. Under a binding memory limit, all axes
 move at every price, in two groups, and in steps of up to 20,000 nodes every pair of axes moves by itself as well; the
-bound then includes the price of bytes. Such steps are in `docs/models.md` and in the README.
+bound then includes the price of bytes. Such steps are in `docs/models.md` and `docs/benchmarks.md`.
 """
 AGAIN = """
 ## Another pin
 
-`sharded.with_pins(...)` replans under changed pins. It reuses the traced (and padded) program, all nodes of the problem
-except those whose pins change, all tables of costs and reshards, the program text, and, where memory is short, the
-binding program points and their price. It starts from the previous plan, passes fewer messages, and skips descent and
-rounds. If memory was and remains short, one search at the known price is combined with the previous plans repaired for
-the new pins; if the result costs over 1% more, the search starts over. A bound proved under fewer pins stays valid, and
-is reused as long as the pins added since cost at most 1%, also when one of them changes; otherwise a new one is proved,
-on more than two axes from projections. Steps of up to 600 nodes are searched from the previous plan as thoroughly as a
-new one within memory, except for rounds. Steps in microbatches are planned from scratch. Figures are in the README
-(`python -m bench.planning`).
+`sharded.with_pins(...)` replans under changed pins. It reuses the traced (and padded) program, all nodes of the
+problem except those whose pins change, all tables of costs and reshards, the program text, and, where memory is short,
+the binding program points and their price. It starts from the previous plan, passes fewer messages, and skips descent
+and rounds. If memory was and remains short, one search at the known price is combined with the previous plans repaired
+for the new pins; if the result costs over 1% more, the search starts over. A bound proved under fewer pins stays
+valid, and is reused as long as the pins added since cost at most 1%, also when one of them changes; otherwise a new
+one is proved, on more than two axes from projections. Steps of up to 600 nodes are searched from the previous plan as
+thoroughly as a new one within memory, except for rounds. Steps in microbatches are planned from scratch. Figures are
+in `docs/benchmarks.md` (`python -m bench.planning`).
 """
 OVERLAP = """
 ## With overlap
