@@ -272,7 +272,7 @@ def test_results_that_are_no_arrays():
     with pytest.raises(TraceError) as caught:
         md.parallelize(lambda x: {"loss": x, "mode": "train"}, MESH).plan(X)
     assert str(caught.value) == (
-        "step returns what is no array:\n  mode: 'train' is a str, not an array\nreturn arrays, in any pytree"
+        "step returns what is not an array:\n  mode: 'train' is a str, not an array\nreturn arrays, in any pytree"
     )
 
 

@@ -25,7 +25,8 @@ from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import run_exchanges
 from meshdsl.pipelining.interpreter import AXIS, Runner, marked, put_back
 from meshdsl.pipelining.time_axis import EACH, WHOLE, Place, TimePlacement, held
-from meshdsl.trace import clean, finish
+from meshdsl.trace.annotate import annotate
+from meshdsl.trace.passes import run_passes
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
 JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
@@ -34,7 +35,7 @@ JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
 def retraced(graph: Graph, run: Any) -> Graph:
     """The graph of another way to run a graph, with the lines of the operations that it runs."""
     avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in graph.inputs]
-    return finish(clean(put_back(read_jaxpr(jax.make_jaxpr(run)(*avals)), graph)))
+    return annotate(run_passes(put_back(read_jaxpr(jax.make_jaxpr(run)(*avals)), graph)))
 
 
 class Step:

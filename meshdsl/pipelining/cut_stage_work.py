@@ -26,7 +26,8 @@ from meshdsl.pipelining.stage_buffers import PackedRows, Packing, examples, in_r
 from meshdsl.pipelining.stage_cost import StageTimer, flops, room
 from meshdsl.pipelining.time_axis import Place, TimePlacement
 from meshdsl.schedules.simulate import TaskCost
-from meshdsl.trace import clean, finish
+from meshdsl.trace.annotate import annotate
+from meshdsl.trace.passes import run_passes
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
 Known = dict[tuple[int, Placement], jax.Array]
@@ -198,7 +199,7 @@ class Branches:
         )
         at = jax.ShapeDtypeStruct((self.size,), jnp.int32)
         closed = jax.make_jaxpr(run)(jnp.int32(0), at, arrays, came, back if side.back else ())
-        return Branch(frozenset(i for i, _ in read), finish(clean(read_jaxpr(closed))))
+        return Branch(frozenset(i for i, _ in read), annotate(run_passes(read_jaxpr(closed))))
 
     @cached_property
     def flops(self) -> list[list[float]]:

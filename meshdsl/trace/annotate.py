@@ -1,16 +1,21 @@
-"""Phases: forward, backward, optimizer.
+"""Annotations of a graph: how often each body runs, the phase of each operation, numbers of values and operations.
 
-Backward is what autodiff transposed: its name stack says ``transpose(``. From there:
+The number of iterations of a body is its own times those of every loop around it. A scan states its length. A ``while``
+does if it counts: a carry that starts from a literal, grows by a literal and is compared ``lt`` with a literal;
+otherwise it is taken to run ``GUESS`` times, and every graph inside is marked as estimated.
 
-* What depends on a backward result is optimizer, and so is what only optimizer operations read
-  (the decay of a moment, the step count), unless autodiff went through it.
-* A loop that holds backward operations is backward and its body is judged by itself, as if it
-  ran once: updated parameters that it carries do not make the next trip's forward pass an
-  optimizer's. Adding a gradient to its accumulator is backward, with what only leads there.
-* In any other loop everything has the loop's phase.
-* What depends on no input (masks, tables) has the phase of its first reader.
+The phase is forward, backward or optimizer. Backward is what autodiff transposed: its name stack contains
+``transpose(``. From there:
 
-A "return" has the latest phase among what it returns.
+* Operations that depend on a backward result are optimizer, and so are those that only optimizer operations use (the
+  decay of a moment, the step count), unless autodiff went through them.
+* A loop that contains backward operations is backward, and the phases in its body are found as if it ran once: updated
+  parameters that it carries do not make the next iteration's forward pass an optimizer's. Adding a gradient to its
+  accumulator is backward, and so are operations that only lead there.
+* In any other loop, every operation has the loop's phase.
+* Operations that depend on no input (masks, tables) have the phase of their first consumer.
+
+A "return" has the latest phase among the values that it returns.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -18,26 +23,42 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
 from meshdsl.ir.loops import body_operands, carried_inputs
-from meshdsl.ir.rewrite import makers_of, value_ids, values
+from meshdsl.ir.rewrite import makers_of, renumber, value_ids, values
+
+FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
+GUESS = 10  # iterations of a loop whose number is unknown
+
+
+def annotate(graph: Graph) -> Graph:
+    """Writes iterations, phases and numbers into the graph, checks it and returns it."""
+    count_trips(graph)
+    mark_phases(graph)
+    renumber(graph)
+    check_graph(graph)
+    return graph
+
 
 # ---- Phases ----------------------------------------------------------------------------------------------------------
 
 
-FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
 Readers = dict[int, list[Op]]
 
 
 def mark_phases(graph: Graph) -> None:
-    """Write the phase into every operation of a step."""
+    """Writes the phase into every operation of a step."""
     _mark(graph, set(), in_loop=False)
 
 
 def _mark(graph: Graph, updated: Set[int], in_loop: bool = True) -> None:
-    """Mark a graph; its inputs ``updated`` depend on backward results."""
+    """Marks a graph whose inputs ``updated`` depend on backward results."""
     after = _after(graph, updated)
-    readers = _readers(graph)
+    readers: Readers = {}
+    for op in graph.ops:
+        for value in value_ids(op.inputs):
+            readers.setdefault(value, []).append(op)
     for op in graph.ops:
         op.phase = _first_guess(op, after)
     if in_loop:
@@ -66,7 +87,7 @@ def _first_guess(op: Op, after: Set[int]) -> str:
 
 
 def _mark_accumulators(graph: Graph, readers: Readers) -> None:
-    """Of a loop's body: ``carry + gradient``, nothing else reading the carry, and what leads to it."""
+    """Marks ``carry + gradient`` in a loop body as backward if the carry has no other use, with what leads there."""
     made = makers_of(graph)
     carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
     for x in values(graph.returned):
@@ -102,14 +123,6 @@ def _mark_return(graph: Graph) -> None:
     graph.ops[-1].phase = max(returned, key=PHASES.index, default=FORWARD)
 
 
-def _readers(graph: Graph) -> Readers:
-    found: Readers = {}
-    for op in graph.ops:
-        for value in value_ids(op.inputs):
-            found.setdefault(value, []).append(op)
-    return found
-
-
 def _reads(op: Op, among: Set[int]) -> bool:
     return not among.isdisjoint(value_ids(op.inputs))
 
@@ -127,14 +140,14 @@ def _is_transposed(op: Op) -> bool:
 
 
 def _is_mixed(op: Op) -> bool:
-    """A loop around backward operations that is not itself backward."""
+    """Whether it is a loop around backward operations that is not itself transposed."""
     if not op.bodies or _is_transposed(op):
         return False
     return any(_is_transposed(inner) for body in op.bodies for _, inner in walk(body))
 
 
 def _after(graph: Graph, updated: Set[int]) -> set[int]:
-    """The values that depend on ``updated`` or on a backward operation."""
+    """Ids of the values that depend on ``updated`` or on a backward operation."""
     found = set(updated)
     for op in graph.ops:
         if _is_transposed(op) or (not _is_mixed(op) and _reads(op, found)):
@@ -145,7 +158,7 @@ def _after(graph: Graph, updated: Set[int]) -> set[int]:
 
 
 def _results_after(op: Op, found: Set[int]) -> set[int]:
-    """Results of a mixed loop that depend on backward operations; a carry passes that on to the next trip."""
+    """Ids of the results of a mixed loop that depend on backward operations, in this iteration or through a carry."""
     results: set[int] = set()
     for body, operands, carried in zip(op.bodies, body_operands(op), carried_inputs(op), strict=True):
         if len(body.returned) == len(op.outputs):
@@ -158,31 +171,23 @@ def _returned_after(op: Op, body: Graph, carried: range, updated: set[int]) -> s
     while True:
         after = _after(body, updated)
         hit = [isinstance(x, Value) and x.id in after for x in body.returned]
-        again = {v.id for v, h in zip(carries, hit, strict=False) if h}
-        if again <= updated:
+        carried_on = {v.id for v, h in zip(carries, hit, strict=False) if h}
+        if carried_on <= updated:
             return {v.id for v, h in zip(op.outputs, hit, strict=True) if h}
-        updated = updated | again
+        updated = updated | carried_on
 
 
 def _taken(body: Graph, operands: tuple[Atom, ...], found: Set[int]) -> set[int]:
-    """The inputs of a body whose operands are among ``found``."""
+    """Ids of the inputs of a body whose operands are among ``found``."""
     pairs = zip(body.inputs, operands, strict=True)
     return {v.id for v, x in pairs if isinstance(x, Value) and x.id in found}
 
 
-# ---- Trips -----------------------------------------------------------------------------------------------------------
-# How often a body runs in one step: its own trips times those of every loop around it.
-#
-# A scan says how long it is. A ``while`` does if it counts: a carry that starts from a literal,
-# grows by a literal and is compared ``lt`` with a literal. Otherwise it is taken to run
-# ``GUESS`` times and every graph inside is marked as estimated.
-
-
-GUESS = 10
+# ---- Iterations ------------------------------------------------------------------------------------------------------
 
 
 def count_trips(graph: Graph, trips: int = 1, estimated: bool = False) -> None:
-    """Write the trips into a graph that runs ``trips`` times, and into its bodies."""
+    """Writes the iterations into a graph that runs ``trips`` times per step, and into its bodies."""
     graph.trips, graph.estimated = trips, estimated
     for op in graph.ops:
         if op.bodies:
@@ -192,7 +197,7 @@ def count_trips(graph: Graph, trips: int = 1, estimated: bool = False) -> None:
 
 
 def _times(op: Op) -> tuple[Sequence[int], bool]:
-    """How often each body runs when the operation runs once, and whether that is a guess."""
+    """How often each body runs per run of the operation, and whether that is a guess."""
     if op.name == "scan":
         return (op.params["length"],), False
     if op.name == "cond":
@@ -202,7 +207,7 @@ def _times(op: Op) -> tuple[Sequence[int], bool]:
 
 
 def counted(op: Op) -> int | None:
-    """Trips of ``while i < stop: i += stride``, where start, stop and stride are literals."""
+    """Returns the iterations of ``while i < stop: i += stride`` if start, stop and stride are literals, else None."""
     condition, body = op.bodies
     test = _made_by(condition, condition.returned[0])
     if test is None or test.name != "lt":
@@ -218,7 +223,7 @@ def counted(op: Op) -> int | None:
 
 
 def _stride(body: Graph, consts: int, index: int) -> int | None:
-    """What a trip adds to carry ``index``."""
+    """The literal that an iteration adds to carry ``index``, if it does nothing else to it."""
     step = _made_by(body, body.returned[index])
     if step is None or step.name != "add":
         return None
@@ -228,7 +233,7 @@ def _stride(body: Graph, consts: int, index: int) -> int | None:
 
 
 def _fixed(op: Op, condition: Graph, x: Atom) -> int | None:
-    """The number that the condition reads as ``x``: a literal, or a carry that no trip changes."""
+    """The number that the condition reads as ``x``: a literal, or a carry that no iteration changes."""
     index = _carry_of(condition, x, op.params["cond_nconsts"])
     if index is None:
         return _number(x)

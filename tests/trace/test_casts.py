@@ -7,7 +7,7 @@ import meshdsl as md
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import walk
 from meshdsl.trace import trace
-from meshdsl.trace.passes.duplicate import CAST, asked_casts
+from meshdsl.trace.passes.duplicate import CAST, partial_casts
 from tests.trace.test_cleanups import X
 
 
@@ -17,7 +17,7 @@ def read(step, *args):
     check_graph(graph)
     found = []
     for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
-        asked = asked_casts(one)
+        asked = partial_casts(one)
         for cast in (op for op in one.ops if op.name == CAST):
             readers = [op.name for op in one.ops if cast.outputs[0] in op.inputs]
             found.append((asked.get(cast.id), readers))

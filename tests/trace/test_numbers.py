@@ -7,7 +7,9 @@ from flax import nnx
 
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import TracedProgram
-from meshdsl.trace import CLEANUPS, finish, trace
+from meshdsl.trace import trace
+from meshdsl.trace.annotate import annotate
+from meshdsl.trace.passes import PASSES
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from tests.trace.interpreter import run
 from tests.trace.steps import STEPS, key
@@ -31,12 +33,12 @@ def test_step(name):
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if "gpt" not in name])
-def test_after_each_cleanup(name):
+def test_after_each_pass(name):
     step, args = STEPS[name]
     closed, shape = jax.make_jaxpr(step, return_shape=True)(*args)
     graph, want = read_jaxpr(closed), reference(step, args)
-    for cleanup in (lambda g: g, *CLEANUPS, finish):
-        graph = cleanup(graph)
+    for run_pass in (lambda g: g, *PASSES, annotate):
+        graph = run_pass(graph)
         check_graph(graph)
         equal(run(TracedProgram(graph, (), (), out_tree=jax.tree.structure(shape)), *args), want)
 

@@ -38,7 +38,7 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.problem.ports import Wiring
 from meshdsl.planner.problem.variables import FREE, LINKS, Node, OpClass, OpClasses, Port, Rows, tied_node
-from meshdsl.trace.passes.duplicate import CHEAP, asked_casts
+from meshdsl.trace.passes.duplicate import CHEAP, partial_casts
 from meshdsl.util.arrays import object_id, ranges, unique_sorted
 
 # ---- Node ------------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def _alone(program: TracedProgram, pins: Pins) -> Iterator[tuple[int, Value]]:
 
 
 def _graph_nodes(graph: Graph, kinds: OpClasses) -> Iterator[Node]:
-    asked = asked_casts(graph)
+    asked = partial_casts(graph)
     for op in graph.ops:
         if op.bodies:
             yield from LINKS[op.name](op, graph.trips)

@@ -1,13 +1,13 @@
-"""Clean-up: what is computed from a dim without its first or last element is computed on the whole dim.
+"""Shift alignment: computations on a dim without its first or last element are extended to the whole dim.
 
     concatenate [x[:1], f(y[:-1], x[1:])]               select(i == 0, x, f(pad(y, (1, -1)), x))
     pad(f(g[1:]), (0, 1))                               pad(f(g), (-1, 1))          its gradient
 
-A dim of n - 1 elements cannot be split where one of n can. So the pieces get one more element in
-front, whatever it holds; it is dropped, or replaced, where they are put back. What is left moves
-by one place: blocks hand on one element. Differences along time are such patterns, and so is every
-level of ``jax.lax.associative_scan``, with its gradient: split over devices, it hands on one slice
-per level while blocks hold more than one, and gathers only what is left then.
+A dim of n - 1 elements cannot be split where one of n can. So the slices get one more element in front, of any value,
+which is dropped or replaced where they are put back. The data then only shifts by one place: each block sends one
+element to its neighbour. Differences along time are such patterns, and so is every level of
+``jax.lax.associative_scan``, with its gradient: split over devices, it sends one slice per level while blocks hold more
+than one, and gathers only the remainder.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +26,10 @@ from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
 
 # ---- Regions ---------------------------------------------------------------------------------------------------------
-# Regions: all that has a dim which is one too short, from slices to where it is put back.
+# A region is the set of values with a dim that is one too short, from the slices to where the dim is put back.
 #
-# Slices enter a region; operations that treat every position of a dim alike are inside; it is left
-# through a pad, or behind one other element. If anything in it is read in another way, it cannot be
-# lengthened (see ``shifts``).
+# Slices enter a region; operations that treat every position of a dim alike are inside; it ends in a pad, or in a
+# concatenation behind one other element. If a value in it has any other use, the region cannot be extended.
 
 
 _CUTS = ("split", "slice", "pad")
@@ -52,7 +51,7 @@ class DimSlice:
 
     @property
     def length(self) -> int:
-        """Of the slice."""
+        """Elements of the slice."""
         return self.result.shape[self.dim]
 
     @property
@@ -62,7 +61,7 @@ class DimSlice:
 
 
 def cuts_of(op: Op) -> Iterator[DimSlice]:
-    """The results that are slices of one dim."""
+    """Yields the results that are slices of one dim."""
     if op.name == "split":
         dim, sizes, (source,) = op.params["axis"], op.params["sizes"], values(op.inputs)
         yield from (DimSlice(source, v, dim, int(sum(sizes[:i])), 1) for i, v in enumerate(op.outputs))
@@ -89,7 +88,7 @@ def _only_cuts(op: Op, dim: int) -> bool:
 
 
 class Flow:
-    """Who makes and who reads each value of one graph."""
+    """Producers, consumers and slices of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -97,12 +96,12 @@ class Flow:
 
     @cached_property
     def makers(self) -> dict[int, Op]:
-        """By value id, the operation that makes it."""
+        """By value id, its producer."""
         return makers_of(self._graph)
 
     @cached_property
     def readers(self) -> dict[int, list[Op]]:
-        """By value id, the operations that read it, each once."""
+        """By value id, its consumers, each once."""
         found: dict[int, list[Op]] = {}
         for op in self._graph.ops:
             for value in dict.fromkeys(value_ids(op.inputs)):
@@ -110,7 +109,7 @@ class Flow:
         return found
 
     def region(self, cut: DimSlice) -> tuple[dict[int, int], bool]:
-        """The dims by value id that have to be lengthened with this slice, and whether all of them can be."""
+        """Returns the dims, by value id, that must be extended with this slice, and whether all of them can be."""
         found, todo = {cut.result.id: cut.dim}, [(cut.result, cut.dim)]
         while todo:
             value, dim = todo.pop()
@@ -122,7 +121,7 @@ class Flow:
         return found, True
 
     def _neighbours(self, value: Value, dim: int) -> "Iterator[list[ValueDim] | None]":
-        """Per operation that makes or reads the value, what has the same dim; None if it needs the dim as it is."""
+        """Yields, per producer or consumer of the value, the dims tied to this one; None if the length is essential."""
         maker = self.makers.get(value.id)
         if maker is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
             yield None
@@ -137,7 +136,7 @@ class Flow:
 
 
 def _leaves(op: Op, value: Value, dim: int) -> bool:
-    """Whether ``op`` puts the dim back: behind one other element, or among padding."""
+    """Whether ``op`` restores the dim: behind one other element, or among padding."""
     if op.name == "pad":
         return any(op.params["padding_config"][dim]) and op.inputs[1] is not value and not _only_cuts(op, dim)
     if op.name != "concatenate" or op.params["dimension"] != dim or len(op.inputs) != 2:
@@ -146,7 +145,7 @@ def _leaves(op: Op, value: Value, dim: int) -> bool:
 
 
 def _together(op: Op, value: Value, dim: int) -> list[ValueDim] | None:
-    """The operands' and results' dims that are this dim of ``value``; None if the operation needs more than that."""
+    """The dims of operands and results that equal this dim of ``value``; None if the operation does more with it."""
     known = op.name in _LIKE_OTHERS or (op.name in RULES and RULES[op.name] is elementwise)
     if not known or op.effects:
         return None
@@ -160,7 +159,7 @@ def _together(op: Op, value: Value, dim: int) -> list[ValueDim] | None:
     return found if alike and not twice and factor[0] not in rule.reduced else None
 
 
-# ---- Shifts ----------------------------------------------------------------------------------------------------------
+# ---- Rewriting -------------------------------------------------------------------------------------------------------
 
 
 _Dims = Mapping[int, int]  # by value id, the dim that is one too short
@@ -168,7 +167,7 @@ _SHAPES = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
 
 
 def align_shifts(graph: Graph) -> Graph:
-    """The graph with such regions on whole dims."""
+    """Returns the graph with such regions extended to whole dims."""
     return _shifted(graph, fresh_ids(graph))
 
 
@@ -186,7 +185,7 @@ def _shifted(graph: Graph, ids: Iterator[int]) -> Graph:
 
 
 class _Lengthened:
-    """Rewrites one graph."""
+    """Rewrites one graph: ``short`` has the regions' dims by value id, ``long`` the extended values."""
 
     def __init__(self, graph: Graph, short: _Dims, flow: Flow, ids: Iterator[int]) -> None:
         self.source, self.short, self.flow = graph, short, flow
@@ -241,7 +240,7 @@ class _Lengthened:
             self._emit(lambda x, y: _first(spread(x), y, d), first, rest, result=op.outputs[0])
 
     def _source(self, x: Atom, d: int, n: int) -> tuple[Atom, Callable[[jax.Array], jax.Array]]:
-        """Of ``x``, one element of d: an array, and how to make n elements of that, ``x`` being the first."""
+        """An array, and a function that makes n elements along d from it, of which ``x``, one element, is the first."""
         cut = self.flow.cuts.get(x.id) if isinstance(x, Value) else None
         if cut is not None and cut.dim == d:
             stride, left = divmod(cut.source.shape[d], n)
@@ -251,7 +250,7 @@ class _Lengthened:
         return x, lambda one: jnp.repeat(one, n, axis=d)
 
     def _spread(self, op: Op) -> bool:
-        """One element that is cut out and put among padding stays in its block, if the blocks are as many."""
+        """Rewrites one element that is cut out and padded so that it stays in its block, if the blocks are as many."""
         x = op.inputs[0] if op.name == "pad" else None
         cut = self.flow.cuts.get(x.id) if isinstance(x, Value) else None
         if cut is None or cut.length != 1:
@@ -266,7 +265,7 @@ class _Lengthened:
         return True
 
     def _emit(self, function: Callable[..., jax.Array], *operands: Atom, result: Value | None = None) -> Value:
-        """The result of ``function``, traced, read and appended; ``result`` stands for it."""
+        """Traces and appends ``function`` and returns its result, or defines ``result`` by it."""
         likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         (made,) = inline(jax.make_jaxpr(function)(*likes), operands, self.frame, SourceContext())
         assert isinstance(made, Value)

@@ -1,11 +1,7 @@
-"""Clean-up: operations that return their operand as it is are taken out.
+"""Canonicalisation: identities, products with masks, empty arrays and slices of broadcasts get one form.
 
-Layouts are the planner's business, so placing an array on devices, or constraining its
-sharding the jax way, is an identity here too.
-
-The compiler takes identities out as well. Left in the plan they would hide that two moves are of
-one value, and the compiled program would communicate less than planned. So would reshapes one after the
-other that end in the shape they began with.
+The compiler makes the same rewrites. Left in the graph, these patterns would hide that two values are one, or that a
+result needs no operand, and the compiled program would communicate less than planned.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +18,9 @@ from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.rewrite import Table, broadcast_params, fresh_ids, in_bodies, substitute, values, with_ops
 from meshdsl.trace.read_jaxpr import written
 
-# ---- Alias -----------------------------------------------------------------------------------------------------------
+# ---- Identities ------------------------------------------------------------------------------------------------------
+# The planner chooses layouts, so placing an array on devices, or constraining its sharding with jax's own functions, is
+# an identity as well. So is a chain of reshapes that ends in the shape it began with.
 
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
@@ -35,7 +33,7 @@ _RESHAPES = frozenset({"broadcast_in_dim", "squeeze", "reshape"})
 
 
 def remove_identities(graph: Graph) -> Graph:
-    """The graph without identities: their users read the operand instead."""
+    """Returns the graph without identities: their consumers read the operand instead."""
     table: Table = {}
     reshaped: dict[int, Value] = {}
     ops: list[Op] = []
@@ -50,7 +48,7 @@ def remove_identities(graph: Graph) -> Graph:
 
 
 def remove_stages(graph: Graph, cuts: bool = False) -> Graph:
-    """The graph without ``md.stage``, which is the identity; with ``cuts``, without those in loops alone."""
+    """Returns the graph without ``md.stage``, which is the identity; with ``cuts``, only without those in loops."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -63,7 +61,7 @@ def remove_stages(graph: Graph, cuts: bool = False) -> Graph:
 
 
 def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
-    """The value that reshapes began with if this one leads back to it; else it is noted among those ``reshaped``."""
+    """The value at the start of a chain of reshapes if ``op`` restores its shape; else records it in ``reshaped``."""
     if op.name not in _RESHAPES or (op.params.get("dimensions") is not None and op.name == "reshape"):
         return ()
     x, made = op.inputs[0], op.outputs[0]
@@ -74,7 +72,7 @@ def _before_reshapes(op: Op, reshaped: dict[int, Value]) -> Sequence[Atom]:
 
 
 def _overwritten(op: Op) -> Sequence[Atom]:
-    """What replaces all of an array: an update of its size, which starts where it does."""
+    """The update, if it replaces the whole array."""
     whole = op.name == "dynamic_update_slice" and op.inputs[1].shape == op.inputs[0].shape
     return op.inputs[1:2] if whole else ()
 
@@ -89,7 +87,7 @@ def _is_identity(op: Op) -> bool:
 
 
 def _keeps_dims(op: Op) -> bool:
-    """A transpose, reshape or reduction that does nothing, a concatenation of one with nothing."""
+    """Whether a transpose, reshape, reduction, pad or concatenation does nothing."""
     shape, params = op.outputs[0].shape, op.params
     if op.name == "reshape":  # it may read its operand's dims in another order
         return params["dimensions"] is None
@@ -108,24 +106,24 @@ def _keeps_dims(op: Op) -> bool:
 
 
 def _is_neutral(op: Op) -> bool:
-    """Times one, divided by one, minus zero."""
+    """Whether it is x * 1, x / 1 or x - 0."""
     if op.name not in _NEUTRAL or not isinstance(op.inputs[1], Literal):
         return False
     return bool(op.inputs[1].value == _NEUTRAL[op.name])
 
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
-# Clean-up: a number times a mask is a choice between the number and zero.
+# A number times a mask is a selection between the number and zero.
 #
 #     convert_element_type(mask) * x        select_n(mask, zeros, x)
 #
-# XLA reads the product so wherever it sees both together, and an infinity that the mask leaves out is then zero, where
-# the product as written is not a number. Whether mask and product are still together would be a matter of layouts,
-# so the choice is part of the program here. The gradient of a maximum is such a product.
+# XLA makes this rewrite wherever it sees cast and product together, and a masked infinity then gives zero, where the
+# product as written gives NaN. Whether XLA sees both together depends on layouts; rewritten here, the result does not.
+# The gradient of a maximum is such a product.
 
 
 def mask_to_select(graph: Graph) -> Graph:
-    """The graph with products of floats and masks as choices; masks are left to whoever else reads them."""
+    """Returns the graph with products of floats and masks as selections; the casts stay for their other consumers."""
     return _chosen(graph, fresh_ids(graph))
 
 
@@ -147,7 +145,7 @@ def _chosen(graph: Graph, ids: Iterator[int]) -> Graph:
 
 
 def _masked(op: Op, masks: Mapping[int, Atom]) -> tuple[Atom, Atom] | None:
-    """Mask and number of a product that has both, of one shape."""
+    """Mask and number of a product of both, of one shape."""
     if op.name != "mul" or not jax.numpy.issubdtype(op.outputs[0].dtype, np.inexact):
         return None
     for mask, x in (op.inputs, op.inputs[::-1]):
@@ -161,14 +159,12 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 
 # ---- Empty -----------------------------------------------------------------------------------------------------------
-# Clean-up: arrays without elements are made where they are read.
-#
-# They need no operand. Left in the plan, their operands could be moved for them, and the compiled
-# program, which leaves that out, would communicate less than planned. One that is padded is the padding.
+# Arrays without elements are created by a broadcast of zero: they need no operand, which could be resharded in vain.
+# A padded empty array is the padding.
 
 
 def materialize_empty(graph: Graph) -> Graph:
-    """The graph with operations that return nothing but empty arrays replaced by such arrays, or pad such an array."""
+    """Returns the graph with broadcasts in place of operations that return only empty arrays, or pad one."""
     ops = (in_bodies(materialize_empty, op) for op in graph.ops)
     return with_ops(graph, (new for op in ops for new in _simplest(op)))
 
@@ -195,20 +191,20 @@ def _zero(value: Value) -> Literal:
 
 
 def _made_of(x: Value | Literal, value: Value, op: Op) -> Op:
-    """An operation that makes a value of one scalar, in place of another."""
+    """The broadcast that defines a value by one scalar, in place of ``op``."""
     params = broadcast_params(value.shape, ())
     return Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (x,), (value,), source=op.source, scope=op.scope)
 
 
 # ---- Broadcasts ------------------------------------------------------------------------------------------------------
-# Clean-up: a piece of what is the same all along a dim is made as small as it is.
+# A slice of an array that is constant along a dim is a smaller broadcast.
 #
-# The gradient of a sum over pieces put together is one number, spread over all of them and then cut up. Compilers see
-# that the pieces are equal, and send what is made of them once; made as pieces, they are one expression here too.
+# The gradient of a sum over concatenated pieces is one number, broadcast to all of them and then sliced. Compilers see
+# that the slices are equal, and send what depends on them once; as broadcasts they are one expression for ``cse`` too.
 
 
 def fold_broadcast_slices(graph: Graph) -> Graph:
-    """The graph with pieces of broadcast arrays as broadcasts."""
+    """Returns the graph with slices of broadcasts as broadcasts."""
     made: dict[int, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -221,7 +217,7 @@ def fold_broadcast_slices(graph: Graph) -> Graph:
 
 
 def _spread(op: Op, made: Mapping[int, Op]) -> Op | None:
-    """The broadcast that a cut is a piece of, if it is the same along all dims that are cut."""
+    """The broadcast that ``op`` slices, if it is constant along all dims that are sliced."""
     (x,) = op.inputs
     source = made.get(x.id) if isinstance(x, Value) else None
     if source is None:

@@ -1,12 +1,11 @@
-"""Clean-up: equal expressions are computed once.
+"""Common subexpression elimination: equal expressions are computed once.
 
-Two operations are equal if primitive, parameters and operands are. A barrier is there to keep
-expressions apart, so it equals nothing, and neither does an operation with effects.
+Two operations are equal if their primitives, parameters and operands are. A barrier keeps expressions apart, so it
+equals no other, and neither does an operation with effects.
 
-A slice of a slice is a slice of what that one cuts; compilers see that, and an `associative_scan` cuts the same twice.
-
-A choice between equal cases is that case: no compiler reads what would choose. A sort moves
-every operand once, and a loop or conditional reads it once.
+Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
+the same ones twice. A ``select_n`` between equal cases is that case. A sort, a loop and a conditional take every
+operand once.
 """
 
 from collections.abc import Sequence
@@ -20,16 +19,16 @@ from meshdsl.ir.loops import body_operands, carried_inputs
 from meshdsl.ir.rewrite import Table, filtered, look_up, substitute, with_ops
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
-_Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # what a slice cuts, from where on, how far apart
+_Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # a slice: the unsliced array, starts, strides
 
 
 def cse(graph: Graph) -> Graph:
-    """The graph, and each body by itself, without the second of two equal operations."""
+    """Returns the graph, and each body by itself, without the second of two equal operations."""
     return _merged(graph, {})
 
 
 def _merged(graph: Graph, table: Table) -> Graph:
-    """Likewise, with values that are known to be others."""
+    """The merged graph, with values replaced by the equal ones in ``table``."""
     seen: dict[Any, Op] = {}
     cuts: dict[int, _Cut] = {}
     stated: Table = {}
@@ -52,14 +51,14 @@ def _merged(graph: Graph, table: Table) -> Graph:
 
 
 def _in_bodies(op: Op) -> Op:
-    """Each body merged; of inputs that are given the same, it reads the first."""
+    """The op with each body merged; of inputs with the same operand, the body reads the first."""
     bodies = zip(op.bodies, body_operands(op), carried_inputs(op), strict=False)
     merged = tuple(_merged(body, _given_twice(body.inputs, operands, carried)) for body, operands, carried in bodies)
     return replace(op, bodies=merged)
 
 
 def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: range) -> Table:
-    """Inputs that are an earlier one too; a whole stack and its slices are two."""
+    """Maps inputs to earlier ones with the same operand; a whole stack and its slices differ."""
     first: dict[Any, Value] = {}
     pairs = zip(inputs, operands, strict=True)
     given = ((v, (_operand(x), i < carried.start)) for i, (v, x) in enumerate(pairs) if i not in carried)
@@ -67,7 +66,7 @@ def _given_twice(inputs: Sequence[Value], operands: Sequence[Atom], carried: ran
 
 
 def _each_once(op: Op) -> tuple[Op, Table]:
-    """A sort without the second of two equal operands, and whose results are the first one's."""
+    """The sort without repeated operands, and what replaces the results of those."""
     places: dict[Any, int] = {}
     at = [places.setdefault(_operand(x), i) for i, x in enumerate(op.inputs)]
     if len(places) == len(at):
@@ -79,12 +78,12 @@ def _each_once(op: Op) -> tuple[Op, Table]:
 
 
 def _has_one_case(op: Op, stated: Table) -> bool:
-    """Whether all cases are one value, its layout stated or not."""
+    """Whether all cases are one value, up to ``constrain``."""
     return op.name == "select_n" and len({_operand(look_up(x, stated)) for x in op.inputs[1:]}) == 1
 
 
 def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
-    """What a slice cuts of what is no slice; noted for slices of its result."""
+    """A key of the elements of the unsliced array that a slice takes; recorded in ``cuts`` for slices of its result."""
     root, first, apart = cuts.get(getattr(op.inputs[0], "id", -1), (_operand(op.inputs[0]), (), ()))
     starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(op.inputs[0].shape)
     first, apart = first or (0,) * len(starts), apart or (1,) * len(starts)
@@ -96,7 +95,7 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
 
 
 def expression(op: Op) -> Any:
-    """What an operation computes; equal for equal operations."""
+    """Returns a hashable key that is equal for operations that compute the same."""
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
     return op.primitive, _frozen(op.params), tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
@@ -107,12 +106,12 @@ def _operand(x: Atom) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The bits of a scalar: 0.0 and -0.0 differ, one nan equals itself."""
+    """The bits of a scalar: 0.0 and -0.0 differ, a NaN equals itself."""
     return np.asarray(value).tobytes() if isinstance(value, np.generic) else id(value)
 
 
 def _frozen(x: Any) -> Any:
-    """A parameter as a hashable value; what cannot be compared equals only itself."""
+    """A parameter as a hashable value; one that cannot be compared equals only itself."""
     if type(x) in _SIMPLE:
         return type(x), x
     if isinstance(x, dict):

@@ -1,14 +1,6 @@
-"""Clean-up: cheap constants are computed anew for every reader.
+"""Duplication: every consumer of a cheap constant, and every constrained partial cast, gets a producer of its own.
 
-A causal mask is a few operations on no input at all. Shared by every layer it would join
-layers that have nothing else in common: the planner would have to give one layout to all of
-their masks, or to pay for moving one. Cloned, each reader has a mask in the layout it likes,
-for next to nothing; where layouts agree XLA merges them again. A loop's body is a reader like
-any other: autodiff moves masks out of a scan over layers, and here they go back in.
-A constant that is made on the spot is not sent either: a compiler works out what it becomes,
-makes equal ones once, and would send less than planned.
-
-This pass comes last, because merging equal expressions undoes it.
+Both passes undo what ``cse`` does, so they come after it.
 """
 
 from collections import Counter
@@ -30,10 +22,16 @@ from meshdsl.ir.rewrite import (
 )
 from meshdsl.layouts.placement import P
 
-# ---- Clone -----------------------------------------------------------------------------------------------------------
+# ---- Cheap constants -------------------------------------------------------------------------------------------------
+# A causal mask is a few operations on no input. Shared by all layers it would couple layers with nothing else in
+# common: the planner would have to choose one layout for all of their masks, or pay for resharding. Duplicated, each
+# consumer has a mask in the layout that suits it at almost no cost; where layouts agree, XLA merges the copies. A loop
+# body is a consumer like any other: autodiff moves masks out of a scan over layers, and they are moved back here.
+# Nor is a constant that is computed in place ever sent: a compiler folds it, merges equal ones, and would send less
+# than planned.
 
 
-LONGEST = 6
+LONGEST = 6  # operations in a chain that is duplicated
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "select_n", "clamp", "is_finite")
 _ARITHMETIC = ("add", "sub", "mul", "div", "rem", "neg", "max", "min", "abs", "sign", "floor", "integer_pow", "square")
 _FUNCTIONS = ("exp", "exp2", "log", "pow", "sqrt", "rsqrt", "sin", "cos", "tanh")
@@ -42,19 +40,19 @@ CHEAP = frozenset({"iota", "convert_element_type", *_COMPARE, *_ARITHMETIC, *_FU
 
 
 def clone_cheap_constants(graph: Graph) -> Graph:
-    """The graph with a copy of every chain of cheap operations on no input for each of its readers."""
+    """Returns the graph with a copy of every chain of cheap operations on no input for each of its consumers."""
     return _cloned(graph, _Cheap(fresh_ids(graph)))
 
 
 class _Cheap:
-    """The cheap constants of one graph: by value, what makes it and the longest chain that ends there."""
+    """The cheap constants of one graph: by value id, producer and length of the longest chain that ends there."""
 
     def __init__(self, ids: Iterator[int]) -> None:
         self.ids = ids
         self.made: dict[int, tuple[Op, int]] = {}
 
     def add(self, op: Op) -> bool:
-        """Take the operation in if it is a cheap constant."""
+        """Records the operation if it is a cheap constant, and returns whether it is."""
         if op.name not in CHEAP or op.effects:
             return False
         operands = value_ids(op.inputs)
@@ -65,11 +63,11 @@ class _Cheap:
         return length <= LONGEST
 
     def holds(self, x: Atom) -> bool:
-        """Whether ``x`` can be made on the spot."""
+        """Whether ``x`` can be computed in place."""
         return isinstance(x, Literal) or x.id in self.made
 
     def copies(self, x: Atom, table: Table) -> list[Op]:
-        """Copies of the operations that make ``x``, operands first; the table then leads to the copies' results."""
+        """Returns copies of the operations that produce ``x``, operands first; adds their results to ``table``."""
         if isinstance(x, Literal) or x.id in table or x.id not in self.made:
             return []
         op, _ = self.made[x.id]
@@ -111,61 +109,60 @@ def _with_constants_inside(op: Op, cheap: _Cheap) -> Op:
     return with_ports(op, filtered(ports, (not moves for moves in inside)), bodies)
 
 
-# ---- Casts -----------------------------------------------------------------------------------------------------------
-# Clean-up: a cast whose result is stated to be a partial sum is made for the statement alone.
+# ---- Partial casts ---------------------------------------------------------------------------------------------------
+# A cast whose result is constrained to be a partial sum is a cast of its own.
 #
 #     half = gradient.astype(bfloat16)
 #     sent = md.constrain(half, "data=P")      # every device casts its part, and the parts are summed in bfloat16
 #     size = jnp.sum(half ** 2)                # of the cast sum, as anywhere else
 #
-# A sum is not moved across a cast that rounds, but such a statement asks for it. It speaks of ``sent``: whoever reads
-# ``half`` otherwise, or has written the same cast elsewhere, is to get the numbers it would get without. So the two are
-# two casts. Merging equal expressions would make one of them again, so this comes after it.
+# A sum may not be moved across a cast that rounds, unless the user constrains the result so. The constraint is on
+# ``sent``: other consumers of ``half``, and equal casts elsewhere, must get the numbers that they would get without it.
 
 
 CAST = "convert_element_type"
 
 
 def split_partial_casts(graph: Graph) -> Graph:
-    """The graph, and its bodies, with a cast of its own for every statement that the result of one is a partial sum."""
-    return _parted(graph, fresh_ids(graph))
+    """Returns the graph, and its bodies, with a cast of its own for every constraint of its result to a partial sum."""
+    return _with_own_casts(graph, fresh_ids(graph))
 
 
-def asked_casts(graph: Graph) -> dict[int, tuple[str, ...]]:
-    """By the id of a cast of this graph, the axes on which its result, which nobody else reads, is stated a sum."""
-    stated = [op for op in graph.ops if op.name == "constrain" and _sums(op)]
-    if not stated:
+def partial_casts(graph: Graph) -> dict[int, tuple[str, ...]]:
+    """Returns, by op id of a cast, the axes on which its only consumer constrains it to a partial sum."""
+    constraints = [op for op in graph.ops if op.name == "constrain" and _sums(op)]
+    if not constraints:
         return {}
-    makers, readers = makers_of(graph), _readers(graph)
-    found = ((_cast(op, makers), op) for op in stated)
-    return {cast.id: _sums(op) for cast, op in found if cast is not None and readers[cast.outputs[0].id] == 1}
+    makers, uses = makers_of(graph), _use_counts(graph)
+    found = ((_cast(op, makers), op) for op in constraints)
+    return {cast.id: _sums(op) for cast, op in found if cast is not None and uses[cast.outputs[0].id] == 1}
 
 
-def _parted(graph: Graph, ids: Iterator[int]) -> Graph:
-    makers, readers = makers_of(graph), _readers(graph)
+def _with_own_casts(graph: Graph, ids: Iterator[int]) -> Graph:
+    makers, uses = makers_of(graph), _use_counts(graph)
     ops: list[Op] = []
     for op in graph.ops:
         cast = _cast(op, makers)
-        if cast is not None and readers[cast.outputs[0].id] > 1:
-            readers[cast.outputs[0].id] -= 1
+        if cast is not None and uses[cast.outputs[0].id] > 1:
+            uses[cast.outputs[0].id] -= 1
             own = new_value(cast.outputs[0], ids)
             ops.append(replace(cast, outputs=(own,)))
             op = replace(op, inputs=(own,))
-        ops.append(replace(op, bodies=tuple(_parted(body, ids) for body in op.bodies)) if op.bodies else op)
+        ops.append(replace(op, bodies=tuple(_with_own_casts(body, ids) for body in op.bodies)) if op.bodies else op)
     return with_ops(graph, ops)
 
 
 def _cast(op: Op, makers: dict[int, Op]) -> Op | None:
-    """The cast whose result an operation states to be a partial sum."""
+    """The cast whose result ``op`` constrains to a partial sum."""
     read = op.inputs[0] if op.name == "constrain" and _sums(op) else None
     made = makers.get(read.id) if isinstance(read, Value) else None
     return made if made is not None and made.name == CAST else None
 
 
-def _sums(stated: Op) -> tuple[str, ...]:
-    return tuple(axis for axis, placed in stated.params["layout"].placements if placed is P)
+def _sums(constraint: Op) -> tuple[str, ...]:
+    return tuple(axis for axis, placed in constraint.params["layout"].placements if placed is P)
 
 
-def _readers(graph: Graph) -> Counter[int]:
-    """How often every value is read."""
+def _use_counts(graph: Graph) -> Counter[int]:
+    """By value id, its number of uses."""
     return Counter([x for op in graph.ops for x in value_ids(op.inputs)])

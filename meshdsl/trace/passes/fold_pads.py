@@ -1,12 +1,12 @@
-"""Clean-up: padding and cutting are written into the operation that reads them, where it can pad itself.
+"""Pad folding: pads and slices are folded into the consumer where it can pad by itself.
 
     pad(x, (1, 0))[:-1]                     pad(x, (1, -1))         the last token's features
     concatenate [0, x[:-1]]                 the same
     conv(pad(x, (3, 0)), padding (0, 0))    conv(x, padding (3, 0))
-    sums of windows of a padded x           the same, of x          the gradient of average pooling
+    reduce_window_sum of a padded x         the same, of x          the gradient of average pooling
 
-A dim of n + 1 elements cannot be split where one of n can, so each half of such a pair would keep
-the dim whole; together they hand on the ends of blocks. A slice is a pad by negative amounts.
+A dim of n + 1 elements cannot be split where one of n can, so each half of such a pair would need the dim whole;
+together they only send the ends of blocks. A slice is a pad by negative amounts.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Edges:
 
 
 def fold_pads(graph: Graph) -> Graph:
-    """The graph with such pairs as one operation; the first of a pair is left to whoever else reads it."""
+    """Returns the graph with such pairs as one operation; the first of a pair stays for its other consumers."""
     makers: dict[int, Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -44,7 +44,7 @@ def fold_pads(graph: Graph) -> Graph:
 
 
 def _edges(x: Atom, makers: dict[int, Op]) -> Edges | None:
-    """What padding and cutting made ``x``."""
+    """The pads and slices that produce ``x``."""
     maker = makers.get(x.id) if isinstance(x, Value) else None
     return _EDGES[maker.name](maker, x, makers) if maker is not None and maker.name in _EDGES else None
 
@@ -71,7 +71,7 @@ def _split(op: Op, x: Atom, makers: dict[int, Op]) -> Edges | None:
 
 
 def _joined(op: Op, x: Atom, makers: dict[int, Op]) -> Edges | None:
-    """An array beside a constant."""
+    """The concatenation of an array and a constant."""
     if len(op.inputs) != 2:
         return None
     fills = [_constant(y, makers) for y in op.inputs]
@@ -84,7 +84,7 @@ def _joined(op: Op, x: Atom, makers: dict[int, Op]) -> Edges | None:
 
 
 def _constant(x: Atom, makers: dict[int, Op]) -> Literal | None:
-    """The scalar that ``x`` is full of."""
+    """The scalar that fills ``x``."""
     maker = makers.get(x.id) if isinstance(x, Value) else None
     return _scalar(maker.inputs[0], makers) if maker is not None and maker.name == "broadcast_in_dim" else None
 
@@ -107,7 +107,7 @@ _EDGES: dict[str, Callable[[Op, Atom, dict[int, Op]], Edges | None]] = {
 
 
 def _fold_edges(op: Op, makers: dict[int, Op]) -> Op:
-    """Padding or cutting what is padded or cut already."""
+    """Folds a pad or slice of a padded or sliced array into one."""
     outer = _EDGES[op.name](op, op.outputs[0], makers)
     inner = _edges(outer.source, makers) if outer else None
     if outer is None or inner is None:
@@ -121,7 +121,7 @@ def _fold_edges(op: Op, makers: dict[int, Op]) -> Op:
 
 
 def _fold_into_windows(dilation: str) -> Callable[[Op, dict[int, Op]], Op]:
-    """Zeros around what windows are summed over are the windows' own padding, and zeros between its dilation."""
+    """Folds zeros around the operand of a window sum into its padding, and zeros between elements into its dilation."""
 
     def fold(op: Op, makers: dict[int, Op]) -> Op:
         inner = _edges(op.inputs[0], makers)
@@ -145,7 +145,7 @@ def _fold_into_windows(dilation: str) -> Callable[[Op, dict[int, Op]], Op]:
 
 
 def _fold_slice(op: Op, makers: dict[int, Op]) -> Op:
-    """Every k-th element of what is cut out."""
+    """Folds a slice into a strided slice."""
     inner = _edges(op.inputs[0], makers)
     if inner is None or _fills(inner) or any(between for *_, between in inner.amounts):
         return _fold_edges(op, makers)
@@ -176,7 +176,7 @@ def _fills(edges: Edges) -> bool:
 
 
 def _after(first: Amounts, then: Amounts) -> Amounts | None:
-    """Both at once; None if what the first cuts off is filled up, or what it fills is spread."""
+    """The composition of two pads; None if the second refills elements that the first drops, or dilates its padding."""
     spread = then[2] and any(first)
     refilled = any(a < 0 < b for a, b in zip(first[:2], then[:2], strict=True))
     return None if spread or refilled else (first[0] + then[0], first[1] + then[1], first[2] + then[2])

@@ -1,13 +1,12 @@
-"""Clean-up: what a scan never changes is no carry, and where nothing changes there is no loop.
+"""Loop invariants: unchanged carries become consts, single-iteration loops are inlined, invariant code is hoisted.
 
-A scan that carries a value unchanged through every trip (parameters next to a gradient
-accumulator) gets it as a const, which may be moved once before the loop or in every trip. A scan whose
-body reads consts alone makes the same in every trip, and a ``while`` may count to one: compilers do either once.
+A scan that carries a value unchanged through every iteration (parameters next to a gradient accumulator) takes it as a
+const, which may be resharded once in front of the loop or in every iteration. A scan whose body reads only consts
+computes the same in every iteration, and a ``while`` may count to one: compilers run either once.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 from jax import lax
 
@@ -26,14 +25,11 @@ from meshdsl.ir.rewrite import (
 )
 from meshdsl.trace.annotate import counted
 
-# ---- Invariant -------------------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
+# ---- Unchanged carries, single iterations ----------------------------------------------------------------------------
 
 
 def invariant_carries_to_consts(graph: Graph) -> Graph:
-    """The graph whose scans carry only what changes."""
+    """Returns the graph whose scans carry only values that change."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -46,7 +42,7 @@ def invariant_carries_to_consts(graph: Graph) -> Graph:
 
 
 def inline_single_trip_loops(graph: Graph) -> Graph:
-    """The graph without loops of one trip, and with scans that read neither carries nor slices done once."""
+    """Returns the graph with loops of one iteration inlined, and scans that read only consts run once."""
     table: Table = {}
     ops: list[Op] = []
     for op in graph.ops:
@@ -66,7 +62,7 @@ def _repeats(op: Op) -> bool:
 
 
 def _inlined(op: Op, table: Table) -> Iterator[Op]:
-    """The operations of the only trip; ``table`` gets what replaces the loop's results."""
+    """The operations of the only iteration; adds the replacements of the loop's results to ``table``."""
     body, inputs = op.bodies[1], op.inputs[op.params["cond_nconsts"] :]
     inside: Table = {v.id: x for v, x in zip(body.inputs, inputs, strict=True)}
     for inner in body.ops[:-1]:
@@ -75,7 +71,7 @@ def _inlined(op: Op, table: Table) -> Iterator[Op]:
 
 
 def _stacked(op: Op, table: Table) -> Iterator[Op]:
-    """The operations of a scan's body, and its results stacked; ``table`` gets what replaces the others."""
+    """The operations of a scan's body, and broadcasts that stack its results; adds those of carries to ``table``."""
     (body,), carries = op.bodies, op.params["num_carry"]
     inside: Table = {v.id: x for v, x in zip(body.inputs, op.inputs, strict=True)}
     for inner in body.ops[:-1]:
@@ -100,18 +96,17 @@ def _uncarried(op: Op) -> tuple[Op, Table]:
     return (with_ports(op, ports), table) if table else (op, table)
 
 
-# ---- Hoist -----------------------------------------------------------------------------------------------------------
-# Clean-up: what is the same in every trip of a loop is computed in front of it.
+# ---- Hoisting --------------------------------------------------------------------------------------------------------
+# Loop-invariant code motion: operations that compute the same in every iteration move in front of the loop.
 #
-# Compilers move such operations out of loops, and a collective among them is then sent once, not once per trip: the
-# norm of weights that all steps of a recurrent network share, say. In front of the loop the plan counts it as it is.
-# As in XLA, what is larger than that which it is made of stays inside, since it would be kept through the loop; so do
-# constants, barriers, and operations with effects or loops in them. A ``while`` that makes no trip has computed them
-# for nothing.
+# Compilers hoist them, and a collective among them then runs once, not once per iteration: that of the norm of weights
+# which all steps of a recurrent network share, say. As in XLA, results larger than their operands stay inside, since
+# they would be live through the loop; so do constants, barriers, and operations with effects or bodies. In front of a
+# ``while`` without iterations they are computed in vain.
 
 
 def hoist_invariants(graph: Graph) -> Graph:
-    """The graph with loops, inner ones first, that compute only what changes."""
+    """Returns the graph with invariant operations in front of their loops, inner loops first."""
     return _hoisted(graph, fresh_ids(graph))
 
 
@@ -135,7 +130,7 @@ def _parted(op: Op, ids: Iterator[int]) -> tuple[list[Op], Op]:
     front: list[Op] = []
     stay: list[Op] = []
     for inner in body.ops:
-        if _same_every_trip(inner, table):
+        if _is_invariant(inner, table):
             front.append(substitute(inner, table))
             table.update((v.id, v) for v in inner.outputs)
         else:
@@ -152,7 +147,7 @@ def _parted(op: Op, ids: Iterator[int]) -> tuple[list[Op], Op]:
     return front, with_ports(op, ports, (*op.bodies[:at], body))
 
 
-def _same_every_trip(op: Op, table: Table) -> bool:
+def _is_invariant(op: Op, table: Table) -> bool:
     read = list(values(op.inputs))
     if not read or op.bodies or op.effects or op.name in ("return", "optimization_barrier"):
         return False

@@ -1,12 +1,12 @@
-"""Clean-up: pieces of one array put together again in another place are a roll.
+"""Roll detection: slices of one array concatenated in rotated order are a roll.
 
     concatenate [x[n/2:], x[:n/2]]                          roll(x, n/2)
     concatenate [-x[n/2:], x[:n/2]]                         select(i < n/2, -roll(x, n/2), roll(x, n/2))
     pad(-g[:n/2], n/2 in front) + pad(g[n/2:], n/2 behind)  its gradient, likewise
 
-Slices cut a split dim where no block ends, so each of them would be gathered; a roll only hands
-blocks on. ``jnp.roll``, the halves of a rotary embedding and their gradients are such patterns.
-Between slice and concatenation every piece may pass operations on one operand.
+Slices cut a sharded dim inside blocks, so each of them would need a gather; a roll only permutes blocks. ``jnp.roll``,
+the halves of a rotary embedding (RoFormer, Su et al. 2021) and their gradients are such patterns. Between slice and
+concatenation every piece may pass unary operations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ UNARY = frozenset({"neg", "mul", "convert_element_type"})
 
 
 def _roll(x: jax.Array, *, axis: int, shift: int) -> jax.Array:
-    """Every element ``shift`` places further on; 0 < shift < length."""
+    """Moves every element by ``shift`` places, cyclically; 0 < shift < length."""
     at = x.shape[axis] - shift
     parts = lax.slice_in_dim(x, at, None, axis=axis), lax.slice_in_dim(x, 0, at, axis=axis)
     return lax.concatenate(parts, axis)
@@ -52,11 +52,11 @@ class Piece:
     at: int = 0
 
 
-Parts = dict[int, list[Piece]]  # by value: of what pads and sums of pads consist
+Parts = dict[int, list[Piece]]  # by value id: the pieces of pads and sums of pads
 
 
 def find_rolls(graph: Graph) -> Graph:
-    """The graph with such patterns as rolls; the slices are left to whoever else reads them."""
+    """Returns the graph with such patterns as rolls; the slices stay for their other consumers."""
     return _rolled(graph, fresh_ids(graph))
 
 
@@ -81,10 +81,10 @@ def _rolled(graph: Graph, ids: Iterator[int]) -> Graph:
 
 
 def _put_together(op: Op, makers: dict[int, Op], parts: Parts) -> list[Piece]:
-    """The pieces that the result consists of; none if it is anything else."""
+    """The pieces that the result consists of, in order; none if it has another form."""
     if op.name == "concatenate":
         found = _concatenated(op, makers)
-    else:  # noted for what adds the result to another
+    else:  # recorded for the addition of this and another
         found = _added(op, parts) if op.name == "add_any" else _padded(op, makers) if op.name == "pad" else None
         parts.update({op.outputs[0].id: found} if found else {})
     return sorted(found, key=lambda piece: piece.at) if found else []
@@ -117,7 +117,7 @@ def _padded(op: Op, makers: dict[int, Op]) -> list[Piece] | None:
 
 
 def _piece(x: Atom, dim: int, makers: dict[int, Op]) -> Piece | None:
-    """What ``x`` is a piece of along ``dim``, if it is one."""
+    """The piece of an array along ``dim`` that ``x`` is, if it is one."""
     chain: list[Op] = []
     while isinstance(x, Value) and x.id in makers:
         maker = makers[x.id]
@@ -151,7 +151,7 @@ _CUTS: dict[str, Callable[[Op, Atom, int], Piece | None]] = {"slice": _sliced, "
 
 
 def _whole(pieces: Sequence[Piece], op: Op) -> Sequence[Piece]:
-    """The pieces if they are all of one array, moved by one distance; else none."""
+    """The pieces if together they are one array rotated by one distance; else none."""
     if not pieces:
         return ()
     source, dim = pieces[0].source, pieces[0].dim
@@ -162,7 +162,7 @@ def _whole(pieces: Sequence[Piece], op: Op) -> Sequence[Piece]:
 
 
 def _assembled(x: jax.Array, pieces: Sequence[Piece]) -> jax.Array:
-    """The result, from the pieces' source."""
+    """The result computed from the source of the pieces."""
     dim, shift = pieces[0].dim, (pieces[0].at - pieces[0].start) % x.shape[pieces[0].dim]
     rolled = roll_p.bind(x, axis=dim, shift=shift) if shift else x
     *before, result = (_chained(rolled, piece.chain) for piece in pieces)
@@ -182,6 +182,6 @@ def _chained(x: jax.Array, chain: Sequence[Op]) -> jax.Array:
 
 
 def _text(chain: Sequence[Op]) -> Any:
-    """Equal for chains that do the same."""
+    """A text that is equal for chains that compute the same."""
     literals = [[str(x.value) if isinstance(x, Literal) else "" for x in op.inputs] for op in chain]
     return str([(op.name, op.params) for op in chain]), str(literals)
