@@ -1,8 +1,12 @@
 """The command ``meshdsl``; also ``python -m meshdsl``.
 
-Bad input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that
-something does not hold: no plan fits the memory, plans differ, compiled and planned collectives differ.
-``meshdsl --debug ...`` ends with the traceback instead.
+Wrong input ends with one message on standard error and status 2, before anything is compiled. Status 1 says that a
+check failed: no plan fits the memory, plans differ, compiled and planned collectives differ. ``meshdsl --debug ...``
+ends with the traceback instead.
+
+Modules: ``common`` (options, loading, output, errors), then one per group of commands: ``plan`` (plan, diff, check,
+explain, verify), ``search``, ``report``, ``train``, ``topology``. jax is imported inside the commands, so that help
+texts and shell completion are quick.
 """
 
 import sys
@@ -10,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+import meshdsl
 from meshdsl.cli import plan, topology
 from meshdsl.cli.common import message_of, status_of
 from meshdsl.cli.report import report
@@ -23,18 +28,29 @@ for command in (plan.plan, plan.diff, plan.check, plan.verify, plan.explain, sea
 app.add_typer(topology.app, name="topology")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(meshdsl.__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option(help="end with the whole traceback")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option(help="end with the whole traceback")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Plan training steps over device meshes, and run exactly the plans."""
 
 
 def main() -> None:
-    """Run the command."""
+    """Runs the command."""
     try:
         app()
     except Exception as error:
-        said = message_of(error)
-        if "--debug" in sys.argv or not said:
+        message = message_of(error)
+        if "--debug" in sys.argv or not message:
             raise
-        print("meshdsl:", visible(said, kept="\n"), file=sys.stderr)
+        print("meshdsl:", visible(message, kept="\n"), file=sys.stderr)
         sys.exit(status_of(error))

@@ -1,4 +1,8 @@
-"""What is named on the command line: a program as ``path/to/file.py`` or ``module:attribute``, a mesh, a topology."""
+"""What the commands share: their arguments and options, loading of programs and meshes, output, errors and statuses.
+
+A program is named as ``path/to/file.py``, which defines ``program``, or as ``module:attribute``. A topology is a preset
+or a TOML file. Every option that several commands take is defined here once, as an ``Annotated`` type.
+"""
 
 import importlib
 import json
@@ -6,7 +10,6 @@ import os
 import runpy
 import sys
 import sysconfig
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
@@ -23,46 +26,37 @@ from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.text import visible
 
 if TYPE_CHECKING:
-    from meshdsl.api import Program  # it loads jax, which help texts do without
+    from meshdsl.api import Program  # imports jax, which help texts do without
 
-# ---- Options ---------------------------------------------------------------------------------------------------------
-# Arguments and options that several commands share, and how their results are shown.
+# ---- Arguments and options -------------------------------------------------------------------------------------------
 
+DEFAULT_MESH = "data=4,model=2"
+DEFAULT_TOPOLOGY = "cpu"
 
-ProgramName = Annotated[str, typer.Argument(help="path/to/file.py or module:attribute", show_default=False)]
-MeshText = Annotated[str, typer.Option("--mesh", help="the axes of the mesh, outermost first")]
-TopologyName = Annotated[
-    str,
-    typer.Option("--topology", help="what the mesh costs: a preset or a TOML file", autocompletion=preset_names),
+_PROGRAM = "path/to/file.py, which defines 'program', or module:attribute"
+_COSTS = "costs of links and devices: a preset or a TOML file"
+ProgramName = Annotated[str, typer.Argument(help=_PROGRAM, show_default=False)]
+OptionalProgram = Annotated[str | None, typer.Argument(help=_PROGRAM)]
+SavedPlan = Annotated[Path, typer.Argument(help="a saved plan", show_default=False)]
+MeshText = Annotated[str, typer.Option("--mesh", help="mesh axes with their sizes, outermost first")]
+TopologyName = Annotated[str, typer.Option("--topology", help=_COSTS, autocompletion=preset_names)]
+RulesText = Annotated[str | None, typer.Option("--rules", help="layout rules, such as 'batch:data hidden:model'")]
+MemoryText = Annotated[
+    str | None, typer.Option("--memory", help="memory limit per device, such as 60GiB; default: the topology's")
 ]
-RulesText = Annotated[str | None, typer.Option("--rules", help="dims to axes, as 'batch:data hidden:model'")]
-MemoryText = Annotated[str | None, typer.Option("--memory", help="limit per device, as 60GiB; else the topology's")]
-Microbatches = Annotated[int | None, typer.Option("--microbatches", help="to take the batch in, one after the other")]
-ScheduleName = Annotated[str | None, typer.Option("--schedule", help="of a pipeline's stages, as 1f1b, or a file")]
-Chunks = Annotated[int | None, typer.Option("--chunks", help="of layers per stage")]
-Recompute = Annotated[str | None, typer.Option("--recompute", help="by stages in the backward pass: stage or none")]
+Microbatches = Annotated[int | None, typer.Option("--microbatches", help="number of microbatches in a step")]
+ScheduleName = Annotated[
+    str | None, typer.Option("--schedule", help="pipeline schedule, such as 1f1b, or a file with a schedule")
+]
+Chunks = Annotated[int | None, typer.Option("--chunks", help="chunks of layers per pipeline stage")]
+Recompute = Annotated[
+    str | None, typer.Option("--recompute", help="activations to recompute in the backward pass: stage or none")
+]
+SavePlan = Annotated[Path | None, typer.Option("--save", help="write the plan to this file")]
 AsJSON = Annotated[bool, typer.Option("--json", help="print JSON")]
-out = Console(highlight=False, soft_wrap=True)
-progress = Console(stderr=True, highlight=False)
 
 
-def check_folders(*files: Path | None) -> None:
-    """Refuse files that cannot be, before anything takes time."""
-    for file in files:
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            fault = "it is a folder" if file.is_dir() else f"there is no folder {str(file.parent)!r}; make it first"
-            raise ArgumentError(f"cannot write {str(file)!r}: {fault}")
-
-
-def show(text: object, facts: Any, as_json: bool) -> None:
-    """Print the text, or the facts as JSON."""
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        out.print(visible(str(text), kept="\n"), markup=False)
-
-
-# ---- Names -----------------------------------------------------------------------------------------------------------
+# ---- Programs, meshes and topologies ---------------------------------------------------------------------------------
 
 
 def load_program(
@@ -72,51 +66,87 @@ def load_program(
     chunks: int | None = None,
     recompute: str | None = None,
 ) -> "Program":
-    """The ``program`` that a file or a module defines, or that its function of this name returns.
+    """The program that a file or a module defines, or that its function of this name returns.
 
     Args:
-      microbatches, schedule, chunks, recompute: of its pipeline, where given; a schedule by name, or a file with one.
+      name: ``path/to/file.py`` or ``module:attribute``.
+      microbatches: replaces the number of microbatches of the program's pipeline, where given; so do the others.
+      schedule: name of a schedule, or a file with one.
+      chunks: chunks per stage.
+      recompute: what the backward pass recomputes.
 
-    Raises ArgumentError if there is none, or no such pipeline; what the file itself raises is not touched.
+    Raises:
+      ArgumentError: there is no such program, or no such pipeline. Errors of the file's own code are not caught.
     """
     table = Schedule.load(schedule) if schedule and _is_file(schedule) else schedule
-    asked = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
-    given = {option: value for option, value in asked.items() if value is not None}
+    options = {"microbatches": microbatches, "schedule": table, "chunks": chunks, "recompute": recompute}
+    given = {option: value for option, value in options.items() if value is not None}
     with progress.status(f"reading {name}"):
-        program = _loaded(name)
+        program = _find_program(name)
     return replace(program, pipeline=_pipeline(program, given)) if given else program
 
 
 def _is_file(schedule: str) -> bool:
-    """Whether it names a file, which is then read, or refused; names of schedules have no dot and no slash."""
+    """Whether it names a file, which is then read or refused; names of schedules have no dot and no slash."""
     return Path(schedule).is_file() or bool({".", "/"} & set(schedule))
 
 
 def _pipeline(program: "Program", given: dict[str, Any]) -> Pipeline:
-    """The program's pipeline with what was given; one line says what does not fit."""
+    """The program's pipeline with the given options; ArgumentError in one line if they do not fit."""
     table = given.get("schedule")
     if table:
         given.setdefault("chunks", 1)
     if isinstance(table, Schedule):
         given.setdefault("microbatches", table.microbatches)
     if program.pipeline is None and "microbatches" not in given:
-        raise ArgumentError(f"--{'schedule' if table else next(iter(given))} of no pipeline: say --microbatches too")
+        option = "schedule" if table else next(iter(given))
+        raise ArgumentError(f"--{option}: the program has no pipeline; give --microbatches too")
     try:
         return replace(program.pipeline, **given) if program.pipeline else Pipeline(**given)
     except ArgumentError as error:
         raise ArgumentError("; ".join(row.strip() for row in str(error).splitlines()[1:])) from error
 
 
-def _loaded(name: str) -> "Program":
+def _find_program(name: str) -> "Program":
     module, colon, attribute = name.partition(":")
     if name.endswith(".py"):
-        return _program(name, "program", runpy.run_path(str(_existing(Path(name)))))
+        file = Path(name)
+        if not file.is_file():
+            neighbours = file.parent.glob("*.py") if file.parent.is_dir() else ()
+            raise ArgumentError(f"there is no file {file}{nearest(str(file), map(str, neighbours))}")
+        return _program(name, "program", runpy.run_path(str(file)))
     if module.endswith(".py"):
-        asked = f"{name!r} is no program: a file is named alone, as {module}, and defines 'program'"
-        raise ArgumentError(f"{asked}; or name its module, as {Path(module).stem}:{attribute or 'program'}")
+        raise ArgumentError(
+            f"{name!r} is not a program: give the file alone, as {module}, which defines 'program', "
+            f"or its module, as {Path(module).stem}:{attribute or 'program'}"
+        )
     if not colon:
-        raise ArgumentError(f"{name!r} is no program: give path/to/file.py, or module:attribute")
-    return _program(name, attribute, vars(_imported(module)))
+        raise ArgumentError(f"{name!r} is not a program: give path/to/file.py, or module:attribute")
+    return _program(name, attribute, vars(_import(module)))
+
+
+def _import(module: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that the named one imports is missing
+        raise ArgumentError(f"there is no module {module!r} to import from here: {error}") from error
+
+
+def _program(name: str, attribute: str, namespace: dict[str, Any]) -> "Program":
+    from meshdsl.api import Program
+
+    if attribute not in namespace:
+        public = [known for known in namespace if not known.startswith("_")]
+        raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, public)}")
+    found = namespace[attribute]
+    made = found() if callable(found) else found
+    if not isinstance(made, Program):
+        raise ArgumentError(f"{attribute} in {name}: {is_a(made)}, not an md.Program")
+    return made
 
 
 def load_mesh(text: str, topology: str) -> Mesh:
@@ -125,89 +155,74 @@ def load_mesh(text: str, topology: str) -> Mesh:
 
 
 def load_topology_named(name: str) -> Topology:
-    """A preset, or what a TOML file says."""
+    """A preset, or the topology in a TOML file."""
     return load_topology(name) if name.endswith(".toml") else topology(name)
 
 
 def short_name(name: str) -> str:
-    """What a program is called: ``gpt`` of ``examples/gpt.py``, ``tiny`` of ``models:tiny``."""
+    """Short name of a program: ``gpt`` for ``examples/gpt.py``, ``tiny`` for ``models:tiny``."""
     return Path(name).stem if name.endswith(".py") else name.rpartition(":")[2]
 
 
-def _existing(file: Path) -> Path:
-    if not file.is_file():
-        beside = file.parent.glob("*.py") if file.parent.is_dir() else ()
-        raise ArgumentError(f"there is no file {file}{nearest(str(file), map(str, beside))}")
-    return file
+# ---- Output ----------------------------------------------------------------------------------------------------------
+
+out = Console(highlight=False, soft_wrap=True)
+progress = Console(stderr=True, highlight=False)
 
 
-def _imported(module: str) -> Any:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # a module that the named one imports
-        raise ArgumentError(f"there is no module {module!r} to import from here: {error}") from error
+def check_writable(*files: Path | None) -> None:
+    """Refuses files that cannot be written, before anything takes time."""
+    for file in files:
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            fault = "it is a folder" if file.is_dir() else f"there is no folder {str(file.parent)!r}; make it first"
+            raise ArgumentError(f"cannot write {str(file)!r}: {fault}")
 
 
-def _program(name: str, attribute: str, names: dict[str, Any]) -> "Program":
-    from meshdsl.api import Program
-
-    if attribute not in names:
-        raise ArgumentError(f"{name} defines no {attribute!r}{nearest(attribute, _public(names))}")
-    found = names[attribute]
-    made = found() if callable(found) else found
-    if not isinstance(made, Program):
-        raise ArgumentError(f"{attribute} in {name}: {is_a(made)}, not an md.Program")
-    return made
+def show(text: object, facts: Any, as_json: bool) -> None:
+    """Prints the text, or the facts as JSON."""
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        out.print(visible(str(text), kept="\n"), markup=False)
 
 
-def _public(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
-
-
-# ---- Faults ----------------------------------------------------------------------------------------------------------
-# What ends a command: one message for what is wrong with what was given, and its status.
-#
-# Errors of meshdsl say themselves what does not fit. Anything else that comes out of the program's own code, while its
-# file is read or its step traced, is told with the line that raised it. What comes from nowhere in it is a fault of
+# ---- Errors and statuses ---------------------------------------------------------------------------------------------
+# An error of meshdsl says itself what is wrong. Any other error that comes out of the program's own code, while its
+# file is read or its step traced, is reported with the line that raised it. An error without such a line is a fault of
 # meshdsl, and keeps its traceback.
 
-
-_OWN = Path(__file__).resolve().parent.parent
-_PARTS = tuple(f"{folder}/" for folder in (_OWN, _OWN.parent / "lowering", _OWN.parent / "layouts"))
-_LIBRARIES = (*_PARTS, sysconfig.get_path("stdlib") + "/", sysconfig.get_path("purelib") + "/", "<")
-_JAX_FILTERS = "-----"  # how jax's note on the frames that it removed begins
+_PACKAGE = Path(__file__).resolve().parent.parent
+_OWN = tuple(f"{folder}/" for folder in (_PACKAGE, _PACKAGE.parent / "lowering", _PACKAGE.parent / "layouts"))
+_LIBRARIES = (*_OWN, sysconfig.get_path("stdlib") + "/", sysconfig.get_path("purelib") + "/", "<")
+_JAX_FILTERS = "-----"  # the first characters of jax's note on the frames that it removed
 
 
 def status_of(error: Exception) -> int:
-    """1 if something does not hold, 2 if what was given is not right."""
+    """1 if a check failed or no plan fits, 2 if the input is wrong."""
     return 1 if isinstance(error, MemoryLimitError | VerifyError | CheckError) else 2
 
 
 def message_of(error: Exception) -> str:
-    """What to say of an error; empty if it is a fault of meshdsl itself."""
+    """The message that ends the command; empty if the error is a fault of meshdsl itself."""
     if isinstance(error, MeshDSLError):
         return str(error)
-    place = _place(error)
-    if not place:
+    line = _innermost_line(error)
+    if not line:
         return ""
-    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(_JAX_FILTERS)]
-    rows = [f"{place}: {type(error).__name__}: {said}", *(f"  {note}" for note in notes)]
+    rows = [f"{line}: {type(error).__name__}: {text}", *(f"  {note}" for note in notes)]
     return "\n".join([*rows, "meshdsl --debug ... shows the traceback"])
 
 
-def _place(error: Exception) -> str:
-    """The innermost line that is in no library; empty if there is none."""
+def _innermost_line(error: Exception) -> str:
+    """The innermost line of the traceback outside of libraries, as ``file.py:12``; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
-        return _short(error.filename, error.lineno)
-    own = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_LIBRARIES)]
-    return _short(own[-1].filename, own[-1].lineno) if own else ""
+        return _line_text(error.filename, error.lineno)
+    own = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+    return _line_text(own[-1].filename, own[-1].lineno) if own else ""
 
 
-def _short(file: str, line: int | None) -> str:
+def _line_text(file: str, line: int | None) -> str:
     path = Path(file)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line}"

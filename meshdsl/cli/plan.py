@@ -1,4 +1,4 @@
-"""``meshdsl plan``, ``diff``, ``check`` and ``verify``: what a program communicates, before anything runs."""
+"""``meshdsl plan``, ``diff``, ``check``, ``explain`` and ``verify``: what a program communicates, before it runs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,64 +7,69 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshdsl.cli.common import (
+    DEFAULT_MESH,
+    DEFAULT_TOPOLOGY,
     AsJSON,
     Chunks,
     MemoryText,
     MeshText,
     Microbatches,
+    OptionalProgram,
     ProgramName,
     Recompute,
     RulesText,
+    SavedPlan,
+    SavePlan,
     ScheduleName,
     TopologyName,
-    check_folders,
+    check_writable,
     load_mesh,
     load_program,
     progress,
     show,
 )
+from meshdsl.layouts.mesh import Mesh
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import jax, which help texts do without
     from meshdsl.api import Program
-
-PlanFile = Annotated[Path, typer.Argument(help="a plan that was saved", show_default=False)]
+    from meshdsl.plan import Plan, PlanDiff
 
 
 def plan(
     program: ProgramName,
-    mesh: MeshText = "data=4,model=2",
-    topology: TopologyName = "cpu",
+    mesh: MeshText = DEFAULT_MESH,
+    topology: TopologyName = DEFAULT_TOPOLOGY,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
-    save: Annotated[Path | None, typer.Option(help="keep the plan in this file")] = None,
-    html: Annotated[Path | None, typer.Option(help="draw the plan in this file, an HTML page")] = None,
+    save: SavePlan = None,
+    html: Annotated[Path | None, typer.Option(help="write the plan as an HTML page to this file")] = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program's step and print the plan: layouts, collectives and why, seconds, memory, gap."""
-    check_folders(save, html)
+    """Plan a program's step and print the plan: layouts, collectives with their reasons, seconds, memory, gap."""
+    check_writable(save, html)
     over = load_mesh(mesh, topology)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
-    found = _planned(program, loaded, over, rules, memory)
+    found = _plan(program, loaded, over, rules, memory)
     if save is not None:
         found.save(save)
     if html is not None:
         found.report(html)
-    show(found, facts(found), as_json)
+    show(found, plan_facts(found), as_json)
 
 
-def diff(before: PlanFile, after: PlanFile, as_json: AsJSON = False) -> None:
-    """Show what the second plan does otherwise than the first; status 1 if there is anything."""
+def diff(before: SavedPlan, after: SavedPlan, as_json: AsJSON = False) -> None:
+    """Show how the second plan differs from the first; status 1 if it does."""
     from meshdsl.plan import load_plan
 
     _show_difference(load_plan(before).diff(load_plan(after)), as_json)
 
 
 def check(
-    saved: PlanFile,
+    saved: SavedPlan,
     program: ProgramName,
     rules: RulesText = None,
     memory: MemoryText = None,
@@ -76,19 +81,19 @@ def check(
 ) -> None:
     """Plan a program again, over the mesh and topology of a saved plan; status 1 and the difference if it changed.
 
-    For CI: the saved plan is the lock file of what a program communicates.
+    For CI: the saved plan is the lock file of a program's communication.
     """
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
-    _show_difference(before.diff(_planned(program, loaded, before.mesh, rules, memory)), as_json)
+    _show_difference(before.diff(_plan(program, loaded, before.mesh, rules, memory)), as_json)
 
 
 def explain(
-    saved: PlanFile,
+    saved: SavedPlan,
     name: Annotated[str, typer.Argument(help="path of an input, as the plan prints it", show_default=False)],
-    program: Annotated[str | None, typer.Argument(help="path/to/file.py or module:attribute")] = None,
+    program: OptionalProgram = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -97,14 +102,14 @@ def explain(
     recompute: Recompute = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Say why an input of a saved plan has its layout; with the program, also what every other layout would cost."""
-    from meshdsl.api.explain import explain as explained
+    """Explain why an input of a saved plan has its layout; given the program, also the cost of every other layout."""
+    from meshdsl.api.explain import explain as explain_input
     from meshdsl.api.program import parallelize_program
     from meshdsl.plan import load_plan
 
     before = load_plan(saved)
     if program is None:
-        found = explained(before, name)
+        found = explain_input(before, name)
     else:
         before.layout(name)
         loaded = load_program(program, microbatches, schedule, chunks, recompute)
@@ -116,10 +121,14 @@ def explain(
 def verify(
     program: ProgramName,
     target: Annotated[
-        str | None, typer.Option(help="devices that are not there, as tpu-v5e:4x4; else those here")
+        str | None, typer.Option(help="compile for absent devices, such as tpu-v5e:4x4; default: the local ones")
     ] = None,
-    mesh: Annotated[str | None, typer.Option(help="its axes; data=4,model=2, or as the target's devices lie")] = None,
-    topology: Annotated[str | None, typer.Option(help="what the mesh costs; cpu, or the target's preset")] = None,
+    mesh: Annotated[
+        str | None, typer.Option(help="mesh axes; default: data=4,model=2, or the shape of the target")
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="preset or TOML file; default: cpu, or the target's preset")
+    ] = None,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
@@ -130,29 +139,29 @@ def verify(
 ) -> None:
     """Compile a program's step and compare its collectives with the planned ones; status 1 if they differ.
 
-    Shows memory and FLOPs of both as well; with --target, also what its compiler made of the collectives.
+    Also shows memory and FLOPs of both; with --target, also the collectives of that target's compiler.
     """
     import jax
 
     from meshdsl.api.program import parallelize_program
     from meshdsl.lowering.aot_targets import parse_target
 
-    asked = parse_target(target) if target else None
+    absent = parse_target(target) if target else None
     over = load_mesh(
-        mesh or (asked.mesh if asked else "data=4,model=2"), topology or (asked.preset if asked else "cpu")
+        mesh or (absent.mesh if absent else DEFAULT_MESH), topology or (absent.preset if absent else DEFAULT_TOPOLOGY)
     )
-    if asked:
-        asked.devices(over)
+    if absent:
+        absent.devices(over)
     else:
         jax.config.update("jax_num_cpu_devices", over.size)
     loaded = load_program(program, microbatches, schedule, chunks, recompute)
     with progress.status(f"planning and compiling {program} over {over}"):
         report = parallelize_program(loaded, over, rules, memory).verify(*loaded.args, target=target)
-    show(report, verified(report), as_json)
+    show(report, verify_facts(report), as_json)
 
 
-def verified(report: Any) -> dict[str, Any]:
-    """What verify found, as plain values."""
+def verify_facts(report: Any) -> dict[str, Any]:
+    """The result of verify as plain values."""
     sides = {"planned bytes": "planned", ("lowered" if report.target else "compiled") + " bytes": "compiled"}
     sides |= {"compiled bytes": "made"} if report.target else {}
     lines = [
@@ -162,7 +171,7 @@ def verified(report: Any) -> dict[str, Any]:
     return {"target": report.target, "lines": lines, "held": asdict(report.held), "notes": report.notes}
 
 
-def facts(found: Any) -> dict[str, Any]:
+def plan_facts(found: "Plan") -> dict[str, Any]:
     """A plan as plain values."""
     return {
         "mesh": str(found.mesh),
@@ -175,18 +184,18 @@ def facts(found: Any) -> dict[str, Any]:
         "memory": found.memory,
         "pipeline": found.pipeline.facts if found.pipeline else None,
         "inputs": {array.path: str(array.layout.named(array.dims)) for array in found.inputs},
-        "collectives": [asdict(each) for each in found.collectives],
+        "collectives": [asdict(c) for c in found.collectives],
     }
 
 
-def _planned(name: str, loaded: "Program", mesh: Any, rules: str | None, memory: str | None) -> Any:
+def _plan(name: str, loaded: "Program", mesh: Mesh, rules: str | None, memory: str | None) -> "Plan":
     from meshdsl.api.program import parallelize_program
 
     with progress.status(f"planning {name} over {mesh}"):
         return parallelize_program(loaded, mesh, rules, memory).plan(*loaded.args)
 
 
-def _show_difference(found: Any, as_json: bool) -> None:
+def _show_difference(found: "PlanDiff", as_json: bool) -> None:
     show(found, asdict(found), as_json)
     if found:
         raise typer.Exit(1)

@@ -2,35 +2,46 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.cli.common import AsJSON, RulesText, check_folders, load_program, progress, show
-from meshdsl.cli.plan import PlanFile
+from meshdsl.cli.common import (
+    AsJSON,
+    OptionalProgram,
+    RulesText,
+    SavedPlan,
+    check_writable,
+    load_program,
+    progress,
+    show,
+)
 from meshdsl.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from meshdsl.plan import Plan  # imports jax, which help texts do without
 
 
 def report(
-    saved: PlanFile,
-    program: Annotated[str | None, typer.Argument(help="path/to/file.py or module:attribute")] = None,
-    html: Annotated[Path | None, typer.Option(help="the page; else beside the plan")] = None,
+    saved: SavedPlan,
+    program: OptionalProgram = None,
+    html: Annotated[Path | None, typer.Option(help="the page; default: beside the plan")] = None,
     against: Annotated[Path | None, typer.Option(help="a second plan to compare with")] = None,
     perfetto: Annotated[
         Path | None, typer.Option(help="also write the timeline as a trace, for ui.perfetto.dev")
     ] = None,
     model_explorer: Annotated[
-        Path | None, typer.Option(help="also write the program, as parallelize_program, as a graph for Model Explorer")
+        Path | None, typer.Option(help="also write the planned program as a graph for Model Explorer")
     ] = None,
     rules: RulesText = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Write a saved plan as one HTML page that needs nothing but a browser."""
+    """Write a saved plan as one HTML page that works offline."""
     from meshdsl.plan import load_plan
     from meshdsl.plan.report import report_data, save_perfetto
 
     page = html or Path(f"{str(saved).removesuffix('.json')}.html")
-    check_folders(page, perfetto, model_explorer)
+    check_writable(page, perfetto, model_explorer)
     with progress.status(f"drawing {saved}"):
         found = load_plan(saved)
         found.report(page, None if against is None else load_plan(against))
@@ -42,13 +53,13 @@ def report(
     show(f"written: {', '.join(written)}", {"written": written, **report_data(found)}, as_json)
 
 
-def _save_graph(found: Any, program: str | None, rules: str | None, path: Path) -> None:
-    """Write the program's graph under a plan that was made for it."""
+def _save_graph(found: "Plan", program: str | None, rules: str | None, path: Path) -> None:
+    """Writes the program's graph under a plan that was made for it."""
     from meshdsl.api.program import parallelize_program
     from meshdsl.plan.report import save_model_explorer
 
     if program is None:
-        raise ArgumentError("--model-explorer draws the program too: name it behind the plan, as p.json train.py")
+        raise ArgumentError("--model-explorer also draws the program: name it after the plan, as in p.json train.py")
     loaded = load_program(program)
     pipelined = replace(loaded, pipeline=found.pipeline.asked if found.pipeline else None)
     planned = parallelize_program(pipelined, found.mesh, rules, plan=found).stages(*loaded.args).planned

@@ -1,18 +1,19 @@
-"""``meshdsl search``: how to train a program on so many devices."""
+"""``meshdsl search``: the fastest mesh and pipeline for a program on a number of devices."""
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshdsl.cli.common import (
+    DEFAULT_TOPOLOGY,
     AsJSON,
     MemoryText,
     ProgramName,
     RulesText,
+    SavePlan,
     TopologyName,
-    check_folders,
+    check_writable,
     load_program,
     load_topology_named,
     progress,
@@ -27,30 +28,35 @@ if TYPE_CHECKING:
 
 def search(
     program: ProgramName,
-    devices: Annotated[int, typer.Option(help="how many there are", show_default=False)],
+    devices: Annotated[int, typer.Option(help="number of devices", show_default=False)],
     axes: Annotated[
         str | None,
         typer.Option(
-            help="axes of the meshes to try, outermost first; those it names, data, model, and pipe for stages"
+            help="mesh axes to try, outermost first; default: those that the program names, data, model, and pipe"
         ),
     ] = None,
-    microbatches: Annotated[str | None, typer.Option(help="numbers of microbatches to try; 1, or 4 per stage")] = None,
-    schedule: Annotated[str, typer.Option(help="schedules of stages to try, as 1f1b,interleaved")] = "1f1b",
-    chunks: Annotated[str, typer.Option(help="chunks per stage to try, for interleaved")] = "1",
-    recompute: Annotated[str, typer.Option(help="what stages compute again, to try: stage,none")] = "stage",
-    topology: TopologyName = "cpu",
+    microbatches: Annotated[
+        str | None, typer.Option(help="numbers of microbatches to try; default: 1, or 4 per stage")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="pipeline schedules to try, such as 1f1b,interleaved")] = "1f1b",
+    chunks: Annotated[str, typer.Option(help="chunks per stage to try, for interleaved schedules")] = "1",
+    recompute: Annotated[str, typer.Option(help="recomputation in the backward pass to try: stage,none")] = "stage",
+    topology: TopologyName = DEFAULT_TOPOLOGY,
     rules: RulesText = None,
     memory: MemoryText = None,
-    save: Annotated[Path | None, typer.Option(help="keep the fastest plan in this file")] = None,
+    save: SavePlan = None,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program over every mesh of so many devices; the fastest first. Status 1 if none can be planned."""
-    from meshdsl.api.mesh_search import search as searched
+    """Plan a program over every mesh of a number of devices, the fastest first; status 1 if none can be planned.
 
-    check_folders(save)
+    --save writes the fastest plan.
+    """
+    from meshdsl.api.mesh_search import search as search_meshes
+
+    check_writable(save)
     loaded = load_program(program)
     with progress.status(f"planning {program} on {devices} devices") as status:
-        found = searched(
+        found = search_meshes(
             loaded,
             devices=devices,
             topology=load_topology_named(topology),
@@ -66,16 +72,16 @@ def search(
     best = found.candidates[0]
     if save is not None and best.plan:
         best.plan.save(save)
-    again = ["meshdsl", "plan", program, *_options(best, loaded), "--topology", topology]
-    again += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
-    said = f"{found}\n\nthe fastest: {shlex.join(again)}" if best.plan else found
-    show(said, [each.facts for each in found.candidates], as_json)
+    command = ["meshdsl", "plan", program, *_options(best, loaded), "--topology", topology]
+    command += [*(["--rules", rules] if rules else []), *(["--memory", memory] if memory else [])]
+    text = f"{found}\n\nthe fastest: {shlex.join(command)}" if best.plan else found
+    show(text, [candidate.facts for candidate in found.candidates], as_json)
     if best.plan is None:
         raise typer.Exit(1)
 
 
 def _options(found: "Candidate", loaded: "Program") -> list[str]:
-    """How ``meshdsl plan`` is asked for a candidate."""
+    """The options of ``meshdsl plan`` for a candidate."""
     own, pipeline = loaded.pipeline, found.pipeline
     options = ["--mesh", found.mesh]
     if own or pipeline:
@@ -86,7 +92,7 @@ def _options(found: "Candidate", loaded: "Program") -> list[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """The numbers of a list."""
+    """The numbers of a comma-separated list; ArgumentError if it is another text."""
     if not all(n.strip().isdigit() for n in text.split(",")):
-        raise ArgumentError(f"--{option}: {text!r}, not numbers to try, such as 1,8,32")
+        raise ArgumentError(f"--{option}: {text!r}, not numbers such as 1,8,32")
     return [int(n) for n in text.split(",")]

@@ -1,4 +1,4 @@
-"""``meshdsl topology``: what meshes cost."""
+"""``meshdsl topology``: presets of links and devices, and the machine at hand measured."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,16 +6,26 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli.common import AsJSON, MeshText, check_folders, load_mesh, load_topology_named, progress, show
+from meshdsl.cli.common import (
+    DEFAULT_MESH,
+    DEFAULT_TOPOLOGY,
+    AsJSON,
+    MeshText,
+    check_writable,
+    load_mesh,
+    load_topology_named,
+    progress,
+    show,
+)
 from meshdsl.layouts.topology import Link, preset_names, save_topology, topology, topology_text
 from meshdsl.util.text import bytes_text
 
-app = typer.Typer(no_args_is_help=True, help="What meshes cost: presets, and this machine measured.")
+app = typer.Typer(no_args_is_help=True, help="Costs of links and devices: presets, and this machine measured.")
 
 
 @app.command("list")
 def list_presets(as_json: AsJSON = False) -> None:
-    """The presets: FLOP/s of 16 and 32 bits, memory, the links and how many devices each joins, and the sources."""
+    """List the presets: FLOP/s in 16 and 32 bits, memory, links with the devices each joins, and sources."""
     found = [topology(name) for name in preset_names()]
     lines = (
         f"{t.name:14} {t.flops16 / 1e12:7.4g} {t.flops32 / 1e12:7.4g} TFLOP/s  {bytes_text(int(t.memory)):>7}  "
@@ -26,7 +36,7 @@ def list_presets(as_json: AsJSON = False) -> None:
 
 
 def _link(link: Link) -> str:
-    """One level of the network, in a few words."""
+    """One level of the network in a few words."""
     joined = "x".join(map(str, link.torus)) or str(link.devices or "any")
     return f"{joined} devices at {bytes_text(int(link.bandwidth))}/s"
 
@@ -38,15 +48,15 @@ def show_one(
     ],
     as_json: AsJSON = False,
 ) -> None:
-    """One topology, as the TOML that ``--topology`` takes."""
+    """Show one topology as the TOML that ``--topology`` takes."""
     found = load_topology_named(name)
     show(topology_text(found).removesuffix("\n"), asdict(found), as_json)
 
 
 @app.command()
 def calibrate(
-    mesh: MeshText = "data=4,model=2",
-    save: Annotated[Path | None, typer.Option(help="keep it in this TOML file")] = None,
+    mesh: MeshText = DEFAULT_MESH,
+    save: Annotated[Path | None, typer.Option(help="write the topology to this TOML file")] = None,
     as_json: AsJSON = False,
 ) -> None:
     """Measure this machine: latency and bandwidth of every axis, FLOP/s, memory bandwidth; under a minute."""
@@ -54,8 +64,8 @@ def calibrate(
 
     from meshdsl.calibrate import calibrate as measure
 
-    check_folders(save)
-    over = load_mesh(mesh, "cpu")
+    check_writable(save)
+    over = load_mesh(mesh, DEFAULT_TOPOLOGY)
     jax.config.update("jax_num_cpu_devices", over.size)
     with progress.status(f"measuring {over}"):
         found = measure(over)

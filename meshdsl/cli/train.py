@@ -1,4 +1,4 @@
-"""``meshdsl train``: plan a program's step, and train it as planned."""
+"""``meshdsl train``: plan a program's step, and train with exactly that plan."""
 
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshdsl.cli.common import (
+    DEFAULT_MESH,
+    DEFAULT_TOPOLOGY,
     AsJSON,
     Chunks,
     MemoryText,
@@ -31,28 +33,28 @@ if TYPE_CHECKING:
 
 def train(
     program: ProgramName,
-    mesh: MeshText = "data=4,model=2",
-    topology: TopologyName = "cpu",
+    mesh: MeshText = DEFAULT_MESH,
+    topology: TopologyName = DEFAULT_TOPOLOGY,
     rules: RulesText = None,
     memory: MemoryText = None,
     microbatches: Microbatches = None,
     schedule: ScheduleName = None,
     chunks: Chunks = None,
     recompute: Recompute = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="else those of the program")] = None,
-    folder: Annotated[Path | None, typer.Option(help="keeps the run; else runs/NAME")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the folder's newest checkpoint")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="steps of the run; default: the program's")] = None,
+    folder: Annotated[Path | None, typer.Option(help="folder of the run; default: runs/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint in the folder")] = False,
     save_every: Annotated[int, typer.Option(min=1, help="steps between checkpoints")] = 50,
     evaluate_every: Annotated[int, typer.Option(min=1, help="steps between evaluations")] = 50,
     processes: Annotated[int, typer.Option(min=1, help="processes to start on this machine")] = 1,
     as_json: AsJSON = False,
 ) -> None:
-    """Plan a program's training step, and train it as planned, on one process or several.
+    """Plan a program's training step, and train with that plan, in one process or several.
 
-    The folder keeps the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On SIGTERM or
-    Ctrl-C the run saves and ends with status 143; --resume goes on, also on another mesh. Under SLURM, OpenMPI or
-    Kubernetes start one command per process: they find each other. With --json all but the outcome goes to standard
-    error.
+    The folder holds the plan, checkpoints, metrics.jsonl (a line per step and evaluation) and curves.png. On SIGTERM or
+    Ctrl-C the run saves and ends with status 143; --resume continues it, also on another mesh. Under SLURM, OpenMPI or
+    Kubernetes start one command per process: they find each other. With --json everything but the outcome is printed
+    to standard error.
     """
     try:
         from meshdsl.training import multihost as group
@@ -77,7 +79,7 @@ def train(
 
 
 def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
-    """What came of a run; its files keep the rest."""
+    """The outcome of a run; its files hold the rest."""
     history = outcome.history
     step, evaluated = history.evaluations[-1] if history.evaluations else (None, {})
     last = {"loss": history.losses[-1] if history.losses else None, "evaluated": step, "evaluation": evaluated}

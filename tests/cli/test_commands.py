@@ -172,7 +172,11 @@ def test_topologies_are_listed_shown_and_taken(folder):
         (("plan", "whole.py", "--memory", "1KiB"), 1, "no plan fits memory=1.02 kB per device"),
         (("plan", "whole.py", "--rules", "hidden:model"), 2, "hidden"),
         (("plan", "whole.py", "--topology", "dgx-h100", "--mesh", "data=4,model=6"), 2, "model=6: groups of 6 devices"),
-        (("plan", "stacked.py", "--schedule", "gpipe"), 2, "--schedule of no pipeline: say --microbatches too\n"),
+        (
+            ("plan", "stacked.py", "--schedule", "gpipe"),
+            2,
+            "--schedule: the program has no pipeline; give --microbatches too\n",
+        ),
         (
             ("train", "stacked.py", "--microbatches", "0"),
             2,
@@ -220,3 +224,7 @@ def test_a_shell_completes_topologies():
 def test_help_does_not_load_jax():
     code = "import sys, meshdsl.cli; assert 'jax' not in sys.modules, 'jax'"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_version_is_printed():
+    assert run("--version") == (0, f"{md.__version__}\n")

@@ -66,7 +66,10 @@ def test_a_fault_of_meshdsl_keeps_its_traceback(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("plan", "wrong.py:program"), "a file is named alone, as wrong.py, and defines 'program'; or name its module"),
+        (
+            ("plan", "wrong.py:program"),
+            "give the file alone, as wrong.py, which defines 'program', or its module, as wrong:program",
+        ),
         (("plan", "wrong.py", "--schedule", "none.csv"), "cannot read the schedule 'none.csv'"),
         (("plan", "wrong.py", "--save", "none/p.json"), "'none/p.json': there is no folder 'none'; make it first"),
         (("plan", "wrong.py", "--html", "."), "cannot write '.': it is a folder"),

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.program import parallelize_program
-from meshdsl.cli.plan import facts
+from meshdsl.cli.plan import plan_facts
 from meshdsl.errors import ArgumentError, PipelineError, PlanFileError
 from meshdsl.pins import make_pins
 from meshdsl.pipelining import to_microbatches, whole_function
@@ -130,7 +130,7 @@ def test_a_plan_file_keeps_the_microbatches(tmp_path):
     plan = md.parallelize(language_step, MESH, DATA, pipeline=pipeline).plan(*args)
     plan.save(file)
     loaded = md.load_plan(file)
-    assert facts(loaded)["pipeline"]["microbatches"] == 4
+    assert plan_facts(loaded)["pipeline"]["microbatches"] == 4
     assert parallelize_program(md.Program(language_step, args, pipeline=pipeline), MESH).options.pipeline == pipeline
     assert loaded == plan and loaded.pipeline.asked == pipeline
     again = md.parallelize(language_step, MESH, DATA, plan=loaded)
