@@ -49,8 +49,8 @@ def test_a_value_of_another_program_has_no_number():
     graph = trace(step, (shape(8), shape(4, 8))).graph
     numbers = graph_index(graph)
     ids = [v.id for v in numbers.values]
-    assert numbers.of(ids).tolist() == list(range(len(ids)))
+    assert numbers.numbers_of(ids).tolist() == list(range(len(ids)))
     unknown = next(i for i in range(max(ids) + 2) if i not in ids)
     for value in (unknown, max(ids) + 1):
         with pytest.raises(IndexError):
-            numbers.of([ids[0], value])
+            numbers.numbers_of([ids[0], value])

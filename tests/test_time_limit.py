@@ -44,7 +44,7 @@ def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up():
     bounds = []
     for clock in (Deadline(), Deadline(1e-9)):
         model = limited(problem_of("gradient", md.Mesh(x=2, y=2, z=2)), search_joint_pairs=0)
-        model.clock = clock
+        model.deadline = clock
         best, bound = searched(model)
         bounds.append(bound)
         assert clock.has_stopped == (clock.seconds is not None)

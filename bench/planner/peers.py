@@ -37,14 +37,14 @@ def greedy(model: Model) -> CostedPlan:
 
 
 def _greedy(model: Model, free: bool) -> CostedPlan:
-    rows, own, problem = model.whole.copy(), {}, model.problem
+    rows, own, problem = model.first_states.copy(), {}, model.problem
     for n, node in enumerate(model.nodes):
-        states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
+        states, cost = model.states[n], model.unary[n][tuple(model.states[n].T)].copy()
         for p, port in enumerate(node.ports):
             v = port.value.id
             if not port.defines and v in own:
-                cost += model.closure(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
-        made = any(port.defines and problem.unsent[problem.numbers.number(port.value.id)] for port in node.ports)
+                cost += model.domain(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
+        made = any(port.defines and problem.unsent[problem.index.number_of(port.value.id)] for port in node.ports)
         if (free or not made) and (node.op is not None or not node.ports[0].defines):
             rows[n] = states[int(cost.argmin())]
         for p, port in enumerate(node.ports):
@@ -62,7 +62,7 @@ def by_names(model: Model) -> CostedPlan:
 
 def axis_by_axis(model: Model) -> CostedPlan:
     """One integer program after the other, the best in each."""
-    rows = model.whole
+    rows = model.first_states
     for axis in range(len(model.axes)):
         rows = _on_axis(model, rows, axis)
     return _evaluated(model, rows)
@@ -97,7 +97,7 @@ class _Names:
     def assignments(self, most: int) -> Iterator[dict[Dim, int]]:
         """Axes by name: all combinations for the names of most bytes."""
         held: dict[Dim, int] = {}
-        for tensor in self.model.problem.numbers.values:
+        for tensor in self.model.problem.index.values:
             for d in range(len(tensor.shape)):
                 held[self._root((tensor.id, d))] = held.get(self._root((tensor.id, d)), 0) + tensor.bytes
         names = sorted(held, key=held.get, reverse=True)[:most]
@@ -106,26 +106,26 @@ class _Names:
 
     def rows(self, split: dict[Dim, int]) -> Assignment:
         """Every node in the state that costs least with all values in the layouts that their names say."""
-        model, rows = self.model, self.model.whole.copy()
-        wanted = {v.id: self._layout(v, split) for v in model.problem.numbers.values}
+        model, rows = self.model, self.model.first_states.copy()
+        wanted = {v.id: self._layout(v, split) for v in model.problem.index.values}
         for n, node in enumerate(model.nodes):
-            states, cost = model.states[n], model.units[n][tuple(model.states[n].T)].copy()
+            states, cost = model.states[n], model.unary[n][tuple(model.states[n].T)].copy()
             for p, port in enumerate(node.ports):
                 v, at = port.value.id, model.layout_ids(n, p, states.T)
-                costs = model.closure(v).costs
+                costs = model.domain(v).costs
                 cost += (costs[at, wanted[v]] if port.defines else costs[wanted[v], at]) * model.trips(v)
             rows[n] = states[int(cost.argmin())]
         return rows
 
     def _layout(self, value: Value, split: dict[Dim, int]) -> int:
         """What the names say of one value, as far as its dims divide; the first dim of a name has its axis."""
-        model, rank, closure = self.model, len(value.shape), self.model.closure(value.id)
+        model, rank, closure = self.model, len(value.shape), self.model.domain(value.id)
         codes, ids = [rank] * len(model.axes), closure.ids(model.axes)
         for d in range(rank):
             axis = split.get(self._root((value.id, d)))
             if axis is not None and codes[axis] == rank:
                 tried = [*codes[:axis], d, *codes[axis + 1 :]]
-                codes = tried if ids[tuple(tried)] < closure.active.size else codes
+                codes = tried if ids[tuple(tried)] < closure.layouts.size else codes
         return int(ids[tuple(codes)])
 
 
@@ -134,14 +134,14 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
     others = [a for a in range(rows.shape[1]) if a != axis]
     some = [s[(s[:, others] == rows[n][others]).all(axis=1)] for n, s in enumerate(model.states)]
     begin = np.concatenate([[0], np.cumsum([len(states) for states in some])])
-    costs = [model.units[n][tuple(states.T)] for n, states in enumerate(some)]
+    costs = [model.unary[n][tuple(states.T)] for n, states in enumerate(some)]
     entries = [(np.repeat(np.arange(len(some)), np.diff(begin)), np.arange(begin[-1]), np.ones(begin[-1]))]
     width, height = int(begin[-1]), len(some)
-    for v in (value.id for value in model.problem.numbers.values):
-        (n, p), *readers = model.wiring.ends(v)
+    for v in (value.id for value in model.problem.index.values):
+        (n, p), *readers = model.wiring.ends_of(v)
         for m, q in readers:
             ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
-            left, right = np.nonzero(np.isfinite(table := model.closure(v).costs[ends[0][:, None], ends[1]]))
+            left, right = np.nonzero(np.isfinite(table := model.domain(v).costs[ends[0][:, None], ends[1]]))
             columns = width + np.arange(left.size)
             costs.append(table[left, right] * model.trips(v))
             for node, at in ((n, left), (m, right)):

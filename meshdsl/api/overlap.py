@@ -40,7 +40,7 @@ def plan_with_overlap(found: SearchResult) -> tuple[SearchResult, str]:
     for _ in range(ROUNDS):
         start = best
         for price in PRICES:
-            if found.model.clock.is_up():
+            if found.model.deadline.expired():
                 break
             trial = _search_at_price(start, price)
             if trial is not None and (seconds := _simulated(trial, trial.unproved_solution())) < least * IMPROVEMENT:
@@ -70,7 +70,7 @@ def _simulated(found: SearchResult, solution: Solution) -> float:
 
 def _op_times(found: SearchResult, solution: Solution) -> OpTimes:
     problem = found.model.problem
-    return OpTimes(problem.program, solution, Reasons(problem.program, solution), problem.kinds)
+    return OpTimes(problem.program, solution, Reasons(problem.program, solution), problem.op_classes)
 
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------

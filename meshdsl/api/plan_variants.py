@@ -107,14 +107,14 @@ def plan_best_variant(
     demanded = set(stated_sizes(program.graph, mesh))
     required = {n: m for n, m in candidates.items() if n in demanded}
     optional = [n for n in candidates if n not in required]
-    large = graph_index(program.graph).count > LARGE
+    large = graph_index(program.graph).op_count > LARGE
     untried = [n for n in optional if large and not any(n % k for k in mesh.sizes)]
 
     best = attempt(required)
     notes = [*_unused_lengths(program, mesh, candidates), *(_required_note(best, n) for n in required)]
     notes += [_untried_note(program, n) for n in untried]
     for n in optional:
-        if n not in untried and not clock.is_up():
+        if n not in untried and not clock.expired():
             trial = attempt({**best.sizes, n: candidates[n]})
             notes.append(_trial_note(best, trial, n))
             best = trial if trial.seconds < best.seconds else best
@@ -144,7 +144,7 @@ def _finish(best: "Variant", notes: list[str], overlap: bool, start: Submit) -> 
         notes = [*notes, note]
     program, solution = replace(best.program, notes=notes), found.unproved_solution()
     bound = start(found.certify)
-    plan = build_plan(program, solution, best.pins, found.model.problem.kinds)
+    plan = build_plan(program, solution, best.pins, found.model.problem.op_classes)
     plan = replace(plan, padded=tuple(best.sizes.items()), solution=replace(solution, lower_bound=bound.result()))
     return PlannedProgram(program, plan, replace(best, outcome=found.released()), overlap)
 

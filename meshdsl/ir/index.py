@@ -17,25 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
-from meshdsl.util.arrays import Ids, array, intern_rows, ranges
+from meshdsl.util.arrays import Ids, index_array, intern_rows, ranges
 from meshdsl.util.lazy import memoize_by_object
 
 Flags = NDArray[np.bool_]
-Reading = tuple[int, int]  # op id, operand
+Use = tuple[int, int]  # op id, operand
 
 
 class GraphBlock(NamedTuple):
     """Where a graph lies: from its first operation to one past its last.
 
     Args:
-      around: the operation whose body it is, and which one; None for the outermost.
+      owner: the operation whose body it is, and which one; None for the outermost.
     """
 
     start: int
     stop: int
     inputs: tuple[Value, ...]
     trips: int
-    around: tuple[Op, int] | None
+    owner: tuple[Op, int] | None
 
 
 class BlockRange(NamedTuple):
@@ -50,35 +50,35 @@ class GraphIndex:
     """The numbers of a program; of its graph it does not keep hold.
 
     Args:
-      parts: the graph and its bodies. step: where the graph lies.
-      ops: per position; None where inputs come in. part: per position, that which it is of.
-      values: by number. by_id: their numbers by id; -1 where there is none.
-      made: per value, where it is made. makes: per position, and one past the last, the first value made there.
-      read: per reading, the value. at: where. operand: which one.
-      first: per position, and one past the last, its first reading.
+      blocks: the graph and its bodies. root: where the graph lies.
+      ops: per position; None where inputs come in. block_of: per position, that which it is of.
+      values: by number. number_by_id: their numbers by id; -1 where there is none.
+      producer: per value, where it is made. first_result: per position, its first result.
+      use_value: per reading, the value. use_position: where. use_operand: which one.
+      first_use: per position, and one past the last, its first reading.
       literals: of operations: their position, which operand they are, and they themselves.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.ops: list[Op | None] = []
-        self.parts: list[GraphBlock] = []
-        self.step = self._lay_out(graph, None)
-        self.part = np.repeat(np.arange(len(self.parts)), [part.stop - part.start + 1 for part in self.parts])
-        starts = {part.start - 1: part.inputs for part in self.parts}
+        self.blocks: list[GraphBlock] = []
+        self.root = self._lay_out(graph, None)
+        self.block_of = np.repeat(np.arange(len(self.blocks)), [part.stop - part.start + 1 for part in self.blocks])
+        starts = {part.start - 1: part.inputs for part in self.blocks}
         made = [op.outputs if op else starts[at] for at, op in enumerate(self.ops)]
         self.values = list(chain.from_iterable(made))
-        self.makes = np.cumsum([0, *map(len, made)])
-        self.made = np.repeat(np.arange(len(made)), np.diff(self.makes))
-        ids = array(map(_ID, self.values))
-        self.by_id = np.full(ids.max(initial=-1) + 1, -1)
-        self.by_id[ids] = np.arange(ids.size)
+        self.first_result = np.cumsum([0, *map(len, made)])
+        self.producer = np.repeat(np.arange(len(made)), np.diff(self.first_result))
+        ids = index_array(map(_ID, self.values))
+        self.number_by_id = np.full(ids.max(initial=-1) + 1, -1)
+        self.number_by_id[ids] = np.arange(ids.size)
         self._read()
 
     def _lay_out(self, graph: Graph, around: tuple[Op, int] | None) -> BlockRange:
         """Add a graph and its bodies to the line."""
         self.ops += (None, *graph.ops)
         start, stop = len(self.ops) - len(graph.ops), len(self.ops)
-        self.parts.append(GraphBlock(start, stop, graph.inputs, graph.trips, around))
+        self.blocks.append(GraphBlock(start, stop, graph.inputs, graph.trips, around))
         loops = [(at, op) for at, op in enumerate(graph.ops, start) if op.bodies]
         inside = [(at, tuple(self._lay_out(body, (op, i)) for i, body in enumerate(op.bodies))) for at, op in loops]
         return BlockRange(start, stop, tuple(inside))
@@ -86,11 +86,14 @@ class GraphIndex:
     def _read(self) -> None:
         """Number the readings."""
         operands = [op.inputs if op else () for op in self.ops]
-        atoms, counts = list(chain.from_iterable(operands)), array(map(len, operands))
-        ids, at = array(map(_ID, atoms)), np.repeat(np.arange(counts.size), counts)
+        atoms, counts = list(chain.from_iterable(operands)), index_array(map(len, operands))
+        ids, at = index_array(map(_ID, atoms)), np.repeat(np.arange(counts.size), counts)
         operand, are = np.arange(at.size) - (np.cumsum(counts) - counts)[at], ids >= 0
-        self.at, self.operand, self.read = at[are], operand[are], self.by_id[ids[are]]
-        self.first, self._most = np.searchsorted(self.at, np.arange(counts.size + 1)), counts.max(initial=1)
+        self.use_position, self.use_operand, self.use_value = at[are], operand[are], self.number_by_id[ids[are]]
+        self.first_use, self._most = (
+            np.searchsorted(self.use_position, np.arange(counts.size + 1)),
+            counts.max(initial=1),
+        )
         others = np.flatnonzero(~are)
         literals: list[Literal] = [atoms[k] for k in others.tolist()]  # type: ignore[misc]
         self.literals = list(zip(at[others].tolist(), operand[others].tolist(), literals, strict=True))
@@ -99,44 +102,44 @@ class GraphIndex:
     def position(self) -> Ids:
         """By op id; -1 for others."""
         at = np.flatnonzero([op is not None for op in self.ops])
-        ids = array(op.id for op in self.ops if op)
+        ids = index_array(op.id for op in self.ops if op)
         found = np.full(ids.max(initial=-1) + 1, -1)
         found[ids] = at
         return found
 
     @property
-    def count(self) -> int:
+    def op_count(self) -> int:
         """Of operations."""
-        return len(self.ops) - len(self.parts)
+        return len(self.ops) - len(self.blocks)
 
-    def around(self, op: int) -> tuple[Op, ...]:
+    def enclosing_ops(self, op: int) -> tuple[Op, ...]:
         """The operations that one stands in, given by its id, the outermost first, and itself."""
         found, at = list[Op](), self.position[op]
         while mine := self.ops[at]:
             found.append(mine)
-            around = self.parts[int(self.part[at])].around
+            around = self.blocks[int(self.block_of[at])].owner
             at = self.position[around[0].id] if around else 0
         return tuple(reversed(found))
 
-    def readers(self, values: Ids) -> Ids:
+    def uses_of(self, values: Ids) -> Ids:
         """The readings of values, value after value, in the order of positions."""
-        readings, begins = self.by_value
+        readings, begins = self.uses_by_value
         return readings[ranges(begins[values], begins[values + 1] - begins[values])]
 
     @cached_property
-    def by_value(self) -> tuple[Ids, Ids]:
+    def uses_by_value(self) -> tuple[Ids, Ids]:
         """All readings, value after value, and per value, and one past the last, where its own begin."""
-        readings = np.argsort(self.read, kind="stable")
-        return readings, np.searchsorted(self.read[readings], np.arange(len(self.values) + 1))
+        readings = np.argsort(self.use_value, kind="stable")
+        return readings, np.searchsorted(self.use_value[readings], np.arange(len(self.values) + 1))
 
     @cached_property
-    def readings(self) -> list[Reading]:
+    def uses(self) -> list[Use]:
         """By number."""
-        ids = array(op.id if op else -1 for op in self.ops)
-        return list(zip(ids[self.at].tolist(), self.operand.tolist(), strict=True))
+        ids = index_array(op.id if op else -1 for op in self.ops)
+        return list(zip(ids[self.use_position].tolist(), self.use_operand.tolist(), strict=True))
 
     @cached_property
-    def names(self) -> list[str]:
+    def op_names(self) -> list[str]:
         """Of operations, by position."""
         return [op.name if op else "" for op in self.ops]
 
@@ -158,17 +161,17 @@ class GraphIndex:
     @cached_property
     def itemsizes(self) -> Ids:
         """Per value, bytes of an element."""
-        return array(Value(0, (), dtype).itemsize for dtype in self._dtypes[1])[self.dtype]
+        return index_array(Value(0, (), dtype).itemsize for dtype in self._dtypes[1])[self.dtype]
 
     @cached_property
-    def lengths(self) -> Ids:
+    def element_counts(self) -> Ids:
         """Per value, elements of the whole tensor."""
-        return array(map(prod, self.shapes))[self.shape]
+        return index_array(map(prod, self.shapes))[self.shape]
 
     @property
     def bytes(self) -> Ids:
         """Per value, of the whole tensor."""
-        return self.lengths * self.itemsizes
+        return self.element_counts * self.itemsizes
 
     @cached_property
     def _shapes(self) -> tuple[Ids, tuple[tuple[int, ...], ...]]:
@@ -181,31 +184,31 @@ class GraphIndex:
     @cached_property
     def trips(self) -> Ids:
         """Per value, how often what makes it runs."""
-        return array(part.trips for part in self.parts)[self.part[self.made]]
+        return index_array(part.trips for part in self.blocks)[self.block_of[self.producer]]
 
-    def of(self, values: Iterable[int]) -> Ids:
+    def numbers_of(self, values: Iterable[int]) -> Ids:
         """Numbers of values, given by their ids; IndexError for others."""
-        found: Ids = self.by_id[array(values)]
+        found: Ids = self.number_by_id[index_array(values)]
         if found.min(initial=0) < 0:
             raise IndexError("a value of another program")
         return found
 
     def value(self, value: int) -> Value:
         """A value, given by its id."""
-        return self.values[self.number(value)]
+        return self.values[self.number_of(value)]
 
-    def number(self, value: int) -> int:
+    def number_of(self, value: int) -> int:
         """That of one value, given by its id; IndexError for others."""
-        found = int(self.by_id[value])
+        found = int(self.number_by_id[value])
         if found < 0:
             raise IndexError("a value of another program")
         return found
 
-    def flags(self, values: Iterable[int]) -> Flags:
+    def mask_of(self, values: Iterable[int]) -> Flags:
         """Which values are among some, given by their ids."""
-        return self.are(self.of(values))
+        return self.mask(self.numbers_of(values))
 
-    def are(self, values: Ids) -> Flags:
+    def mask(self, values: Ids) -> Flags:
         """Which values are among some, given by their numbers."""
         found = np.zeros(len(self.values), dtype=np.bool_)
         found[values] = True
@@ -215,18 +218,18 @@ class GraphIndex:
         """The ids of some values."""
         return [self.values[i].id for i in np.flatnonzero(values).tolist()]
 
-    def named(self, names: Iterable[str]) -> Flags:
+    def positions_named(self, names: Iterable[str]) -> Flags:
         """The positions that have operations of these names."""
-        return np.fromiter(map(frozenset(names).__contains__, self.names), dtype=np.bool_)
+        return np.fromiter(map(frozenset(names).__contains__, self.op_names), dtype=np.bool_)
 
-    def reading(self, readings: Iterable[Reading]) -> Ids:
+    def use_numbers(self, readings: Iterable[Use]) -> Ids:
         """Numbers of readings; -1 for literals."""
-        ops, operands = array(chain.from_iterable(readings)).reshape(-1, 2).T
-        return self.reading_at(self.position[ops], operands)
+        ops, operands = index_array(chain.from_iterable(readings)).reshape(-1, 2).T
+        return self.use_numbers_at(self.position[ops], operands)
 
-    def reading_at(self, at: Ids, operands: Ids) -> Ids:
+    def use_numbers_at(self, at: Ids, operands: Ids) -> Ids:
         """The same of operands of operations at positions."""
-        asked, known = at * self._most + operands, self.at * self._most + self.operand
+        asked, known = at * self._most + operands, self.use_position * self._most + self.use_operand
         found = np.searchsorted(known, asked)
         return np.where(np.append(known, -1)[found] == asked, found, -1)
 
@@ -240,7 +243,7 @@ def graph_index(graph: Graph) -> GraphIndex:
     return GraphIndex(graph)
 
 
-def named(graph: Graph, *names: str) -> list[Op]:
+def ops_named(graph: Graph, *names: str) -> list[Op]:
     """The operations of these names, in the graph and its bodies."""
     numbers = graph_index(graph)
-    return [op for at in np.flatnonzero(numbers.named(names)).tolist() if (op := numbers.ops[at])]
+    return [op for at in np.flatnonzero(numbers.positions_named(names)).tolist() if (op := numbers.ops[at])]

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
-from meshdsl.ir.index import GraphIndex, graph_index, named
+from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.padding.dim_groups import LOOKUPS, DimGroup, Port, dim_groups
 from meshdsl.pins.conflicts import LONG
@@ -83,7 +83,7 @@ class _Net:
     def _concerned(self, numbers: GraphIndex) -> set[int]:
         """Ids of the operations that make or read something with a dim in question."""
         concerned = np.array(list(map(self._is_concerned, numbers.shapes)), dtype=np.bool_)[numbers.shape]
-        there = {*numbers.made[concerned].tolist(), *numbers.at[concerned[numbers.read]].tolist()}
+        there = {*numbers.producer[concerned].tolist(), *numbers.use_position[concerned[numbers.use_value]].tolist()}
         return {op.id for at in there if (op := numbers.ops[at])}
 
     def _enter(self, op: Op, trips: int) -> None:
@@ -175,7 +175,7 @@ def padded_length(n: int, mesh: Mesh) -> int:
 
 def stated_sizes(graph: Graph, mesh: Mesh) -> Iterator[int]:
     """Lengths that the user said are split although they do not divide."""
-    for op in named(graph, "constrain"):
+    for op in ops_named(graph, "constrain"):
         for d, n in enumerate(op.outputs[0].shape):
             axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]
             if n % prod(mesh.axis(axis) for axis in axes):

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl.errors import nearest, shortened
 from meshdsl.ir.graph import Graph, Leaf, TracedProgram
-from meshdsl.ir.index import graph_index, named
+from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.layouts.axis_rules import Rules, conflicts, layout_of
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -106,10 +106,10 @@ def _read_before_the_update(graph: Graph) -> set[int]:
     """Ids of what the forward or the backward pass reads."""
     numbers = graph_index(graph)
     before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
-    return set(numbers.ids(numbers.are(numbers.read[np.array(before)[numbers.at]])))
+    return set(numbers.ids(numbers.mask(numbers.use_value[np.array(before)[numbers.use_position]])))
 
 
 def _stated_dims(program: TracedProgram) -> Iterable[str]:
     """Names of what is pinned inside the step."""
-    stated = (op.params["names"] for op in named(program.graph, "constrain"))
+    stated = (op.params["names"] for op in ops_named(program.graph, "constrain"))
     return [name for names in stated for name in names if name]

@@ -20,7 +20,7 @@ from typing import Any
 
 from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
 from meshdsl.ir.graph import Leaf, Op, TracedProgram
-from meshdsl.ir.index import named
+from meshdsl.ir.index import ops_named
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -80,7 +80,7 @@ def make_pins(
     staged = program.pipeline
     given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
     wanted = _Side("outputs", "output", program.outputs, mesh, rows, staged).read(outputs or {}, ruled.outputs)
-    for op in named(program.graph, "constrain"):
+    for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))

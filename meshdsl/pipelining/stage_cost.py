@@ -6,7 +6,7 @@ from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pipelining.scan_stages import HEAD, PROLOGUE, TAIL, Stages
-from meshdsl.planner.costs.op_cost import alone_seconds, materialised, work_of
+from meshdsl.planner.costs.op_cost import materialized_ids, unsharded_seconds, work_of
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.schedules.partition import partition_layers
@@ -19,7 +19,7 @@ class StageTimer:
     """Seconds of operations on one device that has everything whole."""
 
     def __init__(self, graph: Graph, mesh: Mesh) -> None:
-        self.mesh, self.kept = mesh, materialised(graph)
+        self.mesh, self.kept = mesh, materialized_ids(graph)
 
     def seconds(self, ops: Iterable[Op]) -> float:
         """Of operations of the step itself, loops included."""
@@ -31,7 +31,7 @@ class StageTimer:
     def _seconds(self, op: Op) -> float:
         if op.bodies or op.name in ("return", "constant", "constrain"):
             return 0.0
-        return alone_seconds(op, work_of(op, self.kept), self.mesh)
+        return unsharded_seconds(op, work_of(op, self.kept), self.mesh)
 
 
 def flops(graph: Graph) -> float:

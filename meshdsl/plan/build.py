@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache, partial
 
 from meshdsl.ir.graph import LOOPS, Graph, Leaf, Op, TracedProgram, Value
-from meshdsl.ir.index import graph_index, named
+from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.ir.solution import Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.collective_cost import COLLECTIVES
@@ -127,13 +127,13 @@ def _collective(
 def _opaque(program: TracedProgram) -> list[str]:
     """A line per operation without a rule; constant scalars are left out."""
     known = {*RULES, *_RULELESS} - {*ONCE}
-    others = set(graph_index(program.graph).names) - known
-    return _counted(_runs(op) for op in named(program.graph, *others) if not _is_constant(op))
+    others = set(graph_index(program.graph).op_names) - known
+    return _counted(_runs(op) for op in ops_named(program.graph, *others) if not _is_constant(op))
 
 
 def _rounded(program: TracedProgram, solution: Solution) -> list[str]:
     """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
-    casts = named(program.graph, CAST)
+    casts = ops_named(program.graph, CAST)
     return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
 
 

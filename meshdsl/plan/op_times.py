@@ -18,7 +18,7 @@ from meshdsl.layouts.placement import Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.plan.reasons import Reasons
 from meshdsl.plan.types import Collective, Line, Span
-from meshdsl.planner.costs.op_cost import room_of, tensors, work_of, work_seconds
+from meshdsl.planner.costs.op_cost import operands_and_results, work_of, work_seconds, workspace_bytes
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
@@ -60,10 +60,10 @@ class OpTimes:
         return found
 
     def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        key = (self._kinds.number(op), *map(object_id, rows))
+        key = (self._kinds.number_of(op), *map(object_id, rows))
         if key not in self._known:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
-            shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
+            shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in operands_and_results(op))
             found = work_seconds(placed, shapes, self._kinds.work(op), self.solution.mesh)
             self._known[key] = float(found[tuple(range(len(rows)))])
         return self._known[key]
@@ -189,8 +189,10 @@ def _stash(program: TracedProgram, solution: Solution) -> int:
 
 def _room(program: TracedProgram, solution: Solution) -> int:
     """Bytes of a device for the work of stages that are not alike."""
-    found = [op for _, op in walk(program.graph) if room_of(op) and part_of(op.scope)]
-    return max((room_of(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0)
+    found = [op for _, op in walk(program.graph) if workspace_bytes(op) and part_of(op.scope)]
+    return max(
+        (workspace_bytes(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0
+    )
 
 
 def _local_bytes(v: Value, solution: Solution) -> int:

@@ -72,11 +72,16 @@ class ReasonIndex:
         self.sources = list(dict.fromkeys(sources.values()))
         self.places = SourceNames(self.sources)
         self._numbers = numbers = graph_index(graph)
-        self._made: list[int] = np.where(numbers.by_id >= 0, numbers.made[numbers.by_id], 0).tolist()  # by value id
-        by_value, begins = numbers.by_value
-        self._read: tuple[list[int], list[int]] = numbers.at[by_value].tolist(), numbers.operand[by_value].tolist()
-        self._begins: list[int] = begins[numbers.by_id].tolist()
-        self._ends: list[int] = begins[numbers.by_id + 1].tolist()
+        self._made: list[int] = np.where(
+            numbers.number_by_id >= 0, numbers.producer[numbers.number_by_id], 0
+        ).tolist()  # by value id
+        by_value, begins = numbers.uses_by_value
+        self._read: tuple[list[int], list[int]] = (
+            numbers.use_position[by_value].tolist(),
+            numbers.use_operand[by_value].tolist(),
+        )
+        self._begins: list[int] = begins[numbers.number_by_id].tolist()
+        self._ends: list[int] = begins[numbers.number_by_id + 1].tolist()
 
     def value(self, value: int) -> Value:
         """A value, given by its id, as in all that follow."""
@@ -88,7 +93,7 @@ class ReasonIndex:
 
     def home(self, value: int) -> Graph | None:
         """The body that a value is in, if it is."""
-        around = self._numbers.parts[int(self._numbers.part[self._made[value]])].around
+        around = self._numbers.blocks[int(self._numbers.block_of[self._made[value]])].owner
         return around[0].bodies[around[1]] if around else None
 
     def readers(self, value: int) -> list[tuple[Op, int]]:
@@ -99,17 +104,17 @@ class ReasonIndex:
     def in_order(self, values: Iterable[int]) -> list[int]:
         """Values in program order."""
         numbers, ids = self._numbers, list(values)
-        made = numbers.of(ids)
-        order = np.lexsort((made, self._ranks[numbers.made[made]]))
+        made = numbers.numbers_of(ids)
+        order = np.lexsort((made, self._ranks[numbers.producer[made]]))
         return [ids[i] for i in order.tolist()]
 
     @cached_property
     def _ranks(self) -> Ids:
         """Per position, a number that says what comes before what; what comes into a body comes after its operation."""
         found = np.array([2 * self.order[op.id] if op else -1 for op in self._numbers.ops])
-        for part in self._numbers.parts:
-            if part.around:
-                found[part.start - 1] = 2 * self.order[part.around[0].id] + 1
+        for part in self._numbers.blocks:
+            if part.owner:
+                found[part.start - 1] = 2 * self.order[part.owner[0].id] + 1
         return found
 
 

@@ -25,7 +25,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
-from meshdsl.planner.costs.op_cost import PRODUCTS, is_heavy
+from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion
 
 # ---- Overlap ---------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def _alike(op: Op) -> Iterator[Pair]:
             yield from _pairs(operands[:whole], body.inputs[:whole])
             results = body.returned if op.name != "scan" else body.returned[: len(carried)]
             yield from _pairs(results, op.outputs) if len(results) <= len(op.outputs) else ()
-    elif not is_heavy(op.name) and not turns(op):
+    elif not ends_fusion(op.name) and not turns(op):
         read = list(values(op.inputs))
         yield from ((v, made) for v in read for made in op.outputs)
 
@@ -304,7 +304,7 @@ class _Run:
     def alike(self, op: Op, given: Sequence[Slices]) -> int:
         """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
         counts = {self.maker.slices(v) for v in op.outputs} | {len(s) for s in given if len(s) > 1}
-        whole = op.phase == "optimizer" or is_heavy(op.name) or turns(op)
+        whole = op.phase == "optimizer" or ends_fusion(op.name) or turns(op)
         return 1 if whole or len(counts) != 1 else counts.pop()
 
     def in_pieces(self, op: Op, given: Sequence[Slices], count: int) -> bool:

@@ -163,17 +163,17 @@ def _signature_faults(problem: Problem, solution: Solution) -> Iterator[str]:
         layouts = [_layout(port, solution) for port in node.ports]
         known = [layout for layout in layouts if layout is not None]
         if len(known) < len(layouts):
-            yield f"{node.what}: the plan has no layout for one of its tensors"
+            yield f"{node.label}: the plan has no layout for one of its tensors"
             continue
         if id(node.rows) not in tables:
             tables[id(node.rows)] = {_comparable(row, row.outputs) for row in node.rows}
-        yield from (f"{node.what}: {text}" for text in _node_faults(node, known, tables[id(node.rows)], solution))
+        yield from (f"{node.label}: {text}" for text in _node_faults(node, known, tables[id(node.rows)], solution))
 
 
 def _layout(port: Port, solution: Solution) -> Layout | None:
-    if port.defines or port.reader is None:
+    if port.defines or port.use is None:
         return solution.layouts.get(port.value.id)
-    return solution.uses.get(port.reader)
+    return solution.uses.get(port.use)
 
 
 def _node_faults(node: Node, layouts: list[Layout], table: set[Signature], solution: Solution) -> Iterator[str]:
@@ -191,7 +191,7 @@ def _axis_faults(node: Node, i: int, layouts: list[Layout], table: set[Signature
     axis = solution.mesh.names[i]
     placed = tuple(layout.on(axis) for layout in layouts)
     row = _row(node, i, placed, solution)
-    if row is None or row not in table or not node.takes(row, axis):
+    if row is None or row not in table or not node.allows(row, axis):
         ends = list(zip(node.ports, placed, strict=True))
         operands = ", ".join(str(p) for port, p in ends if not port.defines)
         results = ", ".join(str(p) for port, p in ends if port.defines)
@@ -223,7 +223,7 @@ def _nesting(layout: Layout) -> Iterator[tuple[str, str]]:
 
 def _step_faults(problem: Problem, solution: Solution) -> Iterator[str]:
     """Reshard steps that do not exist at their price, and uses in layouts that no step produces."""
-    for tensor in problem.numbers.values:
+    for tensor in problem.index.values:
         value, available = tensor.id, {solution.layouts[tensor.id]}
         for step in solution.trees.get(value, ()):
             possible = _edges(step.before, len(tensor.shape), solution.mesh)
@@ -231,10 +231,10 @@ def _step_faults(problem: Problem, solution: Solution) -> Iterator[str]:
                 price = f"{step.bytes} bytes in {seconds_text(step.seconds)}"
                 yield f"value {value}: no {step.kind} from {step.before} to {step.after} of {price}"
             available.add(step.after)
-        for m, q in problem.wiring.ends(value)[1:]:
+        for m, q in problem.wiring.ends_of(value)[1:]:
             used = _layout(problem.nodes[m].ports[q], solution)
             if used not in available:
-                yield f"{problem.nodes[m].what}: uses value {value} as {used}, which no reshard step produces"
+                yield f"{problem.nodes[m].label}: uses value {value} as {used}, which no reshard step produces"
 
 
 @cache

@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Literal, Op, Value
-from meshdsl.ir.index import Reading
+from meshdsl.ir.index import Use
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.fixed_point import TIES
-from meshdsl.planner.costs.op_cost import per_axis
+from meshdsl.planner.costs.op_cost import local_share
 from meshdsl.planner.costs.reshard_cost import ReshardCosts
-from meshdsl.planner.costs.steiner import Edges, moves_of, tree
+from meshdsl.planner.costs.steiner import Edges, steiner_tree, tree_steps
 from meshdsl.planner.problem.model import Assignment, Model
-from meshdsl.planner.problem.ports import Consumer, End
-from meshdsl.planner.problem.variables import each_of
-from meshdsl.util.arrays import Costs, Ids, array, group_by, intern_ids, object_id, row_ids
+from meshdsl.planner.problem.ports import End, ReshardGroup
+from meshdsl.planner.problem.variables import map_classes
+from meshdsl.util.arrays import Costs, Ids, group_by, index_array, intern_ids, object_id, row_ids
 
 # ---- Kept ------------------------------------------------------------------------------------------------------------
 # What is kept of a value for a reader that comes later: some copy on the way there, at least the smallest one.
@@ -37,7 +37,7 @@ class ResidentCopies:
 
     def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
         """What a plan pays at the model's present prices for what is kept."""
-        if not (prices := self.model.prices.kept):
+        if not (prices := self.model.prices.path_copy):
             return 0.0
         held = np.array(self.bytes(prices.keys(), self.model.ports.layouts(rows), edges))
         return float(self.model.scale.pack(held * np.array(list(prices.values()))).sum())
@@ -63,12 +63,12 @@ class ResidentCopies:
     def _least(self, end: End, meanwhile: End | None, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
         model, known = self.model, self._ports.get((end, meanwhile))
         value, port, its, others = known or self._of(end, meanwhile)
-        distances, moved = model.distances[value.id], edges.get(value.id, ())
+        distances, moved = model.reshard_costs[value.id], edges.get(value.id, ())
         taken = None if its is None else layouts[its]
         key = object_id(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
         if key not in self._known:
             space, sizes = distances.space, model.mesh.sizes_by_name
-            way = {move.after: move.before for move in moves_of(space, value.shape, value.itemsize, moved)}
+            way = {move.after: move.before for move in tree_steps(space, value.shape, value.itemsize, moved)}
             gone = {layout for other in key[-1] for layout in _back(space.layouts[other], way)}
             there = list(_until(gone, _back(space.layouts[key[2]], way)))
             free = taken is not None and space.layouts[taken] in there
@@ -78,9 +78,9 @@ class ResidentCopies:
     def _of(self, end: End, meanwhile: End | None) -> tuple[Value, int, int | None, list[int]]:
         """What is read, the ports of its reader, of the one that reads meanwhile, and of others; known from now on."""
         wiring = self.model.wiring
-        value, its = wiring.value(end), meanwhile and wiring.port(meanwhile)
-        port, *others = map(wiring.port, (end, *wiring.ends(value)[1:]))
-        found = self.model.problem.numbers.value(value), port, its, [at for at in others if at not in (port, its)]
+        value, its = wiring.value_at(end), meanwhile and wiring.port(meanwhile)
+        port, *others = map(wiring.port, (end, *wiring.ends_of(value)[1:]))
+        found = self.model.problem.index.value(value), port, its, [at for at in others if at not in (port, its)]
         self._ports[end, meanwhile] = found
         return found
 
@@ -108,26 +108,26 @@ def _until(those: set[Layout], layouts: Iterator[Layout]) -> Iterator[Layout]:
 def payers(model: Model) -> list[int]:
     """The nodes whose states cost more at the model's present prices, copies aside."""
     wiring = model.wiring
-    made = wiring.nodes[wiring.made[model.problem.numbers.of(model.prices.own)]].tolist()
-    return sorted({*made, *(n for n, _ in model.prices.held)})
+    made = wiring.node_of[wiring.producer[model.problem.index.numbers_of(model.prices.own_layout)]].tolist()
+    return sorted({*made, *(n for n, _ in model.prices.resident)})
 
 
 def terms(model: Model, n: int) -> Hashable:
     """What the price of a node consists of: nodes with one table and equal terms pay alike."""
-    own, held, wiring = model.prices.own, model.prices.held, model.wiring
-    made = tuple([(p, own[value]) for p, value in wiring.makes(n) if value in own])
+    own, held, wiring = model.prices.own_layout, model.prices.resident, model.wiring
+    made = tuple([(p, own[value]) for p, value in wiring.defined_values(n) if value in own])
     there = [(p, *held[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in held]
     return made, tuple([(p, price, object_id(share)) for p, price, share in there])
 
 
 def paid(model: Model, n: int) -> Costs:
     """What a node pays in every joint state; for bytes that are there whatever the plan, rounded down."""
-    total = np.zeros_like(model.units[n])
+    total = np.zeros_like(model.unary[n])
     for price, share in _made(model, n):
         total += model.scale.pack(price * share)
     for p in range(len(model.wiring.ports(n))):
-        if (n, p) in model.prices.held:
-            price, share = model.prices.held[n, p]
+        if (n, p) in model.prices.resident:
+            price, share = model.prices.resident[n, p]
             total += np.floor(price * share / model.scale.unit) * TIES
     return total
 
@@ -135,14 +135,17 @@ def paid(model: Model, n: int) -> Costs:
 def paid_in(model: Model, rows: Assignment) -> float:
     """What a plan pays for the values that it makes and the copies that it reads."""
     prices, wiring, layouts = model.prices, model.wiring, model.ports.layouts(rows)
-    made, read = wiring.made[model.problem.numbers.of(prices.own)], array(map(wiring.port, prices.read))
-    ports, price, total = np.append(made, read), np.array([*prices.own.values(), *prices.read.values()]), 0.0
+    made, read = (
+        wiring.producer[model.problem.index.numbers_of(prices.own_layout)],
+        index_array(map(wiring.port, prices.copy)),
+    )
+    ports, price, total = np.append(made, read), np.array([*prices.own_layout.values(), *prices.copy.values()]), 0.0
     copies = np.arange(ports.size) >= made.size
-    there = ~copies | (layouts[ports] != layouts[wiring.every[ports]])
+    there = ~copies | (layouts[ports] != layouts[wiring.port_producer[ports]])
     ports, price = ports[there], price[there]
     spaces, layouts = model.spaces[ports], layouts[ports]
     for alike in group_by(spaces):
-        layout = model.distances.every[spaces[alike[0]]]
+        layout = model.reshard_costs.distinct[spaces[alike[0]]]
         held = layout.bytes * layout.shares[layouts[alike]]
         total += float(model.scale.pack(price[alike] * held).sum())
     return total
@@ -150,11 +153,11 @@ def paid_in(model: Model, rows: Assignment) -> float:
 
 def _made(model: Model, n: int) -> Iterator[tuple[float, Costs]]:
     """Price per byte, and bytes per joint state, of what a node defines."""
-    for p, made in model.wiring.makes(n):
-        if price := model.prices.own.get(made, 0.0):
-            value = model.problem.numbers.value(made)
+    for p, made in model.wiring.defined_values(n):
+        if price := model.prices.own_layout.get(made, 0.0):
+            value = model.problem.index.value(made)
             split = model.tables[n].codes[p] < len(value.shape)
-            yield price, per_axis(model.mesh, split) * value.bytes
+            yield price, local_share(model.mesh, split) * value.bytes
 
 
 # ---- Extract ---------------------------------------------------------------------------------------------------------
@@ -174,11 +177,11 @@ class Evaluator:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        numbers = model.numbered(lambda n: object_id(model.units[n]))
+        numbers = model.class_ids(lambda n: object_id(model.unary[n]))
         alike = group_by(numbers)
-        self._nodes = np.concatenate([array(()), *alike])  # those of equal costs together
-        self._units = [(model.units[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
-        shapes = np.array([model.units[int(nodes[0])].shape for nodes in alike], dtype=np.intp)
+        self._nodes = np.concatenate([index_array(()), *alike])  # those of equal costs together
+        self._units = [(model.unary[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
+        shapes = np.array([model.unary[int(nodes[0])].shape for nodes in alike], dtype=np.intp)
         shapes = shapes.reshape(-1, model.width)[numbers]
         self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
         self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
@@ -188,23 +191,23 @@ class Evaluator:
 
     def evaluate(self, rows: Assignment) -> CostedPlan:
         """Cost and moves of a state."""
-        ports, trips, total = self.model.ports, self.model.often, self._alone(rows)
+        ports, trips, total = self.model.ports, self.model.port_trips, self._alone(rows)
         edges: dict[int, Edges] = {}
-        for read in ports.elsewhere(ports.layouts(rows)):
+        for read in ports.resharded(ports.layouts(rows)):
             cost, found = self._tree(read)
             if found:
-                total += cost * int(trips[read.makers].sum())
+                total += cost * int(trips[read.producers].sum())
                 edges.update(dict.fromkeys(read.values, found))
         return CostedPlan(rows, total, edges)
 
     def shares(self, rows: Assignment) -> tuple[Costs, Costs]:
         """What each node of a state costs, and by the port that makes it, what the moves of each value do."""
         prepare_model(self.model, rows)
-        ports, trips = self.model.ports, self.model.often
+        ports, trips = self.model.ports, self.model.port_trips
         nodes, moves = np.empty(len(rows)), np.zeros(trips.size)
         nodes[self._nodes] = self._costs(rows)
-        for read in ports.elsewhere(ports.layouts(rows)):
-            moves[read.makers] = self._tree(read)[0] * trips[read.makers]
+        for read in ports.resharded(ports.layouts(rows)):
+            moves[read.producers] = self._tree(read)[0] * trips[read.producers]
         return nodes, moves
 
     def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
@@ -225,10 +228,10 @@ class Evaluator:
             begin += count
         return costs
 
-    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, Consumer]) -> float:
+    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, ReshardGroup]) -> float:
         """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
         moves = (self._tree(elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
-        return float(self.model.units[n][tuple(rows[n])]) + sum(moves)
+        return float(self.model.unary[n][tuple(rows[n])]) + sum(moves)
 
     def objective(self, choice: CostedPlan) -> float:
         """The cost of a choice, the model's present prices of memory included."""
@@ -236,7 +239,7 @@ class Evaluator:
 
     def exact(self, choice: CostedPlan) -> CostedPlan:
         """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
-        if self.model.every_state and len(self.model.wide) <= 2:  # there is no other
+        if self.model.unrestricted and len(self.model.parallel_axes) <= 2:  # there is no other
             return choice
         ways = list(self._ways(choice.edges))
         asked = defaultdict[ReshardCosts, set[tuple[int, int]]](set)
@@ -249,13 +252,13 @@ class Evaluator:
 
     def _ways(self, moved: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, int]]:
         """How values are moved, those together that have equal layouts and are moved alike, and how often in all."""
-        model, numbers, every = self.model, self.model.problem.numbers, list(moved.values())
-        values = array(moved)
-        spaces, trips = model.distances.of[values], numbers.trips[numbers.of(moved)]
+        model, numbers, every = self.model, self.model.problem.index, list(moved.values())
+        values = index_array(moved)
+        spaces, trips = model.reshard_costs.index_of[values], numbers.trips[numbers.numbers_of(moved)]
         ways = intern_ids(map(object_id, every))  # those that lead alike are mostly one object
         for alike in group_by(row_ids((spaces, ways))):
             first = int(alike[0])
-            yield model.distances.every[spaces[first]], every[first], int(trips[alike].sum())
+            yield model.reshard_costs.distinct[spaces[first]], every[first], int(trips[alike].sum())
 
     def _price(self, distances: ReshardCosts, moves: Iterable[tuple[int, int]]) -> None:
         """Work out the cheapest ways of moves between numbered layouts."""
@@ -263,26 +266,26 @@ class Evaluator:
         starts, row = np.unique(ends[:, 0], return_inverse=True)
         targets, column = np.unique(ends[:, 1], return_inverse=True)
         if starts.size:
-            costs = distances.rows(starts, distances.fitting, targets)[1][row, column]
+            costs = distances.all_pairs(starts, distances.feasible, targets)[1][row, column]
             self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
 
-    def _tree(self, read: Consumer) -> tuple[float, Edges]:
+    def _tree(self, read: ReshardGroup) -> tuple[float, Edges]:
         """Cost and moves of values from their own layout to those in which they are read."""
-        closure = self.model.closure(read.values[0])
+        closure = self.model.domain(read.values[0])
         key = closure.number, read.own, read.others
         if key not in self._known:
-            start, *wanted = closure.places[[read.own, *read.others]].tolist()
-            cost, edges = tree(closure.costs, closure.inner, start, wanted)
-            self._known[key] = cost, tuple((int(closure.active[a]), int(closure.active[b])) for a, b in edges)
+            start, *wanted = closure.place_of[[read.own, *read.others]].tolist()
+            cost, edges = steiner_tree(closure.costs, closure.transit_costs, start, wanted)
+            self._known[key] = cost, tuple((int(closure.layouts[a]), int(closure.layouts[b])) for a, b in edges)
         return self._known[key]
 
 
 def prepare_model(model: Model, rows: Assignment) -> None:
     """Make a model such that a plan can be evaluated; on many mesh axes, copies are made from layouts near its own."""
-    if len(model.wide) > 2:
-        model.hold(rows)
+    if len(model.parallel_axes) > 2:
+        model.restrict_to_plan(rows)
     else:
-        model.focus()
+        model.restrict()
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
@@ -293,7 +296,7 @@ def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...
         node = model.nodes[n]
         return tuple(_full_row(node.op, node.rows[r]) for r in states[n]) if node.op else ()
 
-    found = each_of(model.alike_in(rows), row)
+    found = map_classes(model.representatives_in(rows), row)
     return {node.op.id: mine for node, mine in zip(model.nodes, found, strict=True) if node.op}
 
 
@@ -306,13 +309,13 @@ def _full_row(op: Op, row: Signature) -> Signature:
     return Signature(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
 
 
-def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[Reading, Layout]]:
+def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[Use, Layout]]:
     """The layout of every value, and of every operand as it is read."""
-    ports, every, wiring, numbers = model.ports, list(model.ports.every), model.wiring, model.problem.numbers
-    found = [every[i] for i in ports.named(ports.layouts(rows)).tolist()]
-    made, read = wiring.made[wiring.made >= 0], wiring.reading.tolist()
-    own = {value: found[port] for value, port in zip(wiring.values[made].tolist(), made.tolist(), strict=True)}
-    return own, {reading: found[port] for reading, port in zip(numbers.readings, read, strict=True) if port >= 0}
+    ports, every, wiring, numbers = model.ports, list(model.ports.all_layouts), model.wiring, model.problem.index
+    found = [every[i] for i in ports.layout_numbers(ports.layouts(rows)).tolist()]
+    made, read = wiring.producer[wiring.producer >= 0], wiring.port_of_use.tolist()
+    own = {value: found[port] for value, port in zip(wiring.value_ids[made].tolist(), made.tolist(), strict=True)}
+    return own, {reading: found[port] for reading, port in zip(numbers.uses, read, strict=True) if port >= 0}
 
 
 def trees_of(model: Model, choice: CostedPlan) -> dict[int, tuple[ReshardStep, ...]]:
@@ -322,5 +325,5 @@ def trees_of(model: Model, choice: CostedPlan) -> dict[int, tuple[ReshardStep, .
 
 def moves_along(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """The moves of a value between numbered layouts."""
-    tensor = model.problem.numbers.value(value)
-    return moves_of(model.distances[value].space, tensor.shape, tensor.itemsize, edges)
+    tensor = model.problem.index.value(value)
+    return tree_steps(model.reshard_costs[value].space, tensor.shape, tensor.itemsize, edges)

@@ -72,7 +72,7 @@ class SearchResult:
         bound = self._prove_short()
         if bound <= self.model.scale.seconds(self.free.cost):
             bound = max(bound, self.prove())
-        self.model.let_go()
+        self.model.release_domains()
         return bound
 
     def solution(self) -> Solution:
@@ -116,7 +116,7 @@ class SearchResult:
 
         Raises MemoryLimitError if none was found that fits.
         """
-        model, pins = self.model.hiding(windows), self.fitter.pins
+        model, pins = self.model.with_overlap(windows), self.fitter.pins
         fitter = MemoryFitter(model, pins, self.fitter)
         free = search(model, lambda _: False, fitter.joint, None, fitter.evaluator).plan
         rows = fitter.fit(free, self.limit)[0].rows

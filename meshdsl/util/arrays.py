@@ -38,7 +38,7 @@ T = TypeVar("T")
 _SPARSE = 16  # times as many numbers as there are places
 
 
-def array(numbers: Iterable[int]) -> Ids:
+def index_array(numbers: Iterable[int]) -> Ids:
     """Numbers as an array."""
     return np.fromiter(numbers, dtype=np.intp)
 
@@ -47,7 +47,7 @@ def intern_ids(things: Iterable[Hashable]) -> Ids:
     """A number for each thing, the same for equal ones."""
     every = list(things)
     known = {thing: i for i, thing in enumerate(dict.fromkeys(every))}
-    return array(map(known.__getitem__, every))
+    return index_array(map(known.__getitem__, every))
 
 
 def intern_rows(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
@@ -55,7 +55,7 @@ def intern_rows(things: Iterable[T]) -> tuple[Ids, tuple[T, ...]]:
     found = list(things)
     keys, known = list(map(object_id, found)), dict[T, int]()
     number = {key: known.setdefault(thing, len(known)) for key, thing in dict(zip(keys, found, strict=True)).items()}
-    return array(map(number.__getitem__, keys)), tuple(known)
+    return index_array(map(number.__getitem__, keys)), tuple(known)
 
 
 def unique_sorted(numbers: Ids) -> Ids:

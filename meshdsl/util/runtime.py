@@ -111,7 +111,7 @@ class Deadline:
         self.seconds, self._end = seconds, None if seconds is None else time.perf_counter() + seconds
         self.has_stopped = False
 
-    def is_up(self) -> bool:
+    def expired(self) -> bool:
         """Whether time is up; who asks leaves something out then."""
         self.has_stopped |= self._end is not None and time.perf_counter() >= self._end
         return self.has_stopped

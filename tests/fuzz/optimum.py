@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.costs.steiner import steiner_tree
 from meshdsl.planner.problem.model import Model
 
 
@@ -27,7 +27,7 @@ class _Search:
 
     def __init__(self, model: Model, known: float, visits: int) -> None:
         self.model, self.known, self.left, self.best = model, known, visits, np.inf
-        self.units = [model.units[n] for n in range(len(model.nodes))]
+        self.units = [model.unary[n] for n in range(len(model.nodes))]
         self.states = [sorted(map(tuple, np.argwhere(np.isfinite(u)).tolist()), key=u.__getitem__) for u in self.units]
         self.rest = np.cumsum([0.0, *(u.min() for u in reversed(self.units))])[::-1]
         self.finished = self._finished()
@@ -54,12 +54,12 @@ class _Search:
 
     def _moves(self, value: int) -> float:
         """Cost of the moves of a value whose readers are all decided."""
-        own, *wanted = (self._layout(n, port) for n, port in self.model.wiring.ends(value))
+        own, *wanted = (self._layout(n, port) for n, port in self.model.wiring.ends_of(value))
         return float(self.tree(value, own, frozenset(wanted)))
 
     def _tree(self, value: int, own: int, wanted: frozenset[int]) -> float:
-        closure = self.model.closure(value)
-        return tree(closure.costs, closure.inner, own, wanted)[0] * self.model.trips(value)
+        closure = self.model.domain(value)
+        return steiner_tree(closure.costs, closure.transit_costs, own, wanted)[0] * self.model.trips(value)
 
     def _layout(self, n: int, port: int) -> int:
         return int(self.model.layout_ids(n, port, np.array(self.chosen[n])))
@@ -67,6 +67,6 @@ class _Search:
     def _finished(self) -> list[list[int]]:
         """Per node, the values of which it is the last one concerned."""
         found: list[list[int]] = [[] for _ in self.states]
-        for value in (v.id for v in self.model.problem.numbers.values):
-            found[max(n for n, _ in self.model.wiring.ends(value))].append(value)
+        for value in (v.id for v in self.model.problem.index.values):
+            found[max(n for n, _ in self.model.wiring.ends_of(value))].append(value)
         return found

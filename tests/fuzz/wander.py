@@ -13,10 +13,10 @@ from meshdsl.planner.problem.model import Model
 def wander(program: TracedProgram, mesh: Mesh, pins: Pins, rng: np.random.Generator) -> Solution:
     """A solution in which every operation runs in one of its signatures, whatever that costs; constants are whole."""
     model = Model(make_problem(program, mesh, pins))
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     drawn = np.array([found[rng.integers(len(found))] for found in states])
-    unsent = model.wiring.nodes[model.wiring.made[model.problem.unsent]]
-    drawn[unsent] = model.whole[unsent]
+    unsent = model.wiring.node_of[model.wiring.producer[model.problem.unsent]]
+    drawn[unsent] = model.first_states[unsent]
     choice = Evaluator(model).evaluate(drawn)
     own, uses = layouts_of(model, choice.rows)
     rows, trees = rows_by_op(model, choice.rows), trees_of(model, choice)

@@ -84,7 +84,7 @@ def searched(model, **given):
 
 def exhaustive(model, largest=400_000):
     """The least cost over every joint state of every node; None if there are too many."""
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     if np.prod([float(len(s)) for s in states]) > largest:
         return None
     evaluator = Evaluator(model)
@@ -108,5 +108,5 @@ def minimum(network, fixed):
 
 def layout_of(model, n, port, state):
     """The layout of a node's port in a joint state."""
-    space = model.distances[model.nodes[n].ports[port].value.id].space
-    return space.layouts[int(model.numbers(n, port, state))]
+    space = model.reshard_costs[model.nodes[n].ports[port].value.id].space
+    return space.layouts[int(model.layout_numbers(n, port, state))]

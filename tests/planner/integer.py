@@ -40,9 +40,9 @@ class Whole:
         self.model, self.unit, self.rows = model, unit, Rows()
         self.costs, self.whole = [], []
         self.first = [self._node(n) for n in range(len(model.nodes))]
-        for value in (v.id for v in model.problem.numbers.values):
-            at, *readers = model.wiring.ends(value)
-            if readers and len(model.closure(value).fitting) > 1:
+        for value in (v.id for v in model.problem.index.values):
+            at, *readers = model.wiring.ends_of(value)
+            if readers and len(model.domain(value).indices) > 1:
                 self._value(value, at, readers)
 
     def solve(self, seconds):
@@ -67,14 +67,14 @@ class Whole:
 
     def _node(self, n):
         states = self.model.states[n]
-        columns = self._columns(self.model.units[n][tuple(states.T)], 1)
+        columns = self._columns(self.model.unary[n][tuple(states.T)], 1)
         self.rows.add(columns, np.ones(columns.size), 1, 1)
         return columns
 
     def _value(self, value, at, readers):
-        closure, trips = self.model.closure(value), self.model.trips(value)
-        size = len(closure.fitting)
-        arcs = [(a, b, closure.inner[a, b]) for a in range(size) for b in range(size) if a != b]
+        closure, trips = self.model.domain(value), self.model.trips(value)
+        size = len(closure.indices)
+        arcs = [(a, b, closure.transit_costs[a, b]) for a in range(size) for b in range(size) if a != b]
         arcs += [(a, size + b, closure.costs[a, b]) for a in range(size) for b in np.flatnonzero(closure.partial)]
         arcs = [arc for arc in arcs if np.isfinite(arc[2])]
         paid = self._columns([cost * trips for *_, cost in arcs], 1)
@@ -87,7 +87,7 @@ class Whole:
 
     def _conserve(self, flow, ends, closure, at, reader):
         """What flows into a layout flows out, but where the value is made, and where it is read."""
-        size = len(closure.fitting)
+        size = len(closure.indices)
         for layout in range(2 * size):
             columns = [*flow[ends[:, 1] == layout], *flow[ends[:, 0] == layout]]
             values = [1.0] * int((ends[:, 1] == layout).sum()) + [-1.0] * int((ends[:, 0] == layout).sum())

@@ -4,7 +4,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.layouts.reshard import Space, makes_partial
-from meshdsl.planner.costs.reshard_cost import arrays
+from meshdsl.planner.costs.reshard_cost import edge_arrays
 
 MESHES = [
     md.Mesh(x=4),
@@ -30,7 +30,7 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
     if len(mesh.names) == 4 and (rank > 2 or len(reductions) > 1):
         pytest.skip("too many to go through one by one")
     within = Space(mesh, rank, reductions)
-    found = arrays(within).arcs
+    found = edge_arrays(within).edges
     bulk = sorted(
         zip(found.source.tolist(), found.target.tolist(), *map(list, _priced(found)), found.partial, strict=True)
     )
@@ -49,7 +49,7 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
 def test_orders_in_bulk(mesh):
     within = Space(mesh, 2, ())
     for order in (mesh.names, mesh.names[::-1]):
-        found = arrays(within).ordered(order)
+        found = edge_arrays(within).ordered(order)
         for layout, fine in zip(within.layouts, found.tolist(), strict=True):
             splits = [layout.splitting(dim) for dim in range(2)]
             assert fine == all(list(axes) == sorted(axes, key=order.index) for axes in splits)

@@ -23,7 +23,7 @@ FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all
 
 def every_plan(model):
     """Bytes and cost of every plan, the smallest first."""
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     evaluator, fitter = Evaluator(model), MemoryFitter(model, model.problem.pins)
     plans = (evaluator.evaluate(np.array(rows)) for rows in product(*states))
     return sorted((fitter.peak(plan).bytes, plan.cost) for plan in plans)
@@ -69,7 +69,7 @@ def sorted_sums(shares):
     """A small step on a mesh on which bytes of a share are rounded, and all of its plans."""
     program, laid = trace(lambda a: jnp.sort(jnp.cumsum(a, 0), 0), (shape(25, 25),)), Layout.parse("x=S(0) y=S(0)")
     model = Model(make_problem(program, Mesh(x=shares, y=shares), Pins((laid,), (laid,), (None,))))
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     fitter = MemoryFitter(model, model.problem.pins)
     return fitter, [fitter.evaluator.evaluate(np.array(rows)) for rows in product(*states)]
 
@@ -84,6 +84,6 @@ def test_a_plan_that_fills_the_memory_exactly_fits_where_shares_of_it_are_rounde
 
 def test_a_bound_is_none_where_time_is_up_at_once():
     fitter, plans = sorted_sums(5)
-    fitter.model.clock = Deadline(0.0)
+    fitter.model.deadline = Deadline(0.0)
     found = BranchAndBound(fitter.model, fitter.evaluator, fitter.points, fitter.peak, plans[0]).cheapest(1e9)
     assert found.best is plans[0] and found.bound == 0.0

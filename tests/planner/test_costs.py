@@ -9,7 +9,7 @@ from jax import lax
 from meshdsl.ir.graph import walk
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import parse_module
-from meshdsl.planner.costs.op_cost import materialised, work_of
+from meshdsl.planner.costs.op_cost import materialized_ids, work_of
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
 LARGE, SMALL = np.zeros((64, 8), np.float32), np.zeros((1, 8), np.float32)
@@ -19,13 +19,13 @@ INDEX = np.zeros((1, 1), np.int32)
 def work(name, function, *args):
     graph = read_jaxpr(jax.make_jaxpr(function)(*args))
     (op,) = (op for _, op in walk(graph) if op.name == name)
-    return work_of(op, materialised(graph))
+    return work_of(op, materialized_ids(graph))
 
 
 def test_writing_a_part_of_a_buffer_touches_that_part_twice_and_nothing_else():
     written = work("dynamic_update_slice", lambda x, y, i: lax.dynamic_update_slice(x, y, (i, 0)), LARGE, SMALL, 3)
-    assert written.touched == (0, 2, 0, 0, 0)[: len(written.touched)]
-    assert sum(work("scatter", lambda x, i, y: x.at[i].set(y), LARGE, INDEX[0], SMALL).touched) == 2
+    assert written.accesses == (0, 2, 0, 0, 0)[: len(written.accesses)]
+    assert sum(work("scatter", lambda x, i, y: x.at[i].set(y), LARGE, INDEX[0], SMALL).accesses) == 2
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_writing_a_part_of_a_buffer_touches_that_part_twice_and_nothing_else():
 )
 def test_a_view_moves_nothing(name, view):
     wide = np.zeros((64, 1, 8), np.float32)
-    assert not any(work(name, lambda x, w: view(jnp.sin(x)) @ w, wide, np.ones((view(wide).shape[1], 2))).touched)
+    assert not any(work(name, lambda x, w: view(jnp.sin(x)) @ w, wide, np.ones((view(wide).shape[1], 2))).accesses)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_view_moves_nothing(name, view):
 def test_a_part_is_read_also_if_it_is_fused(name, part):
     """As much of it as is made; what pads a step and cuts it again would be cheaper than the step."""
     made = work(name, lambda x: jnp.sum(part(x) * 2), LARGE)
-    assert made.touched[0] == 0 and made.touched[-1] == 1
-    assert work(name, lambda x: part(x), LARGE).touched[-1] == 2
+    assert made.accesses[0] == 0 and made.accesses[-1] == 1
+    assert work(name, lambda x: part(x), LARGE).accesses[-1] == 2
 
 
 def conv(strides=(1, 1), padding="SAME", groups=1):

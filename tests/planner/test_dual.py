@@ -13,7 +13,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.models import gpt
 from meshdsl.pins import make_pins
-from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.costs.steiner import steiner_tree
 from meshdsl.planner.encoding.fanout import add_max_reader_bound
 from meshdsl.planner.encoding.hubs import HubTables
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -96,10 +96,10 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     mesh, rng = md.Mesh(x=2, y=2, topology=topology), np.random.default_rng(3)
     model, pins = model_of(*made(), mesh, donated)
     graph, evaluator = model.problem.program.graph, Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     floors = {chain[-1].id: MemoryLowerBound(model, pins.donated, chain) for chain in chains(graph)}
     shares = []
-    for rows in (model.whole, *(np.array([rng.choice(s) for s in states]) for _ in range(4))):
+    for rows in (model.first_states, *(np.array([rng.choice(s) for s in states]) for _ in range(4))):
         choice = evaluator.evaluate(rows)
         there = copy_timeline(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
         points = Liveness(there, pins.donated).points()
@@ -123,7 +123,7 @@ def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fit
     least = dual_bound(fitter, free, best, limit)
     assert peak.bytes <= limit and model.scale.seconds(least) > found.lower_bound() * 1.01
     assert least <= best.cost
-    assert model.prices.held == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
+    assert model.prices.resident == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
 
 
 def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it():
@@ -132,7 +132,7 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it():
     model, pins = model_of(lambda x, w: (x - (x * w).T, jnp.sin(x) @ w), (shape(64, 64),) * 2, mesh, False)
     model = limited(model, encoding_reduction_entries=0)
     evaluator = Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     for chain in chains(model.problem.program.graph):
         floor = MemoryLowerBound(model, pins.donated, chain)
         for price in 1e-12 * rng.uniform(0.1, 10, 20):
@@ -150,7 +150,7 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays():
     model, pins = model_of(*thrice_step(), md.Mesh(x=8, topology="dgx-h100"), True)
     model = limited(model, encoding_reduction_entries=0, encoding_hub_stake=0.0)
     evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     (floor,) = (
         f for chain in chains(model.problem.program.graph) if (f := MemoryLowerBound(model, pins.donated, chain)).again
     )
@@ -158,8 +158,8 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays():
     for _ in range(100):
         plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
         least = list[float]()
-        for prices in (floor.prices(price), replace(floor.prices(price), again={})):
-            joint = NetworkBuilder(model.at(prices))
+        for prices in (floor.prices(price), replace(floor.prices(price), path_copy_unless={})):
+            joint = NetworkBuilder(model.with_prices(prices))
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.domains.states, plan.rows)]
             least.append(minimum(joint.bounds(plan, 1 << 15).network, chosen))
         assert least[1] <= least[0] <= _LagrangianBound(floor, (plan,), 0.0, True).paid(price, plan)
@@ -173,9 +173,9 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays():
 def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
     model, _ = model_of(lambda x: [x + i for i in range(1, 1 + readers)], (shape(64, 64),), md.Mesh(x=8), False)
     (value,) = model.problem.program.graph.inputs
-    ends, closure = model.wiring.ends(value.id), model.closure(value.id)
+    ends, closure = model.wiring.ends_of(value.id), model.domain(value.id)
     assert len(ends) == readers + 1 and not closure.partial.all()
-    layouts = [np.arange(closure.active.size)] * len(ends)
+    layouts = [np.arange(closure.layouts.size)] * len(ends)
     network = Network(None, len(ends))
     for n, read in enumerate(layouts):
         network.add_variable(n, np.zeros(read.size))
@@ -184,8 +184,8 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
     assert add_max_reader_bound(network, HubTables(model, network.memo), value.id, variables, 1e30, 1 << 20)
     rng = np.random.default_rng(0)
     for _ in range(50):
-        own, *read = chosen = rng.integers(closure.active.size, size=len(ends)).tolist()
-        cost, dearest = tree(closure.costs, closure.inner, own, read)[0], closure.costs[own, read].max()
+        own, *read = chosen = rng.integers(closure.layouts.size, size=len(ends)).tolist()
+        cost, dearest = steiner_tree(closure.costs, closure.transit_costs, own, read)[0], closure.costs[own, read].max()
         assert dearest / 1.01 <= minimum(network.copy(), chosen) <= dearest <= cost
 
 
@@ -269,7 +269,7 @@ def test_what_memory_holds_at_least_is_known_under_other_pins():
     again = model.repinned(repin(model.problem, stated))
     known, anew = PricedPoints(again, pins.donated, fitter.points), PricedPoints(again, pins.donated)
     rng = np.random.default_rng(0)
-    states = [np.argwhere(np.isfinite(again.units[n])) for n in range(len(again.nodes))]
+    states = [np.argwhere(np.isfinite(again.unary[n])) for n in range(len(again.nodes))]
     plans = [Evaluator(again).evaluate(np.array([rng.choice(s) for s in states])) for _ in range(4)]
     floors = known.floors
     assert floors and all(floor.model is again for floor in floors)

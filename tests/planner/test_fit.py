@@ -39,19 +39,19 @@ def test_less_memory_costs_no_more_than_it_has_to():
 def test_two_plans_come_apart_into_what_can_be_taken_over_by_itself():
     model = problem_of("two layers", TWO)
     evaluator = Evaluator(model)
-    whole, rows = evaluator.evaluate(model.whole), model.whole.copy()
+    whole, rows = evaluator.evaluate(model.first_states), model.first_states.copy()
     assert independent_parts(model, whole, whole) == []
     first, *_, last = range(len(rows))
     for n in (first, last):
-        rows[n] = np.argwhere(np.isfinite(model.units[n]))[-1]
+        rows[n] = np.argwhere(np.isfinite(model.unary[n]))[-1]
     groups = independent_parts(model, whole, evaluator.evaluate(rows))
-    assert groups == [[n] for n in (first, last) if (rows[n] != model.whole[n]).any()]
+    assert groups == [[n] for n in (first, last) if (rows[n] != model.first_states[n]).any()]
 
 
 def test_parts_are_joined_by_values_whose_layouts_change_at_both_ends():
     """Against every pair of nodes; the nodes of a part come each after a neighbour."""
     model, rng = problem_of("two layers", TWO), np.random.default_rng(0)
-    evaluator, draw = Evaluator(model), [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    evaluator, draw = Evaluator(model), [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     one, other = (evaluator.evaluate(np.array([rng.choice(states) for states in draw])) for _ in range(2))
     changed = [
         {
@@ -187,8 +187,8 @@ def test_parts_of_plans_add_up():
     """What parts save and need, all of which are taken over one after the other."""
     model, rng = problem_of("two layers", TWO), np.random.default_rng(1)
     evaluator, placer = Evaluator(model), PlanMaterializer(model)
-    draw = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
-    rows = evaluator.evaluate(model.whole).rows
+    draw = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
+    rows = evaluator.evaluate(model.first_states).rows
     for _ in range(10):
         others = rows.copy()
         for n in rng.choice(len(rows), 6, replace=False):

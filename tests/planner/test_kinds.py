@@ -9,7 +9,7 @@ from meshdsl.ir.index import graph_index
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.placement import Partial
-from meshdsl.planner.problem.build import Problem, drop_unreachable_partials, make_problem
+from meshdsl.planner.problem.build import Problem, make_problem, remove_unreachable_partials
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.problem.variables import NodeClasses, OpClasses
 from meshdsl.trace import trace
@@ -50,16 +50,16 @@ def test_equal_operations_are_of_one_kind_and_literals_count():
     model = Model(found)
     at = {node: n for n, node in enumerate(found.nodes)}
     assert model.tables[at[products[1]]] is model.tables[at[products[2]]]
-    assert model.units[at[products[1]]] is model.units[at[products[2]]]
+    assert model.unary[at[products[1]]] is model.unary[at[products[2]]]
 
 
 def test_what_is_kept_in_memory_is_part_of_a_kind_and_rows_are_shared():
     program = trace(lambda x: jnp.exp(jnp.exp(jnp.exp(x))), (shape(8, 16),))
     first, second, third, _ = program.graph.ops
-    kept = graph_index(program.graph).flags(v.id for v in (*first.inputs, *third.outputs))
+    kept = graph_index(program.graph).mask_of(v.id for v in (*first.inputs, *third.outputs))
     kinds = OpClasses(program.graph, kept)
     reads, fused, writes = map(kinds.of, (first, second, third))
-    assert [kind.work.touched for kind in (reads, fused, writes)] == [(1, 0), (0, 0), (0, 1)]
+    assert [kind.work.accesses for kind in (reads, fused, writes)] == [(1, 0), (0, 0), (0, 1)]
     assert reads.rows is fused.rows is writes.rows
     assert reads.shapes == fused.shapes == (((8, 16), 4), ((8, 16), 4))
     assert kinds.of(first) is reads
@@ -69,16 +69,16 @@ def test_nodes_are_twins_only_where_axes_are_stated_in_one_order():
     one, other = Layout.parse("x=S(0) y=S(0)"), Layout.parse("y=S(0) x=S(0)")
     found = problem(lambda a, b, c: a + b + c, *[shape(16, 16)] * 3, inputs=(one, other, one))
     twins = NodeClasses(found.nodes)
-    assert twins.each(lambda n: n)[:3] == [0, 1, 0]
+    assert twins.map(lambda n: n)[:3] == [0, 1, 0]
     assert Model(found).orders[:3] == [("x", "y"), ("y", "x"), ("x", "y")]
 
 
 def test_what_is_said_of_twins_is_numbered_as_what_is_said_of_every_node():
     model = Model(problem(layers, shape(16, 16), shape(8, 16)))
-    for said in (lambda n: object_id(model.tables[n]), lambda n: object_id(model.units[n]), lambda n: model.orders[n]):
+    for said in (lambda n: object_id(model.tables[n]), lambda n: object_id(model.unary[n]), lambda n: model.orders[n]):
         every = list(map(said, range(len(model.nodes))))
         assert 1 < len(set(map(id, model.tables))) < len(every)
-        assert model.numbered(said).tolist() == intern_ids(every).tolist()
+        assert model.class_ids(said).tolist() == intern_ids(every).tolist()
 
 
 def test_every_object_has_its_own_identity_and_keeps_it():
@@ -109,9 +109,9 @@ def test_partial_rows_left_are_those_that_a_plain_search_reaches(name, monkeypat
     steps = {"nested": (nested, (shape(8, 8), shape(4, 8))), "layers": (layers, (shape(16, 16), shape(8, 16)))}
     step, args, *_ = {**STEPS, **steps}[name]
     with monkeypatch.context() as patched:
-        patched.setattr("meshdsl.planner.problem.build.drop_unreachable_partials", lambda problem: None)
+        patched.setattr("meshdsl.planner.problem.build.remove_unreachable_partials", lambda problem: None)
         found = problem(step, *args)
     wanted, before = reached(found), [node.rows for node in found.nodes]
-    drop_unreachable_partials(found)
+    remove_unreachable_partials(found)
     assert [node.rows for node in found.nodes] == wanted
     assert before != wanted

@@ -7,8 +7,8 @@ import pytest
 
 from bench.programs import load_example
 from meshdsl.ir.graph import Value, walk
-from meshdsl.ir.index import graph_index, named
-from meshdsl.planner.costs.op_cost import PRODUCTS, is_heavy, written
+from meshdsl.ir.index import graph_index, ops_named
+from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion, materialized
 from meshdsl.planner.liveness.aliasing import buffer_aliases
 from meshdsl.planner.problem.build import _made_of_nothing
 from meshdsl.rules.elementwise import elementwise
@@ -56,42 +56,42 @@ def values(op):
 
 def test_all_is_numbered_once_and_in_order(graph):
     numbers = graph_index(graph)
-    assert graph_index(graph) is numbers and numbers.count == len(list(walk(graph)))
+    assert graph_index(graph) is numbers and numbers.op_count == len(list(walk(graph)))
     homes = {op.id: home for home, op in walk(graph)}
     assert {op.id for op in numbers.ops if op} == homes.keys()
-    for part in numbers.parts:
+    for part in numbers.blocks:
         home = home_of(part, graph)
         assert numbers.ops[part.start - 1] is None and tuple(numbers.ops[part.start : part.stop]) == home.ops
         assert part.inputs == home.inputs and part.trips == home.trips
     literals = [(at, i, x) for at, op in enumerate(numbers.ops) if op for i, x in enumerate(op.inputs)]
     assert numbers.literals == [found for found in literals if not isinstance(found[-1], Value)]
     for at, op in enumerate(numbers.ops):
-        made = op.outputs if op else next(part.inputs for part in numbers.parts if part.start - 1 == at)
-        assert numbers.values[numbers.makes[at] : numbers.makes[at + 1]] == list(made)
-        assert all(numbers.made[numbers.number(v.id)] == at and numbers.value(v.id) is v for v in made)
-        readings = range(numbers.first[at], numbers.first[at + 1])
+        made = op.outputs if op else next(part.inputs for part in numbers.blocks if part.start - 1 == at)
+        assert numbers.values[numbers.first_result[at] : numbers.first_result[at + 1]] == list(made)
+        assert all(numbers.producer[numbers.number_of(v.id)] == at and numbers.value(v.id) is v for v in made)
+        readings = range(numbers.first_use[at], numbers.first_use[at + 1])
         read = [(op.id, i, x.id) for i, x in enumerate(op.inputs) if isinstance(x, Value)] if op else []
-        assert [(*numbers.readings[r], numbers.values[numbers.read[r]].id) for r in readings] == read
-        assert all(numbers.at[r] == at for r in readings)
+        assert [(*numbers.uses[r], numbers.values[numbers.use_value[r]].id) for r in readings] == read
+        assert all(numbers.use_position[r] == at for r in readings)
         if op:
             asked = [(op.id, i) for i in range(len(op.inputs))]
             known = dict(zip([each[:2] for each in read], readings, strict=True))
-            assert numbers.reading(asked).tolist() == [known.get(reading, -1) for reading in asked]
-            assert numbers.around(op.id)[-1] is op
-            bodies = [outer.bodies for outer in numbers.around(op.id)[:-1]]
+            assert numbers.use_numbers(asked).tolist() == [known.get(reading, -1) for reading in asked]
+            assert numbers.enclosing_ops(op.id)[-1] is op
+            bodies = [outer.bodies for outer in numbers.enclosing_ops(op.id)[:-1]]
             inside = ({inner.id for body in some for _, inner in walk(body)} for some in bodies)
             assert all(op.id in ids for ids in inside)
     for v, size, trips in zip(numbers.values, numbers.bytes, numbers.trips, strict=True):
         assert size == v.bytes and trips in {home.trips for home in graphs(graph)}
     assert [numbers.shapes[i] for i in numbers.shape] == [v.shape for v in numbers.values]
     for name in {op.name for _, op in walk(graph)}:
-        assert {op.id for op in named(graph, name)} == {op.id for _, op in walk(graph) if op.name == name}
+        assert {op.id for op in ops_named(graph, name)} == {op.id for _, op in walk(graph) if op.name == name}
 
 
 def test_readers_are_those_of_each_value(graph):
     numbers = graph_index(graph)
     for i, value in enumerate(numbers.values):
-        found = [numbers.readings[r] for r in numbers.readers(np.array([i]))]
+        found = [numbers.uses[r] for r in numbers.uses_of(np.array([i]))]
         ops = (op for op in numbers.ops if op)
         assert found == [(op.id, k) for op in ops for k, x in enumerate(op.inputs) if x is value]
 
@@ -103,11 +103,11 @@ def test_what_is_written_to_memory_is_heavy_or_read_by_several(graph, again):
         wanted |= {v.id for v in home.inputs}
         for op in home.ops:
             fusing = op.name.startswith("reduce_") or (again and op.name in PRODUCTS)
-            if op.bodies or is_heavy(op.name):
+            if op.bodies or ends_fusion(op.name):
                 wanted |= {v.id for v in op.outputs} | ({v.id for v in values(op)} if not fusing else set())
             others = {v.id for other in home.ops if other is not op for v in values(other)}
             wanted |= set() if again else others & {v.id for v in values(op)}
-    assert set(graph_index(graph).ids(written(graph, again))) == wanted
+    assert set(graph_index(graph).ids(materialized(graph, again))) == wanted
 
 
 def runs(home, kept):
@@ -133,7 +133,7 @@ def latest(home, value, readers, found):
 def test_fused_operations_run_with_their_last_readers(graph, backend):
     places, numbers = buffer_aliases(graph, backend), graph_index(graph)
     kept = set(numbers.ids(places.kept))
-    for part in numbers.parts:
+    for part in numbers.blocks:
         home = home_of(part, graph)
         assert (places.runs[part.start : part.stop] - part.start).tolist() == runs(home, kept)
 
@@ -156,9 +156,9 @@ def test_results_may_be_written_over_operands_that_are_as_large_through_fused_on
     for i, value in enumerate(made.tolist()):
         op = numbers.ops[at[i]]
         if RULES.get(op.name) is elementwise:
-            found[numbers.values[value].id] = [numbers.readings[r] for r in over[options[i] : options[i + 1]]]
+            found[numbers.values[value].id] = [numbers.uses[r] for r in over[options[i] : options[i + 1]]]
         else:  # an update or a loop
-            ((_, operand),) = [numbers.readings[r] for r in over[options[i] : options[i + 1]]]
+            ((_, operand),) = [numbers.uses[r] for r in over[options[i] : options[i + 1]]]
             assert op.inputs[operand].shape == numbers.values[value].shape
     assert found == wanted
 

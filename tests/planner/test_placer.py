@@ -33,7 +33,7 @@ def model_of(name, mesh, **pinned):
 def drawn(model, seed):
     """A random state that the pins allow."""
     rng = np.random.default_rng(seed)
-    return np.array([rng.choice(np.argwhere(np.isfinite(model.units[n]))) for n in range(len(model.nodes))])
+    return np.array([rng.choice(np.argwhere(np.isfinite(model.unary[n]))) for n in range(len(model.nodes))])
 
 
 @pytest.mark.parametrize("mesh", [md.Mesh(x=2, y=2), md.Mesh(x=2, y=2, z=2)], ids=str)
@@ -44,10 +44,10 @@ def test_the_layouts_of_all_ports_are_those_of_each(name, mesh):
     own, uses = layouts_of(model, rows)
     for n, node in enumerate(model.nodes):
         for p, port in enumerate(node.ports):
-            if port.defines or port.reader:
-                found = own[port.value.id] if port.defines else uses[port.reader]
+            if port.defines or port.use:
+                found = own[port.value.id] if port.defines else uses[port.use]
                 assert found == layout_of(model, n, p, rows[n])
-    assert set(own) == {v.id for v in model.problem.numbers.values}
+    assert set(own) == {v.id for v in model.problem.index.values}
 
 
 @pytest.mark.parametrize("mesh", [md.Mesh(x=4), md.Mesh(x=2, y=1, z=2)], ids=str)
@@ -58,8 +58,8 @@ def test_values_that_are_read_elsewhere_are_told_once_with_all_other_layouts(nam
     ports, expected = {}, {}
     for i, (n, p) in enumerate((n, p) for n, node in enumerate(model.nodes) for p in range(len(node.ports))):
         ports[n, p] = int(layouts[i])
-    for value in (v.id for v in model.problem.numbers.values):
-        source, *readers = model.wiring.ends(value)
+    for value in (v.id for v in model.problem.index.values):
+        source, *readers = model.wiring.ends_of(value)
         others = {ports[reader] for reader in readers} - {ports[source]}
         expected |= {value: (ports[source], tuple(sorted(others)))} if others else {}
     found = [(v, (read.own, read.others)) for read in model.ports.elsewhere(layouts) for v in read.values]
@@ -72,7 +72,7 @@ def test_a_plan_that_is_held_costs_what_it_does_near_itself(name):
     for seed in range(3):
         rows = drawn(model, seed)
         found = []
-        for look in (model.hold, lambda plan: model.focus((), plan)):
+        for look in (model.restrict_to_plan, lambda plan: model.restrict((), plan)):
             look(rows)
             choice = Evaluator(model).evaluate(rows)
             found.append((choice.cost, choice.edges))
@@ -81,7 +81,7 @@ def test_a_plan_that_is_held_costs_what_it_does_near_itself(name):
 
 def test_axes_of_one_dim_are_in_the_order_of_the_pin():
     model = model_of("stacked", md.Mesh(x=2, y=2), layouts={"*": "y=S(1) x=S(1)"})
-    own, _ = layouts_of(model, model.whole)
+    own, _ = layouts_of(model, model.first_states)
     assert str(own[model.problem.program.graph.inputs[0].id]) == "y=S(1) x=S(1)"
 
 
@@ -127,7 +127,7 @@ def test_what_points_hold(name, mesh):
 def test_the_fullest_point_of_what_has_no_price():
     model = model_of("mixed", md.Mesh(x=4))
     evaluator = Evaluator(model)
-    weigher, choice = PeakCache(evaluator, frozenset()), evaluator.evaluate(model.whole)
+    weigher, choice = PeakCache(evaluator, frozenset()), evaluator.evaluate(model.first_states)
     peak = weigher.peak(choice)
     assert weigher.unpriced(choice, peak.bytes, ()) is None
     limit = peak.bytes // 4

@@ -20,7 +20,7 @@ def begun():
     """The networks of a small step, and a bad plan of it."""
     model = problem_of("gradient", TWO)
     evaluator = Evaluator(model)
-    return NetworkBuilder(model), evaluator, evaluator.evaluate(model.whole)
+    return NetworkBuilder(model), evaluator, evaluator.evaluate(model.first_states)
 
 
 def test_where_all_fits_a_bad_plan_becomes_the_best():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import complete, space
-from meshdsl.planner.costs.steiner import moves_of, tree
+from meshdsl.planner.costs.steiner import steiner_tree, tree_steps
 from tests.fuzz.generator import SLOW_DEVICES
 
 
@@ -51,7 +51,7 @@ def rooted(parent, v, own):
 @settings(max_examples=40, deadline=None)
 def test_the_tree_is_the_cheapest(seed, wanted):
     costs = closure(seed, 5)
-    cost, edges = tree(costs, costs, 0, wanted)
+    cost, edges = steiner_tree(costs, costs, 0, wanted)
     assert cost == brute_force(costs, 0, wanted - {0})
     made = {0}
     for source, target in edges:
@@ -69,7 +69,7 @@ def test_every_move_leads_to_a_layout_that_is_wanted(own):
     fitting = [i for i in range(len(within.layouts)) if within.fits(i, shape)]
     start = within.index[complete(Layout.parse(own), mesh)]
     for wanted in permutations([i for i in fitting if i != start], 2):
-        moves = moves_of(within, shape, 4, tuple((start, target) for target in wanted))
+        moves = tree_steps(within, shape, 4, tuple((start, target) for target in wanted))
         used = {within.layouts[target] for target in wanted}
         for move in reversed(moves):
             assert move.after in used

@@ -35,11 +35,11 @@ def raise_bound(
     """
     if certificate.reduced_entries:
         certificate.pass_messages(1)
-    limits, clock = certificate.model.limits, certificate.model.clock
+    limits, clock = certificate.model.limits, certificate.model.deadline
     enough, most = _affordable_passes(certificate, limits.bounds_passes_most if most is None else most, prune)
     passes, done = limits.bounds_passes_first, 0
     while (
-        done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.is_up())
+        done < most and certificate.gap >= limits.bounds_tight_gap and not (certificate.is_exhausted or clock.expired())
     ):
         before, stage = certificate.gap, min(passes, (enough if done < enough else most) - done)
         if prune or certificate.entries <= limits.bounds_prune_entries:
@@ -50,7 +50,7 @@ def raise_bound(
         has_stalled = before - certificate.gap < limits.bounds_stalled_gap
         if has_stalled or (done >= enough and certificate.gap > limits.bounds_progress * before):
             break
-    if certificate.gap >= limits.bounds_wide_gap and not clock.is_up():
+    if certificate.gap >= limits.bounds_wide_gap and not clock.expired():
         if certificate.entries < limits.bounds_eliminate_entries:
             certificate.eliminate_rest(limits.bounds_eliminate_cap, evaluator)
         elif certificate.entries < limits.bounds_split_entries:
@@ -91,9 +91,9 @@ def rebuild_and_raise(certificate: Certificate, most: int | None = None, enough:
     """
     model, limits = certificate.model, certificate.model.limits
     enough = limits.bounds_open_gap if enough is None else enough
-    model.focus()
+    model.restrict()
     for _ in range(limits.bounds_rebuilds):
-        if certificate.gap <= enough or model.clock.is_up() or not is_light(certificate):
+        if certificate.gap <= enough or model.deadline.expired() or not is_light(certificate):
             break
         before = certificate
         certificate = Certificate(before.builder, before.best, limits.bounds_first_tree_entries, before.underpaid)
@@ -139,7 +139,7 @@ class PruningRounds:
         for i, passes in enumerate(chain(stages, repeat(stages[-1]))):
             gap, states = certificate.gap, certificate.states
             self.work -= certificate.tightening_work(passes)
-            if not self._is_worth_more or certificate.model.clock.is_up():
+            if not self._is_worth_more or certificate.model.deadline.expired():
                 return
             certificate.tighten(passes, self._evaluator)
             is_done = certificate.entries < small and i >= len(stages)
@@ -152,7 +152,7 @@ class PruningRounds:
         """Rebuilds and tightens, as long as that helps."""
         gap, states = 1.0, self.certificate.states + 1
         while self._is_worth_more and self._has_helped(gap, states):
-            if self.certificate.model.clock.is_up():
+            if self.certificate.model.deadline.expired():
                 break
             last, gap, states = self.certificate, self.certificate.gap, self.certificate.states
             builder, trees = NetworkBuilder(last.model, last.remaining), self._limits.bounds_round_tree_entries
@@ -197,7 +197,7 @@ def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild:
       most: passes of messages.
       rebuild: rebuild the network where much is open.
     """
-    builder.model.focus()
+    builder.model.restrict()
     certificate = Certificate(builder, best, builder.model.limits.bounds_first_tree_entries)
     raise_bound(certificate, most=most)
     return (rebuild_and_raise(certificate, most) if rebuild else certificate).bound
@@ -209,9 +209,9 @@ def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
     It is that of projections on pairs of axes (``projection``) if it is to be ``quick``, or if the joint network is too
     large.
     """
-    model.focus()
+    model.restrict()
     limits = model.limits
-    if not quick and has_few_layouts(model) and not model.clock.is_up():
+    if not quick and has_few_layouts(model) and not model.deadline.expired():
         certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
         if is_light(certificate):
             raise_bound(certificate, prune=True)
@@ -221,5 +221,5 @@ def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
 
 def has_few_layouts(model: Model) -> bool:
     """Whether all mesh axes may be encoded jointly for a bound."""
-    pairs = sum(distances.fitting.size**2 for distances in model.distances.every)
+    pairs = sum(distances.feasible.size**2 for distances in model.reshard_costs.distinct)
     return pairs <= model.limits.bounds_layout_pairs

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshdsl.errors import ArgumentError, faults
 from meshdsl.planner.mrf.network import Labels, Memo, Network
-from meshdsl.util.arrays import Costs, Ints, array
+from meshdsl.util.arrays import Costs, Ints, index_array
 
 # ---- Usage -----------------------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Core:
 
     def choice(self, states: dict[int, int]) -> list[int]:
         """The strategies of all nodes, given the states of the core's variables by position."""
-        chosen: list[int] = self.network.decode(list(states), array(states.values())).tolist()
+        chosen: list[int] = self.network.decode(list(states), index_array(states.values())).tolist()
         return chosen
 
 

@@ -38,6 +38,6 @@ class FixedPoint:
         return float(cost // TIES) * self.unit
 
 
-def repeated(costs: Costs, count: float) -> Costs:
+def scale_costs(costs: Costs, count: float) -> Costs:
     """Costs, so many times; what cannot be had stays infinite where it is needed no time."""
     return np.asarray(costs * count if count else np.where(np.isfinite(costs), 0.0, costs))

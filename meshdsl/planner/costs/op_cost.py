@@ -27,7 +27,7 @@ from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.planner.costs.reshard_cost import codes_of
+from meshdsl.planner.costs.reshard_cost import placement_codes
 from meshdsl.rules import RULES
 from meshdsl.trace.annotate import count_trips
 from meshdsl.trace.read_jaxpr import read_jaxpr
@@ -36,17 +36,20 @@ from meshdsl.util.arrays import Costs, Ids
 # ---- Costs -----------------------------------------------------------------------------------------------------------
 
 
-HEAVY = frozenset(
+FUSION_BARRIERS = frozenset(
     "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
     "cholesky triangular_solve qr svd eigh lu "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
     "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
-TAKES_PART = frozenset("gather dynamic_slice slice".split())
-READS_PART = TAKES_PART | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
+SLICES_OPERAND = frozenset("gather dynamic_slice slice".split())
+READS_PART_OF_OPERAND = SLICES_OPERAND | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
 VIEWS = frozenset("reshape squeeze expand_dims".split())  # what wrote the operand writes it as it is read here
-WRITES_PART = {"dynamic_update_slice": 1, "scatter": 2}  # what is written: the rest of the result lies there already
+IN_PLACE_UPDATES = {
+    "dynamic_update_slice": 1,
+    "scatter": 2,
+}  # what is written: the rest of the result lies there already
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class OpWork:
 
     Args:
       flops: multiply-adds counted twice.
-      touched: per operand and result, how often its bytes are read or written.
+      accesses: per operand and result, how often its bytes are read or written.
       itemsize: bytes per element of the operands, which decides the FLOP rate.
       grouped: a convolution in groups, which has a FLOP rate of its own.
       sides: of a matrix product or convolution: rows, columns and what is summed.
@@ -63,7 +66,7 @@ class OpWork:
     """
 
     flops: float
-    touched: tuple[int, ...]
+    accesses: tuple[int, ...]
     itemsize: int
     grouped: bool = False
     sides: tuple["OperandSizes", ...] = ()
@@ -79,20 +82,20 @@ class OperandSizes:
     dims: tuple[int, ...]
 
 
-def is_heavy(name: str) -> bool:
+def ends_fusion(name: str) -> bool:
     """Whether operations of this name end a chain of fused ones."""
-    return name in HEAVY or name not in RULES or name.startswith(("reduce_", "scatter"))
+    return name in FUSION_BARRIERS or name not in RULES or name.startswith(("reduce_", "scatter"))
 
 
 _WRITTEN: WeakKeyDictionary[Graph, dict[bool, Flags]] = WeakKeyDictionary()
 
 
-def materialised(graph: Graph, again: bool = False) -> frozenset[int]:
-    """Ids of the values that are ``written`` to memory."""
-    return frozenset(graph_index(graph).ids(written(graph, again)))
+def materialized_ids(graph: Graph, again: bool = False) -> frozenset[int]:
+    """Ids of the values that are ``materialized`` to memory."""
+    return frozenset(graph_index(graph).ids(materialized(graph, again)))
 
 
-def written(graph: Graph, again: bool = False) -> Flags:
+def materialized(graph: Graph, again: bool = False) -> Flags:
     """The values that are written to memory, in this graph and its bodies, by number; worked out once.
 
     Args:
@@ -105,13 +108,13 @@ def written(graph: Graph, again: bool = False) -> Flags:
 
 
 def _written(numbers: GraphIndex, again: bool) -> Flags:
-    heavy = {name for name in numbers.names if is_heavy(name)} - {""}
+    heavy = {name for name in numbers.op_names if ends_fusion(name)} - {""}
     fusing = {name for name in heavy if name.startswith("reduce_") or (again and name in PRODUCTS)}
-    found = numbers.named(heavy | {""})[numbers.made]  # by heavy operations, or coming in
-    found[numbers.read[numbers.named(heavy - fusing)[numbers.at]]] = True
+    found = numbers.positions_named(heavy | {""})[numbers.producer]  # by heavy operations, or coming in
+    found[numbers.use_value[numbers.positions_named(heavy - fusing)[numbers.use_position]]] = True
     if not again:
         first, last = np.zeros(found.size, dtype=np.intp), np.zeros(found.size, dtype=np.intp)
-        first[numbers.read[::-1]], last[numbers.read] = numbers.at[::-1], numbers.at
+        first[numbers.use_value[::-1]], last[numbers.use_value] = numbers.use_position[::-1], numbers.use_position
         found |= first != last  # several read them
     return found
 
@@ -120,19 +123,19 @@ def work_of(op: Op, kept: Set[int]) -> OpWork:
     """The work of one operation; ``kept`` are the materialised values."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     if spent:
-        return OpWork(spent.flops, (0,) * len(tensors(op)), 4, seconds=spent.seconds)
+        return OpWork(spent.flops, (0,) * len(operands_and_results(op)), 4, seconds=spent.seconds)
     reads = [_is_kept(v, kept) for v in op.inputs]
-    if op.name in READS_PART and reads:
+    if op.name in READS_PART_OF_OPERAND and reads:
         reads[0] = False
     writes = [v.id in kept for v in op.outputs]
     touched = [*map(int, reads), *map(int, writes)]
-    if op.name in TAKES_PART and _is_kept(op.inputs[0], kept):
+    if op.name in SLICES_OPERAND and _is_kept(op.inputs[0], kept):
         touched[len(reads)] += 1  # as much is read as is made
     elif op.name in VIEWS:
         touched = [0] * len(touched)
-    elif op.name in WRITES_PART:  # in place; where the operand is needed later, its copy is the memory's concern
+    elif op.name in IN_PLACE_UPDATES:  # in place; where the operand is needed later, its copy is the memory's concern
         touched = [0] * len(touched)
-        touched[WRITES_PART[op.name]] = 2
+        touched[IN_PLACE_UPDATES[op.name]] = 2
     numbers = [
         v for v in op.inputs if jnp.issubdtype(v.dtype, jnp.inexact)
     ] or op.inputs  # not of positions beside them
@@ -140,7 +143,7 @@ def work_of(op: Op, kept: Set[int]) -> OpWork:
     return OpWork(_flops(op), tuple(touched), itemsize, _in_groups(op), _sides(op))
 
 
-def room_of(op: Op) -> int:
+def workspace_bytes(op: Op) -> int:
     """Bytes that an operation needs while it runs beside operands and results, divided as its first result is."""
     spent = op.params["ruled"].spent if op.name == "ruled" else None
     return int(spent.room) if spent else 0
@@ -170,7 +173,7 @@ def _sides(op: Op) -> tuple[OperandSizes, ...]:
 
 
 def _side(op: Op, tensor: int, dims: tuple[int, ...]) -> OperandSizes:
-    shape = tensors(op)[tensor].shape
+    shape = operands_and_results(op)[tensor].shape
     return OperandSizes(prod(shape[d] for d in dims), tensor, tuple(dims))
 
 
@@ -212,7 +215,7 @@ def _flops_inside(op: Op) -> float:
     return float(op.params["ruled"].stated.share) * sum(_flops(inner) * body.trips for body, inner in walk(graph))
 
 
-def tensors(op: Op) -> "tuple[Value | Literal, ...]":
+def operands_and_results(op: Op) -> "tuple[Value | Literal, ...]":
     """Operands and results in one sequence, as rows list them."""
     return (*op.inputs, *op.outputs)
 
@@ -280,24 +283,24 @@ class SignatureTable:
     Args:
       seconds: one array dim per mesh axis, over rows; infinite where dims do not divide.
       codes: per port, the placement code of every row.
-      kinds: per port, the reductions in which it may be partial.
-      first: the first state whose dims divide.
+      reductions: per port, the reductions in which it may be partial.
+      first_feasible: the first state whose dims divide.
     """
 
     seconds: Costs
     codes: tuple[Ids, ...]
-    kinds: tuple[frozenset[str], ...]
-    first: tuple[int, ...]
+    reductions: tuple[frozenset[str], ...]
+    first_feasible: tuple[int, ...]
 
     @property
-    def whole(self) -> float:
+    def replicated_seconds(self) -> float:
         """Seconds in the first state: of doing everything everywhere."""
-        return float(self.seconds[self.first])
+        return float(self.seconds[self.first_feasible])
 
     @cached_property
-    def partial(self) -> tuple[tuple[int, frozenset[str]], ...]:
+    def partial_ports(self) -> tuple[tuple[int, frozenset[str]], ...]:
         """The ports that may be partial, and the reductions."""
-        return tuple((p, found) for p, found in enumerate(self.kinds) if found)
+        return tuple((p, found) for p, found in enumerate(self.reductions) if found)
 
 
 def make_table(
@@ -305,7 +308,7 @@ def make_table(
 ) -> SignatureTable:
     """The table of a node with these rows, tensors (shape and itemsize per port) and work."""
     placements = [row.outputs for row in rows]
-    codes = tuple(codes_of([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
+    codes = tuple(placement_codes([p[i] for p in placements], len(shape)) for i, (shape, _) in enumerate(shapes))
     seconds = work_seconds(rows, shapes, work, mesh) + exchange_seconds(rows, shapes, mesh)
     sizes = np.array([row.size for row in rows])
     for i, (shape, _) in enumerate(shapes):
@@ -331,28 +334,30 @@ def work_seconds(
     topology = mesh.topology
     parallel = np.array([any(isinstance(at, Split) for at in row.outputs) for row in rows])
     seconds = work.flops / topology.flops(work.itemsize, work.grouped) if work.seconds is None else work.seconds
-    compute = per_axis(mesh, parallel) * seconds
+    compute = local_share(mesh, parallel) * seconds
     for side in work.sides:
         dims = {Split(dim) for dim in side.dims}
         split = np.array([row.outputs[side.tensor] in dims for row in rows])
-        compute *= 1 + topology.half_side / np.maximum(side.length * per_axis(mesh, split), 1)
+        compute *= 1 + topology.half_side / np.maximum(side.length * local_share(mesh, split), 1)
     traffic = np.zeros_like(compute)
-    for i, touched in enumerate(work.touched):
+    for i, touched in enumerate(work.accesses):
         if touched:
             split = np.array([isinstance(row.outputs[i], Split) for row in rows])
             shape, itemsize = shapes[i]
-            traffic += per_axis(mesh, split) * (touched * float(np.prod(shape)) * itemsize / topology.memory_bandwidth)
-    started = topology.overhead if any(work.touched) else 0.0
+            traffic += local_share(mesh, split) * (
+                touched * float(np.prod(shape)) * itemsize / topology.memory_bandwidth
+            )
+    started = topology.overhead if any(work.accesses) else 0.0
     return np.asarray(np.maximum(compute, traffic) + started)
 
 
-def alone_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:
+def unsharded_seconds(op: Op, work: OpWork, mesh: Mesh) -> float:
     """Seconds of the work of an operation on one device that has everything whole."""
-    shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in tensors(op))
+    shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in operands_and_results(op))
     return float(work_seconds((Signature((), (B,) * len(shapes)),), shapes, work, mesh).ravel()[0])
 
 
-def per_axis(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
+def local_share(mesh: Mesh, split: NDArray[np.bool_]) -> Costs:
     """Share of the whole that one device has, in every joint state."""
     share = np.ones(())
     for size in mesh.sizes:

@@ -29,7 +29,7 @@ Axes = tuple[int, ...]  # mesh axes by number
 _Mask = NDArray[np.bool_]
 
 
-def code(placed: Placement, rank: int) -> int:
+def placement_code(placed: Placement, rank: int) -> int:
     """Number of a placement among those of tensors of ``rank`` dims: S(0).., B, P, P(max), P(min)."""
     if isinstance(placed, Split):
         return int(placed.dim)
@@ -49,7 +49,7 @@ class ReshardGraph:
     per_byte: Costs
     tie: Costs
     partial: _Mask
-    sends: _Mask
+    is_collective: _Mask
 
 
 class EdgeArrays:
@@ -60,11 +60,11 @@ class EdgeArrays:
     """
 
     def __init__(self, within: Space) -> None:
-        self.within, self.rank, self.mesh = within, within.rank, within.mesh
+        self.space, self.rank, self.mesh = within, within.rank, within.mesh
         self.codes = np.array([_codes(layout, within) for layout in within.layouts], dtype=np.intp)
-        self.places = np.array([_places(layout, within) for layout in within.layouts], dtype=np.intp)
+        self.ranks = np.array([_places(layout, within) for layout in within.layouts], dtype=np.intp)
         self.shards = np.array(within.shards, dtype=np.intp).reshape(len(within.layouts), within.rank)
-        self._keys = self._key(self.codes, self.places)
+        self._keys = self._key(self.codes, self.ranks)
         self._by_key = np.argsort(self._keys)
 
     def ordered(self, order: tuple[str, ...]) -> _Mask:
@@ -72,11 +72,11 @@ class EdgeArrays:
         at, fine = [self.mesh.names.index(name) for name in order], np.ones(len(self.codes), dtype=np.bool_)
         for a, b in combinations(at, 2):
             together = (self.codes[:, a] == self.codes[:, b]) & (self.codes[:, a] < self.rank)
-            fine &= ~together | (self.places[:, a] < self.places[:, b])
+            fine &= ~together | (self.ranks[:, a] < self.ranks[:, b])
         return fine
 
     @cached_property
-    def arcs(self) -> ReshardGraph:
+    def edges(self) -> ReshardGraph:
         """All moves of the space."""
         columns = zip(*self._all(), strict=True)
         return ReshardGraph(*(np.concatenate(column) for column in columns))
@@ -91,21 +91,21 @@ class EdgeArrays:
         yield np.zeros(0, np.intp), np.zeros(0, np.intp), line, line, np.zeros(0), *[np.zeros(0, np.bool_)] * 2
         wide = [axis for axis, size in enumerate(self.mesh.sizes) if size > 1]
         for axes in chain.from_iterable(combinations(wide, size) for size in range(1, len(wide) + 1)):
-            for source in range(self.rank + 1 + len(self.within.reductions)):
-                placed = self.within.placements[source]
+            for source in range(self.rank + 1 + len(self.space.reductions)):
+                placed = self.space.placements[source]
                 here = self._movable(axes, placed)
                 if here.size:
-                    for target in self.within.placements:
+                    for target in self.space.placements:
                         yield from self._moved(axes, placed, target, here)
                     yield from self._swapped(axes, placed, here)
 
     def _movable(self, axes: Axes, placed: Placement) -> Ids:
         """Layouts in which these axes are placed so and may move together: see ``layouts.move``."""
-        number = code(placed, self.rank)
+        number = placement_code(placed, self.rank)
         alike = (self.codes[:, axes] == number).all(axis=1)
         if isinstance(placed, Split):
             minor = (self.codes == number).sum(axis=1) - len(axes)
-            alike &= (self.places[:, axes] >= minor[:, None]).all(axis=1)
+            alike &= (self.ranks[:, axes] >= minor[:, None]).all(axis=1)
         return np.flatnonzero(alike)
 
     def _moved(
@@ -113,8 +113,8 @@ class EdgeArrays:
     ) -> Iterator[tuple[NDArray[np.generic], ...]]:
         kind = _kind(source, target)
         if kind:
-            number = code(target, self.rank)
-            codes, places = self.codes[here].copy(), self.places[here].copy()
+            number = placement_code(target, self.rank)
+            codes, places = self.codes[here].copy(), self.ranks[here].copy()
             among = np.argsort(np.argsort(places[:, axes], axis=1), axis=1) if isinstance(source, Split) else None
             inside = (codes == number).sum(axis=1) if isinstance(target, Split) else np.zeros(len(here), dtype=np.intp)
             codes[:, axes] = number
@@ -126,10 +126,10 @@ class EdgeArrays:
         """All axes of a dim change their order."""
         if not isinstance(placed, Split) or len(axes) < 2:
             return
-        whole = here[(self.codes[here] == code(placed, self.rank)).sum(axis=1) == len(axes)]
+        whole = here[(self.codes[here] == placement_code(placed, self.rank)).sum(axis=1) == len(axes)]
         for order in permutations(range(len(axes))):
-            other = whole[(self.places[whole][:, axes] != order).any(axis=1)]
-            places = self.places[other].copy()
+            other = whole[(self.ranks[whole][:, axes] != order).any(axis=1)]
+            places = self.ranks[other].copy()
             places[:, axes] = order
             keys = self._key(self.codes[other], places)
             yield self._priced("collective-permute", axes, placed, placed, other, keys)
@@ -167,7 +167,7 @@ def _kind(source: Placement, target: Placement) -> str:
 
 def _codes(layout: Layout, within: Space) -> list[int]:
     placed = dict(layout.placements)
-    return [code(placed.get(name, B), within.rank) for name in within.mesh.names]
+    return [placement_code(placed.get(name, B), within.rank) for name in within.mesh.names]
 
 
 def _places(layout: Layout, within: Space) -> list[int]:
@@ -181,7 +181,7 @@ def _places(layout: Layout, within: Space) -> list[int]:
 
 
 @cache
-def arrays(within: Space) -> EdgeArrays:
+def edge_arrays(within: Space) -> EdgeArrays:
     """The arrays of a space, made once."""
     return EdgeArrays(within)
 
@@ -236,15 +236,15 @@ class ReshardCosts:
     ) -> None:
         self.scale, self.bytes, self._sent, self._hidden = scale, prod(shape) * itemsize, sent, hidden
         self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
-        self._arrays = arrays(self.space)
+        self._arrays = edge_arrays(self.space)
         self.codes = self._arrays.codes
         divides = (np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1)
         split = self.codes[:, [mesh.names.index(name) for name in apart]] < self.rank
-        self.fitting = np.flatnonzero(divides & split.all(axis=1))
+        self.feasible = np.flatnonzero(divides & split.all(axis=1))
         self._ids: dict[tuple[str, ...], Ids] = {}
-        self._usable: dict[bool, _Moves] = {}
+        self._known_edges: dict[bool, _Moves] = {}
 
-    def rows(self, sources: Ids, through: Ids, targets: Ids) -> tuple[Costs, Costs]:
+    def all_pairs(self, sources: Ids, through: Ids, targets: Ids) -> tuple[Costs, Costs]:
         """Costs [sources, targets]: of paths that make nothing partial, and of all paths.
 
         A value becomes partial only at the end of a path; moves do not go on from there.
@@ -256,24 +256,24 @@ class ReshardCosts:
         place[through] = np.arange(through.size)
         costs = np.full((through.size, sources.size), np.inf)
         costs[place[sources], np.arange(sources.size)] = 0.0
-        inner = _Graph.of(*self.usable(False), place).relaxed(costs)
-        whole = _Graph.of(*self.usable(True), place).relaxed(inner)
+        inner = _Graph.of(*self.edges(False), place).relaxed(costs)
+        whole = _Graph.of(*self.edges(True), place).relaxed(inner)
         return inner[place[targets]].T, whole[place[targets]].T
 
-    def usable(self, partial: bool) -> _Moves:
+    def edges(self, partial: bool) -> _Moves:
         """Single moves between layouts that fit: those that make the tensor partial, or the others."""
-        if partial not in self._usable:
-            self._usable[partial] = self._moves(partial)
-        return self._usable[partial]
+        if partial not in self._known_edges:
+            self._known_edges[partial] = self._edges(partial)
+        return self._known_edges[partial]
 
-    def _moves(self, partial: bool) -> _Moves:
-        arcs = self._arrays.arcs
+    def _edges(self, partial: bool) -> _Moves:
+        arcs = self._arrays.edges
         fit = np.zeros(len(self.codes), dtype=np.bool_)
-        fit[self.fitting] = True
-        usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target] & (self._sent | ~arcs.sends)
+        fit[self.feasible] = True
+        usable = (arcs.partial == partial) & fit[arcs.source] & fit[arcs.target] & (self._sent | ~arcs.is_collective)
         seconds = (arcs.fixed + arcs.per_byte * self.bytes).min(axis=1)
         if self._hidden:
-            seconds = np.where(arcs.sends, self._hidden.seconds(seconds), seconds)
+            seconds = np.where(arcs.is_collective, self._hidden.seconds(seconds), seconds)
         price = self.scale.pack(seconds, arcs.tie)
         return arcs.source[usable], arcs.target[usable], price[usable]
 
@@ -296,7 +296,7 @@ class ReshardCosts:
         """Layout numbers by placement codes, axes of one dim in ``order``; one past the last where there is none."""
         if order not in self._ids:
             ids = np.full((self.rank + 1 + len(REDUCTIONS),) * len(order), len(self.codes))
-            here = self.fitting[self._arrays.ordered(order)[self.fitting]]
+            here = self.feasible[self._arrays.ordered(order)[self.feasible]]
             ids[tuple(self.codes[here].T)] = here
             self._ids[order] = ids
         return self._ids[order]
@@ -332,9 +332,9 @@ class _Graph:
         return best
 
 
-def codes_of(placements: Iterable[Placement], rank: int) -> Ids:
+def placement_codes(placements: Iterable[Placement], rank: int) -> Ids:
     """Codes of several placements of one tensor."""
-    return np.array([code(placed, rank) for placed in placements], dtype=np.intp)
+    return np.array([placement_code(placed, rank) for placed in placements], dtype=np.intp)
 
 
 # ---- Closure ---------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class LayoutDomain:
     """
 
     def __init__(self, distances: ReshardCosts, active: Ids, through: Ids, number: int) -> None:
-        self.distances, self.active, self.through, self.number = distances, active, through, number
+        self.reshard, self.layouts, self.through, self.number = distances, active, through, number
         self._ids: dict[tuple[str, ...], Ids] = {}
 
     @property
@@ -358,55 +358,55 @@ class LayoutDomain:
         return self._both[1]
 
     @property
-    def inner(self) -> Costs:
+    def transit_costs(self) -> Costs:
         """The same for moves that make nothing partial: from where they end, moves may go on."""
         return self._both[0]
 
     @cached_property
     def _both(self) -> tuple[Costs, Costs]:
-        inner, whole = self.distances.rows(self.active, self.through, self.active)
+        inner, whole = self.reshard.all_pairs(self.layouts, self.through, self.layouts)
         return _with_none(inner), _with_none(whole)
 
     @cached_property
-    def fitting(self) -> Ids:
+    def indices(self) -> Ids:
         """All of the layouts."""
-        return np.arange(self.active.size)
+        return np.arange(self.layouts.size)
 
     @cached_property
-    def placed(self) -> Ids:
+    def codes(self) -> Ids:
         """Placement codes of the layouts, one column per mesh axis."""
-        return self.distances.codes[self.active]
+        return self.reshard.codes[self.layouts]
 
     @cached_property
     def partial(self) -> NDArray[np.bool_]:
         """Which of the layouts are partial."""
-        return np.asarray((self.placed > self.distances.rank).any(axis=1))
+        return np.asarray((self.codes > self.reshard.rank).any(axis=1))
 
     @cached_property
-    def nothing(self) -> Costs:
+    def zeros(self) -> Costs:
         """No cost for any layout."""
-        return np.zeros(self.active.size)
+        return np.zeros(self.layouts.size)
 
     def between(self, sources: Ids, targets: Ids, inner: bool = False) -> Costs:
         """Reshard costs from each of some layouts to each of others, to stay there or to go on from there."""
-        return np.asarray((self.inner if inner else self.costs)[sources[:, None], targets])
+        return np.asarray((self.transit_costs if inner else self.costs)[sources[:, None], targets])
 
     @cached_property
     def local_bytes(self) -> Costs:
         """Bytes that one device holds in each layout."""
-        return np.append(self.distances.bytes * self.distances.shares[self.active], np.inf)
+        return np.append(self.reshard.bytes * self.reshard.shares[self.layouts], np.inf)
 
     def ids(self, order: tuple[str, ...]) -> Ids:
         """Places of layouts by placement codes, axes of one dim in ``order``, major first."""
         if order not in self._ids:
-            self._ids[order] = self.places[self.distances.ids(order)]
+            self._ids[order] = self.place_of[self.reshard.ids(order)]
         return self._ids[order]
 
     @cached_property
-    def places(self) -> Ids:
+    def place_of(self) -> Ids:
         """Places of layouts by their numbers in ``distances``, and of what is no layout."""
-        places = np.full(len(self.distances.codes) + 1, self.active.size)
-        places[self.active] = self.fitting
+        places = np.full(len(self.reshard.codes) + 1, self.layouts.size)
+        places[self.layouts] = self.indices
         return places
 
 
@@ -422,7 +422,7 @@ def _with_none(costs: Costs) -> Costs:
 Groups = tuple[Axes, ...]  # axes of one group take the same row
 
 
-def near(states: Ids, groups: Groups, around: Ids) -> NDArray[np.bool_]:
+def neighbourhood(states: Ids, groups: Groups, around: Ids) -> NDArray[np.bool_]:
     """Which states have one row per group and all else as in the state ``around``; that state itself is one."""
     free = [axis for axes in groups for axis in axes]
     held = [axis for axis in range(len(around)) if axis not in free]
@@ -433,7 +433,7 @@ def near(states: Ids, groups: Groups, around: Ids) -> NDArray[np.bool_]:
     return found
 
 
-def between(distances: ReshardCosts, active: Ids, groups: Groups) -> Ids:
+def neighbour_layouts(distances: ReshardCosts, active: Ids, groups: Groups) -> Ids:
     """The layouts ``active``, and those in mesh order with a placement or B per group and nothing new elsewhere."""
     codes, free = distances.codes, [axis for axes in groups for axis in axes]
     inside = distances.in_mesh_order.copy()
@@ -444,27 +444,27 @@ def between(distances: ReshardCosts, active: Ids, groups: Groups) -> Ids:
     for axis in set(range(codes.shape[1])) - set(free):
         inside &= np.isin(codes[:, axis], [*codes[active, axis], distances.rank])
     inside[active] = True
-    return distances.fitting[inside[distances.fitting]]
+    return distances.feasible[inside[distances.feasible]]
 
 
-def apart(axes: Axes) -> Groups:
+def singleton_groups(axes: Axes) -> Groups:
     """Each mesh axis by itself."""
     return tuple((axis,) for axis in axes)
 
 
 def axis_groups_in_pairs(axes: Axes) -> Iterator[Groups]:
     """Two of the mesh axes, each by itself; the others stay."""
-    return map(apart, combinations(axes, 2))
+    return map(singleton_groups, combinations(axes, 2))
 
 
-def in_two(axes: Axes) -> Iterator[Groups]:
+def axis_groups_split(axes: Axes) -> Iterator[Groups]:
     """All mesh axes, in two groups of neighbours."""
     return ((axes[:i], axes[i:]) for i in range(1, len(axes)))
 
 
 def axis_groups_in_two(axes: Axes) -> Iterator[Groups]:
     """Mesh axes as if there were two: two of them, then all in two groups."""
-    return chain(axis_groups_in_pairs(axes), in_two(axes))
+    return chain(axis_groups_in_pairs(axes), axis_groups_split(axes))
 
 
 def axis_groups_merged(axes: Axes) -> Iterator[Groups]:
@@ -472,7 +472,7 @@ def axis_groups_merged(axes: Axes) -> Iterator[Groups]:
     if len(axes) > 1:
         yield (axes,)
     if len(axes) > 2:
-        yield from in_two(axes)
+        yield from axis_groups_split(axes)
 
 
 def axis_groups_of_plan(axes: Axes, rows: Ids) -> Groups:
@@ -481,7 +481,7 @@ def axis_groups_of_plan(axes: Axes, rows: Ids) -> Groups:
     def alike(groups: Groups) -> int:
         return int(np.logical_and.reduce([(rows[:, some] == rows[:, some[:1]]).all(axis=1) for some in groups]).sum())
 
-    return max(in_two(axes), key=alike)
+    return max(axis_groups_split(axes), key=alike)
 
 
 # ---- Closures --------------------------------------------------------------------------------------------------------
@@ -498,19 +498,19 @@ class LayoutDomains:
         self._wholes: dict[ReshardCosts, LayoutDomain] = {}
         self._held: dict[tuple[ReshardCosts, bytes], LayoutDomain] = {}
 
-    def whole(self, distances: Iterable[ReshardCosts], few: bool) -> dict[ReshardCosts, LayoutDomain]:
+    def full(self, distances: Iterable[ReshardCosts], few: bool) -> dict[ReshardCosts, LayoutDomain]:
         """Of all layouts; if they are ``few``, as on two mesh axes, made once."""
         found = self._wholes if few else {}
         for d in distances:
             if d not in found:
-                found[d] = LayoutDomain(d, d.fitting, d.fitting, next(self._numbers))
+                found[d] = LayoutDomain(d, d.feasible, d.feasible, next(self._numbers))
         return found
 
-    def near(self, read: Mapping[ReshardCosts, Ids], groups: Groups) -> dict[ReshardCosts, LayoutDomain]:
+    def neighbourhood(self, read: Mapping[ReshardCosts, Ids], groups: Groups) -> dict[ReshardCosts, LayoutDomain]:
         """Of layouts that are read, with moves through those near them."""
         return {d: self._between(d, layouts, groups) for d, layouts in read.items()}
 
-    def held(self, read: Iterable[tuple[ReshardCosts, Ids]]) -> dict[ReshardCosts, LayoutDomain]:
+    def of_plan(self, read: Iterable[tuple[ReshardCosts, Ids]]) -> dict[ReshardCosts, LayoutDomain]:
         """Of the layouts that a plan has, and nothing new; those of plans that have the same ones are one."""
         found = {}
         for d, layouts in read:
@@ -520,9 +520,9 @@ class LayoutDomains:
             found[d] = self._held[key]
         return found
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Of those of plans."""
         self._held.clear()
 
     def _between(self, distances: ReshardCosts, layouts: Ids, groups: Groups) -> LayoutDomain:
-        return LayoutDomain(distances, layouts, between(distances, layouts, groups), next(self._numbers))
+        return LayoutDomain(distances, layouts, neighbour_layouts(distances, layouts, groups), next(self._numbers))

@@ -18,7 +18,7 @@ Edges = tuple[tuple[int, int], ...]
 _EXACT, _KNOWN = 6, 1 << 16
 
 
-def tree(costs: Costs, inner: Costs, own: int, wanted: Iterable[int]) -> tuple[float, Edges]:
+def steiner_tree(costs: Costs, inner: Costs, own: int, wanted: Iterable[int]) -> tuple[float, Edges]:
     """Cost and edges (closure entries, from the root outwards) of the cheapest tree.
 
     Args:
@@ -115,7 +115,7 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
 
 
 @lru_cache(_KNOWN)
-def moves_of(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
+def tree_steps(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """The moves along the edges, given as numbers of layouts; each layout is made once, and so is the way to it."""
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()

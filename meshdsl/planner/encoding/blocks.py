@@ -20,7 +20,7 @@ from meshdsl.planner.objective import payers, terms
 from meshdsl.planner.problem.layers import RepeatedLayers
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.problem.ports import End
-from meshdsl.util.arrays import Ids, array, group_by, intern_ids, unique_sorted
+from meshdsl.util.arrays import Ids, group_by, index_array, intern_ids, unique_sorted
 
 
 class LayerBlock(NamedTuple):
@@ -64,7 +64,7 @@ class LayerBlocks:
         self._repeated = model.layers if enabled else RepeatedLayers.none(self.count, wiring)
         self.layers = self._repeated.nodes
         self.layer, self.column = self._repeated.layer, self._repeated.column
-        self._producer, self._consumer = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
+        self._producer, self._consumer = wiring.node_of[wiring.use_producers], wiring.node_of[wiring.uses]
         self._is_boundary = self._find_boundary()
         self._classes = self._classify()
         self._divide()
@@ -145,12 +145,14 @@ class LayerBlocks:
         if not self.layers.size:
             return []
         model, wiring = self.model, self._wiring
-        _, first, space = np.unique(model.spaces[wiring.makers], return_index=True, return_inverse=True)
-        values = wiring.values[wiring.makers[first]].tolist()
-        domains = array(model.closure(v).number for v in values)[space]
-        links = np.stack([model.alike[self._consumer], domains, model.often[wiring.makers]], axis=1)
+        _, first, space = np.unique(model.spaces[wiring.use_producers], return_index=True, return_inverse=True)
+        values = wiring.value_ids[wiring.use_producers[first]].tolist()
+        domains = index_array(model.domain(v).number for v in values)[space]
+        links = np.stack(
+            [model.representative[self._consumer], domains, model.port_trips[wiring.use_producers]], axis=1
+        )
         links = np.hstack([self._repeated.links[:, 1:], links[self._repeated.order]])
-        nodes = np.stack([model.alike, self._is_boundary], axis=1)
+        nodes = np.stack([model.representative, self._is_boundary], axis=1)
         classes: list[int] = intern_ids(self._by_layer(nodes, links)).tolist()
         return classes
 
@@ -162,9 +164,9 @@ class LayerBlocks:
 
     def _find_boundary(self) -> NDArray[np.bool_]:
         """Returns per node whether it produces or consumes a value that leaves its layer."""
-        found, leaves = np.zeros(self.count, dtype=np.bool_), np.zeros(self._wiring.nodes.size, dtype=np.bool_)
-        leaves[self._wiring.makers[self.layer[self._producer] != self.layer[self._consumer]]] = True
-        crossing = leaves[self._wiring.makers]
+        found, leaves = np.zeros(self.count, dtype=np.bool_), np.zeros(self._wiring.node_of.size, dtype=np.bool_)
+        leaves[self._wiring.use_producers[self.layer[self._producer] != self.layer[self._consumer]]] = True
+        crossing = leaves[self._wiring.use_producers]
         found[self._producer[crossing]] = found[self._consumer[crossing]] = True
         return found
 
@@ -178,17 +180,19 @@ class LayerBlocks:
     def _use_prices(self) -> Ids:
         """Returns [uses, kinds of price] in the order of ``RepeatedLayers``: bits of floats, equal where prices are."""
         prices = self.model.prices
-        again = {end: price for end, (price, _) in prices.again.items()}
-        meanwhile = {end: price for price, end in prices.again.values()}
-        columns = [self._prices_of_uses(each) for each in (prices.read, prices.later, prices.kept, again, meanwhile)]
+        again = {end: price for end, (price, _) in prices.path_copy_unless.items()}
+        meanwhile = {end: price for price, end in prices.path_copy_unless.values()}
+        columns = [
+            self._prices_of_uses(each) for each in (prices.copy, prices.waiting, prices.path_copy, again, meanwhile)
+        ]
         return np.stack(columns, axis=1)[self._repeated.order]
 
     def _prices_of_uses(self, prices: Mapping[End, float]) -> Ids:
-        found = np.zeros(self._wiring.nodes.size)
+        found = np.zeros(self._wiring.node_of.size)
         if prices:
             nodes, ports = np.array(list(prices), dtype=np.intp).T
-            found[self._wiring.first[nodes] + ports] = list(prices.values())
-        return found[self._wiring.read].view(np.int64)
+            found[self._wiring.first_port[nodes] + ports] = list(prices.values())
+        return found[self._wiring.uses].view(np.int64)
 
 
 def _layer_weights(groups: list[list[int]], count: int, kept: int) -> Ids:

@@ -22,7 +22,7 @@ from itertools import combinations
 
 import numpy as np
 
-from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.costs.steiner import steiner_tree
 from meshdsl.planner.encoding.hubs import HubEncoder, HubTables
 from meshdsl.planner.encoding.steiner_variables import (
     PortLayouts,
@@ -54,7 +54,7 @@ def _layouts_in(model: Model, ends: Sequence[End], rows: Assignment) -> list[int
 def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
     """Returns the cost of the cheapest tree to the given consumers."""
     own, *read = _layouts_in(model, ends, rows)
-    return tree(model.closure(value).costs, model.closure(value).inner, own, read)[0]
+    return steiner_tree(model.domain(value).costs, model.domain(value).transit_costs, own, read)[0]
 
 
 def pairs_cost(model: Model, value: int, source: End, pairs: Mapping[Pair, float], rows: Assignment) -> float:
@@ -65,15 +65,15 @@ def pairs_cost(model: Model, value: int, source: End, pairs: Mapping[Pair, float
 def max_reader_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
     """Returns the cost of the most expensive consumer's reshard."""
     own, *read = _layouts_in(model, ends, rows)
-    return float(model.closure(value).costs[own, read].max())
+    return float(model.domain(value).costs[own, read].max())
 
 
 def first_fork_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment, shares: Sequence[float]) -> float:
     """Returns the cost of the cheapest hub with the consumers' shares of the reshards from there."""
     own, *read = _layouts_in(model, ends, rows)
-    domain = model.closure(value)
+    domain = model.domain(value)
     onward = sum(domain.costs[:, layout] * share for layout, share in zip(read, shares, strict=True) if share)
-    return float((domain.inner[own] + onward).min())
+    return float((domain.transit_costs[own] + onward).min())
 
 
 # ---- Pairs and shares ------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def add_max_reader_bound(
         readers = [cost[at] <= up_to[:, None] for cost in costs]
         return least, *(np.where(allowed, 0.0, np.inf) for allowed in (source, *readers))
 
-    key = ("max reader", tables.model.closure(value).number, tables.model.trips(value), ceiling, most)
+    key = ("max reader", tables.model.domain(value).number, tables.model.trips(value), ceiling, most)
     costs, *edges = network.memo.get(key, tuple(read for _, read in ends), make)
     if edges:
         hub = network.new_variable(costs, None, ends[0][0])
@@ -254,14 +254,14 @@ class FanoutEncoder:
 
     def _fork_variable(self, value: int, best: CostedPlan) -> ThreeConsumers | None:
         """Returns the ends of a value that gets a fork variable: much is at stake for its copy stored for later."""
-        ends, prices, domain = self._ends(value), self._model.prices.again, self._model.closure(value)
+        ends, prices, domain = self._ends(value), self._model.prices.path_copy_unless, self._model.domain(value)
         later = next((end for end in ends[1:] if end in prices), None)
         if later is None or domain.partial.any():
             return None
         price, meanwhile = prices[later]
         before = next(end for end in ends[1:] if end not in (later, meanwhile))
         forks = ThreeConsumers(self._port_layouts((ends[0], before, meanwhile, later)), price)
-        stake = float(self._model.scale.pack(np.asarray(price * domain.distances.bytes)))
+        stake = float(self._model.scale.pack(np.asarray(price * domain.reshard.bytes)))
         is_worth = stake >= self._limits.encoding_hub_stake * best.cost
         return forks if is_worth and fork_entries(domain, forks) <= self._limits.encoding_tree_entries_most else None
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.costs.fixed_point import repeated
+from meshdsl.planner.costs.fixed_point import scale_costs
 from meshdsl.planner.mrf.network import Memo, Network
 from meshdsl.planner.objective import paid, terms
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.ports import End
-from meshdsl.planner.problem.variables import each_of
+from meshdsl.planner.problem.variables import map_classes
 from meshdsl.util.arrays import Costs, Ids, group_by, intern_ids, object_id
 
 # ---- Domains ---------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Domains:
         self._model, self._remaining = model, remaining
         self._known: dict[Hashable, NodeStates] = {}
         self._layouts: dict[Hashable, Ids] = {}
-        self.states = each_of(model.alike, self._all_states)
+        self.states = map_classes(model.representative, self._all_states)
         for n, at in remaining.items():
             states = self.states[n]
             key = (object_id(states), at.tobytes())
@@ -77,7 +77,7 @@ class Domains:
 
     def rows(self, chosen: Ids) -> Assignment:
         """Returns the plan in which every node has the state at this position; entries of other variables follow."""
-        rows = self._model.whole.copy()
+        rows = self._model.first_states.copy()
         for nodes in self._classes:
             rows[nodes] = self.states[nodes[0]].rows[chosen[nodes]]
         return rows
@@ -90,7 +90,7 @@ class Domains:
         """Returns the layout of a port in every state of its node, by place in the value's domain of layouts."""
         n, port = end
         model, states = self._model, self.states[n]
-        domain = model.closures[model.between(end)]
+        domain = model.domains[model.port_costs(end)]
         key = (object_id(states), port, domain.number, model.orders[n])
         if key not in self._layouts:
             self._layouts[key] = model.layout_ids(n, port, states.rows.T)
@@ -103,7 +103,7 @@ class Domains:
 
     def _all_states(self, n: int) -> NodeStates:
         model = self._model
-        rows, unit = model.states[n], model.units[n]
+        rows, unit = model.states[n], model.unary[n]
         key = (object_id(rows), object_id(unit))
         if key not in self._known:
             self._known[key] = NodeStates(rows, unit[tuple(rows.T)])
@@ -130,40 +130,42 @@ class HubTables:
         Args:
           inner: the target is a fork, where the value may not be partial, instead of a consumer.
         """
-        domain, times = self.model.closure(value), self.model.trips(value) * weight
+        domain, times = self.model.domain(value), self.model.trips(value) * weight
         key = ("moves", domain.number, times, inner)
-        made: Costs = self.memo.get(key, (sources, targets), lambda a, b: repeated(domain.between(a, b, inner), times))
+        made: Costs = self.memo.get(
+            key, (sources, targets), lambda a, b: scale_costs(domain.between(a, b, inner), times)
+        )
         return made
 
     def new_hub(self, network: Network, value: int, after: int) -> int:
         """Adds a hub to a network, positioned behind another variable, and returns its number."""
-        domain = self.model.closure(value)
+        domain = self.model.domain(value)
 
         def with_partial_copies(states: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([states, states[domain.partial]])
 
         return network.new_variable(
-            self.memo.get("hub", (domain.nothing,), with_partial_copies),
-            self.memo.get("hub", (domain.placed,), with_partial_copies),
+            self.memo.get("hub", (domain.zeros,), with_partial_copies),
+            self.memo.get("hub", (domain.codes,), with_partial_copies),
             after,
         )
 
     def to_hub(self, value: int, sources: Ids, weight: float) -> Costs:
         """Returns the cost of resharding from each source to each state of a hub."""
-        domain, partial = self.model.closure(value), self._partial_layouts(value)
+        domain, partial = self.model.domain(value), self._partial_layouts(value)
 
         def make(at: Ids, forks: Ids) -> Costs:
-            return repeated(np.hstack([domain.between(at, forks, True), domain.between(at, partial)]), weight)
+            return scale_costs(np.hstack([domain.between(at, forks, True), domain.between(at, partial)]), weight)
 
         weight *= self.model.trips(value)
-        made: Costs = self.memo.get(("to hub", domain.number, weight), (sources, domain.fitting), make)
+        made: Costs = self.memo.get(("to hub", domain.number, weight), (sources, domain.indices), make)
         return made
 
     def from_hub(self, value: int, targets: Ids, weight: float) -> Costs:
         """Returns the cost of resharding from each state of a hub to each layout of a consumer."""
         partial, moves = (
             self._partial_layouts(value),
-            self.moves(value, self.model.closure(value).fitting, targets, weight),
+            self.moves(value, self.model.domain(value).indices, targets, weight),
         )
 
         def make(moves: Costs, read: Ids) -> Costs:
@@ -183,7 +185,7 @@ class HubTables:
     def stored_from_hub(self, value: int, targets: Ids, price: float) -> Costs:
         """Returns the same from each state of a hub to each layout of a consumer."""
         partial = self._partial_layouts(value)
-        moves = self.stored_moves(value, self.model.closure(value).fitting, targets, price)
+        moves = self.stored_moves(value, self.model.domain(value).indices, targets, price)
 
         def make(moves: Costs, read: Ids) -> Costs:
             same = partial[:, None] == read[None]
@@ -198,7 +200,7 @@ class HubTables:
         def make(own: Ids, at: Ids) -> Costs:
             return np.where(own[:, None] == at[None], 0.0, self._stored(value, price)[at][None])
 
-        found: Costs = self.memo.get(("copy", self.model.closure(value).number, price), (made, read), make)
+        found: Costs = self.memo.get(("copy", self.model.domain(value).number, price), (made, read), make)
         return found
 
     def waiting_prices(self, value: int, made: Ids, read: Ids, price: float) -> Costs:
@@ -206,34 +208,34 @@ class HubTables:
 
         That is the value itself where the consumer reads it as it is made, and else the smallest layout of all.
         """
-        least = self.model.scale.pack(np.asarray(price * self.model.distances[value].least_bytes))
+        least = self.model.scale.pack(np.asarray(price * self.model.reshard_costs[value].least_bytes))
 
         def make(own: Ids, at: Ids) -> Costs:
             return np.where(own[:, None] == at[None], self._stored(value, price)[own][:, None], least)
 
-        found: Costs = self.memo.get(("waiting", self.model.closure(value).number, price), (made, read), make)
+        found: Costs = self.memo.get(("waiting", self.model.domain(value).number, price), (made, read), make)
         return found
 
     def _stored_between_all(self, value: int, price: float) -> Costs:
         """Returns ``stored_moves`` between all layouts: over every middle m, the paths to and from m and m itself."""
-        domain, trips = self.model.closure(value), self.model.trips(value)
+        domain, trips = self.model.domain(value), self.model.trips(value)
 
         def make(inner: Costs, costs: Costs) -> Costs:
-            to_middle, onward, stored = repeated(inner, trips), repeated(costs, trips), self._stored(value, price)
+            to_middle, onward, stored = scale_costs(inner, trips), scale_costs(costs, trips), self._stored(value, price)
             least = onward + stored
-            for m in domain.fitting:
+            for m in domain.indices:
                 np.minimum(least, to_middle[:, m, None] + (stored[m] + onward[m])[None], out=least)
             return least
 
-        made: Costs = self.memo.get(("stored", trips, price), (domain.inner, domain.costs), make)
+        made: Costs = self.memo.get(("stored", trips, price), (domain.transit_costs, domain.costs), make)
         return made
 
     def _stored(self, value: int, price: float) -> Costs:
-        return self.model.scale.pack(price * self.model.closure(value).local_bytes)
+        return self.model.scale.pack(price * self.model.domain(value).local_bytes)
 
     def _partial_layouts(self, value: int) -> Ids:
-        domain = self.model.closure(value)
-        return np.asarray(domain.fitting[domain.partial])
+        domain = self.model.domain(value)
+        return np.asarray(domain.indices[domain.partial])
 
 
 # ---- Encoder ---------------------------------------------------------------------------------------------------------
@@ -249,11 +251,11 @@ class HubEncoder:
 
     def __init__(self, model: Model, domains: Domains, memo: Memo) -> None:
         self.model, self.domains, self.memo, self.tables = model, domains, memo, HubTables(model, memo)
-        self.ends = model.wiring.ends
+        self.ends = model.wiring.ends_of
 
     def is_wide(self, value: int) -> bool:
         """Whether a value has more consumers than one hub serves exactly."""
-        return len(self.ends(value)) > FORK and len(self.model.closure(value).fitting) > 1
+        return len(self.ends(value)) > FORK and len(self.model.domain(value).indices) > 1
 
     def add_node(self, network: Network, n: int, priced: bool) -> None:
         """Adds a node; what it pays for memory is part of its cost if it is ``priced``."""
@@ -264,7 +266,7 @@ class HubEncoder:
 
         cost = states.cost
         if priced:
-            price: Costs = self.memo.get(("paid", terms(model, n)), (model.units[n], states.rows), make)
+            price: Costs = self.memo.get(("paid", terms(model, n)), (model.unary[n], states.rows), make)
             cost = self.memo.sum(cost, price)
         network.add_variable(n, cost, states.rows)
 
@@ -275,14 +277,14 @@ class HubEncoder:
 
     def add_value(self, network: Network, value: int) -> None:
         """Adds the tables of a value and of its memory prices; of a wide value only the latter."""
-        if len(self.model.closure(value).fitting) == 1:
+        if len(self.model.domain(value).indices) == 1:
             return
         source, *consumers = self.ends(value)
         if len(consumers) == 1:
             own, read, price = (
                 self.domains.layouts(source),
                 self.domains.layouts(consumers[0]),
-                self.model.prices.kept.get(consumers[0]),
+                self.model.prices.path_copy.get(consumers[0]),
             )
             table = self.tables.stored_moves(value, own, read, price) if price else self.tables.moves(value, own, read)
             network.add(source[0], consumers[0][0], table)
@@ -290,7 +292,7 @@ class HubEncoder:
             self.add_hub(network, value, dict.fromkeys(consumers, 1.0))
         prices = self.model.prices
         for consumer in consumers:
-            copied, waiting = prices.read.get(consumer), prices.later.get(consumer)
+            copied, waiting = prices.copy.get(consumer), prices.waiting.get(consumer)
             if copied or waiting:
                 own, read = self.domains.layouts(source), self.domains.layouts(consumer)
             if copied:
@@ -309,7 +311,7 @@ class HubEncoder:
         hub = self.tables.new_hub(network, value, source[0])
         network.add(source[0], hub, self.tables.to_hub(value, layouts(source), weight))
         for consumer, share in shares.items():
-            if price := self.model.prices.kept.get(consumer):
+            if price := self.model.prices.path_copy.get(consumer):
                 network.add(hub, consumer[0], self.tables.stored_from_hub(value, layouts(consumer), price))
             elif share:
                 network.add(hub, consumer[0], self.tables.from_hub(value, layouts(consumer), share * weight))
@@ -320,12 +322,12 @@ class HubEncoder:
         before, at, domain, layouts = (
             source[0],
             self.domains.layouts(source),
-            self.model.closure(value),
+            self.model.domain(value),
             self.domains.layouts,
         )
-        forks = domain.fitting
+        forks = domain.indices
         for consumer in consumers[:-1]:
-            hub = network.new_variable(domain.nothing, domain.placed, before)
+            hub = network.new_variable(domain.zeros, domain.codes, before)
             network.add(before, hub, self.tables.moves(value, at, forks, 1.0, True))
             network.add(hub, consumer[0], self.tables.moves(value, forks, layouts(consumer)))
             before, at = hub, forks
@@ -333,5 +335,5 @@ class HubEncoder:
 
     def stake(self, value: int) -> float:
         """Returns the most that one reshard of a value can cost."""
-        costs = self.model.closure(value).costs
+        costs = self.model.domain(value).costs
         return float(costs[np.isfinite(costs)].max()) * self.model.trips(value)

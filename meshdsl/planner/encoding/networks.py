@@ -59,7 +59,7 @@ class NetworkBuilder:
     ) -> None:
         self._keep = keep
         self._encode(model, Domains(model, remaining), LayerBlocks(model, not remaining), Memo())
-        wide = filter(self._hubs.is_wide, model.read_by(FORK))
+        wide = filter(self._hubs.is_wide, model.widely_used(FORK))
         self.kept_with_trees = keep.union(n for v in wide for n, _ in self._hubs.ends(v))
         self._reduce_parts()
 
@@ -75,7 +75,7 @@ class NetworkBuilder:
         self._hubs = HubEncoder(model, domains, memo)
         self._fanout = FanoutEncoder(self._hubs)
         self._planned: list[tuple[LayerBlock, Network]] = []  # blocks of ``plans``, once they are asked for
-        self._reduced: dict[bool, Network] = {}  # ``reduced_plans`` by ``Model.weighs``
+        self._reduced: dict[bool, Network] = {}  # ``reduced_plans`` by ``Model.weigh_layers``
 
     def _reduce_parts(self) -> None:
         """Encodes all nodes and all values but the wide ones, block by block, and reduces these networks."""
@@ -87,7 +87,7 @@ class NetworkBuilder:
                 hubs.add_node(network, n, n in paying)
             for n in block.outside:
                 hubs.add_outside_node(network, n)
-            values = [value for n in block.nodes for _, value in model.wiring.makes(n)]
+            values = [value for n in block.nodes for _, value in model.wiring.defined_values(n)]
             for value in values:
                 hubs.add_value(network, value)
             network.reduce(self._largest, block.boundary | self.kept_with_trees)
@@ -140,17 +140,17 @@ class NetworkBuilder:
 
     def reduced_plans(self) -> Network:
         """Returns the network of plans of the reduced step; that of the whole step if no layers are repeated."""
-        if self.model.weighs not in self._reduced:
+        if self.model.weigh_layers not in self._reduced:
             parts = self._plan_parts()
             network = parts[0][1]
             if len(parts) > 1:
                 network = Network(self._memo, len(self.domains.states))
                 for block, part in parts:
-                    for weight, copies in self._blocks.weighted_copies(block, self.model.weighs):
+                    for weight, copies in self._blocks.weighted_copies(block, self.model.weigh_layers):
                         network.add_replica(network.replicate(part.scaled(weight), block.names, copies))
                 network.reduce(self._largest)
-            self._reduced[self.model.weighs] = network
-        return self._reduced[self.model.weighs]
+            self._reduced[self.model.weigh_layers] = network
+        return self._reduced[self.model.weigh_layers]
 
     def whole_plan(self, chosen: Ids) -> Assignment:
         """Returns the plan of a state of ``reduced_plans``: omitted layers do as the last one before them."""

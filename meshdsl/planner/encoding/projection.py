@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdsl.planner.costs.reshard_cost import Axes, Groups, LayoutDomains, ReshardCosts
 from meshdsl.planner.objective import CostedPlan
-from meshdsl.planner.problem.model import ByValue, Model
+from meshdsl.planner.problem.model import Model, ReshardCostsByValue
 from meshdsl.util.arrays import Costs, Ids, object_id
 
 
@@ -19,16 +19,16 @@ class Projection(Model):
 
     def __init__(self, whole: Model, part: Axes, parts: Groups) -> None:
         self.problem, self.mesh, self.nodes, self.scale = whole.problem, whole.mesh, whole.nodes, whole.scale
-        self.clock, self.wiring, self.limits = whole.clock, whole.wiring, whole.limits
+        self.deadline, self.wiring, self.limits = whole.deadline, whole.wiring, whole.limits
         self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
         self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
         others = tuple(axis for axis in range(whole.width) if axis not in part)
-        every = {object_id(unit): unit for unit in whole.units}  # those of equal nodes are one object
+        every = {object_id(unit): unit for unit in whole.unary}  # those of equal nodes are one object
         shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
-        self.units = [shares[object_id(unit)] for unit in whole.units]
-        self._distances = {d: _Projected(d, part, parts) for d in whole.distances.every}
-        self.distances = ByValue(list(self._distances.values()), whole.distances.of)
-        self._finite, self._closures, self._twins, self.weighs = {}, LayoutDomains(), whole._twins, False
+        self.unary = [shares[object_id(unit)] for unit in whole.unary]
+        self._distances = {d: _Projected(d, part, parts) for d in whole.reshard_costs.distinct}
+        self.reshard_costs = ReshardCostsByValue(list(self._distances.values()), whole.reshard_costs.index_of)
+        self._finite, self._closures, self._twins, self.weigh_layers = {}, LayoutDomains(), whole._twins, False
         self._begin()
 
     def seen(self, choice: CostedPlan) -> CostedPlan:
@@ -38,7 +38,7 @@ class Projection(Model):
 
 def projections(model: Model) -> list[Projection]:
     """One on each two of the mesh axes."""
-    parts = tuple(model.wide[i : i + 2] for i in range(0, len(model.wide), 2))
+    parts = tuple(model.parallel_axes[i : i + 2] for i in range(0, len(model.parallel_axes), 2))
     return [Projection(model, part, parts) for part in parts]
 
 
@@ -46,16 +46,16 @@ class _Projected(ReshardCosts):
     """What moves cost at least on some axes; layouts go by their placements there, whatever their order."""
 
     def __init__(self, whole: ReshardCosts, part: Axes, parts: Groups) -> None:
-        self._whole, self._parts, self._usable = whole, parts, {}
+        self._whole, self._parts, self._known_edges = whole, parts, {}
         sizes = (whole.rank + 4,) * len(part)
         self._number = np.ravel_multi_index(tuple(whole.codes[:, axis] for axis in part), sizes)
-        present = np.unique(self._number[whole.fitting])
+        present = np.unique(self._number[whole.feasible])
         self.rank, self.codes = whole.rank, np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
-        self.fitting, self._sizes = present, sizes
+        self.feasible, self._sizes = present, sizes
 
-    def _moves(self, partial: bool) -> tuple[Ids, Ids, Costs]:
+    def _edges(self, partial: bool) -> tuple[Ids, Ids, Costs]:
         """Each real move, as it is seen here: the parts in which it changes a placement share its price."""
-        source, target, price = self._whole.usable(partial)
+        source, target, price = self._whole.edges(partial)
         codes = self._whole.codes
         changed = codes[source] != codes[target]
         parts = sum(changed[:, part].any(axis=1).astype(np.float64) for part in self._parts)
@@ -66,5 +66,5 @@ class _Projected(ReshardCosts):
     def ids(self, order: tuple[str, ...]) -> Ids:
         """Layout numbers by placement codes; one past the last where there is none."""
         ids = np.full(len(self.codes), len(self.codes))
-        ids[self.fitting] = self.fitting
+        ids[self.feasible] = self.feasible
         return ids.reshape(self._sizes)

@@ -196,7 +196,7 @@ class ReducedDepth:
     def _converge(self, reduced: Packed) -> MessagePassing:
         """Passes messages over the reduced step until they converge, and keeps them."""
         self._messages = MessagePassing(reduced)
-        _pass_until_converged(self._messages, self.blocks.model.clock, self._limits)
+        _pass_until_converged(self._messages, self.blocks.model.deadline, self._limits)
         return self._messages
 
     @property
@@ -213,7 +213,7 @@ def _pass_until_converged(messages: MessagePassing, clock: Deadline, limits: Sea
         messages.run(step)
         fell, rose = cost - messages.cost, messages.lower - lower
         least = limits.encoding_depth_converged * abs(messages.cost)
-        if messages.gap <= limits.encoding_depth_converged or (fell <= least and rose <= least) or clock.is_up():
+        if messages.gap <= limits.encoding_depth_converged or (fell <= least and rose <= least) or clock.expired():
             break
         if passes >= enough and rose <= limits.encoding_depth_rise * abs(messages.cost):
             break

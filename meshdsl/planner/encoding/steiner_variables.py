@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.costs.fixed_point import repeated
+from meshdsl.planner.costs.fixed_point import scale_costs
 from meshdsl.planner.costs.reshard_cost import LayoutDomain
 from meshdsl.planner.costs.steiner import cheapest_from_forks, cheapest_split
 from meshdsl.planner.encoding.hubs import HubTables
@@ -48,14 +48,14 @@ def add_subset_variable(network: Network, tables: HubTables, value: int, ends: S
     Returns their entries; 0 if they would be more than ``most``, and nothing is added.
     """
     model, memo, ((source, own), *consumers) = tables.model, network.memo, ends
-    domain, trips = model.closure(value), model.trips(value)
+    domain, trips = model.domain(value), model.trips(value)
     found = reachable_sets_of(memo, [read for _, read in ends], most, model.limits)
     if found is None:
         return 0
     layouts, sets = found
 
     def costs(own: Ids, sets: Ints) -> Costs:
-        return repeated(tree_costs(domain.costs, domain.inner, layouts, sets)[:, own].T, trips)
+        return scale_costs(tree_costs(domain.costs, domain.transit_costs, layouts, sets)[:, own].T, trips)
 
     def membership(sets: Ints, read: Ids) -> Costs:
         return np.where(contains(layouts, sets, read), 0.0, np.inf)
@@ -187,7 +187,7 @@ class ThreeConsumers(NamedTuple):
 
 def fork_entries(domain: LayoutDomain, consumers: ThreeConsumers) -> int:
     """Returns the entries of the tables of a fork variable."""
-    return int(_FORK_CASES * domain.fitting.size**2 * sum(at.size for _, at in consumers.ends))
+    return int(_FORK_CASES * domain.indices.size**2 * sum(at.size for _, at in consumers.ends))
 
 
 def add_fork_variable(network: Network, tables: HubTables, value: int, consumers: ThreeConsumers) -> None:
@@ -196,7 +196,7 @@ def add_fork_variable(network: Network, tables: HubTables, value: int, consumers
     def make(*reads: Ids) -> tuple[Costs, ...]:
         return _fork_tables(tables, value, reads, consumers.price)
 
-    key = ("forks", tables.model.closure(value).number, tables.model.trips(value), consumers.price)
+    key = ("forks", tables.model.domain(value).number, tables.model.trips(value), consumers.price)
     costs, *edges = network.memo.get(key, tuple(read for _, read in consumers.ends), make)
     hub = network.new_variable(costs, None, consumers.ends[0][0])
     for (node, _), table in zip(consumers.ends, edges, strict=True):
@@ -206,7 +206,7 @@ def add_fork_variable(network: Network, tables: HubTables, value: int, consumers
 def _fork_tables(tables: HubTables, value: int, reads: tuple[Ids, ...], price: float) -> tuple[Costs, ...]:
     """Returns the costs of the states, and their tables with the four ends."""
     own, before, meanwhile, later = reads
-    forks = tables.model.closure(value).fitting
+    forks = tables.model.domain(value).indices
     first, second = (each.ravel() for each in np.indices((forks.size, forks.size)))
     between, stored_between = (
         tables.moves(value, forks, forks, 1.0, True),

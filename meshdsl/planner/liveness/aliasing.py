@@ -22,10 +22,10 @@ from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
 from meshdsl.ir.index import Flags, GraphIndex, graph_index
 from meshdsl.ir.loops import ABSENT, PortRole, carried_inputs, loop_ports
 from meshdsl.layouts.layout import Layout
-from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, is_heavy, written
+from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, ends_fusion, materialized
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
-from meshdsl.util.arrays import Ids, array, ranges
+from meshdsl.util.arrays import Ids, index_array, ranges
 
 # ---- Narrow ----------------------------------------------------------------------------------------------------------
 # What XLA's backend for TPUs keeps in another way than others: the copies that memory is counted for.
@@ -208,14 +208,14 @@ class BufferAliases:
 
         tpu = backend == "tpu"
         self.numbers = numbers = graph_index(graph)
-        kept = written(graph, again=tpu)
-        self.kept = kept & ~numbers.flags(picks(graph)) if tpu else kept
+        kept = materialized(graph, again=tpu)
+        self.kept = kept & ~numbers.mask_of(picks(graph)) if tpu else kept
         self.reads = reads(graph) if tpu else OperandReads()
         self.runs: Ids = run_at(numbers, self.kept)
         self.views = _views(numbers)
         self.reuses = _reuses(numbers, self.kept)
         whole = Body(sliced=frozenset(range(len(graph.inputs))))
-        self.lies = [_body(*part.around) if part.around else whole for part in numbers.parts]
+        self.lies = [_body(*part.owner) if part.owner else whole for part in numbers.blocks]
 
 
 _KNOWN: WeakKeyDictionary[Graph, dict[str, BufferAliases]] = WeakKeyDictionary()
@@ -230,8 +230,8 @@ def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
 
 
 def _views(numbers: GraphIndex) -> Ids:
-    maybe = np.flatnonzero(numbers.named((*_SAME, "transpose"))).tolist()
-    return array(at for at in maybe if (op := numbers.ops[at]) and _is_view(op))
+    maybe = np.flatnonzero(numbers.positions_named((*_SAME, "transpose"))).tolist()
+    return index_array(at for at in maybe if (op := numbers.ops[at]) and _is_view(op))
 
 
 def _is_view(op: Op) -> bool:
@@ -246,17 +246,17 @@ def _reuses(numbers: GraphIndex, kept: Flags) -> InPlaceReuse:
     """What may be written over what: by elementwise operations, through fused ones too, and by updates and loops."""
     from meshdsl.planner.liveness.aliasing_kernels import written_over  # with its compiler, as above
 
-    names = set(numbers.names)
-    by_element = numbers.named(name for name in names if RULES.get(name) is elementwise)
+    names = set(numbers.op_names)
+    by_element = numbers.positions_named(name for name in names if RULES.get(name) is elementwise)
     found, options = written_over(numbers, by_element, kept)
-    updates = numbers.named(name for name in names if name.startswith(_UPDATES))
-    others = np.flatnonzero(updates | numbers.named(LOOPS)).tolist()
-    more = array(x for at in others if (op := numbers.ops[at]) for pair in _written_over(op) for x in (at, *pair))
+    updates = numbers.positions_named(name for name in names if name.startswith(_UPDATES))
+    others = np.flatnonzero(updates | numbers.positions_named(LOOPS)).tolist()
+    more = index_array(x for at in others if (op := numbers.ops[at]) for pair in _written_over(op) for x in (at, *pair))
     at, results, operands = more.reshape(-1, 3).T
-    over = numbers.reading_at(at, operands)
+    over = numbers.use_numbers_at(at, operands)
     there = np.flatnonzero(over >= 0)
     begins = options.size + np.arange(there.size)
-    rows = np.stack([at[there], numbers.makes[at[there]] + results[there], begins, begins + 1], axis=1)
+    rows = np.stack([at[there], numbers.first_result[at[there]] + results[there], begins, begins + 1], axis=1)
     every = np.concatenate((found, rows))
     at, made, begins, ends = every[np.argsort(every[:, 0], kind="stable")].T
     options = np.append(options, over[there])[ranges(begins, ends - begins)]
@@ -288,6 +288,6 @@ def _body(op: Op, which: int) -> Body:
 
 def _sliced(body: Graph, first: int) -> frozenset[int]:
     """Inputs from ``first`` on that something reads that is not fused."""
-    heavy = [op for op in body.ops if op.bodies or (is_heavy(op.name) and not op.name.startswith("reduce_"))]
+    heavy = [op for op in body.ops if op.bodies or (ends_fusion(op.name) and not op.name.startswith("reduce_"))]
     read = {x.id for op in heavy for x in op.inputs if isinstance(x, Value)}
     return frozenset(i for i, v in enumerate(body.inputs) if i >= first and v.id in read)

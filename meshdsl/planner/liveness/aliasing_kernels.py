@@ -17,7 +17,7 @@ def run_at(numbers: GraphIndex, kept: Flags) -> Ids:
       kept: the values that are written to memory.
     """
     runs = np.arange(len(numbers.ops))
-    _run(numbers.makes, numbers.first, numbers.read, kept, runs, np.full(kept.size, -1))
+    _run(numbers.first_result, numbers.first_use, numbers.use_value, kept, runs, np.full(kept.size, -1))
     return runs
 
 
@@ -30,8 +30,8 @@ def written_over(numbers: GraphIndex, by_element: Flags, kept: Flags) -> tuple[I
     Returns [results, 4], where each is made, the value, and from where to where its options lie; and these readings.
     """
     found, fused = np.empty((by_element.size, 4), dtype=np.intp), np.zeros((kept.size, 2), dtype=np.intp)
-    options, taken = np.empty(numbers.read.size, dtype=np.intp), np.full(numbers.read.size, -1)
-    line = by_element, numbers.makes, numbers.first, numbers.read, numbers.shape, kept
+    options, taken = np.empty(numbers.use_value.size, dtype=np.intp), np.full(numbers.use_value.size, -1)
+    line = by_element, numbers.first_result, numbers.first_use, numbers.use_value, numbers.shape, kept
     count, size, options = _write_over(*line, found, fused, options, taken)
     return found[:count], options[:size]
 

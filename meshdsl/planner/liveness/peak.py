@@ -18,7 +18,7 @@ from meshdsl.ir.graph import Op, Value
 from meshdsl.ir.index import BlockRange
 from meshdsl.layouts.layout import Layout
 from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline
-from meshdsl.util.arrays import Ids, array
+from meshdsl.util.arrays import Ids, index_array
 from meshdsl.util.lazy import Lazy
 
 _POINTS, _APART = 24, 48  # that are too full: at most, and of how many parts of the step they stand in others
@@ -136,8 +136,8 @@ class Liveness:
         """What lives at a position, and what its operation needs besides."""
         placed, (first, last) = self.placed, self._spans
         here, rooms = np.flatnonzero((first <= at) & (at <= last)), [r for r in placed.timeline.rooms if r.at == at]
-        values = array(room.value for room in rooms)
-        more = LiveBuffer(values, placed.own[values], array(map(placed.room, rooms)))
+        values = index_array(room.value for room in rooms)
+        more = LiveBuffer(values, placed.own[values], index_array(map(placed.room, rooms)))
         return LiveBuffer(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
 
     @cached_property
@@ -160,7 +160,7 @@ class Liveness:
             live_ranges,  # with its compiler, too much to import for those who plan nothing
         )
 
-        timeline, made = self.placed.timeline, self.placed.timeline.numbers.made
+        timeline, made = self.placed.timeline, self.placed.timeline.numbers.producer
         fixed = timeline.fixed(self.donated)
         first, last = live_ranges(timeline.line, self.placed.copies, made, fixed)
         last[: made.size][~timeline.counted] = NOWHERE

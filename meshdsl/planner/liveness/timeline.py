@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph
-from meshdsl.ir.index import Flags, GraphIndex, Reading
+from meshdsl.ir.index import Flags, GraphIndex, Use
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
-from meshdsl.planner.costs.op_cost import room_of
+from meshdsl.planner.costs.op_cost import workspace_bytes
 from meshdsl.planner.liveness.aliasing import BufferAliases, OperandReads, buffer_aliases
-from meshdsl.util.arrays import Ids, array, object_id
+from meshdsl.util.arrays import Ids, index_array, object_id
 
 # ---- Timeline --------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Timeline:
 
     def __init__(self, graph: Graph, places: BufferAliases) -> None:
         self.numbers = numbers = places.numbers
-        self.step, self.shape, self.shapes = numbers.step, numbers.shape, numbers.shapes
+        self.step, self.shape, self.shapes = numbers.root, numbers.shape, numbers.shapes
         self.itemsizes = numbers.itemsizes
         self.rooms = tuple(_rooms(numbers))
         self.line = _line(places)
@@ -118,57 +118,64 @@ def timeline_of(graph: Graph, backend: str) -> Timeline:
 
 
 def _rooms(numbers: GraphIndex) -> Iterator[Workspace]:
-    for at in np.flatnonzero(numbers.named(["ruled"])).tolist():
+    for at in np.flatnonzero(numbers.positions_named(["ruled"])).tolist():
         op = numbers.ops[at]
-        room = room_of(op) if op else 0
+        room = workspace_bytes(op) if op else 0
         if room:
-            yield Workspace(at, int(numbers.makes[at]), room)
+            yield Workspace(at, int(numbers.first_result[at]), room)
 
 
 def _line(places: BufferAliases) -> TimelineArrays:
     numbers, enters = places.numbers, np.array([op is None for op in places.numbers.ops])
-    ends = [(part.stop - 1, i) for part, lies in zip(numbers.parts, places.lies, strict=True) for i in lies.given]
+    ends = [(part.stop - 1, i) for part, lies in zip(numbers.blocks, places.lies, strict=True) for i in lies.given]
     return TimelineArrays(
-        numbers.first,
+        numbers.first_use,
         places.runs,
         enters,
-        enters[numbers.made],
+        enters[numbers.producer],
         places.kept,
         *_views(places),
         *places.reuses,
         *_carried(places),
-        numbers.reading_at(*array(chain.from_iterable(ends)).reshape(-1, 2).T),
+        numbers.use_numbers_at(*index_array(chain.from_iterable(ends)).reshape(-1, 2).T),
     )
 
 
 def _views(places: BufferAliases) -> tuple[Ids, Ids]:
     numbers, at = places.numbers, places.views[::-1]
-    seen, views = numbers.reading_at(at, np.zeros_like(at)), numbers.makes[at]
-    lengths = numbers.lengths
+    seen, views = numbers.use_numbers_at(at, np.zeros_like(at)), numbers.first_result[at]
+    lengths = numbers.element_counts
     there = seen >= 0
-    there[there] = lengths[numbers.read[seen[there]]] == lengths[views[there]]
+    there[there] = lengths[numbers.use_value[seen[there]]] == lengths[views[there]]
     return seen[there], views[there]
 
 
 def _carried(places: BufferAliases) -> tuple[Ids, Ids]:
     numbers = places.numbers
-    bodies = zip(numbers.parts, places.lies, strict=True)
+    bodies = zip(numbers.blocks, places.lies, strict=True)
     ends = [(part.start - 1, at, part.stop - 1, back) for part, lies in bodies for at, back in lies.carried]
-    enters, inputs, last, back = array(chain.from_iterable(ends)).reshape(-1, 4).T
-    return numbers.makes[enters] + inputs, numbers.reading_at(last, back)
+    enters, inputs, last, back = index_array(chain.from_iterable(ends)).reshape(-1, 4).T
+    return numbers.first_result[enters] + inputs, numbers.use_numbers_at(last, back)
 
 
 def _sliced(places: BufferAliases) -> Flags:
     """Inputs that are copies of their own."""
     numbers = places.numbers
-    bodies = zip(numbers.parts, places.lies, strict=True)
-    return numbers.are(array(numbers.makes[part.start - 1] + i for part, lies in bodies for i in sorted(lies.sliced)))
+    bodies = zip(numbers.blocks, places.lies, strict=True)
+    return numbers.mask(
+        index_array(numbers.first_result[part.start - 1] + i for part, lies in bodies for i in sorted(lies.sliced))
+    )
 
 
 def _narrow(numbers: GraphIndex, reads: OperandReads, graph: Graph) -> HalfWidth:
     given = {v.id for v in graph.inputs}
     made, wide = reads.read - reads.wide - given, reads.wide | given
-    return HalfWidth(numbers.reading(reads.all), numbers.reading(reads.full), numbers.of(made), numbers.of(wide))
+    return HalfWidth(
+        numbers.use_numbers(reads.all),
+        numbers.use_numbers(reads.full),
+        numbers.numbers_of(made),
+        numbers.numbers_of(wide),
+    )
 
 
 # ---- Placed ----------------------------------------------------------------------------------------------------------
@@ -221,7 +228,7 @@ class CopyTimeline:
     @cached_property
     def copies(self) -> Copies:
         """The copies that are read or made."""
-        count, here = self.own.size, self.timeline.numbers.read
+        count, here = self.own.size, self.timeline.numbers.use_value
         values = np.concatenate((here, self.moved.values, self.moved.values))
         layouts = np.concatenate((self.read, self.moved.before, self.moved.after))
         others = layouts != self.own[values]
@@ -266,7 +273,7 @@ def copy_timeline(
     graph: Graph,
     mesh: Mesh,
     own: Mapping[int, Layout],
-    uses: Mapping[Reading, Layout],
+    uses: Mapping[Use, Layout],
     trees: Mapping[int, Sequence[ReshardStep]],
 ) -> CopyTimeline:
     """A program under a choice of layouts.
@@ -276,15 +283,17 @@ def copy_timeline(
       trees: per value id, the moves that make its other layouts.
     """
     timeline, layouts = timeline_of(graph, mesh.topology.backend), dict[Layout, int]()
-    values, readings = timeline.numbers.values, timeline.numbers.readings
+    values, readings = timeline.numbers.values, timeline.numbers.uses
     moves = [(i, move) for i, v in enumerate(values) for move in trees.get(v.id, ())]
 
     def numbers(of: Iterable[Layout]) -> Ids:
         found = list(of)
         once = {object_id(layout): layout for layout in found}  # most are one of few objects
         number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in once.items()}
-        return array(map(number.__getitem__, map(object_id, found)))
+        return index_array(map(number.__getitem__, map(object_id, found)))
 
     made, read = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, readings))
     ends = numbers(move.before for _, move in moves), numbers(move.after for _, move in moves)
-    return CopyTimeline(timeline, mesh, tuple(layouts), made, read, ReshardedCopies(array(i for i, _ in moves), *ends))
+    return CopyTimeline(
+        timeline, mesh, tuple(layouts), made, read, ReshardedCopies(index_array(i for i, _ in moves), *ends)
+    )

@@ -51,7 +51,7 @@ class Decided(NamedTuple):
 
 def boxable(model: Model) -> NetworkBuilder:
     """The networks of all states, in which nodes that have several stay."""
-    model.focus()
+    model.restrict()
     return NetworkBuilder(model, keep=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
 
 
@@ -99,7 +99,7 @@ def boxed(
     joint: NetworkBuilder, prices: Prices, drawn: Callable[[NetworkBuilder], Network], known: Assignment
 ) -> BoxSolver:
     """A network of ``joint`` at prices of memory."""
-    priced = joint.priced(joint.model.at(prices))
+    priced = joint.priced(joint.model.with_prices(prices))
     return BoxSolver(priced, drawn(priced), known)
 
 
@@ -199,7 +199,7 @@ class BranchAndBound:
         numbers, queue = count(), list[_Open]()
         at: _Open | None = _Open(0.0, next(numbers), {})
         while at and at.bound < self._most:
-            if not left or self._limit < self._enough or self.model.clock.is_up():
+            if not left or self._limit < self._enough or self.model.deadline.expired():
                 return min(self._most, *(each.bound for each in (at, *queue)))
             left, seen = left - 1, self._looked_at(at)
             if seen and (parts := self._parts(seen, at.box)):
@@ -298,10 +298,10 @@ class BranchAndBound:
 
     def _alive(self, seen: _Seen) -> Iterator[End]:
         """The ports whose tensors are in memory where a plan needs most of it."""
-        ports, every = self.model.ports, list(self.model.ports.every)
-        laid = ports.named(ports.layouts(seen.choice.rows))
+        ports, every = self.model.ports, list(self.model.ports.all_layouts)
+        laid = ports.layout_numbers(ports.layouts(seen.choice.rows))
         for copy in seen.peak.copies:
-            for end in self.model.wiring.ends(copy.value.id):
+            for end in self.model.wiring.ends_of(copy.value.id):
                 if every[laid[self.model.wiring.port(end)]] == copy.layout:
                     yield end
 
@@ -311,8 +311,8 @@ class BranchAndBound:
 
     def _bytes(self, n: int, p: int, rows: Assignment) -> Costs:
         """Of a port in some states."""
-        distances = self.model.between((n, p))
-        return np.asarray(distances.bytes * distances.shares[self.model.numbers(n, p, rows.T)])
+        distances = self.model.port_costs((n, p))
+        return np.asarray(distances.bytes * distances.shares[self.model.layout_numbers(n, p, rows.T)])
 
 
 def _near(price: float) -> float:
@@ -335,8 +335,8 @@ def lns_on_many_axes(
     model: Model, evaluator: Evaluator, best: CostedPlan, prices: Sequence[Prices], fitting: Fitting
 ) -> CostedPlan:
     """Returns ``lns_within_memory`` from neighbourhood to neighbourhood, where all mesh axes together are too many."""
-    for groups in axis_groups_in_two(model.wide):
-        model.focus(groups, best.rows)
+    for groups in axis_groups_in_two(model.parallel_axes):
+        model.restrict(groups, best.rows)
         best = lns_within_memory(NetworkBuilder(model), evaluator, best, prices, fitting, _FEWER)
     return best
 
@@ -360,7 +360,7 @@ def lns_within_memory(
     model = builder.model
     solver, nodes = _PricedSolver(builder, evaluator, best, prices, fitting), len(model.nodes)
     samples = min(samples, _LNS_WORK // nodes)
-    search_neighbourhoods(solver, nodes, samples, model.clock, model.limits, free=len(prices))
+    search_neighbourhoods(solver, nodes, samples, model.deadline, model.limits, free=len(prices))
     return solver.best
 
 

@@ -123,11 +123,11 @@ class PlanDifference:
 def _labels(model: Model, groups: Groups, one: CostedPlan, other: CostedPlan) -> tuple[Ids, Ids]:
     """The group of each node and, by the ports that make them, of each value; one past the last where there is none."""
     wiring, ports = model.wiring, model.ports
-    node, port = (np.full(count, len(groups)) for count in (len(model.nodes), wiring.nodes.size))
+    node, port = (np.full(count, len(groups)) for count in (len(model.nodes), wiring.node_of.size))
     for i, group in enumerate(groups):
         node[group] = i
     moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
-    port[wiring.every[moved]] = node[wiring.nodes[moved]]
+    port[wiring.port_producer[moved]] = node[wiring.node_of[moved]]
     return node, port
 
 
@@ -141,7 +141,7 @@ def independent_parts(model: Model, one: CostedPlan, other: CostedPlan) -> Group
     ports, wiring = model.ports, model.wiring
     moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
     readers, values = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for n, value in zip(wiring.nodes[moved].tolist(), wiring.values[moved].tolist(), strict=True):
+    for n, value in zip(wiring.node_of[moved].tolist(), wiring.value_ids[moved].tolist(), strict=True):
         readers[value].append(n)
         values[n].append(value)
     left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
@@ -218,7 +218,7 @@ class Crossover:
     @property
     def _goes_on(self) -> bool:
         """Whether another plan may be made."""
-        return self._tries > 0 and not self.model.clock.is_up()
+        return self._tries > 0 and not self.model.deadline.expired()
 
     def _left_of_knapsack(self) -> Groups:
         """Take over what pays most together, and say what could save something still, most first."""

@@ -69,11 +69,11 @@ def start_bound(
     Args:
       free, best: as for ``dual_bound``, so far.
     """
-    hurried = fitter.quick or fitter.model.clock.seconds is not None
+    hurried = fitter.quick or fitter.model.deadline.seconds is not None
     dual = None if hurried else _most_open(fitter, free, best, limit)
     if dual is None or dual.is_small:
         return None
-    dual.model = fitter.model.at(Prices()) if dual.joint else fitter.model.apart()
+    dual.model = fitter.model.with_prices(Prices()) if dual.joint else fitter.model.for_thread()
     return PendingBound(dual.floor, dual.price, start(partial(dual.best, 0)))
 
 
@@ -88,7 +88,7 @@ def dual_bound(
     """
     if fitter.bound >= best.cost:
         return fitter.bound
-    dual = None if fitter.model.clock.is_up() else _most_open(fitter, free, best, limit)
+    dual = None if fitter.model.deadline.expired() else _most_open(fitter, free, best, limit)
     found = fitter.bound
     if dual and not (known and known.will_do(dual)):
         many = 0 if fitter.quick or not dual.is_small else _STEPS if searches_jointly(fitter.model) else 1
@@ -156,7 +156,7 @@ class _LagrangianBound:
             if (
                 not left
                 or found >= (1 - self.model.limits.bounds_wide_gap) * self.choice.cost
-                or self.model.clock.is_up()
+                or self.model.deadline.expired()
             ):
                 break
             self._underpaid = certificate.underpaid
@@ -178,8 +178,8 @@ class _LagrangianBound:
         The network is tight around the cheapest plan known at the price; if that leaves much open, and rounds are
         quick, around the plan that fits as well.
         """
-        self.model.focus()
-        model = self.model.at(self.floor.prices(price))
+        self.model.restrict()
+        model = self.model.with_prices(self.floor.prices(price))
         joint = self.joint.priced(model) if self.joint else NetworkBuilder(model)
         found, trees = list[tuple[float, Certificate]](), model.limits.bounds_first_tree_entries
         for plan in self._cheapest(price):

@@ -30,7 +30,7 @@ from meshdsl.planner.objective import CostedPlan, Evaluator, moves_along
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import evaluate_plan, priced_plans, searches_jointly
-from meshdsl.util.arrays import array, intern_ids, object_id
+from meshdsl.util.arrays import index_array, intern_ids, object_id
 
 # ---- Placer ----------------------------------------------------------------------------------------------------------
 # The states of a model's nodes as layouts on the timeline of its program.
@@ -48,26 +48,26 @@ class PlanMaterializer:
     def __init__(self, model: Model) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
         wiring = model.wiring
-        self.values, self._read = wiring.made, wiring.reading
-        self._layouts = dict(model.ports.every)
+        self.values, self._read = wiring.producer, wiring.port_of_use
+        self._layouts = dict(model.ports.all_layouts)
         self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
 
     def placed(self, choice: CostedPlan) -> CopyTimeline:
         """The program under the layouts of a plan."""
         ports = self.model.ports
-        layouts, moved = ports.named(ports.layouts(choice.rows)), self._moved(choice)
+        layouts, moved = ports.layout_numbers(ports.layouts(choice.rows)), self._moved(choice)
         return CopyTimeline(
             self.timeline, self.model.mesh, tuple(self._layouts), layouts[self.values], layouts[self._read], moved
         )
 
     def _moved(self, choice: CostedPlan) -> ReshardedCopies:
         """The moves of a plan."""
-        values, spaces = self.timeline.numbers.of(choice.edges), self.model.spaces[self.values]
+        values, spaces = self.timeline.numbers.numbers_of(choice.edges), self.model.spaces[self.values]
         ways = intern_ids(map(object_id, choice.edges.values()))  # those that lead alike are mostly one object
         alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
         moved = list(choice.edges.items())
-        ends = [array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
-        counts = array(map(len, ends))[alike[2]]
+        ends = [index_array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
+        counts = index_array(map(len, ends))[alike[2]]
         begins = np.cumsum([0, *map(len, ends)])[alike[2]]
         at = np.arange(counts.sum()) + (begins - np.cumsum(counts) + counts).repeat(counts)
         before, after = np.concatenate([np.empty((0, 2), dtype=np.intp), *ends])[at].T
@@ -75,7 +75,7 @@ class PlanMaterializer:
 
     def _ends(self, value: int, edges: Edges) -> list[tuple[int, int]]:
         """The layouts between which a value is moved, by number."""
-        key = object_id(self.model.distances[value]), edges
+        key = object_id(self.model.reshard_costs[value]), edges
         if key not in self._known:
             moves = moves_along(self.model, value, edges)
             self._known[key] = [(self._number(move.before), self._number(move.after)) for move in moves]
@@ -119,7 +119,7 @@ class PeakCache:
           priced: ids of the values that have one.
         """
         lives = self._lives(choice)
-        free = ~lives.placed.timeline.numbers.flags(priced)
+        free = ~lives.placed.timeline.numbers.mask_of(priced)
         held = [(int(lives.by_value(point[1])[free].sum()), point) for point in lives.over(limit)]
         most, point = max(held, key=lambda found: found[0], default=(0, (0, ())))
         return lives.at(*point) if most > limit else None
@@ -181,14 +181,14 @@ class MemoryFitter:
     def joint(self) -> NetworkBuilder | None:
         """The networks of all states, if they can be looked at together, made when they are first asked for."""
         if searches_jointly(self.model):
-            self.model.focus()
+            self.model.restrict()
             self._joint = self._joint or NetworkBuilder(self.model)
         return self._joint
 
     @property
     def _is_tiny(self) -> bool:
         """Whether plans are looked for box by box."""
-        return len(self.model.nodes) <= MOST and searches_jointly(self.model) and not self.model.clock.is_up()
+        return len(self.model.nodes) <= MOST and searches_jointly(self.model) and not self.model.deadline.expired()
 
     @property
     def _is_small(self) -> bool:
@@ -282,13 +282,13 @@ class MemoryFitter:
           best: that was found to fit. free: the cheapest plan of all, which does not.
         """
         low, high, fitting, between = self.low, self.price, [best], self._between(best, free)
-        if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.clock.is_up():
+        if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.deadline.expired():
             choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
             fitting += [choice] if self.peak(choice).bytes <= limit else []
         few = _FEW if self.low <= self.price / _FIRST else 0  # a price at which none fitted has been tried
         for _ in range(max(few, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
             best = min(fitting, key=lambda choice: choice.cost)
-            if best.cost <= free.cost * (1 + _NEAR) or self.model.clock.is_up():
+            if best.cost <= free.cost * (1 + _NEAR) or self.model.deadline.expired():
                 break
             price, between = between if low < between < high else (low * high) ** 0.5, 0.0
             self.keeps ^= self._is_small
@@ -350,7 +350,7 @@ class MemoryFitter:
 
     def _leanest(self, price: float, limit: float) -> int:
         """Bytes of the smallest of the first plans at this price."""
-        choice = evaluate_plan(self.model, self.evaluator, self.model.whole)
+        choice = evaluate_plan(self.model, self.evaluator, self.model.first_states)
         peak = self.peak(choice)
         found = [peak.bytes]
         for _ in range(_TRIALS):

@@ -29,12 +29,12 @@ import numpy as np
 
 from meshdsl.ir.graph import Op, Value
 from meshdsl.ir.index import Flags, GraphIndex
-from meshdsl.planner.costs.op_cost import per_axis
+from meshdsl.planner.costs.op_cost import local_share
 from meshdsl.planner.liveness.aliasing import BufferAliases, buffer_aliases
 from meshdsl.planner.objective import CostedPlan, ResidentCopies
 from meshdsl.planner.problem.model import Assignment, Model, Prices
 from meshdsl.planner.problem.ports import End, Wiring
-from meshdsl.util.arrays import Costs, Ids, array, group_by, object_id, row_ids
+from meshdsl.util.arrays import Costs, Ids, group_by, index_array, object_id, row_ids
 
 # ---- Certain ---------------------------------------------------------------------------------------------------------
 # What is in memory while an operation of a graph runs, whatever the plan.
@@ -74,26 +74,36 @@ def surely_live(places: BufferAliases, at: int, counted: Flags) -> SurelyLive:
     Args:
       counted: the inputs that are the graph's own to hold.
     """
-    numbers, part = places.numbers, int(places.numbers.part[at])
-    start, stop = numbers.parts[part].start, numbers.parts[part].stop
-    own = places.kept & (numbers.made >= start)
-    inside = (own | counted) & ~numbers.are(_views(places)[0]) & ~_elsewhere(places, part)
-    there = np.arange(numbers.first[start], numbers.first[stop])
-    before = there[(numbers.at[there] <= at) & (places.runs[numbers.at[there]] >= at)]
-    waiting = inside & (counted | (numbers.made < at))
-    waiting[numbers.read[before]] = False
-    after = there[(numbers.at[there] > at) & waiting[numbers.read[there]]]
+    numbers, part = places.numbers, int(places.numbers.block_of[at])
+    start, stop = numbers.blocks[part].start, numbers.blocks[part].stop
+    own = places.kept & (numbers.producer >= start)
+    inside = (own | counted) & ~numbers.mask(_views(places)[0]) & ~_elsewhere(places, part)
+    there = np.arange(numbers.first_use[start], numbers.first_use[stop])
+    before = there[(numbers.use_position[there] <= at) & (places.runs[numbers.use_position[there]] >= at)]
+    waiting = inside & (counted | (numbers.producer < at))
+    waiting[numbers.use_value[before]] = False
+    after = there[(numbers.use_position[there] > at) & waiting[numbers.use_value[there]]]
     later = _last(numbers, after)
     results, options = _reuses(places, at)
-    over = _viewed(places, numbers.read[options])
+    over = _viewed(places, numbers.use_value[options])
     # what a result may be written over is there, or that result, unless it lies elsewhere
-    under = inside[results] & inside[numbers.read[options]] & ~numbers.are(numbers.read[later])[numbers.read[options]]
-    read = _last(numbers, np.append(before[inside[numbers.read[before]] & ~over[numbers.read[before]]], options[under]))
-    written = inside & (numbers.made == at)
+    under = (
+        inside[results]
+        & inside[numbers.use_value[options]]
+        & ~numbers.mask(numbers.use_value[later])[numbers.use_value[options]]
+    )
+    read = _last(
+        numbers, np.append(before[inside[numbers.use_value[before]] & ~over[numbers.use_value[before]]], options[under])
+    )
+    written = inside & (numbers.producer == at)
     written[results[under]] = False
-    once = np.bincount(numbers.read[after], minlength=inside.size) == 1
-    again = _again(numbers, there, np.where(numbers.at[there] > at, _AFTER, places.runs[numbers.at[there]] >= at))
-    kept = numbers.are(numbers.read[read])[numbers.read[again[:, 0]]]
+    once = np.bincount(numbers.use_value[after], minlength=inside.size) == 1
+    again = _again(
+        numbers,
+        there,
+        np.where(numbers.use_position[there] > at, _AFTER, places.runs[numbers.use_position[there]] >= at),
+    )
+    kept = numbers.mask(numbers.use_value[read])[numbers.use_value[again[:, 0]]]
     return SurelyLive(read, np.flatnonzero(written), later, once, again[kept])
 
 
@@ -103,7 +113,7 @@ def _again(numbers: GraphIndex, readings: Ids, when: Ids) -> Ids:
     Args:
       when: of each reading, 0, 1 or 2.
     """
-    values = numbers.read[readings]
+    values = numbers.use_value[readings]
     times = np.bincount(values * _TIMES + when, minlength=len(numbers.values) * _TIMES).reshape(-1, _TIMES)
     found = np.full((len(numbers.values), _TIMES), -1)
     found[values, when] = readings
@@ -113,8 +123,8 @@ def _again(numbers: GraphIndex, readings: Ids, when: Ids) -> Ids:
 
 def _last(numbers: GraphIndex, readings: Ids) -> Ids:
     """Of the readings of each value, one by the last operation that reads it: of its first such operand."""
-    order = np.lexsort((numbers.operand[readings], -numbers.at[readings], numbers.read[readings]))
-    return readings[order[np.flatnonzero(np.diff(numbers.read[readings[order]], prepend=-1))]]
+    order = np.lexsort((numbers.use_operand[readings], -numbers.use_position[readings], numbers.use_value[readings]))
+    return readings[order[np.flatnonzero(np.diff(numbers.use_value[readings[order]], prepend=-1))]]
 
 
 def _reuses(places: BufferAliases, at: int) -> tuple[Ids, Ids]:
@@ -128,26 +138,28 @@ def _reuses(places: BufferAliases, at: int) -> tuple[Ids, Ids]:
 def _views(places: BufferAliases) -> tuple[Ids, Ids]:
     """Values that may be views, and what each views."""
     numbers = places.numbers
-    seen = numbers.reading_at(places.views, np.zeros_like(places.views))
-    return numbers.makes[places.views[seen >= 0]], numbers.read[seen[seen >= 0]]
+    seen = numbers.use_numbers_at(places.views, np.zeros_like(places.views))
+    return numbers.first_result[places.views[seen >= 0]], numbers.use_value[seen[seen >= 0]]
 
 
 def _viewed(places: BufferAliases, values: Ids) -> Flags:
     """Values, and what they view."""
     views, seen = _views(places)
-    return _reached(places.numbers.are(values), views, seen)
+    return _reached(places.numbers.mask(values), views, seen)
 
 
 def _elsewhere(places: BufferAliases, part: int) -> Flags:
     """The values of a body that may lie in memory around it: in a carry's place, or where it returns them."""
-    numbers, (start, stop, *_, around) = places.numbers, places.numbers.parts[part]
+    numbers, (start, stop, *_, around) = places.numbers, places.numbers.blocks[part]
     if around is None:
-        return numbers.are(np.empty(0, dtype=np.intp))
-    carried = numbers.are(np.array([numbers.makes[start - 1] + i for i, _ in places.lies[part].carried], dtype=np.intp))
+        return numbers.mask(np.empty(0, dtype=np.intp))
+    carried = numbers.mask(
+        np.array([numbers.first_result[start - 1] + i for i, _ in places.lies[part].carried], dtype=np.intp)
+    )
     views, seen = _views(places)
-    over, made = numbers.read[places.reuses.over], np.repeat(places.reuses.made, np.diff(places.reuses.options))
+    over, made = numbers.use_value[places.reuses.over], np.repeat(places.reuses.made, np.diff(places.reuses.options))
     found = _reached(carried, np.append(seen, over), np.append(views, made))
-    returned = numbers.read[numbers.first[stop - 1] : numbers.first[stop]]
+    returned = numbers.use_value[numbers.first_use[stop - 1] : numbers.first_use[stop]]
     return found | _viewed(places, returned)
 
 
@@ -194,23 +206,23 @@ class MemoryLowerBound:
 
     def __init__(self, model: Model, donated: frozenset[int], around: Sequence[Op]) -> None:
         graph, self.model = model.problem.program.graph, model
-        numbers, wiring = model.problem.numbers, model.wiring
+        numbers, wiring = model.problem.index, model.wiring
         levels = list(_levels(model, around))
-        fixed = numbers.are(array(i for i in range(len(graph.inputs)) if i not in donated))
+        fixed = numbers.mask(index_array(i for i in range(len(graph.inputs)) if i not in donated))
         read = _ports(wiring, [level.read for level in levels])
         later = _ports(wiring, [level.later for level in levels])
-        written = wiring.made[np.concatenate([level.written for level in levels])]
-        given, copied = wiring.made[fixed], fixed[wiring.of[read]]
-        self.ends = tuple(wiring.ends_of(np.concatenate((given, read[~copied], written[written >= 0]))))
-        self.copies = tuple(wiring.ends_of(read[copied]))
-        waiting = later[~fixed[wiring.of[later]]]
-        largest = waiting[np.lexsort((waiting, -numbers.bytes[wiring.of[waiting]]))][:_LATER]
-        ends = np.bincount(wiring.of, minlength=fixed.size)
-        alone = ((ends <= _FORK) & np.logical_or.reduce([level.once for level in levels]))[wiring.of[largest]]
-        self.kept, self.later = (tuple(wiring.ends_of(largest[these])) for these in (alone, ~alone))
-        now, after = wiring.reading[np.concatenate([level.again for level in levels])].T
-        thrice = (now >= 0) & (after >= 0) & ~fixed[wiring.of[now]] & (ends[wiring.of[now]] == _THREE)
-        self.again = tuple(zip(wiring.ends_of(after[thrice]), wiring.ends_of(now[thrice]), strict=True))
+        written = wiring.producer[np.concatenate([level.written for level in levels])]
+        given, copied = wiring.producer[fixed], fixed[wiring.value_of[read]]
+        self.ends = tuple(wiring.ends_at(np.concatenate((given, read[~copied], written[written >= 0]))))
+        self.copies = tuple(wiring.ends_at(read[copied]))
+        waiting = later[~fixed[wiring.value_of[later]]]
+        largest = waiting[np.lexsort((waiting, -numbers.bytes[wiring.value_of[waiting]]))][:_LATER]
+        ends = np.bincount(wiring.value_of, minlength=fixed.size)
+        alone = ((ends <= _FORK) & np.logical_or.reduce([level.once for level in levels]))[wiring.value_of[largest]]
+        self.kept, self.later = (tuple(wiring.ends_at(largest[these])) for these in (alone, ~alone))
+        now, after = wiring.port_of_use[np.concatenate([level.again for level in levels])].T
+        thrice = (now >= 0) & (after >= 0) & ~fixed[wiring.value_of[now]] & (ends[wiring.value_of[now]] == _THREE)
+        self.again = tuple(zip(wiring.ends_at(after[thrice]), wiring.ends_at(now[thrice]), strict=True))
         self._known: dict[tuple[int, int], Costs] = {}
         self._smallest = ResidentCopies(model)
         self._bytes: WeakKeyDictionary[CostedPlan, float] = WeakKeyDictionary()
@@ -230,7 +242,7 @@ class MemoryLowerBound:
 
     def _held(self, choice: CostedPlan) -> float:
         layouts = self.model.ports.layouts(choice.rows)
-        as_made = layouts == layouts[self.model.wiring.every]
+        as_made = layouts == layouts[self.model.wiring.port_producer]
         smallest = self._smallest.bytes(self.kept, layouts, choice.edges)
         kept = sum(self._part(end) * size for end, size in zip(self.kept, smallest, strict=True))
         besides = self._smallest.besides(self.again, layouts, choice.edges)
@@ -246,7 +258,7 @@ class MemoryLowerBound:
         held = {end: (price, self._shares(end)) for end in self.ends}
         copies, later = ({end: price * self._part(end) for end in ends} for ends in (self.copies, self.later))
         again = {end: (price * self._part(end), meanwhile) for end, meanwhile in self.again}
-        return Prices(read=copies, held=held, later=later, kept=self.kept_at(price), again=again)
+        return Prices(copy=copies, resident=held, waiting=later, path_copy=self.kept_at(price), path_copy_unless=again)
 
     def kept_at(self, price: float) -> dict[End, float]:
         """What that costs of which some copy is kept."""
@@ -268,11 +280,11 @@ class MemoryLowerBound:
 
     def _together(self, ends: Sequence[End]) -> Iterator["_Same"]:
         model, wiring = self.model, self.model.wiring
-        nodes, ports = array(chain.from_iterable(ends)).reshape(-1, 2).T
-        tables = model.numbered(lambda n: object_id(model.tables[n]))
-        least = np.array([distances.least_bytes for distances in model.distances.every])
+        nodes, ports = index_array(chain.from_iterable(ends)).reshape(-1, 2).T
+        tables = model.class_ids(lambda n: object_id(model.tables[n]))
+        least = np.array([distances.least_bytes for distances in model.reshard_costs.distinct])
         for some in group_by(row_ids((tables[nodes], ports))):
-            end, at = ends[int(some[0])], wiring.first[nodes[some]] + ports[some]
+            end, at = ends[int(some[0])], wiring.first_port[nodes[some]] + ports[some]
             yield _Same(self._shares(end), nodes[some], at, self._part(end) * least[model.spaces[at]])
 
     def _shares(self, end: End) -> Costs:
@@ -281,7 +293,7 @@ class MemoryLowerBound:
         key = (object_id(table), end[1])
         if key not in self._known:
             split = table.codes[end[1]] < len(value.shape)
-            self._known[key] = np.asarray(per_axis(self.model.mesh, split) * (value.bytes * self._part(end)))
+            self._known[key] = np.asarray(local_share(self.model.mesh, split) * (value.bytes * self._part(end)))
         return self._known[key]
 
     def _part(self, end: End) -> float:
@@ -289,21 +301,21 @@ class MemoryLowerBound:
         return min(1.0, 2 / self._value(end).itemsize) if self._narrow else 1.0
 
     def _value(self, end: End) -> Value:
-        return self.model.problem.numbers.value(self.model.wiring.value(end))
+        return self.model.problem.index.value(self.model.wiring.value_at(end))
 
 
 def _ports(wiring: Wiring, readings: Sequence[Ids]) -> Ids:
     """The ports that readings are, if nodes read there."""
-    found = wiring.reading[np.concatenate(readings)]
+    found = wiring.port_of_use[np.concatenate(readings)]
     return found[found >= 0]
 
 
 def _levels(model: Model, around: Sequence[Op]) -> Iterator[SurelyLive]:
     """What the graphs hold, from the outermost in."""
-    numbers = model.problem.numbers
+    numbers = model.problem.index
     places = buffer_aliases(model.problem.program.graph, model.mesh.topology.backend)
     for op in around:
         at = int(numbers.position[op.id])
-        part = int(numbers.part[at])
-        enters = numbers.makes[numbers.parts[part].start - 1]
-        yield surely_live(places, at, numbers.are(array(enters + i for i in sorted(places.lies[part].sliced))))
+        part = int(numbers.block_of[at])
+        enters = numbers.first_result[numbers.blocks[part].start - 1]
+        yield surely_live(places, at, numbers.mask(index_array(enters + i for i in sorted(places.lies[part].sliced))))

@@ -62,11 +62,11 @@ class PricedPoints:
         for op, peak in self._peaks.items():
             there = self.floor(op).kept_at(price) if keeps and op != _NOWHERE else {}
             kept.update(there)
-            alive = {copy.value.id for copy in peak.copies} - set(map(self.model.wiring.value, there))
+            alive = {copy.value.id for copy in peak.copies} - set(map(self.model.wiring.value_at, there))
             own.update(dict.fromkeys(alive, price))
             inside = (self._read_by(around) for around in self._around(op))
             read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))
-        return Prices(own, read, kept=kept)
+        return Prices(own, read, path_copy=kept)
 
     def floor(self, op: int) -> MemoryLowerBound:
         """What memory holds at least while an operation runs."""
@@ -76,20 +76,20 @@ class PricedPoints:
 
     def _around(self, op: int) -> tuple[Op, ...]:
         """The operations that one stands in, given by its id, the outermost first, and itself."""
-        return self.model.problem.numbers.around(op) if op != _NOWHERE else ()
+        return self.model.problem.index.enclosing_ops(op) if op != _NOWHERE else ()
 
     def _read_by(self, op: Op) -> list[End]:
         """The ports that read for an operation."""
-        numbers, wiring = self.model.problem.numbers, self.model.wiring
+        numbers, wiring = self.model.problem.index, self.model.wiring
         at = numbers.position[op.id]
-        ports = wiring.reading[numbers.first[at] : numbers.first[at + 1]]
-        return wiring.ends_of(ports[ports >= 0])
+        ports = wiring.port_of_use[numbers.first_use[at] : numbers.first_use[at + 1]]
+        return wiring.ends_at(ports[ports >= 0])
 
     def _readers(self, values: Iterable[int]) -> list[End]:
         """The ports that read some values, given by their ids."""
-        wiring, there = self.model.wiring, np.zeros(self.model.wiring.nodes.size, dtype=np.bool_)
-        there[wiring.made[self.model.problem.numbers.of(values)]] = True
-        return wiring.ends_of(wiring.read[there[wiring.makers]])
+        wiring, there = self.model.wiring, np.zeros(self.model.wiring.node_of.size, dtype=np.bool_)
+        there[wiring.producer[self.model.problem.index.numbers_of(values)]] = True
+        return wiring.ends_at(wiring.uses[there[wiring.use_producers]])
 
 
 def _at(peak: Peak) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshdsl.planner.mrf.network import Network, Replica
-from meshdsl.util.arrays import Costs, Ids, Ints, array, object_id, unique_sorted
+from meshdsl.util.arrays import Costs, Ids, Ints, index_array, object_id, unique_sorted
 
 if TYPE_CHECKING:
     from meshdsl.planner.mrf.kernels import FlatNetwork
@@ -74,7 +74,7 @@ class _Tables:
         """
         from meshdsl.planner.mrf.kernels import round_down  # imports the compiler
 
-        begins, sizes = np.zeros(len(self._tables), dtype=np.intp), array(self[i].size for i in used)
+        begins, sizes = np.zeros(len(self._tables), dtype=np.intp), index_array(self[i].size for i in used)
         stops = offsets(sizes)
         begins[used] = stops[:-1]
         narrow = stops[-1] >= float32_entries
@@ -141,7 +141,7 @@ def pack(*networks: Sequence[Replica], limit: float = np.inf, float32_entries: f
 
 def offsets(sizes: Ids) -> Ids:
     """Returns where blocks of these sizes begin, one behind the other, and where the last one ends."""
-    return np.concatenate([array((0,)), np.cumsum(sizes)])
+    return np.concatenate([index_array((0,)), np.cumsum(sizes)])
 
 
 def half_edge_ends(flat: "FlatNetwork", order: Ids) -> tuple[Ints, Ints]:
@@ -157,7 +157,7 @@ def _flatten(replicas: Sequence[Replica], tables: _Tables) -> _Flattened:
     unary = np.zeros(start[-1])
     for replica, copies in zip(replicas, variables.copies, strict=True):
         own = _Tables()
-        numbers = array(map(own.number, replica.part.unary.values()))
+        numbers = index_array(map(own.number, replica.part.unary.values()))
         costs, begins = own.concatenated(unique_sorted(numbers))
         places = copies.ravel()
         begin = np.tile(begins[numbers], len(copies))
@@ -176,15 +176,15 @@ def _number_variables(replicas: Sequence[Replica]) -> _Variables:
     names, positions, sizes = [], [], []
     for part, variables, numbers in replicas:
         column = {v: i for i, v in enumerate(variables)}
-        copies = numbers[:, array(map(column.__getitem__, part.unary))]
+        copies = numbers[:, index_array(map(column.__getitem__, part.unary))]
         position = np.array([part.position[v] for v in part.unary])
         before = position.astype(np.intp)  # new variables are positioned right behind one of a whole number
-        anchor = array(column.get(v, -1) for v in before.tolist())
+        anchor = index_array(column.get(v, -1) for v in before.tolist())
         names.append(copies)
         positions.append(np.where(anchor >= 0, numbers[:, anchor], before) + position - before)
-        sizes.append(np.tile(array(unary.size for unary in part.unary.values()), (len(numbers), 1)))
-    position, size = (np.concatenate([array(()), *map(np.ravel, found)]) for found in (positions, sizes))
-    every, first = np.unique(np.concatenate([array(()), *map(np.ravel, names)]), return_index=True)
+        sizes.append(np.tile(index_array(unary.size for unary in part.unary.values()), (len(numbers), 1)))
+    position, size = (np.concatenate([index_array(()), *map(np.ravel, found)]) for found in (positions, sizes))
+    every, first = np.unique(np.concatenate([index_array(()), *map(np.ravel, names)]), return_index=True)
     by_position = np.lexsort((every, position[first]))
     order = every[by_position]
     place = np.full(int(every.max(initial=-1)) + 1, -1)
@@ -194,14 +194,14 @@ def _number_variables(replicas: Sequence[Replica]) -> _Variables:
 
 def _list_half_edges(replicas: Sequence[Replica], variables: _Variables, tables: _Tables) -> _HalfEdges:
     """Returns all half edges, those of a variable in the order in which its networks list them."""
-    columns = [(array(()),) * 3]
+    columns = [(index_array(()),) * 3]
     for (part, _, _), copies in zip(replicas, variables.copies, strict=True):
         column, pairs = {v: i for i, v in enumerate(part.unary)}, part.pairwise.items()
-        source = copies[:, array(column[v] for v, others in pairs for _ in others)]
-        target = copies[:, array(column[w] for _, others in pairs for w in others)]
-        number = array(tables.number(table) for _, others in pairs for table in others.values())
+        source = copies[:, index_array(column[v] for v, others in pairs for _ in others)]
+        target = copies[:, index_array(column[w] for _, others in pairs for w in others)]
+        number = index_array(tables.number(table) for _, others in pairs for table in others.values())
         columns.append((source, target, np.broadcast_to(number, source.shape)))
-    every = [np.concatenate([array(()), *map(np.ravel, found)]) for found in zip(*columns, strict=True)]
+    every = [np.concatenate([index_array(()), *map(np.ravel, found)]) for found in zip(*columns, strict=True)]
     order = np.argsort(every[0], kind="stable")
     return _HalfEdges(*(column[order] for column in every))
 
@@ -216,7 +216,7 @@ def _merge_parallel(half_edges: _HalfEdges, tables: _Tables, count: int) -> _Hal
     table = half_edges.table.copy()
     for i in range(1, int(rank.max(initial=0)) + 1):
         into, more = first[group[rank == i]], half_edges.table[order[rank == i]]
-        table[into] = array(map(tables.sum, table[into].tolist(), more.tolist()))
+        table[into] = index_array(map(tables.sum, table[into].tolist(), more.tolist()))
     keep = np.sort(first)
     return _HalfEdges(half_edges.source[keep], half_edges.target[keep], table[keep])
 

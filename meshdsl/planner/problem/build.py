@@ -30,7 +30,7 @@ import numpy as np
 
 from meshdsl.errors import PinError, faults
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
-from meshdsl.ir.index import Flags, GraphIndex, graph_index, named
+from meshdsl.ir.index import Flags, GraphIndex, graph_index, ops_named
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
@@ -49,23 +49,23 @@ class Problem:
     """Nodes, and who makes and reads every value.
 
     Args:
-      kinds: of the program's operations.
+      op_classes: of the program's operations.
       wiring: of the nodes.
       unsent: values that are never sent, by number: constants, which every device makes for itself.
-      apart: per value id, axes that split it always, along whichever dim.
+      always_split: per value id, axes that split it always, along whichever dim.
     """
 
     program: TracedProgram
     mesh: Mesh
     pins: Pins
     nodes: list[Node]
-    kinds: "OpClasses"
+    op_classes: "OpClasses"
     wiring: "Wiring"
     unsent: Flags
-    apart: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    always_split: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
-    def numbers(self) -> GraphIndex:
+    def index(self) -> GraphIndex:
         """Of the program."""
         return graph_index(self.program.graph)
 
@@ -83,7 +83,7 @@ _DEFINED = -1  # of a port that reads nothing
 _BITS = {reduction: 1 << i for i, reduction in enumerate(REDUCTIONS)}
 
 
-def drop_unreachable_partials(problem: Problem) -> None:
+def remove_unreachable_partials(problem: Problem) -> None:
     """Keep a partial placement only where a partial value can come from upstream."""
     nodes, reach = problem.nodes, _Dataflow(problem.nodes, problem.wiring)
     n = reach.due.find(1)
@@ -92,7 +92,7 @@ def drop_unreachable_partials(problem: Problem) -> None:
         later = reach.due.find(1, n + 1)
         n = later if later >= 0 else reach.due.find(1)
     for node, kind in zip(nodes, reach.left, strict=True):
-        node.kind = kind
+        node.op_class = kind
 
 
 class _Dataflow:
@@ -103,18 +103,27 @@ class _Dataflow:
     """
 
     def __init__(self, nodes: Sequence[Node], wiring: Wiring) -> None:
-        self._nodes, self._passing, reads = nodes, _Transfer(), wiring.every != np.arange(wiring.every.size)
-        self._ports = list(pairwise((*wiring.first.tolist(), reads.size)))
-        self._possible = [0] * len(wiring.made) + [_DEFINED]  # by value; what nodes define is read at the last place
-        self._read, self._made = np.where(reads, wiring.of, len(wiring.made)).tolist(), wiring.of.tolist()
-        self._begins = np.searchsorted(wiring.makers, wiring.made).tolist()
-        self._ends = np.searchsorted(wiring.makers, wiring.made, side="right").tolist()
-        self._readers = wiring.nodes[wiring.read].tolist()
+        self._nodes, self._passing, reads = (
+            nodes,
+            _Transfer(),
+            wiring.port_producer != np.arange(wiring.port_producer.size),
+        )
+        self._ports = list(pairwise((*wiring.first_port.tolist(), reads.size)))
+        self._possible = [0] * len(wiring.producer) + [
+            _DEFINED
+        ]  # by value; what nodes define is read at the last place
+        self._read, self._made = (
+            np.where(reads, wiring.value_of, len(wiring.producer)).tolist(),
+            wiring.value_of.tolist(),
+        )
+        self._begins = np.searchsorted(wiring.use_producers, wiring.producer).tolist()
+        self._ends = np.searchsorted(wiring.use_producers, wiring.producer, side="right").tolist()
+        self._readers = wiring.node_of[wiring.uses].tolist()
         self.due = bytearray(node.op is None for node in nodes)
-        first = {node.kind: n for n, node in enumerate(nodes) if node.op}
+        first = {node.op_class: n for n, node in enumerate(nodes) if node.op}
         known = {kind: self._passed(n) for kind, n in first.items()}
-        nothing = {node.kind: (node.kind, ()) for node in nodes if node.op is None}
-        found = [known.get(node.kind) or nothing[node.kind] for node in nodes]
+        nothing = {node.op_class: (node.op_class, ()) for node in nodes if node.op is None}
+        found = [known.get(node.op_class) or nothing[node.op_class] for node in nodes]
         self.left = [kind for kind, _ in found]
         for n, (_, given) in enumerate(found):
             if given and nodes[n].op:
@@ -151,8 +160,8 @@ class _Transfer:
     def of(self, node: Node, read: Sequence[_Ways]) -> tuple[OpClass, _Given]:
         """Of one node; a stated layout is taken at its word, and needs nothing."""
         stated = node.pin is not FREE and bool(node.pin.partial())
-        key = (node.kind, stated, *read)
-        return self._known.get(key) or self._known.setdefault(key, self._worked_out(node.kind, stated, read))
+        key = (node.op_class, stated, *read)
+        return self._known.get(key) or self._known.setdefault(key, self._worked_out(node.op_class, stated, read))
 
     def _worked_out(self, kind: OpClass, stated: bool, read: Sequence[_Ways]) -> tuple[OpClass, _Given]:
         given: dict[int, _Ways] = {}
@@ -225,7 +234,7 @@ _Stated = Mapping[int, tuple[str, tuple[str, ...]]]  # by value id: path and axe
 
 def split_stacks(program: TracedProgram, pins: Pins, mesh: Mesh) -> list[SplitStack]:
     """The stacks that have to stay split over their axes along any dim."""
-    if not named(program.graph, "scan"):
+    if not ops_named(program.graph, "scan"):
         return []
     leaves = zip(program.inputs, program.graph.inputs, pins.inputs, strict=True)
     split = ((leaf, value, tuple(a for a in pin.splitting(0) if mesh.axis(a) > 1)) for leaf, value, pin in leaves)
@@ -269,7 +278,7 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
     problem = Problem(program, mesh, pins, nodes, kinds, Wiring(nodes, numbers), _made_of_nothing(numbers))
     for stack in split_stacks(program, pins, mesh):
         _keep_split(problem, stack)
-    drop_unreachable_partials(problem)
+    remove_unreachable_partials(problem)
     _require_rows(problem)
     return problem
 
@@ -289,14 +298,14 @@ def repin(problem: Problem, pins: Pins) -> Problem | None:
 
 def _keep_split(problem: Problem, stack: SplitStack) -> None:
     """No layout puts all of a stack on a device; if a reader has none that splits it, its scan alone keeps it split."""
-    ports = [end for v in stack.values for end in problem.wiring.ends(v)]
+    ports = [end for v in stack.values for end in problem.wiring.ends_of(v)]
     whole = all(_splits(problem.nodes[n], p, stack.axes, problem.mesh) for n, p in ports)
     for n, p in ports:
         node = problem.nodes[n]
-        if whole or node.ports[p].reader == (stack.op.id, stack.index):
+        if whole or node.ports[p].use == (stack.op.id, stack.index):
             node.split = (*node.split, (p, stack.axes))
     if whole:
-        problem.apart.update(dict.fromkeys(stack.values, stack.axes))
+        problem.always_split.update(dict.fromkeys(stack.values, stack.axes))
 
 
 def _splits(node: Node, port: int, axes: tuple[str, ...], mesh: Mesh) -> bool:
@@ -339,23 +348,25 @@ def _graph_nodes(graph: Graph, kinds: OpClasses) -> Iterator[Node]:
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             yield tied_node(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
         elif op.id in asked:
-            kind, rows = kinds.asking(op)
-            yield Node(kind, op, graph.trips, asked=tuple((row, asked[op.id]) for row in rows))
+            kind, rows = kinds.with_requested_rows(op)
+            yield Node(kind, op, graph.trips, requested=tuple((row, asked[op.id]) for row in rows))
         elif op.name != "return":
             yield Node(kinds.of(op), op, graph.trips)
 
 
 def _made_of_nothing(numbers: GraphIndex) -> Flags:
     """The values that cheap operations make of nothing, or of such values."""
-    cheap = numbers.named(CHEAP)
-    left = np.where(cheap, np.diff(numbers.first), -1)  # per position, so many operands that are not known to be such
+    cheap = numbers.positions_named(CHEAP)
+    left = np.where(
+        cheap, np.diff(numbers.first_use), -1
+    )  # per position, so many operands that are not known to be such
     found = np.zeros(len(numbers.values), dtype=np.bool_)
     new = np.flatnonzero(left == 0)
     while new.size:
         new = new[[not op.effects for at in new.tolist() if (op := numbers.ops[at])]]
-        made = ranges(numbers.makes[new], numbers.makes[new + 1] - numbers.makes[new])
+        made = ranges(numbers.first_result[new], numbers.first_result[new + 1] - numbers.first_result[new])
         found[made] = True
-        readers = numbers.at[numbers.readers(made)]
+        readers = numbers.use_position[numbers.uses_of(made)]
         np.subtract.at(left, readers, 1)
         new = unique_sorted(readers[left[readers] == 0])
     return found
@@ -367,7 +378,7 @@ def _require_rows(problem: Problem) -> None:
     for node in problem.nodes:
         for axis, placed in node.pin.placements:
             if axis in problem.mesh.names and not any(placed is row.outputs[0] for row in node.rows):
-                bad.append(f"{node.what}: {axis}={placed} is pinned, but no signature has it")
+                bad.append(f"{node.label}: {axis}={placed} is pinned, but no signature has it")
     if bad:
         raise PinError(
             faults("pins that cannot be met:", bad, "leave the axis out of the pin, or state another layout")

@@ -58,15 +58,15 @@ class RepeatedLayers:
     @cached_property
     def _linked(self) -> list[Ids]:
         wiring = self._wiring
-        maker, reader = wiring.nodes[wiring.makers], wiring.nodes[wiring.read]
+        maker, reader = wiring.node_of[wiring.use_producers], wiring.node_of[wiring.uses]
         there = np.where(self.layer[reader] >= 0, self.layer[reader] - self.layer[maker], self._count)
         return [
             self.layer[maker],
             self.column[maker],
-            wiring.makers - wiring.first[maker],
+            wiring.use_producers - wiring.first_port[maker],
             there,
             self.column[reader],
-            wiring.read - wiring.first[reader],
+            wiring.uses - wiring.first_port[reader],
         ]
 
 

@@ -22,7 +22,7 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Split
-from meshdsl.planner.costs.fixed_point import FixedPoint, repeated
+from meshdsl.planner.costs.fixed_point import FixedPoint, scale_costs
 from meshdsl.planner.costs.op_cost import SignatureTable, first_state, make_table
 from meshdsl.planner.costs.reshard_cost import (
     Axes,
@@ -31,14 +31,14 @@ from meshdsl.planner.costs.reshard_cost import (
     LayoutDomains,
     OverlapWindow,
     ReshardCosts,
-    near,
+    neighbourhood,
 )
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.problem.build import Problem
 from meshdsl.planner.problem.layers import RepeatedLayers, layers_of
 from meshdsl.planner.problem.ports import End, Ports
-from meshdsl.planner.problem.variables import Node, NodeClasses, OpClass, each_of
-from meshdsl.util.arrays import Costs, Ids, array, group_by, intern_ids, object_id, row_ids, unique_sorted
+from meshdsl.planner.problem.variables import Node, NodeClasses, OpClass, map_classes
+from meshdsl.util.arrays import Costs, Ids, group_by, index_array, intern_ids, object_id, row_ids, unique_sorted
 from meshdsl.util.runtime import Deadline
 
 # ---- Allowed ---------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ from meshdsl.util.runtime import Deadline
 
 def first_allowed(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
     """A state that the node is allowed to be in, all-``B`` if it is."""
-    return table.first if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
+    return table.first_feasible if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
 
 
 def has_states(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> bool:
@@ -58,7 +58,7 @@ def has_states(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> bo
 def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
     """Every node has a joint state that its pin allows, or the pins are at fault."""
     bad = [node for node, has in zip(nodes, fine, strict=True) if not has]
-    rows = [f"{node.what}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
+    rows = [f"{node.label}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
     if rows:
         remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
         raise PinError(faults("pins that no signature can meet:", rows, remedy))
@@ -67,7 +67,7 @@ def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
 def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
     """Joint states that agree with what is stated for the node; None if nothing is."""
     split = (name for _, axes in node.split for name in axes)
-    if not node.asked and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
+    if not node.requested and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
         return None
     masks = [_axis_mask(node, name, mesh) for name in mesh.names]
     found = masks[0]
@@ -81,7 +81,7 @@ def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
     ports = [p for p, axes in node.split if axis in axes]
     split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
-    asked = np.array([node.takes(row, axis) for row in node.rows])
+    asked = np.array([node.allows(row, axis) for row in node.rows])
     return np.asarray(stated & split & asked)
 
 
@@ -115,18 +115,18 @@ class Prices:
     """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
 
     Args:
-      later: by (node, port), for a value that waits to be read, in the layout in which it is made or another.
-      kept: by (node, port), for some copy of a value on the way there, from where it has gone to others that read it.
-      again: by (node, port), the price of such a copy that another reader does not take meanwhile, and its end.
-      held: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
+      waiting: by (node, port), for a value that waits to be read, in the layout in which it is made or another.
+      path_copy: by (node, port), for some copy of a value on the way there.
+      path_copy_unless: by (node, port), the price of such a copy that another end does not take meanwhile.
+      resident: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
     """
 
-    own: dict[int, float] = field(default_factory=dict)
-    read: dict[tuple[int, int], float] = field(default_factory=dict)
-    later: dict[tuple[int, int], float] = field(default_factory=dict)
-    kept: dict[tuple[int, int], float] = field(default_factory=dict)
-    again: dict[tuple[int, int], tuple[float, tuple[int, int]]] = field(default_factory=dict)
-    held: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
+    own_layout: dict[int, float] = field(default_factory=dict)
+    copy: dict[tuple[int, int], float] = field(default_factory=dict)
+    waiting: dict[tuple[int, int], float] = field(default_factory=dict)
+    path_copy: dict[tuple[int, int], float] = field(default_factory=dict)
+    path_copy_unless: dict[tuple[int, int], tuple[float, tuple[int, int]]] = field(default_factory=dict)
+    resident: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
 
 
 # ---- Reshards --------------------------------------------------------------------------------------------------------
@@ -137,22 +137,22 @@ Known = dict[Hashable, ReshardCosts]  # by all that they depend on
 _HIDDEN: Mapping[int, OverlapWindow] = MappingProxyType({})
 
 
-class ByValue:
+class ReshardCostsByValue:
     """The distances of values, given by their ids.
 
     Args:
-      every: that there are, each once. of: per value id, the number of its own.
+      distinct: that there are, each once. index_of: per value id, the number of its own.
     """
 
     def __init__(self, every: Sequence[ReshardCosts], of: Ids) -> None:
-        self.every, self.of = tuple(every), of
+        self.distinct, self.index_of = tuple(every), of
         self._each: list[int] = of.tolist()
 
     def __getitem__(self, value: int) -> ReshardCosts:
-        return self.every[self._each[value]]
+        return self.distinct[self._each[value]]
 
 
-class Reshards:
+class ReshardCostTable:
     """The distances between the layouts of a problem's values.
 
     Args:
@@ -165,18 +165,18 @@ class Reshards:
         self._problem, self._scale = problem, scale
         self._partial = _partial(problem, twins, tables)
 
-    def by_value(self, known: Known, hidden: Mapping[int, OverlapWindow] = _HIDDEN) -> ByValue:
+    def by_value(self, known: Known, hidden: Mapping[int, OverlapWindow] = _HIDDEN) -> ReshardCostsByValue:
         """The distances of every value; new ones are added to those that are known.
 
         Args:
           hidden: by value id, what of its moves costs less.
         """
-        numbers, wiring = self._problem.numbers, self._problem.wiring
-        values = np.flatnonzero(wiring.made >= 0)
-        ids = wiring.values[wiring.made[values]]
-        apart, less = np.zeros(wiring.made.size, dtype=np.intp), np.zeros(wiring.made.size, dtype=np.intp)
-        for column, stated in ((apart, self._problem.apart), (less, hidden)):
-            column[numbers.of(stated)] = 1 + intern_ids(stated.values())
+        numbers, wiring = self._problem.index, self._problem.wiring
+        values = np.flatnonzero(wiring.producer >= 0)
+        ids = wiring.value_ids[wiring.producer[values]]
+        apart, less = np.zeros(wiring.producer.size, dtype=np.intp), np.zeros(wiring.producer.size, dtype=np.intp)
+        for column, stated in ((apart, self._problem.always_split), (less, hidden)):
+            column[numbers.numbers_of(stated)] = 1 + intern_ids(stated.values())
         unsent = self._problem.unsent.astype(np.intp)
         said = row_ids(
             [column[values] for column in (numbers.shape, numbers.dtype, self._partial, unsent, apart, less)]
@@ -185,14 +185,14 @@ class Reshards:
         found = [self._distances(number, known, hidden) for number in values[once].tolist()]
         every = list(dict.fromkeys(found))
         of = np.full(int(ids.max(initial=-1)) + 1, -1)
-        of[ids] = array(map(every.index, found))[alike]
-        return ByValue(every, of)
+        of[ids] = index_array(map(every.index, found))[alike]
+        return ReshardCostsByValue(every, of)
 
     def _distances(self, number: int, known: Known, hidden: Mapping[int, OverlapWindow]) -> ReshardCosts:
         """Those of one value."""
-        problem, value = self._problem, self._problem.numbers.values[number]
+        problem, value = self._problem, self._problem.index.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
-        sent, apart, less = not problem.unsent[number], problem.apart.get(value.id, ()), hidden.get(value.id)
+        sent, apart, less = not problem.unsent[number], problem.always_split.get(value.id, ()), hidden.get(value.id)
         full = (value.shape, value.itemsize, ways, self._scale, sent, apart, less)
         if full not in known:
             known[full] = ReshardCosts(problem.mesh, *full)
@@ -201,11 +201,11 @@ class Reshards:
 
 def _partial(problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTable]) -> Ids:
     """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
-    wiring, found = problem.wiring, np.zeros(problem.wiring.made.size, dtype=np.intp)
-    for nodes in group_by(twins.numbered(lambda n: object_id(tables[n]))):
+    wiring, found = problem.wiring, np.zeros(problem.wiring.producer.size, dtype=np.intp)
+    for nodes in group_by(twins.intern(lambda n: object_id(tables[n]))):
         for p, ways in tables[nodes[0]].partial:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
-            np.bitwise_or.at(found, wiring.of[wiring.first[nodes] + p], bits)
+            np.bitwise_or.at(found, wiring.value_of[wiring.first_port[nodes] + p], bits)
     return found
 
 
@@ -225,32 +225,32 @@ class Model:
     """
 
     def __init__(self, problem: Problem, clock: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
-        self.mesh, self.axes, self.clock = problem.mesh, problem.mesh.names, clock or Deadline()
+        self.mesh, self.axes, self.deadline = problem.mesh, problem.mesh.names, clock or Deadline()
         self.limits = limits
         self.width = len(self.axes)
         self._take(problem)
         self._tables: dict[Hashable, SignatureTable] = {}
         self._distances: Known = {}
-        self.tables = self._twins.each(lambda n: self._table(self.nodes[n].kind))
-        seconds = self._twins.each(lambda n: self.tables[n].whole * self.nodes[n].trips)
+        self.tables = self._twins.map(lambda n: self._table(self.nodes[n].op_class))
+        seconds = self._twins.map(lambda n: self.tables[n].replicated_seconds * self.nodes[n].trips)
         self.scale = FixedPoint.of(sum(seconds))
-        self._reshards = Reshards(problem, self._twins, self.tables, self.scale)
-        self.distances = self._reshards.by_value(self._distances)
+        self._reshards = ReshardCostTable(problem, self._twins, self.tables, self.scale)
+        self.reshard_costs = self._reshards.by_value(self._distances)
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
         self._closures = LayoutDomains()
-        self.weighs = False
+        self.weigh_layers = False
         self._pin()
 
     def repinned(self, problem: Problem) -> "Model":
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
-        other.clock = Deadline()
+        other.deadline = Deadline()
         other._take(problem, self._twins)
         other._pin()
         return other
 
-    def apart(self) -> "Model":
+    def for_thread(self) -> "Model":
         """The same model with prices and states in question of its own, so that another thread may ask it."""
         other = copy(self)
         other._known_units, other._finite, other._closures = (
@@ -261,25 +261,25 @@ class Model:
         other._begin()
         return other
 
-    def alike_in(self, rows: Assignment) -> Ids:
+    def representatives_in(self, rows: Assignment) -> Ids:
         """Per node, the first with equal tables and pins that is in the same state of a plan."""
-        return self._twins.in_states(rows)
+        return self._twins.representatives_in(rows)
 
-    def numbered(self, said: Callable[[int], Hashable]) -> Ids:
+    def class_ids(self, said: Callable[[int], Hashable]) -> Ids:
         """Per node, a number for what is said of it, the same for what is equal; twins are asked about once."""
-        return self._twins.numbered(said)
+        return self._twins.intern(said)
 
-    def at(self, prices: Prices) -> "Model":
+    def with_prices(self, prices: Prices) -> "Model":
         """The same model at other prices, with the same states in question."""
         other = copy(self)
         other.prices = prices
         return other
 
-    def hiding(self, hidden: Mapping[int, OverlapWindow]) -> "Model":
+    def with_overlap(self, hidden: Mapping[int, OverlapWindow]) -> "Model":
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)
         other._distances = dict(self._distances)
-        other.distances = self._reshards.by_value(other._distances, hidden)
+        other.reshard_costs = self._reshards.by_value(other._distances, hidden)
         other.__dict__.pop("spaces", None)
         other._begin()
         return other
@@ -289,23 +289,23 @@ class Model:
         self.wiring = problem.wiring
 
     def _pin(self) -> None:
-        each = self._twins.each
+        each = self._twins.map
         self.allowed = each(lambda n: pin_mask(self.nodes[n], self.mesh))
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
-        self.units = each(self._unit)
+        self.unary = each(self._unit)
         first = each(lambda n: first_allowed(self.tables[n], self.allowed[n]))
-        self.whole: Assignment = np.array(first, dtype=np.intp).reshape(-1, self.width)
+        self.first_states: Assignment = np.array(first, dtype=np.intp).reshape(-1, self.width)
         self._begin()
 
     def _begin(self) -> None:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self.every_state, self.closures = False, dict[ReshardCosts, LayoutDomain]()
-        self.focus()
+        self.unrestricted, self.domains = False, dict[ReshardCosts, LayoutDomain]()
+        self.restrict()
 
-    def focus(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
+    def restrict(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
         """Leave some states and layouts in question: all, or those near a plan.
 
         ``alike`` says per node which is the first with equal tables, pins and states in question; ``every_state``
@@ -315,40 +315,42 @@ class Model:
           groups: mesh axes that take a row together; the others stay as they are.
           around: a plan, which stays in question itself.
         """
-        if groups is None and self.every_state and self.closures:
+        if groups is None and self.unrestricted and self.domains:
             return
-        self.every_state = groups is None
+        self.unrestricted = groups is None
         if groups is None or around is None:
-            self.states, self.alike = self._twins.each(self._every), self._twins.first
-            self.closures = self._closures.whole(self._distances.values(), len(self.wide) <= 2)
+            self.states, self.representative = self._twins.map(self._every), self._twins.representative
+            self.domains = self._closures.full(self._distances.values(), len(self.parallel_axes) <= 2)
         else:
-            self.alike = self._twins.in_states(around)
-            self.states = each_of(self.alike, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            self.closures = self._closures.near(self._read_layouts(), groups)
+            self.representative = self._twins.representatives_in(around)
+            self.states = map_classes(self.representative, lambda n: self._left(n, groups, tuple(around[n].tolist())))
+            self.domains = self._closures.neighbourhood(self._read_layouts(), groups)
 
-    def hold(self, plan: Assignment) -> None:
+    def restrict_to_plan(self, plan: Assignment) -> None:
         """Leave the layouts in question that a plan has, and moves through those near them, and no states."""
-        self.every_state, self.states, self.alike = False, [], array(())
+        self.unrestricted, self.states, self.representative = False, [], index_array(())
         layouts = self.ports.layouts(plan)
         most = int(layouts.max(initial=0)) + 1
-        asked = np.zeros(len(self.distances.every) * most, dtype=np.bool_)
+        asked = np.zeros(len(self.reshard_costs.distinct) * most, dtype=np.bool_)
         asked[self.spaces * most + layouts] = True
         spaces, layouts = np.divmod(np.flatnonzero(asked), most)
         alike = group_by(spaces)
-        self.closures = self._closures.held((self.distances.every[spaces[some[0]]], layouts[some]) for some in alike)
+        self.domains = self._closures.of_plan(
+            (self.reshard_costs.distinct[spaces[some[0]]], layouts[some]) for some in alike
+        )
 
-    def let_go(self) -> None:
+    def release_domains(self) -> None:
         """Of the closures, which are large on many axes, until it is focused on something again."""
-        self.closures = {}
-        self._closures.let_go()
+        self.domains = {}
+        self._closures.release()
 
-    def closure(self, value: int) -> LayoutDomain:
+    def domain(self, value: int) -> LayoutDomain:
         """The layouts of a value that are in question, and what moves between them cost."""
-        return self.closures[self.distances[value]]
+        return self.domains[self.reshard_costs[value]]
 
     def _every(self, n: int) -> Assignment:
         """The states that node ``n`` can be in; equal questions get the same array."""
-        unit = self.units[n]
+        unit = self.unary[n]
         if object_id(unit) not in self._finite:
             self._finite[object_id(unit)] = np.argwhere(np.isfinite(unit))
         return self._finite[object_id(unit)]
@@ -358,80 +360,82 @@ class Model:
         every = self._every(n)
         key = (object_id(every), groups, around)
         if key not in self._states:
-            self._states[key] = every[near(every, groups, np.array(around))]
+            self._states[key] = every[neighbourhood(every, groups, np.array(around))]
         return self._states[key]
 
     def _read_layouts(self) -> dict[ReshardCosts, Ids]:
         """The layouts that the states in question make or read."""
         wiring, spaces, found = self.wiring, self.spaces, defaultdict[ReshardCosts, list[Ids]](list)
-        places = np.arange(wiring.nodes.size) - wiring.first[wiring.nodes]
-        asked = (self.alike[wiring.nodes] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
+        places = np.arange(wiring.node_of.size) - wiring.first_port[wiring.node_of]
+        asked = (self.representative[wiring.node_of] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
         for port in np.unique(asked, return_index=True)[1].tolist():
-            n = int(wiring.nodes[port])
-            layouts = self.numbers(n, int(places[port]), self.states[n].T)
-            found[self.distances.every[spaces[port]]].append(layouts)
+            n = int(wiring.node_of[port])
+            layouts = self.layout_numbers(n, int(places[port]), self.states[n].T)
+            found[self.reshard_costs.distinct[spaces[port]]].append(layouts)
         return {d: unique_sorted(np.concatenate(layouts)) for d, layouts in found.items()}
 
     @cached_property
     def spaces(self) -> Ids:
         """Per port, a number for the layouts of its value and what moving between them costs."""
-        return self.distances.of[self.wiring.values]
+        return self.reshard_costs.index_of[self.wiring.value_ids]
 
     def _unit(self, n: int) -> Costs:
         """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
-        stated = (node.pin, node.split, node.asked) if allowed is not None else ()
+        stated = (node.pin, node.split, node.requested) if allowed is not None else ()
         key = (object_id(table), node.trips, stated)
         if key not in self._known_units:
-            cost = self.scale.pack(repeated(table.seconds, node.trips))
+            cost = self.scale.pack(scale_costs(table.seconds, node.trips))
             self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
         return self._known_units[key]
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
         codes = self.tables[n].codes[port]
-        ids = self.closures[self.between((n, port))].ids(self.orders[n])
+        ids = self.domains[self.port_costs((n, port))].ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
-    def numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
+    def layout_numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
         """As ``layout_ids``, as numbers among all layouts."""
         codes = self.tables[n].codes[port]
-        ids = self.between((n, port)).ids(self.orders[n])
+        ids = self.port_costs((n, port)).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
-    def between(self, end: End) -> ReshardCosts:
+    def port_costs(self, end: End) -> ReshardCosts:
         """Of the layouts of a port."""
-        return self.distances[self.wiring.value(end)]
+        return self.reshard_costs[self.wiring.value_at(end)]
 
     @property
     def ports(self) -> Ports:
         """The tensors of all nodes, laid out when they are first asked for."""
         if self._ports is None:
-            self._ports = Ports(self.wiring, self._twins, self.tables, self.orders, self.distances.every, self.spaces)
+            self._ports = Ports(
+                self.wiring, self._twins, self.tables, self.orders, self.reshard_costs.distinct, self.spaces
+            )
         return self._ports
 
     @cached_property
     def layers(self) -> RepeatedLayers:
         """Equal layers, whatever the pins."""
         wiring = self.wiring
-        found = layers_of(self._twins.kinds, wiring.nodes[wiring.makers], wiring.nodes[wiring.read])
+        found = layers_of(self._twins.structure, wiring.node_of[wiring.use_producers], wiring.node_of[wiring.uses])
         return RepeatedLayers(found, len(self.nodes), wiring)
 
-    def read_by(self, least: int) -> list[int]:
+    def widely_used(self, least: int) -> list[int]:
         """The ids of the values that so many read at least."""
-        readers = np.bincount(self.wiring.makers, minlength=self.wiring.nodes.size)
-        found: list[int] = self.wiring.values[readers >= least].tolist()
+        readers = np.bincount(self.wiring.use_producers, minlength=self.wiring.node_of.size)
+        found: list[int] = self.wiring.value_ids[readers >= least].tolist()
         return found
 
     @cached_property
-    def often(self) -> Ids:
+    def port_trips(self) -> Ids:
         """Per port, how often the moves of its value run."""
-        return self.problem.numbers.trips[self.wiring.of]
+        return self.problem.index.trips[self.wiring.value_of]
 
     def trips(self, value: int) -> int:
         """How often the moves of a value run, given by its id."""
-        numbers = self.problem.numbers
-        return int(numbers.trips[numbers.number(value)])
+        numbers = self.problem.index
+        return int(numbers.trips[numbers.number_of(value)])
 
     def _table(self, kind: OpClass) -> SignatureTable:
         key = (object_id(kind.rows), kind.shapes, kind.work)
@@ -440,6 +444,6 @@ class Model:
         return self._tables[key]
 
     @cached_property
-    def wide(self) -> Axes:
+    def parallel_axes(self) -> Axes:
         """The mesh axes that have more than one device."""
         return tuple(axis for axis, size in enumerate(self.mesh.sizes) if size > 1)

@@ -17,7 +17,7 @@ from meshdsl.layouts.reshard import Space
 from meshdsl.planner.costs.op_cost import SignatureTable
 from meshdsl.planner.costs.reshard_cost import ReshardCosts
 from meshdsl.planner.problem.variables import Node, NodeClasses
-from meshdsl.util.arrays import Ids, array, first_of, group_by, object_id, ranges, row_ids, unique_sorted
+from meshdsl.util.arrays import Ids, first_of, group_by, index_array, object_id, ranges, row_ids, unique_sorted
 
 # ---- Wiring ----------------------------------------------------------------------------------------------------------
 # The ports of all nodes in one sequence, node after node, and which of them make what others read.
@@ -37,32 +37,38 @@ class Wiring:
 
     def __init__(self, nodes: Sequence[Node], numbers: GraphIndex) -> None:
         links = [n for n, node in enumerate(nodes) if node.op is None]
-        ops = array(n for n, node in enumerate(nodes) if node.op is not None)
-        at = numbers.position[array(node.op.id for node in nodes if node.op is not None)]
-        reads, makes = numbers.first[at + 1] - numbers.first[at], numbers.makes[at + 1] - numbers.makes[at]
-        self.sizes = sizes = np.empty(len(nodes), dtype=np.intp)
-        sizes[ops], sizes[links] = reads + makes, array(len(nodes[n].ports) for n in links)
-        self.nodes, self.first = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
-        self.of, defines = np.empty(self.nodes.size, dtype=np.intp), np.zeros(self.nodes.size, dtype=np.bool_)
-        self.reading = np.full(numbers.read.size, -1)
-        ports, readings = ranges(self.first[ops], reads), ranges(numbers.first[at], reads)
-        self.of[ports], self.reading[readings] = numbers.read[readings], ports
-        ports = ranges(self.first[ops] + reads, makes)
-        self.of[ports], defines[ports] = ranges(numbers.makes[at], makes), True
+        ops = index_array(n for n, node in enumerate(nodes) if node.op is not None)
+        at = numbers.position[index_array(node.op.id for node in nodes if node.op is not None)]
+        reads, makes = (
+            numbers.first_use[at + 1] - numbers.first_use[at],
+            numbers.first_result[at + 1] - numbers.first_result[at],
+        )
+        self.port_counts = sizes = np.empty(len(nodes), dtype=np.intp)
+        sizes[ops], sizes[links] = reads + makes, index_array(len(nodes[n].ports) for n in links)
+        self.node_of, self.first_port = np.repeat(np.arange(len(nodes)), sizes), np.cumsum(sizes) - sizes
+        self.value_of, defines = np.empty(self.node_of.size, dtype=np.intp), np.zeros(self.node_of.size, dtype=np.bool_)
+        self.port_of_use = np.full(numbers.use_value.size, -1)
+        ports, readings = ranges(self.first_port[ops], reads), ranges(numbers.first_use[at], reads)
+        self.value_of[ports], self.port_of_use[readings] = numbers.use_value[readings], ports
+        ports = ranges(self.first_port[ops] + reads, makes)
+        self.value_of[ports], defines[ports] = ranges(numbers.first_result[at], makes), True
         linked = [port for n in links for port in nodes[n].ports]
-        ports = ranges(self.first[links], sizes[links])
-        self.of[ports], defines[ports] = numbers.of(port.value.id for port in linked), [p.defines for p in linked]
-        self.reading[numbers.reading(p.reader for p in linked if p.reader)] = ports[[bool(p.reader) for p in linked]]
-        self.values = array(v.id for v in numbers.values)[self.of]
-        self.made = np.full(len(numbers.values), -1)
-        self.made[self.of[defines]] = np.flatnonzero(defines)
-        self.every = self.made[self.of]
+        ports = ranges(self.first_port[links], sizes[links])
+        self.value_of[ports], defines[ports] = (
+            numbers.numbers_of(port.value.id for port in linked),
+            [p.defines for p in linked],
+        )
+        self.port_of_use[numbers.use_numbers(p.use for p in linked if p.use)] = ports[[bool(p.use) for p in linked]]
+        self.value_ids = index_array(v.id for v in numbers.values)[self.value_of]
+        self.producer = np.full(len(numbers.values), -1)
+        self.producer[self.value_of[defines]] = np.flatnonzero(defines)
+        self.port_producer = self.producer[self.value_of]
         uses = np.flatnonzero(~defines)
-        self.read = uses[np.argsort(self.every[uses], kind="stable")]
-        self.makers = self.every[self.read]
+        self.uses = uses[np.argsort(self.port_producer[uses], kind="stable")]
+        self.use_producers = self.port_producer[self.uses]
         self._numbers, self._ends = numbers, dict[int, list[End]]()
-        self._begins: list[int] = self.first.tolist()
-        self._each: list[int] = self.values.tolist()
+        self._begins: list[int] = self.first_port.tolist()
+        self._each: list[int] = self.value_ids.tolist()
         self._makes: list[bool] = defines.tolist()
 
     def port(self, end: End) -> int:
@@ -71,33 +77,33 @@ class Wiring:
 
     def ports(self, n: int) -> range:
         """Those of a node."""
-        return range(self._begins[n], self._begins[n] + int(self.sizes[n]))
+        return range(self._begins[n], self._begins[n] + int(self.port_counts[n]))
 
-    def makes(self, n: int) -> list[tuple[int, int]]:
+    def defined_values(self, n: int) -> list[tuple[int, int]]:
         """The values that a node makes, by id, and as which of its ports."""
         return [(p, self._each[port]) for p, port in enumerate(self.ports(n)) if self._makes[port]]
 
-    def value(self, end: End) -> int:
+    def value_at(self, end: End) -> int:
         """The id of the value at an end."""
         return self._each[self._begins[end[0]] + end[1]]
 
-    def end(self, port: int) -> End:
+    def end_at(self, port: int) -> End:
         """The end that a port is."""
-        node = int(self.nodes[port])
-        return node, port - int(self.first[node])
+        node = int(self.node_of[port])
+        return node, port - int(self.first_port[node])
 
-    def ends(self, value: int) -> list[End]:
+    def ends_of(self, value: int) -> list[End]:
         """The end that makes a value, given by its id, and those that read it."""
         if value not in self._ends:
-            made = int(self.made[self._numbers.number(value)])
-            readers = self.read[slice(*np.searchsorted(self.makers, (made, made + 1)))].tolist()
-            self._ends[value] = [self.end(port) for port in (made, *readers)] if made >= 0 else []
+            made = int(self.producer[self._numbers.number_of(value)])
+            readers = self.uses[slice(*np.searchsorted(self.use_producers, (made, made + 1)))].tolist()
+            self._ends[value] = [self.end_at(port) for port in (made, *readers)] if made >= 0 else []
         return self._ends[value]
 
-    def ends_of(self, ports: Ids) -> list[End]:
+    def ends_at(self, ports: Ids) -> list[End]:
         """The ends that ports are."""
-        nodes = self.nodes[ports]
-        return list(zip(nodes.tolist(), (ports - self.first[nodes]).tolist(), strict=True))
+        nodes = self.node_of[ports]
+        return list(zip(nodes.tolist(), (ports - self.first_port[nodes]).tolist(), strict=True))
 
 
 # ---- Ports -----------------------------------------------------------------------------------------------------------
@@ -106,11 +112,11 @@ class Wiring:
 Order = tuple[str, ...]  # of mesh axes
 
 
-class Consumer(NamedTuple):
+class ReshardGroup(NamedTuple):
     """Values of one space, by their ids, and the ports that make them: their own layout, and others that are read."""
 
     values: list[int]
-    makers: Ids
+    producers: Ids
     own: int
     others: tuple[int, ...]
 
@@ -133,8 +139,8 @@ class Ports:
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
-        self._codes, self._begins = _coded(tables, twins.numbered(lambda n: object_id(tables[n])), wiring)
-        self._look_up(orders, twins.numbered(orders.__getitem__), distances)
+        self._codes, self._begins = _coded(tables, twins.intern(lambda n: object_id(tables[n])), wiring)
+        self._look_up(orders, twins.intern(orders.__getitem__), distances)
 
     def layouts(self, rows: Ids) -> Ids:
         """Per port, the number of its layout in the space of its value.
@@ -146,13 +152,13 @@ class Ports:
             lookup_port_layouts,  # with its compiler, too much for those who plan nothing
         )
 
-        states, nodes = np.ascontiguousarray(rows), self._wiring.nodes
+        states, nodes = np.ascontiguousarray(rows), self._wiring.node_of
         return lookup_port_layouts(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
 
-    def elsewhere(self, layouts: Ids) -> Iterator[Consumer]:
+    def resharded(self, layouts: Ids) -> Iterator[ReshardGroup]:
         """The values that are read in other layouts than their own, those that are read alike together."""
-        makers, most = self._wiring.makers, int(layouts.max(initial=0)) + 1
-        read = layouts[self._wiring.read]
+        makers, most = self._wiring.use_producers, int(layouts.max(initial=0)) + 1
+        read = layouts[self._wiring.uses]
         differ = read != layouts[makers]
         made, other = np.divmod(unique_sorted(makers[differ] * most + read[differ]), most)
         begins = np.flatnonzero(np.diff(made, prepend=-1))
@@ -163,34 +169,34 @@ class Ports:
             for alike in group_by(row_ids([self._spaces[ports], layouts[ports], *others.T])):
                 first = alike[0]
                 mine = ports[alike]
-                values = self._wiring.values[mine].tolist()
-                yield Consumer(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
+                values = self._wiring.value_ids[mine].tolist()
+                yield ReshardGroup(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
 
-    def named(self, layouts: Ids) -> Ids:
+    def layout_numbers(self, layouts: Ids) -> Ids:
         """The layouts of ports, by their numbers in ``every`` one."""
         return np.asarray(self._names[self._named + layouts])
 
     @cached_property
-    def every(self) -> dict[Layout, int]:
+    def all_layouts(self) -> dict[Layout, int]:
         """The layouts of all spaces, numbered."""
         return {layout: i for i, layout in enumerate(dict.fromkeys(self._all))}
 
     @cached_property
     def _names(self) -> Ids:
         """The numbers in every one of the layouts of each space, one space after the other."""
-        return array(map(self.every.__getitem__, self._all))
+        return index_array(map(self.all_layouts.__getitem__, self._all))
 
     def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[ReshardCosts]) -> None:
         """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
         wiring = self._wiring
         tables: dict[int, tuple[Ids, int]] = {}
         spaces: dict[Space, int] = {}
-        self._looked_up, self._bases, self._named = (np.empty(wiring.nodes.size, dtype=np.intp) for _ in range(3))
+        self._looked_up, self._bases, self._named = (np.empty(wiring.node_of.size, dtype=np.intp) for _ in range(3))
         self._all: list[Layout] = []
         size = 0
-        for ports in group_by(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.nodes]):
+        for ports in group_by(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.node_of]):
             found = distances[self._spaces[ports[0]]]
-            table = found.ids(orders[wiring.nodes[ports[0]]])
+            table = found.ids(orders[wiring.node_of[ports[0]]])
             if object_id(table) not in tables:
                 tables[object_id(table)] = table, size
                 size += table.size
@@ -199,7 +205,7 @@ class Ports:
                 self._all += found.space.layouts
             self._looked_up[ports], self._bases[ports] = tables[object_id(table)][1], max(table.shape, default=1)
             self._named[ports] = spaces[found.space]
-        self._tables = np.concatenate([array(()), *(table.ravel() for table, _ in tables.values())])
+        self._tables = np.concatenate([index_array(()), *(table.ravel() for table, _ in tables.values())])
 
 
 def _coded(tables: Sequence[SignatureTable], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
@@ -208,4 +214,4 @@ def _coded(tables: Sequence[SignatureTable], numbers: Ids, wiring: Wiring) -> tu
     lists = [codes for table in distinct for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])
     first = np.cumsum([0, *(len(table.codes) for table in distinct)])[numbers]
-    return np.concatenate(lists or [array(())]), begins[ranges(first, wiring.sizes)]
+    return np.concatenate(lists or [index_array(())]), begins[ranges(first, wiring.port_counts)]

@@ -19,9 +19,9 @@ from meshdsl.ir.rewrite import values
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.planner.costs.op_cost import OpWork, tensors, work_of, written
+from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_results, work_of
 from meshdsl.rules import asked_rows_of, rows_of
-from meshdsl.util.arrays import Ids, array, first_of, intern_ids, object_id, row_ids, unique_sorted
+from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_id, row_ids, unique_sorted
 
 # ---- Node ------------------------------------------------------------------------------------------------------------
 # What a planning problem is made of: nodes, their tensors, and how these are wired.
@@ -37,7 +37,7 @@ class Port(NamedTuple):
 
     value: Value
     defines: bool
-    reader: tuple[int, int] | None = None
+    use: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +67,16 @@ class Node:
       trips: how often it runs.
       pin: the layout that was stated for it; axes it does not name are free.
       split: ports that axes have to split, along whichever dim.
-      asked: rows that only some axes may take, those where a layout was stated that asks for them.
+      requested: rows that only some axes may take, those where a layout was stated that asks for them.
       linked: its tensors, and ``name`` what it is called, where it stands for no operation.
     """
 
-    kind: OpClass
+    op_class: OpClass
     op: Op | None = None
     trips: int = 1
     pin: Layout = FREE
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    asked: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
+    requested: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
     linked: tuple[Port, ...] = ()
     name: str = ""
 
@@ -91,16 +91,16 @@ class Node:
     @property
     def rows(self) -> Rows:
         """Its table on one axis."""
-        return self.kind.rows
+        return self.op_class.rows
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """What errors call it."""
         return self.name if self.op is None else f"{self.op.called} at {self.op.source}"
 
-    def takes(self, row: Signature, axis: str) -> bool:
+    def allows(self, row: Signature, axis: str) -> bool:
         """Whether an axis may take a row of the table."""
-        return all(axis in axes for asked, axes in self.asked if asked == row)
+        return all(axis in axes for asked, axes in self.requested if asked == row)
 
     def placements(self, row: int) -> tuple[Placement, ...]:
         """Placement of every port in one row."""
@@ -144,12 +144,12 @@ class OpClasses:
     """
 
     def __init__(self, graph: Graph, kept: Flags | None = None) -> None:
-        self._numbers, self._kept = graph_index(graph), written(graph) if kept is None else kept
+        self._numbers, self._kept = graph_index(graph), materialized(graph) if kept is None else kept
         self._known: dict[int, OpClass] = {}
         self._rows: dict[bytes, Rows] = {}
         self._more: dict[tuple[OpClass, Rows], OpClass] = {}
 
-    def number(self, op: Op) -> int:
+    def number_of(self, op: Op) -> int:
         """A number, the same for operations of one kind; one with parameters that cannot be compared is alone."""
         return self._of[op.id]
 
@@ -160,7 +160,7 @@ class OpClasses:
             self._known[number] = self._made(op)
         return self._known[number]
 
-    def asking(self, op: Op) -> tuple[OpClass, Rows]:
+    def with_requested_rows(self, op: Op) -> tuple[OpClass, Rows]:
         """The kind of an operation with the rows that a layout may ask for, and those rows."""
         kind, real = self.of(op), _real(op)
         more = tuple(_only(row, real) for row in asked_rows_of(op))
@@ -168,8 +168,8 @@ class OpClasses:
 
     def work(self, op: Op) -> OpWork:
         """What an operation does."""
-        found = [v.id for v in tensors(op) if isinstance(v, Value)]
-        kept = self._kept[self._numbers.of(found)].tolist()
+        found = [v.id for v in operands_and_results(op) if isinstance(v, Value)]
+        kept = self._kept[self._numbers.numbers_of(found)].tolist()
         return work_of(op, {v for v, is_kept in zip(found, kept, strict=True) if is_kept})
 
     @cached_property
@@ -198,13 +198,17 @@ class _Said:
 
     def __init__(self, numbers: GraphIndex) -> None:
         self._numbers, literals = numbers, numbers.literals
-        at, operands = array(at for at, *_ in literals), array(operand for _, operand, _ in literals)
-        counts = np.bincount(numbers.at, minlength=len(numbers.ops)) + np.bincount(at, minlength=len(numbers.ops))
-        sizes = _AHEAD + counts + np.diff(numbers.makes)
+        at, operands = index_array(at for at, *_ in literals), index_array(operand for _, operand, _ in literals)
+        counts = np.bincount(numbers.use_position, minlength=len(numbers.ops)) + np.bincount(
+            at, minlength=len(numbers.ops)
+        )
+        sizes = _AHEAD + counts + np.diff(numbers.first_result)
         self._ends = np.cumsum(sizes)
         begins = self._ends - sizes
-        self._read = begins[numbers.at] + _AHEAD + numbers.operand
-        self._made = (begins + _AHEAD + counts - numbers.makes[:-1])[numbers.made] + np.arange(len(numbers.values))
+        self._read = begins[numbers.use_position] + _AHEAD + numbers.use_operand
+        self._made = (begins + _AHEAD + counts - numbers.first_result[:-1])[numbers.producer] + np.arange(
+            len(numbers.values)
+        )
         self._numbered = np.empty(sizes.sum(), dtype=np.intp)
         self._numbered[begins], self._numbered[begins + 1] = _forms(numbers), counts
         said = intern_ids(_literal(x) for *_, x in literals)
@@ -214,7 +218,7 @@ class _Said:
         """Per position, which values are kept included."""
         numbers = self._numbers
         said = (numbers.shape * (numbers.dtype.max(initial=0) + 1) + numbers.dtype) * 3 + np.where(kept, _KEPT, _FUSED)
-        self._numbered[self._read], self._numbered[self._made] = said[numbers.read], said
+        self._numbered[self._read], self._numbered[self._made] = said[numbers.use_value], said
         raw, width = self._numbered.tobytes(), self._numbered.itemsize
         ends = (self._ends * width).tolist()
         return (raw[begin:end] for begin, end in zip((0, *ends), ends, strict=False))
@@ -235,18 +239,18 @@ def _forms(numbers: GraphIndex) -> Ids:
             found.append(known.setdefault(asked, len(known)))
         except TypeError:
             found.append(-1 - at)
-    return array(found)
+    return index_array(found)
 
 
 def _without_literals(work: OpWork, real: Sequence[int]) -> OpWork:
     """What an operation does, of those operands and results that are no literals."""
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
-    return replace(work, touched=tuple(work.touched[i] for i in real), sides=sides)
+    return replace(work, accesses=tuple(work.accesses[i] for i in real), sides=sides)
 
 
 def _real(op: Op) -> list[int]:
     """The operands and results that are no literals, by position."""
-    return [i for i, v in enumerate(tensors(op)) if isinstance(v, Value)]
+    return [i for i, v in enumerate(operands_and_results(op)) if isinstance(v, Value)]
 
 
 def _literal(x: Literal) -> Hashable:
@@ -380,33 +384,35 @@ class NodeClasses:
         # placements, not pins: those are equal whatever the order in which axes are stated
         stated = intern_ids(
             [
-                (node.pin.placements, node.split, node.asked) if node.pin.placements or node.split or node.asked else ()
+                (node.pin.placements, node.split, node.requested)
+                if node.pin.placements or node.split or node.requested
+                else ()
                 for node in nodes
             ]
         )
-        self.kinds: Ids = like.kinds if like else _kinds(nodes)
-        self.first = first_of(row_ids((self.kinds, stated)))
-        self._firsts: list[int] = self.first.tolist()
-        self._once: list[int] = unique_sorted(self.first).tolist()
+        self.structure: Ids = like.structure if like else _kinds(nodes)
+        self.representative = first_of(row_ids((self.structure, stated)))
+        self._firsts: list[int] = self.representative.tolist()
+        self._once: list[int] = unique_sorted(self.representative).tolist()
 
-    def each(self, make: Callable[[int], T]) -> list[T]:
+    def map(self, make: Callable[[int], T]) -> list[T]:
         """What ``make`` says of every node, having been asked about one of each that are twins."""
         known = {n: make(n) for n in self._once}
         return [known[n] for n in self._firsts]
 
-    def numbered(self, said: Callable[[int], Hashable]) -> Ids:
+    def intern(self, said: Callable[[int], Hashable]) -> Ids:
         """Per node, a number for what is said of it and of its twins alike, the same for what is equal."""
-        found = np.empty_like(self.first)
+        found = np.empty_like(self.representative)
         found[self._once] = intern_ids(map(said, self._once))
-        return np.asarray(found[self.first])
+        return np.asarray(found[self.representative])
 
-    def in_states(self, rows: Ids) -> Ids:
+    def representatives_in(self, rows: Ids) -> Ids:
         """Per node, the first that is its twin and in the same state.
 
         Args:
           rows: per node and mesh axis, its state.
         """
-        asked = self.first
+        asked = self.representative
         for column in rows.T:
             asked = asked * (rows.max() + 1) + column
         _, once, places = np.unique(asked, return_index=True, return_inverse=True)
@@ -415,10 +421,12 @@ class NodeClasses:
 
 def _kinds(nodes: Sequence[Node]) -> Ids:
     """Per node, a number for its kind and how often it runs."""
-    return row_ids((intern_ids([object_id(node.kind) for node in nodes]), intern_ids([node.trips for node in nodes])))
+    return row_ids(
+        (intern_ids([object_id(node.op_class) for node in nodes]), intern_ids([node.trips for node in nodes]))
+    )
 
 
-def each_of(firsts: Ids, make: Callable[[int], T]) -> list[T]:
+def map_classes(firsts: Ids, make: Callable[[int], T]) -> list[T]:
     """What ``make`` says of every node, having been asked about the first of each that are alike."""
     known = {n: make(n) for n in unique_sorted(firsts).tolist()}
     return [known[n] for n in firsts.tolist()]

@@ -127,7 +127,7 @@ def search_neighbourhoods(
     """
     random, idle = np.random.default_rng(_SEED), 0
     for i in range(samples):
-        if clock.is_up() or (patience is not None and idle == patience):
+        if clock.expired() or (patience is not None and idle == patience):
             break
         part = random.uniform(limits.search_lns_fixed_least, limits.search_lns_fixed_most) if i >= free else 0.0
         idle = 0 if solver.improve(random.random(variables) < part) else idle + 1
@@ -143,7 +143,7 @@ def lns(builder: NetworkBuilder, best: CostedPlan, evaluator: Evaluator) -> Cost
     solver = _NetworkSolver(network, _positions_of(builder, network, best), limits.search_lns_entries)
     affordable = limits.search_lns_work // max(1, network.entries)
     samples = max(limits.search_lns_samples_least, min(limits.search_lns_samples, affordable))
-    clock, count = builder.model.clock, len(solver.domains)
+    clock, count = builder.model.deadline, len(solver.domains)
     search_neighbourhoods(solver, count, samples, clock, limits, patience=limits.search_lns_patience)
     rows = builder.domains.rows(network.decode(network.order, solver.states))
     return min(best, evaluator.exact(evaluator.evaluate(rows)), key=lambda plan: plan.cost)
@@ -199,14 +199,14 @@ def close_gap(certificate: Certificate, evaluator: Evaluator) -> BoundedPlan:
     Rounds of pruning raise the bound and try the plans that messages decode to; where much remains open, LNS looks for
     a better incumbent, which prunes more.
     """
-    limits, clock = certificate.model.limits, certificate.model.clock
+    limits, clock = certificate.model.limits, certificate.model.deadline
     rounds = PruningRounds(certificate, evaluator, limits.bounds_closing_work)
     rounds.tighten(limits.bounds_passes[-1])
-    while rounds.certificate.gap > PROVED and not clock.is_up():
+    while rounds.certificate.gap > PROVED and not clock.expired():
         rounds.run()
         certificate = rounds.certificate
         best = certificate.best
-        if certificate.gap > limits.bounds_open_gap and not clock.is_up():
+        if certificate.gap > limits.bounds_open_gap and not clock.expired():
             certificate.best = lns(NetworkBuilder(certificate.model, certificate.remaining), best, evaluator)
         if certificate.best is best or rounds.work <= 0:
             break

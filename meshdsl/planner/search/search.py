@@ -34,12 +34,12 @@ from meshdsl.planner.bounds.tighten import (
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.costs.reshard_cost import (
     Groups,
-    apart,
     axis_groups_in_pairs,
     axis_groups_in_two,
     axis_groups_merged,
     axis_groups_of_plan,
-    in_two,
+    axis_groups_split,
+    singleton_groups,
 )
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.limits import SearchLimits
@@ -92,7 +92,7 @@ def evaluate_plan(model: Model, evaluator: Evaluator, rows: Assignment) -> Coste
 
 def repair_for_pins(model: Model, evaluator: Evaluator, known: Assignment) -> CostedPlan:
     """Returns a plan found under other pins, with every node that the present pins forbid replicated."""
-    return evaluate_plan(model, evaluator, np.where(evaluator.allowed(known)[:, None], known, model.whole))
+    return evaluate_plan(model, evaluator, np.where(evaluator.allowed(known)[:, None], known, model.first_states))
 
 
 # ---- Entry points ----------------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ def search(
       evaluator: of the model, if there is one.
     """
     limits, evaluator = model.limits, evaluator or Evaluator(model)
-    best = evaluate_plan(model, evaluator, model.whole)
+    best = evaluate_plan(model, evaluator, model.first_states)
     if known is not None:
         best = min(best, repair_for_pins(model, evaluator, known), key=lambda plan: plan.cost)
     if searches_jointly(model):
-        model.focus()
+        model.restrict()
         best, bound = _search_jointly(builder or NetworkBuilder(model), evaluator, best, is_worth_rounds, known is None)
         may_merge_axes = True
     else:
@@ -127,10 +127,10 @@ def search(
     enough = 1 - limits.bounds_open_gap
     if may_merge_axes and known is None and is_worth_rounds(best) and bound.value < enough * best.cost:
         first = best
-        best = _move(model, axis_groups_merged(model.wide), evaluator, first, is_worth_rounds, True)
+        best = _move(model, axis_groups_merged(model.parallel_axes), evaluator, first, is_worth_rounds, True)
         if best.cost < enough * first.cost and not searches_jointly(model):
             bound = Lazy(partial(_raised_on_many_axes, model, best, bound.value))
-        model.focus()
+        model.restrict()
     return SearchOutcome(model, best, bound)
 
 
@@ -138,7 +138,7 @@ def quick_bound(model: Model, best: CostedPlan) -> float:
     """Returns seconds that no plan undercuts, memory aside, with little work."""
     if not searches_jointly(model):
         return _seconds(model, best, bound_on_many_axes(model, best, True))
-    model.focus()
+    model.restrict()
     return _seconds(model, best, bound_jointly(NetworkBuilder(model), best, model.limits.search_quick_passes, False))
 
 
@@ -162,12 +162,14 @@ def priced_plans(
     costs = [evaluator.objective(plan) for plan in known]
     best = known[int(np.argmin(costs))]
     if searches_jointly(model):
-        model.focus()
+        model.restrict()
         here = builder.priced(model) if builder else NetworkBuilder(model)
-        return _decoded_plans(here, apart(model.wide) if sweep else (), evaluator, min(costs))
+        return _decoded_plans(here, singleton_groups(model.parallel_axes) if sweep else (), evaluator, min(costs))
     found = [best]
-    for groups in axis_groups_in_two(model.wide) if thorough else (axis_groups_of_plan(model.wide, best.rows),):
-        model.focus(groups, best.rows)
+    for groups in (
+        axis_groups_in_two(model.parallel_axes) if thorough else (axis_groups_of_plan(model.parallel_axes, best.rows),)
+    ):
+        model.restrict(groups, best.rows)
         plans = _decoded_plans(NetworkBuilder(model), groups, evaluator, evaluator.objective(best))
         best = min([best, *plans], key=evaluator.objective)
         found += plans
@@ -176,13 +178,13 @@ def priced_plans(
 
 def searches_jointly(model: Model) -> bool:
     """Whether the states of all mesh axes are searched together."""
-    return len(model.wide) <= 2 or _layout_pairs(model) <= model.limits.search_joint_pairs
+    return len(model.parallel_axes) <= 2 or _layout_pairs(model) <= model.limits.search_joint_pairs
 
 
 def _layout_pairs(model: Model) -> int:
     """Returns the number of pairs of layouts, over all values."""
-    sizes = np.array([distances.fitting.size for distances in model.distances.every])
-    return int((sizes[model.spaces[model.wiring.made[model.wiring.made >= 0]]] ** 2).sum())
+    sizes = np.array([distances.feasible.size for distances in model.reshard_costs.distinct])
+    return int((sizes[model.spaces[model.wiring.producer[model.wiring.producer >= 0]]] ** 2).sum())
 
 
 # ---- All axes jointly ------------------------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ def _search_jointly(
     certificate = Certificate(builder, best, limits.bounds_first_tree_entries)
     raise_bound(certificate, evaluator, most, is_small)
     if thorough and start.gap > _gap_worth_sweep(model) and certificate.gap >= limits.bounds_wide_gap:
-        swept = _sweep(start, apart(model.wide), model)
+        swept = _sweep(start, singleton_groups(model.parallel_axes), model)
         better = evaluator.exact(evaluator.evaluate(builder.whole_plan(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
@@ -241,13 +243,13 @@ def _search_neighbourhoods(
     limits = model.limits
     is_deep = len(model.nodes) > limits.search_deep_nodes
     if thorough:
-        groups = (in_two if is_deep else axis_groups_merged)(model.wide)
+        groups = (axis_groups_split if is_deep else axis_groups_merged)(model.parallel_axes)
         best = _move(model, groups, evaluator, best, is_worth_rounds, True)
     if not thorough or not is_deep or is_worth_rounds(best):
-        best = _move(model, axis_groups_in_pairs(model.wide), evaluator, best, is_worth_rounds, thorough)
+        best = _move(model, axis_groups_in_pairs(model.parallel_axes), evaluator, best, is_worth_rounds, thorough)
     is_encodable = _layout_pairs(model) <= limits.search_joint_pairs_once
-    if is_encodable and is_worth_rounds(best) and not model.clock.is_up():
-        model.focus()
+    if is_encodable and is_worth_rounds(best) and not model.deadline.expired():
+        model.restrict()
         certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
         raise_bound(certificate, evaluator, prune=True)
         best, bound = close_gap(certificate, evaluator)
@@ -275,10 +277,10 @@ def _move(
     """
     limits = model.limits
     for i, groups in enumerate(neighbourhoods):
-        if i and model.clock.is_up():
+        if i and model.deadline.expired():
             break
-        model.focus(groups, best.rows)
-        builder, moves_all = NetworkBuilder(model), sum(map(len, groups)) == len(model.wide)
+        model.restrict(groups, best.rows)
+        builder, moves_all = NetworkBuilder(model), sum(map(len, groups)) == len(model.parallel_axes)
         is_small = builder.plan_entries <= limits.search_rounds_entries and len(model.nodes) <= limits.search_deep_nodes
         if is_small and is_worth_rounds(best):
             best = _search_jointly(builder, evaluator, best, is_worth_rounds, True).plan
@@ -298,7 +300,7 @@ class InitialPlan(NamedTuple):
       network: of plans, of the reduced step.
       states: the decoded states of its variables.
       gap: relative gap between the decoded states and the bound of the messages.
-      weighs: the value of ``Model.weighs`` for which the network was built.
+      weighs: the value of ``Model.weigh_layers`` for which the network was built.
     """
 
     plan: CostedPlan
@@ -314,11 +316,11 @@ def initial_plan(builder: NetworkBuilder, evaluator: Evaluator, limit: float, bo
     Args:
       limit: cost of a known plan, at which entries of tables are clipped.
       both: where a reduced step stands for the whole one, try with and without weighing its layers by the number that
-        they represent, and set ``Model.weighs`` to the better; otherwise use what that says.
+        they represent, and set ``Model.weigh_layers`` to the better; otherwise use what that says.
     """
     networks: dict[bool, Network] = {}
-    for weighs in (False, True) if both and builder.drops_layers else (builder.model.weighs,):
-        builder.model.weighs = weighs
+    for weighs in (False, True) if both and builder.drops_layers else (builder.model.weigh_layers,):
+        builder.model.weigh_layers = weighs
         networks[weighs] = builder.reduced_plans()
     patient, limits = builder.drops_layers, builder.model.limits
     decoded = run_parallel([partial(_decode, network, limit, patient, limits) for network in networks.values()])
@@ -327,7 +329,7 @@ def initial_plan(builder: NetworkBuilder, evaluator: Evaluator, limit: float, bo
         for (weighs, network), (states, gap) in zip(networks.items(), decoded, strict=True)
     ]
     best = min(found, key=lambda start: start.plan.cost)
-    builder.model.weighs = best.weighs
+    builder.model.weigh_layers = best.weighs
     return best
 
 

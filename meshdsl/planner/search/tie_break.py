@@ -25,14 +25,14 @@ def fewest_layouts(
     model: Model, evaluator: Evaluator, best: CostedPlan, is_feasible: Callable[[CostedPlan], bool]
 ) -> CostedPlan:
     """Returns a feasible plan that costs no more than ``best``, with as few distinct layouts as are found."""
-    model.focus()
+    model.restrict()
     limits = model.limits
     layouts, trials = (
         _layouts_of(model, best),
         min(limits.search_tie_trials, limits.search_tie_nodes // len(model.nodes)),
     )
     for layout in _rarest_first(model, layouts):
-        domain = _without(model, evaluator, best, layouts, layout) if trials and not model.clock.is_up() else None
+        domain = _without(model, evaluator, best, layouts, layout) if trials and not model.deadline.expired() else None
         if domain is not None:
             trials -= 1
             found = _solved(NetworkBuilder(model, domain), evaluator)
@@ -50,24 +50,24 @@ def count_layouts(model: Model, plan: CostedPlan) -> int:
 
 def _layouts_of(model: Model, plan: CostedPlan) -> Ids:
     """Returns the layouts of all ports, by their numbers in ``Ports.every``."""
-    return model.ports.named(model.ports.layouts(plan.rows))
+    return model.ports.layout_numbers(model.ports.layouts(plan.rows))
 
 
 def _rarest_first(model: Model, layouts: Ids) -> list[int]:
-    every, (found, counts) = list(model.ports.every), np.unique(layouts, return_counts=True)
+    every, (found, counts) = list(model.ports.all_layouts), np.unique(layouts, return_counts=True)
     ranked = sorted(zip(counts.tolist(), found.tolist(), strict=True), key=lambda pair: (pair[0], str(every[pair[1]])))
     return [layout for _, layout in ranked]
 
 
 def _without(model: Model, evaluator: Evaluator, best: CostedPlan, layouts: Ids, layout: int) -> Remaining | None:
     """Returns the states of all nodes without a layout; None if for some node no state could cost as little."""
-    ports, every = model.ports, list(model.ports.every)
+    ports, every = model.ports, list(model.ports.all_layouts)
     used = {every[i] for i in set(layouts.tolist()) - {layout}}
-    elsewhere = {value: read for read in ports.elsewhere(ports.layouts(best.rows)) for value in read.values}
+    elsewhere = {value: read for read in ports.resharded(ports.layouts(best.rows)) for value in read.values}
     remaining: dict[int, Ids] = {}
-    for n in unique_sorted(model.wiring.nodes[layouts == layout]).tolist():
-        values = dict.fromkeys(model.wiring.value((n, p)) for p in range(len(model.wiring.ports(n))))
-        keep = model.units[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
+    for n in unique_sorted(model.wiring.node_of[layouts == layout]).tolist():
+        values = dict.fromkeys(model.wiring.value_at((n, p)) for p in range(len(model.wiring.ports(n))))
+        keep = model.unary[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
         for p in range(len(model.wiring.ports(n))):
             keep &= _has_one_of(model, n, p, used)
         if not keep.any():
@@ -79,10 +79,10 @@ def _without(model: Model, evaluator: Evaluator, best: CostedPlan, layouts: Ids,
 
 def _has_one_of(model: Model, n: int, p: int, used: set[Layout]) -> NDArray[np.bool_]:
     """Returns per state of a node whether the layout of a port is one of these."""
-    value = model.wiring.value((n, p))
-    places, domain = model.layout_ids(n, p, model.states[n].T), model.closure(value)
-    every = model.distances[value].space.layouts
-    is_used = np.array([*(every[i] in used for i in domain.active), False])
+    value = model.wiring.value_at((n, p))
+    places, domain = model.layout_ids(n, p, model.states[n].T), model.domain(value)
+    every = model.reshard_costs[value].space.layouts
+    is_used = np.array([*(every[i] in used for i in domain.layouts), False])
     return np.asarray(is_used[places])
 
 

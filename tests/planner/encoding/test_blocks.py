@@ -49,11 +49,11 @@ def model_of(mesh, pinned="", layers=LAYERS):
 
 def priced(model):
     """Prices for what is as large as a weight, in all layers, and for one value of one layer."""
-    values = {v.id: v for v in model.problem.numbers.values}
+    values = {v.id: v for v in model.problem.index.values}
     some = dict.fromkeys([v for v, value in values.items() if value.shape == (8, 16)], 1e-9)
     some[max(v for v in values if v not in some)] = 2e-9
-    reads = {end: price for v, price in some.items() for end in model.wiring.ends(v)[1:]}
-    return Prices(own=some, read=reads, later=reads)
+    reads = {end: price for v, price in some.items() for end in model.wiring.ends_of(v)[1:]}
+    return Prices(own_layout=some, copy=reads, waiting=reads)
 
 
 def optimum(joint, network):
@@ -73,14 +73,14 @@ def test_copies_of_a_block_cover_all_nodes_once_and_are_wired_alike(prices):
     covered = [n for block in blocks for copy in block.copies for n in copy[: len(block.nodes)].tolist()]
     assert sorted(covered) == list(range(len(model.nodes)))
     assert max(len(block.copies) for block in blocks) >= LAYERS - 4
-    readers = [[model.wiring.ends(p.value.id)[1:] for p in node.ports if p.defines] for node in model.nodes]
+    readers = [[model.wiring.ends_of(p.value.id)[1:] for p in node.ports if p.defines] for node in model.nodes]
     for block in blocks:
         names = [*block.nodes, *block.outside]
         for copy in block.copies.tolist():
             to = dict(zip(names, copy, strict=True))
             for n in block.nodes:
                 assert [[(to[m], p) for m, p in ends] for ends in readers[n]] == readers[to[n]]
-                assert model.units[n] is model.units[to[n]]
+                assert model.unary[n] is model.unary[to[n]]
 
 
 def stated(layers):
@@ -97,7 +97,7 @@ def stated(layers):
 @pytest.mark.parametrize("odd", ["x=S(0)", "", "x=B"])
 def test_layers_whose_values_are_read_in_other_states_are_not_equal(odd):
     model = stated([(odd if i == 5 else "x=S(1)", "x=S(0)") for i in range(9)])
-    whole, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
+    whole, best = NetworkBuilder(model), Evaluator(model).evaluate(model.first_states)
     model = limited(model, encoding_layers_nodes=0)
     blocks = NetworkBuilder(model)
     assert len(LayerBlocks(model, True).blocks) > 1
@@ -126,7 +126,7 @@ def test_networks_of_blocks_cost_what_those_of_all_nodes_do(pinned, prices):
     if prices:
         model.prices = priced(model)
         whole, blocks = whole.priced(model), blocks.priced(model)
-    best = evaluator.evaluate(model.whole)
+    best = evaluator.evaluate(model.first_states)
     for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         (cost, _), (same, rows) = (optimum(joint, make(joint)) for joint in (whole, blocks))
         assert cost == same
@@ -142,7 +142,7 @@ def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_
     best, _ = optimum(whole := NetworkBuilder(model), whole.plans())
     model = limited(model, encoding_layers_nodes=0, encoding_layers_kept=few)
     joint = NetworkBuilder(model)
-    model.weighs = weighs
+    model.weigh_layers = weighs
     network = joint.reduced_plans()
     assert joint.drops_layers == (few == 1)
     domains, tables = network.listed()
@@ -155,7 +155,7 @@ def test_in_any_states_networks_of_blocks_cost_what_those_of_all_nodes_do():
     model, rng = limited(model_of(TWO), encoding_reduction_entries=0), np.random.default_rng(0)
     whole = NetworkBuilder(model)
     model = limited(model, encoding_layers_nodes=0)
-    blocks, best = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
+    blocks, best = NetworkBuilder(model), Evaluator(model).evaluate(model.first_states)
     for make in (NetworkBuilder.plans, lambda joint: joint.bounds(best, 1 << 12).network):
         for _ in range(5):
             chosen = [int(rng.integers(len(states.cost))) for states in whole.domains.states]
@@ -168,7 +168,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(p
     if prices:
         model.prices = priced(model)
     evaluator, joint = Evaluator(model), NetworkBuilder(model)
-    best = evaluator.evaluate(model.whole)
+    best = evaluator.evaluate(model.first_states)
     whole = joint.bounds(best, 1 << 12)
     network, few = whole.network, Network(None, len(model.nodes))
     for stamp in whole.reduced.replicas:
@@ -192,7 +192,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(p
 
 def test_messages_between_all_copies_point_to_states_of_all_nodes():
     model = limited(model_of(TWO), encoding_layers_nodes=0, encoding_layers_kept=1)
-    best = Evaluator(model).evaluate(model.whole)
+    best = Evaluator(model).evaluate(model.first_states)
     shorter = NetworkBuilder(model).bounds(best, 1 << 12).reduced
     bound = shorter.bound(best.cost + 1.0)
     model = limited(model, encoding_reduction_entries=0)
@@ -266,7 +266,7 @@ def test_messages_of_a_shorter_step_are_taken_over_once(monkeypatch):
     taken, begin = [], ReducedDepth.initialize
     monkeypatch.setattr(ReducedDepth, "initialize", lambda *given: taken.append(given) or begin(*given))
     model = limited(model_of(ONE), encoding_layers_nodes=0, encoding_layers_kept=1)
-    certificate = Certificate(NetworkBuilder(model), Evaluator(model).evaluate(model.whole), 1 << 12)
+    certificate = Certificate(NetworkBuilder(model), Evaluator(model).evaluate(model.first_states), 1 << 12)
     for _ in range(3):
         certificate.tighten(1)
     assert len(taken) == 1

@@ -41,7 +41,7 @@ def test_no_plan_is_below_the_bounds_and_every_cost_of_plans_can_be_paid(mesh, r
     model = limited(many_readers(readers)(mesh), encoding_hub_stake=stake, encoding_reduction_entries=0)
     joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng = np.random.default_rng(readers)
-    reference = evaluator.evaluate(model.whole)
+    reference = evaluator.evaluate(model.first_states)
     for _ in range(10):
         chosen = _any(rng, joint)
         cost = evaluator.evaluate(joint.domains.rows(chosen)).cost
@@ -60,7 +60,7 @@ def test_with_exact_trees_the_bounds_are_what_plans_cost(mesh, readers):
     for _ in range(5):
         chosen = _any(rng, joint)
         cost = evaluator.evaluate(joint.domains.rows(chosen)).cost
-        assert minimum(joint.bounds(evaluator.evaluate(model.whole), 1 << 40).network, chosen) == cost
+        assert minimum(joint.bounds(evaluator.evaluate(model.first_states), 1 << 40).network, chosen) == cost
 
 
 @pytest.mark.parametrize("more", [0, 1 << 40], ids=["other pairs", "exact trees"])
@@ -70,7 +70,7 @@ def test_what_pairs_miss_in_a_plan_the_next_bounds_know(readers, more):
     model = limited(many_readers(readers)(TWO), encoding_reduction_entries=0, encoding_hub_stake=0.0, **larger)
     joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng = np.random.default_rng(readers)
-    reference, risen = evaluator.evaluate(model.whole), 0
+    reference, risen = evaluator.evaluate(model.first_states), 0
     for _ in range(10):
         chosen, other = (_any(rng, joint) for _ in range(2))
         missed = joint.underpaid(joint.domains.rows(chosen), reference, 0, {})
@@ -91,7 +91,7 @@ def test_a_value_of_many_readers_that_has_paid_too_little_gets_its_exact_trees()
     model = limited(many_readers(7)(ONE), encoding_reduction_entries=0)
     joint, evaluator = NetworkBuilder(model), Evaluator(model)
     rng, risen = np.random.default_rng(7), 0
-    reference = evaluator.evaluate(model.whole)
+    reference = evaluator.evaluate(model.first_states)
     for _ in range(10):
         chosen = _any(rng, joint)
         missed = joint.underpaid(joint.domains.rows(chosen), reference, 0, {})
@@ -109,8 +109,8 @@ def test_values_get_larger_tables_as_long_as_there_is_room(monkeypatch):
     asked, add = [], many_module.add_subset_variable
     monkeypatch.setattr(many_module, "add_subset_variable", lambda *given: asked.append(given[-1]) or add(*given))
     model = many_readers(7)(ONE)
-    joint, reference = NetworkBuilder(model), Evaluator(model).evaluate(model.whole)
-    missed = dict.fromkeys(model.read_by(2), (model.whole,))
+    joint, reference = NetworkBuilder(model), Evaluator(model).evaluate(model.first_states)
+    missed = dict.fromkeys(model.widely_used(2), (model.first_states,))
     joint.bounds(reference, 0, missed)
     assert max(asked) > 0
     asked.clear()
@@ -126,7 +126,7 @@ def test_states_that_are_left_are_those_of_the_model():
     assert all(
         (a.rows == b.rows[kept[n]]).all() for n, (a, b) in enumerate(zip(some.domains.states, whole.domains.states))
     )
-    network = some.bounds(Evaluator(model).evaluate(model.whole), 1 << 18).network
+    network = some.bounds(Evaluator(model).evaluate(model.first_states), 1 << 18).network
     v = next(v for v in network.unary if v < len(whole.domains.states) and network.unary[v].size > 2)
     network.restrict(v, np.array([1, 2]))
     assert some.domains.remaining(network)[v].tolist() == kept[v][1:3].tolist()
@@ -145,5 +145,5 @@ def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(readers):
             joint, rows = NetworkBuilder(part), part.seen(choice).rows
             at = [int((states.rows == row).all(axis=1).argmax()) for states, row in zip(joint.domains.states, rows)]
             assert all((states.rows[i] == row).all() for states, row, i in zip(joint.domains.states, rows, at))
-            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.whole))).network, at)
+            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.first_states))).network, at)
         assert 0.0 < bound <= choice.cost

@@ -1,11 +1,11 @@
-"""Trees to sets of layouts against ``tree``, and the sets that readers may ask for against all of their choices."""
+"""Trees to sets of layouts against ``steiner_tree``; the sets that consumers may need, against all of their choices."""
 
 from itertools import product
 
 import numpy as np
 import pytest
 
-from meshdsl.planner.costs.steiner import tree
+from meshdsl.planner.costs.steiner import steiner_tree
 from meshdsl.planner.encoding.steiner_variables import contains, reachable_sets, tree_costs
 from meshdsl.planner.limits import SearchLimits
 
@@ -31,7 +31,7 @@ def test_the_trees_are_the_cheapest(seed):
     found = tree_costs(costs, inner, layouts, sets)
     for mask, row in zip(sets.tolist(), found):
         wanted = [int(layout) for i, layout in enumerate(layouts) if mask >> i & 1]
-        assert [tree(costs, inner, own, wanted)[0] for own in range(6)] == row.tolist()
+        assert [steiner_tree(costs, inner, own, wanted)[0] for own in range(6)] == row.tolist()
 
 
 def test_the_sets_are_those_that_readers_may_ask_for_together():
@@ -62,5 +62,5 @@ def test_trees_to_more_layouts_than_a_plan_is_exact_for_cost_no_more_than_its_tr
     rng = np.random.default_rng(0)
     costs, inner = random_costs(rng, 8)
     every = tree_costs(costs, inner, np.arange(8), np.array([255]))[0]
-    found = [tree(costs, inner, own, range(8))[0] for own in range(8)]
+    found = [steiner_tree(costs, inner, own, range(8))[0] for own in range(8)]
     assert (every <= found).all() and (every > 0).all()

@@ -40,14 +40,14 @@ def model_of(mesh):
 def test_from_any_plan_small_steps_come_to_the_cheapest(name):
     model = problem_of(name, ONE)
     evaluator = Evaluator(model)
-    found = lns(NetworkBuilder(model), evaluator.evaluate(model.whole), evaluator)
+    found = lns(NetworkBuilder(model), evaluator.evaluate(model.first_states), evaluator)
     assert found.cost == exhaustive(model)
 
 
 def test_what_is_found_is_never_worse_and_the_same_every_time():
     model = model_of(TWO)
     evaluator = Evaluator(model)
-    whole = evaluator.evaluate(model.whole)
+    whole = evaluator.evaluate(model.first_states)
     found, again = (lns(NetworkBuilder(model), whole, evaluator) for _ in range(2))
     assert found.cost < whole.cost and np.array_equal(found.rows, again.rows) and found.edges == again.edges
     assert lns(NetworkBuilder(model), found, evaluator).cost <= found.cost

@@ -18,7 +18,7 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.planner.bounds.certificate import Certificate
-from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, in_two
+from meshdsl.planner.costs.reshard_cost import axis_groups_in_pairs, axis_groups_merged, axis_groups_split
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.objective import Evaluator, trees_of
 from meshdsl.planner.problem.build import make_problem
@@ -64,7 +64,7 @@ def test_rounds_prove_a_plan_and_leave_no_better_one(large):
     pins = Pins((md.Layout(), md.Layout.parse("x=S(0)")), (md.Layout(),), (0,))
     model = limited(Model(make_problem(program, TWO, pins)), bounds_reparametrize_entries=large)
     evaluator = Evaluator(model)
-    start = Certificate(NetworkBuilder(model), evaluator.evaluate(model.whole))
+    start = Certificate(NetworkBuilder(model), evaluator.evaluate(model.first_states))
     best, bound = close_gap(start, evaluator)
     assert best.cost < start.best.cost or best is start.best
     assert bound == pytest.approx(best.cost, rel=2e-9)
@@ -95,13 +95,13 @@ def neighbourhoods_seen(monkeypatch, bound, **limits):
     monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: bound)
     model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
     model = limited(model, search_joint_pairs=0, search_joint_pairs_once=0, **limits)
-    seen, focus = [], model.focus
+    seen, focus = [], model.restrict
 
     def noted(groups=None, around=None):
         seen.extend([groups] if groups else [])
         focus(groups, around)
 
-    model.focus = noted
+    model.restrict = noted
     return model, seen
 
 
@@ -109,9 +109,9 @@ def neighbourhoods_seen(monkeypatch, bound, **limits):
 def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkeypatch, first):
     """If that is not proved; what was tried while nothing fitted was not taken through rounds."""
     model, seen = neighbourhoods_seen(monkeypatch, 0.0)
-    whole = search_module.evaluate_plan(model, Evaluator(model), model.whole)
+    whole = search_module.evaluate_plan(model, Evaluator(model), model.first_states)
     search(model, lambda choice: first or choice.cost < whole.cost)
-    fewer = list(axis_groups_merged(model.wide))
+    fewer = list(axis_groups_merged(model.parallel_axes))
     assert seen[: len(fewer)] == fewer
     assert (seen[-len(fewer) :] == fewer) is not first
 
@@ -120,7 +120,10 @@ def test_on_many_axes_fewer_are_tried_again_from_the_first_plan_that_fits(monkey
 def test_a_large_step_that_does_not_fit_is_searched_in_two_groups_of_axes(monkeypatch, fits):
     model, seen = neighbourhoods_seen(monkeypatch, 1e30, search_deep_nodes=0)
     search(model, lambda _: fits)
-    assert seen == [*in_two(model.wide), *(axis_groups_in_pairs(model.wide) if fits else ())]
+    assert seen == [
+        *axis_groups_split(model.parallel_axes),
+        *(axis_groups_in_pairs(model.parallel_axes) if fits else ()),
+    ]
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -192,7 +195,7 @@ def test_the_plan_does_not_depend_on_the_process():
 def test_states_that_agree_with_pins_only():
     model = problem_of("two layers", TWO)
     best = search(model).plan
-    assert {model.nodes[n].what for n in range(2)} == {"input a", "input b"}
+    assert {model.nodes[n].label for n in range(2)} == {"input a", "input b"}
     for n, (axis, placed) in enumerate((("x", md.S(0)), ("y", md.S(1)))):
         assert layout_of(model, n, 0, best.rows[n]).on(axis) is placed
 
@@ -281,13 +284,13 @@ def test_operations_that_differ_in_a_literal_have_rows_of_their_own():
 def test_moves_that_were_found_near_a_plan_take_the_cheapest_way_of_all(mesh):
     model, rng, cheaper = problem_of("two layers", mesh), np.random.default_rng(0), 0
     evaluator = Evaluator(model)
-    states = [np.argwhere(np.isfinite(model.units[n])) for n in range(len(model.nodes))]
+    states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     for _ in range(20):
         rows = np.array([rng.choice(s) for s in states])
-        model.focus(((0, 1),), rows)
+        model.restrict(((0, 1),), rows)
         near = evaluator.evaluate(rows)
         found = evaluator.exact(near)
-        model.focus()
+        model.restrict()
         assert evaluator.evaluate(rows).cost <= found.cost <= near.cost
         cheaper += found.cost < near.cost
     assert cheaper

@@ -33,7 +33,7 @@ def evaluated(model, placed):
     """The plan in which every node takes its first state with only this placement, or its first one."""
 
     def row(n):
-        states = np.argwhere(np.isfinite(model.units[n]))
+        states = np.argwhere(np.isfinite(model.unary[n]))
         ports = range(len(model.nodes[n].ports))
         fine = [s for s in states if {layout_of(model, n, p, s).on("x") for p in ports} <= {placed(n)}]
         return fine[0] if fine else states[0]
@@ -49,7 +49,7 @@ def test_chains_that_could_lie_in_several_ways_lie_alike():
     named = [node.op.name if node.op else "" for node in model.nodes]
 
     def placed(n):
-        what = model.nodes[n].what
+        what = model.nodes[n].label
         return ways.get(named[n], md.S(1) if what in ("input y", "output 1") else md.S(0))
 
     evaluator, mixed = evaluated(model, placed)
