@@ -238,7 +238,7 @@ class Evaluator:
         return choice.cost + paid_in(self.model, choice.rows) + self._kept.paid(choice.rows, choice.edges)
 
     def exact(self, choice: CostedPlan) -> CostedPlan:
-        """The choice with each of its moves taking the cheapest way of all (see ``Model.focus``)."""
+        """The choice with each of its moves taking the cheapest way of all (see ``Model.restrict``)."""
         if self.model.unrestricted and len(self.model.parallel_axes) <= 2:  # there is no other
             return choice
         ways = list(self._ways(choice.edges))

@@ -62,7 +62,7 @@ def test_values_that_are_read_elsewhere_are_told_once_with_all_other_layouts(nam
         source, *readers = model.wiring.ends_of(value)
         others = {ports[reader] for reader in readers} - {ports[source]}
         expected |= {value: (ports[source], tuple(sorted(others)))} if others else {}
-    found = [(v, (read.own, read.others)) for read in model.ports.elsewhere(layouts) for v in read.values]
+    found = [(v, (read.own, read.others)) for read in model.ports.resharded(layouts) for v in read.values]
     assert found and dict(found) == expected and len(found) == len(expected)
 
 

@@ -203,7 +203,7 @@ def _partial(problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTab
     """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
     wiring, found = problem.wiring, np.zeros(problem.wiring.producer.size, dtype=np.intp)
     for nodes in group_by(twins.intern(lambda n: object_id(tables[n]))):
-        for p, ways in tables[nodes[0]].partial:
+        for p, ways in tables[nodes[0]].partial_ports:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
             np.bitwise_or.at(found, wiring.value_of[wiring.first_port[nodes] + p], bits)
     return found
