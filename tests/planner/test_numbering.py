@@ -47,7 +47,7 @@ def graphs(graph):
 
 
 def home_of(part, graph):
-    return part.around[0].bodies[part.around[1]] if part.around else graph
+    return part.owner[0].bodies[part.owner[1]] if part.owner else graph
 
 
 def values(op):
