@@ -46,7 +46,7 @@ def test_equal_operations_are_of_one_kind_and_literals_count():
     found = problem(layers, shape(16, 16), shape(8, 16))
     products, scales = named(found, "dot_general"), named(found, "mul")
     assert len(products) == len(scales) == 3
-    assert scales[0].op_class is scales[1].op_class is not scales[2].op_class  # a factor below 0 turns maxima into minima
+    assert scales[0].op_class is scales[1].op_class is not scales[2].op_class  # factor < 0: max becomes min
     model = Model(found)
     at = {node: n for n, node in enumerate(found.nodes)}
     assert model.tables[at[products[1]]] is model.tables[at[products[2]]]
