@@ -1,23 +1,22 @@
-"""Calibrate: measure what this machine's devices and mesh axes cost, for the planner.
+"""``calibrate``: measure the costs of this machine's devices and mesh axes, for the planner.
 
-    topology = calibrate(Mesh(data=4, model=2))
-    mesh = Mesh(data=4, model=2, topology=topology)
+    topology = md.calibrate(md.Mesh(data=4, model=2))
+    mesh = md.Mesh(data=4, model=2, topology=topology)
 
-Wrong constants give bad plans: with a datacenter GPU's figures a toy model on a CPU is planned
-as "replicate everything". So each figure is measured as a step will meet it: in one compiled
-program over all devices at once, which matters where virtual devices share a few cores.
+Wrong constants give bad plans: with a datacenter GPU's constants, a toy model on a CPU is planned as "replicate
+everything". So each constant is measured under the conditions of a step, in one compiled program over all devices at
+once, which matters where virtual devices share a few cores.
 
-    collectives        seconds = latency + bytes sent / bandwidth, fitted per mesh axis
-    matrix products    FLOP/s of one device while all the others multiply too, and how much
-                       slower thin ones are
-    convolutions       FLOP/s of depthwise ones, likewise
-    elementwise        bytes read and written per second, likewise, while results are kept as those of a
-                       forward pass are: in memory that nothing was written to before
-    overhead           seconds of an operation too small to matter otherwise
+    collectives        seconds = latency + bytes sent / bandwidth (the alpha-beta model, Hockney 1994), per mesh axis
+    matrix products    FLOP/s of one device while all others multiply too, and how much slower thin products are
+    convolutions       FLOP/s of depthwise convolutions, likewise
+    elementwise        bytes read and written per second, likewise; results go to fresh memory, as those of a forward
+                       pass do
+    overhead           seconds of the smallest operation
 
-A measured program repeats its operation in a loop, so starting the program costs little per
-operation; every program runs several times and the median counts. Links are fitted to relative
-errors, so small and large messages count alike.
+A measured program repeats its operation in a loop, so that launching the program costs little per operation; every
+program runs several times, and the median counts. Links are fitted in relative error, so that small and large messages
+have equal weight.
 """
 
 import os
@@ -40,19 +39,33 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 
-REPEATS = 7
+REPEATS = 7  # runs of each program
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)  # bytes of one message
-MATRIX, THIN = 512, 32
-VECTOR, KEPT = 1 << 18, 16  # elements, and how many such vectors are kept
-IMAGE, WINDOW = (2, 16, 16, 32), 5  # of a depthwise convolution
-BYTES_PER_PROGRAM = 1 << 23
+MATRIX = 512  # rows and columns of a square product
+THIN = 32  # columns of a thin one
+VECTOR = 1 << 18  # elements of an elementwise operation
+VECTORS = 16  # results that the elementwise program stores
+IMAGE = (2, 16, 16, 32)  # shape of a depthwise convolution's input, NHWC
+WINDOW = 5  # its rows and columns
+BYTES_PER_PROGRAM = 1 << 23  # of messages; bounds the iterations of a collective
 Body = Callable[[jax.Array], jax.Array]
 
 
 def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topology:
-    """Measure ``mesh`` on ``devices`` (default: all there are); takes well under a minute.
+    """Measure ``mesh`` on ``devices``; takes well under a minute.
 
-    The result names an own link for each axis, so it fits meshes with these axes only.
+    Args:
+      mesh: the axes to measure; its own topology is ignored.
+      devices: the devices of the mesh, outermost axis first; default is the first of ``jax.devices()``.
+
+    Returns:
+      A topology with a link per axis, which fits meshes with these axes only: FLOP/s, bytes/s, seconds of latency.
+
+    Raises:
+      DeviceError: there are fewer devices than the mesh has.
+
+    Example:
+      >>> mesh = md.Mesh(data=4, model=2, topology=md.calibrate(md.Mesh(data=4, model=2)))
     """
     bench = _Bench(device_mesh(mesh, devices))
     overhead = bench.seconds(lambda x: x @ x, (8, 8), loops=200)
@@ -77,16 +90,16 @@ def calibrate(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> Topolo
 
 @dataclass(frozen=True)
 class _Bench:
-    """Runs one operation again and again on every device of the mesh at once."""
+    """Times an operation, repeated on every device of the mesh at once."""
 
     mesh: jax.sharding.Mesh
 
     def seconds(self, body: Body, shape: tuple[int, ...], loops: int, dtype: DTypeLike = jnp.float32) -> float:
-        """Median seconds of one ``body``, which maps one device's array of ``shape`` to another such."""
+        """Return the median seconds of one ``body``, which maps one device's array of ``shape`` to another one."""
         return self.whole(lambda x: lax.fori_loop(0, loops, lambda _, y: body(y), x), shape, dtype) / loops
 
     def whole(self, local: Body, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> float:
-        """Median seconds of one program, of which every device runs ``local`` on an array of ``shape``."""
+        """Return the median seconds of a program in which every device runs ``local`` on an array of ``shape``."""
         spec = PartitionSpec()
         run = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False))
         array = jax.device_put(jnp.zeros(shape, dtype), jax.sharding.NamedSharding(self.mesh, spec))
@@ -101,23 +114,23 @@ def _timed(run: Body, array: jax.Array) -> float:
 
 
 def _bandwidth(bench: _Bench) -> float:
-    """Bytes that one device reads and writes per second: a vector is read, the next one written, and kept."""
+    """Return the bytes per second of one device that reads a vector, writes the next one, and stores it."""
 
-    def keep(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+    def halve(x: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         return x * 0.5 + 1.0, x
 
-    seconds = bench.whole(lambda x: lax.scan(keep, x, length=KEPT)[1], (VECTOR,))
-    return 3 * 4 * VECTOR * KEPT / seconds
+    seconds = bench.whole(lambda x: lax.scan(halve, x, length=VECTORS)[1], (VECTOR,))
+    return 3 * 4 * VECTOR * VECTORS / seconds
 
 
 def _flops(bench: _Bench, dtype: DTypeLike, half_side: float) -> float:
-    """FLOP/s of one device in large matrix products."""
+    """Return the FLOP/s of one device in large matrix products."""
     square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2, dtype=dtype)
     return 2 * MATRIX**3 / square * (1 + half_side / MATRIX) ** 3
 
 
 def _grouped(bench: _Bench) -> float:
-    """FLOP/s of one device in depthwise convolutions."""
+    """Return the FLOP/s of one device in depthwise convolutions."""
     kernel = jnp.ones((WINDOW, WINDOW, 1, IMAGE[-1]))
     body = lambda x: lax.conv_general_dilated(  # noqa: E731
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=IMAGE[-1]
@@ -126,7 +139,7 @@ def _grouped(bench: _Bench) -> float:
 
 
 def _half_side(bench: _Bench) -> float:
-    """Side at which a product runs at half its rate, from a square one and one with a thin side."""
+    """Return the side at which a product runs at half its rate, from a square product and a thin one."""
     square = bench.seconds(lambda x: x @ x, (MATRIX, MATRIX), loops=2)
     thin = bench.seconds(lambda x: jnp.tile(x @ x[:, :THIN], MATRIX // THIN), (MATRIX, MATRIX), loops=2)
     copy = bench.seconds(lambda x: jnp.tile(x[:, :THIN] * 0.5, MATRIX // THIN), (MATRIX, MATRIX), loops=2)
@@ -134,20 +147,20 @@ def _half_side(bench: _Bench) -> float:
 
 
 def half_side_of(square: float, thin: float) -> float:
-    """``h`` with ``thin / square = (1 + h / THIN) / (1 + h / MATRIX)``, for equal FLOPs; within [0, MATRIX]."""
+    """Return the ``h`` in [0, MATRIX] with ``thin / square = (1 + h / THIN) / (1 + h / MATRIX)``, for equal FLOPs."""
     ratio = thin / square
     return max(0.0, min((ratio - 1) / max(1 / THIN - ratio / MATRIX, 1 / MATRIX), float(MATRIX)))
 
 
 def _link(bench: _Bench, axis: str, size: int) -> Link:
-    """Latency and bandwidth that fit all-reduces and all-gathers of several sizes over ``axis``."""
+    """Return the link that fits all-reduces and all-gathers of several sizes over ``axis``."""
     rows = [_reduce(bench, axis, size, n) for n in SIZES] + [_gather(bench, axis, size, n) for n in SIZES]
     sent, seconds = np.array(rows).T
     return fit_link(sent, seconds)
 
 
 def fit_link(sent: np.ndarray, seconds: np.ndarray) -> Link:
-    """The link whose ``latency + sent / bandwidth`` is closest to ``seconds``, in relative error."""
+    """Return the link whose ``latency + sent / bandwidth`` is closest to ``seconds`` in relative error."""
     weighted = np.stack([1 / seconds, sent / seconds], axis=1)
     latency, per_byte = np.linalg.lstsq(weighted, np.ones_like(seconds), rcond=None)[0]
     fastest = float((seconds / sent).min())
@@ -155,13 +168,13 @@ def fit_link(sent: np.ndarray, seconds: np.ndarray) -> Link:
 
 
 def _reduce(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
-    """Bytes that one device sends in an all-reduce of ``n`` bytes, and its seconds."""
+    """Return the bytes that one device sends in an all-reduce of ``n`` bytes, and the seconds."""
     body = lambda x: lax.psum(x, axis) * 0.5  # noqa: E731
     return 2 * n * (size - 1) / size, bench.seconds(body, (n // 4,), _loops(n))
 
 
 def _gather(bench: _Bench, axis: str, size: int, n: int) -> tuple[float, float]:
-    """Bytes that one device sends in an all-gather that makes ``n`` bytes, and its seconds."""
+    """Return the bytes that one device sends in an all-gather with a result of ``n`` bytes, and the seconds."""
     part = n // 4 // size
 
     def body(x: jax.Array) -> jax.Array:
@@ -175,7 +188,7 @@ def _loops(n: int) -> int:
 
 
 def _memory(mesh: jax.sharding.Mesh) -> float:
-    """Bytes of memory per device; devices of one host share its memory evenly."""
+    """Return the bytes of memory per device; CPU devices of one host share its memory evenly."""
     stats = mesh.devices.flat[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return float(stats["bytes_limit"])

@@ -1,13 +1,13 @@
-"""Every error of meshdsl, and the one shape they all have.
+"""The exceptions of meshdsl, and their common format.
 
-A fault is reported before anything is compiled, all faults at once, as
+Faults are reported before anything is compiled, all of them at once, in the words of the user's program:
 
     <what failed>
-      <argument>: <what was given> ... <what was expected>
+      <argument>: <given value> ... <expected value>; <nearest valid name>
       ...
     <remedy>
 
-so a reader sees both values side by side and the nearest valid name.
+All exceptions derive from :class:`MeshDSLError` and are exported by ``meshdsl``: ``except md.PinError``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,71 +15,71 @@ from difflib import get_close_matches
 
 
 class MeshDSLError(Exception):
-    """Base of all errors raised by meshdsl."""
+    """Base class of all exceptions of meshdsl."""
 
 
 class NotationError(MeshDSLError):
-    """Text that is no mesh, placement or layout; the message carries a caret."""
+    """A text that is not a mesh, placement, layout or list of dims; the message marks the place with a caret."""
 
 
 class LayoutError(MeshDSLError):
-    """A layout that does not fit its tensor or its mesh."""
+    """A layout that does not fit its tensor or its mesh, or an input that a plan does not have."""
 
 
 class PinError(MeshDSLError):
-    """Pins that match nothing, contradict each other or cannot be met."""
+    """Pins that match no array, contradict each other or cannot be met."""
 
 
 class ArgumentError(MeshDSLError):
-    """Arguments of a function of meshdsl that are not what it takes."""
+    """Invalid arguments of a function of meshdsl."""
 
 
 class DimError(MeshDSLError):
-    """Named dims that a tensor lacks, has twice or has in another size."""
+    """Named dims that a tensor lacks, has twice or has with another size."""
 
 
 class TraceError(MeshDSLError):
-    """A step that cannot be traced or planned as it is called."""
+    """A step that cannot be traced, or arguments that it cannot be called with."""
 
 
 class RuleError(MeshDSLError):
-    """A rule that is none, that does not fit its operands, or that does not hold."""
+    """A sharding rule that cannot be parsed, does not fit its operands, or does not hold."""
 
 
 class ScheduleError(MeshDSLError):
-    """A pipeline schedule that cannot run, or that there is not."""
+    """A pipeline schedule that is unknown or cannot run."""
 
 
 class PipelineError(MeshDSLError):
-    """A step that cannot be run microbatch by microbatch, or stage by stage."""
+    """A step that cannot be split into microbatches or pipeline stages."""
 
 
 class MemoryLimitError(MeshDSLError):
-    """No plan was found that fits the memory limit."""
+    """No plan within the memory limit was found."""
 
 
 class DeviceError(MeshDSLError):
-    """The devices at hand cannot hold the mesh."""
+    """The available devices do not match the mesh or the target."""
 
 
 class PlanFileError(MeshDSLError):
-    """A plan file of another version, another program or other arguments."""
+    """A plan file that is damaged, or belongs to another version, program, mesh or arguments."""
 
 
 class VerifyError(MeshDSLError):
-    """The compiled program communicates otherwise than planned."""
+    """A compiled program whose communication differs from the plan."""
 
 
 class CheckError(MeshDSLError):
-    """The sharded numbers differ from the unsharded step's."""
+    """Results of the sharded step that differ from those of the unsharded step."""
 
 
 class BudgetError(MeshDSLError, AssertionError):
-    """A plan that communicates more than a test allows."""
+    """A plan or program that communicates more than a test allows; also an AssertionError."""
 
 
 def is_a(x: object) -> str:
-    """What was given instead: ``'p.json' is a str``; classes of other packages with the package's name."""
+    """Return ``"'p.json' is a str"``; classes of other packages are prefixed with the package's name."""
     package = type(x).__module__.partition(".")[0]
     name = type(x).__name__ if package in ("builtins", "meshdsl", "__main__") else f"{package}.{type(x).__name__}"
     shown = repr(x).partition("\n")[0][:60]
@@ -87,7 +87,7 @@ def is_a(x: object) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the closest of the known names, else all of them."""
+    """Return ``"; did you mean 'x'?"`` for the closest of the known names, else a list of all of them."""
     known = list(known)
     close = get_close_matches(str(name), known, n=1, cutoff=0.5)
     if close:
@@ -96,17 +96,17 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def shortened(rows: Sequence[str], most: int = 8) -> list[str]:
-    """The first rows, and how many more there are."""
+    """Return the first rows, and a row with the number of others."""
     more = len(rows) - most
     return [*rows[:most], f"... and {more} more"] if more > 0 else list(rows)
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the text and caret below."""
+    """Return the first line of a message, without the text and caret below it."""
     return str(error).partition("\n")[0]
 
 
 def faults(title: str, rows: Iterable[str], remedy: str = "") -> str:
-    """The common text of an error: a title, one indented row per fault, a remedy."""
+    """Return a message in the common format: a title, an indented row per fault, a remedy."""
     lines = [title, *(f"  {row}" for row in rows)]
     return "\n".join([*lines, remedy] if remedy else lines)

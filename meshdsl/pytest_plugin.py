@@ -1,10 +1,10 @@
-"""A pytest plugin: plans that a test holds to what they were.
+"""A pytest plugin: the fixture ``golden_plan`` compares a plan with a saved one.
 
     def test_communication(golden_plan):
         golden_plan("step.json", sharded.plan(*args))
 
-compares with ``golden/step.json`` beside the test's file, and fails with the difference. ``pytest
---update-golden`` writes the files instead. Installed with meshdsl, pytest loads it by itself.
+compares with ``golden/step.json`` beside the test's file, and fails with the difference. ``pytest --update-golden``
+writes the files instead. pytest loads the plugin by its entry point once meshdsl is installed.
 """
 
 from collections.abc import Callable
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from meshdsl.plan import Plan
 
 
-FOLDER = "golden"
+FOLDER = "golden"  # beside the test's file
 UPDATE = "--update-golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--update-golden``."""
+    """Add the option ``--update-golden``."""
     group = parser.getgroup("meshdsl")
     group.addoption(UPDATE, action="store_true", help="write the golden plans instead of comparing with them")
 
 
 @pytest.fixture
 def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan], None]":
-    """``golden_plan("name.json", plan)`` fails, with the difference, if the plan is not that of the file."""
+    """Return ``golden_plan("name.json", plan)``, which fails with the difference if plan and file differ."""
 
     def compare(name: str, plan: "Plan") -> None:
         file = request.path.parent / FOLDER / name
@@ -44,10 +44,10 @@ def golden_plan(request: pytest.FixtureRequest) -> "Callable[[str, Plan], None]"
 
 
 def difference(file: Path, plan: "Plan") -> str:
-    """What a plan does otherwise than the one of a file; empty if nothing."""
+    """Return the difference between a plan and that of a file; empty if they are equal."""
     from meshdsl.plan import load_plan
 
     if not file.exists():
-        return f"there is no golden plan {file}; pytest {UPDATE} writes it"
+        return f"no golden plan {file}; pytest {UPDATE} writes it"
     found = load_plan(file).diff(plan)
-    return f"the plan is not that of {file}; pytest {UPDATE} accepts it:\n{found}" if found else ""
+    return f"the plan differs from {file}; pytest {UPDATE} accepts it:\n{found}" if found else ""

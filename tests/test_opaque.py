@@ -230,9 +230,12 @@ def printed(x):
 
 
 UNRULED = {
-    "shard_map": (mapped, "mapped calls shard_map, which divides arrays by itself; a ruled function is given blocks"),
-    "custom_partitioning": (partitioned, "calls custom_partitioning, which divides arrays by itself"),
-    "print": (printed, r"printed has effects \(a print, a callback\), so no rule can speak for it"),
+    "shard_map": (
+        mapped,
+        "mapped calls shard_map, which partitions arrays itself; a function with a rule is given blocks",
+    ),
+    "custom_partitioning": (partitioned, "calls custom_partitioning, which partitions arrays itself"),
+    "print": (printed, r"printed has effects \(a print, a callback\), so it cannot have a rule"),
 }
 
 

@@ -1,16 +1,16 @@
-"""Watch: what the programs communicate that were compiled inside a ``with``, whoever made them.
+"""``watch``: the collectives of all programs that are compiled inside a ``with``, by meshdsl or by plain JAX.
 
     with md.watch(mesh) as comm:
         step(state, batch)
     print(comm)
     comm.assert_at_most(bytes=2**20, kinds={"all-reduce": 2})
 
-It reads the compiled programs, not the calls: what was compiled before is not counted, and what
-is compiled once and called often counts once. So a step is watched at its first call.
+It reads compiled programs, not calls: a program that was compiled before is not counted, and one that is compiled once
+and called often counts once. So a step is watched at its first call.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,15 +24,16 @@ from meshdsl.lowering.hlo.collectives import CompiledCollective, compiled_collec
 from meshdsl.plan.budget import Kinds, check_budget
 from meshdsl.util.text import bytes_text
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # of jax.monitoring, after every compilation
 
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """One program that was compiled.
+    """One compiled program.
 
     Args:
-      name: as XLA calls it, ``jit_step``.
+      name: its name in XLA, ``jit_step``.
+      collectives: its collectives, in program order.
     """
 
     name: str
@@ -40,15 +41,15 @@ class CompiledStep:
 
     @property
     def bytes(self) -> int:
-        """What one device sends in one run."""
+        """Bytes that one device sends in one run."""
         return round(sum(c.bytes * c.trips for c in self.collectives))
 
 
 class Watch:
-    """The programs that were compiled while it watched, in order.
+    """The programs that were compiled inside the ``with``, in order; ``print`` lists their collectives.
 
     Args:
-      mesh: names the axes that collectives run over; without one they are ``None`` but for all devices.
+      mesh: names the axes that collectives run over; without one, only collectives over all devices have an axis.
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:
@@ -58,35 +59,40 @@ class Watch:
         self._before = {id(each): each for each in _alive()}
 
     def look(self) -> None:
-        """Take note of the programs that were compiled since."""
+        """Record the programs that were compiled since the last call."""
         with self._lock:
             self._found |= {id(each): each for each in _alive() if id(each) not in self._before}
         self.__dict__.pop("programs", None)
 
     @cached_property
     def programs(self) -> tuple[CompiledStep, ...]:
-        """Those over several devices that communicate."""
+        """The programs over several devices that communicate."""
         found = (_read(each, self._mesh) for each in self._found.values())
         return tuple(each for each in found if each.collectives)
 
     @property
     def collectives(self) -> tuple[CompiledCollective, ...]:
-        """Of all programs: ``.kind .axes .bytes`` (of one device, per trip) ``.trips``."""
+        """Collectives of all programs: ``.kind``, ``.axes``, ``.bytes`` (of one device, per run), ``.trips`` (runs)."""
         return tuple(c for each in self.programs for c in each.collectives)
 
     @property
     def bytes(self) -> int:
-        """What one device sends if every program runs once."""
+        """Bytes that one device sends if every program runs once."""
         return sum(each.bytes for each in self.programs)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each kind of collective runs if every program runs once."""
+        """Runs of each kind of collective if every program runs once."""
         kinds = sorted({c.kind for c in self.collectives})
         return {kind: sum(c.trips for c in self.collectives if c.kind == kind) for kind in kinds}
 
     def assert_at_most(self, bytes: float | None = None, kinds: Kinds | None = None) -> None:
-        """Raise BudgetError, an AssertionError, if the programs communicate more than this; see ``Plan``'s."""
+        """Raise BudgetError, an AssertionError, if the programs communicate more.
+
+        Args:
+          bytes: limit on the bytes that one device sends if every program runs once.
+          kinds: limits on the runs of each kind of collective, ``{"all-reduce": 2}``;
+        """
         check_budget("what was compiled", self.collectives, bytes, kinds)
 
     def __str__(self) -> str:
@@ -102,17 +108,30 @@ class Watch:
 
 @contextmanager
 def watch(mesh: Mesh | None = None) -> Iterator[Watch]:
-    """Count what the programs compiled inside communicate.
+    """Record the collectives of all programs that are compiled inside the ``with``.
 
     Args:
-      mesh: names the axes; for any program, also one that XLA partitions.
+      mesh: names the axes of the collectives; also of programs that XLA's partitioner has partitioned.
 
-    ArgumentError if it is no mesh.
+    Yields:
+      A :class:`Watch`, with the programs compiled so far.
+
+    Raises:
+      ArgumentError: ``mesh`` is not a mesh.
+
+    Example:
+      >>> with md.watch(md.Mesh(data=8)) as comm:
+      ...     jax.jit(step, in_shardings=...)(params, batch)
+      >>> comm.assert_at_most(kinds={"all-reduce": 1})
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise ArgumentError(f"watch: {is_a(mesh)}, not a mesh; md.Mesh(data=4, model=2) is one")
     seen = Watch(mesh)
-    listener = _listener(seen)
+
+    def listener(event: str, seconds: float, **rest: Any) -> None:
+        if event == COMPILE_EVENT:
+            seen.look()  # at once: the program may be deleted before the end of the ``with``
+
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
         yield seen
@@ -121,18 +140,8 @@ def watch(mesh: Mesh | None = None) -> Iterator[Watch]:
         seen.look()
 
 
-def _listener(seen: Watch) -> Callable[..., None]:
-    """Looks after every compilation: a program may be gone before the end."""
-
-    def compiled(event: str, seconds: float, **rest: Any) -> None:
-        if event == _COMPILED:
-            seen.look()
-
-    return compiled
-
-
 def _alive() -> list[Any]:
-    """The executables that the backend holds."""
+    """Return the executables that the backend holds."""
     return list(jax.devices()[0].client.live_executables())
 
 

@@ -1,12 +1,12 @@
-"""``md.rule``: what a function of the user's does to layouts, stated from outside.
+"""``md.rule``: how a user's function shards, stated beside it.
 
     @md.rule("b s h _, b t h _, b t h e -> b s h e")
     def attention(q, k, v): ...
 
-Inside ``parallelize`` a call is then one operation of the plan: its rows follow from the text, and
-what a device runs is the function itself on its blocks. Everywhere else it is the plain function.
-The rule is tried when a step is first planned; rows that do not hold are left out, and the plan
-says so. ``attention.check(q, k, v)`` tries it on any operands and raises if any row does not hold.
+Inside ``parallelize`` a call is then one operation of the plan: the placements that it allows follow from the text, and
+a device runs the function itself on its blocks. Everywhere else it is the plain function. The rule is checked when a
+step is first planned; rows that do not hold are removed, with a note in the plan. ``attention.check(q, k, v)`` checks
+it on given operands and raises if any row does not hold.
 """
 
 import inspect
@@ -33,14 +33,14 @@ from meshdsl.util.paths import join_path
 Params = ParamSpec("Params")  # the function's parameters
 Result = TypeVar("Result")
 
-_NOTHING: Mapping[str, str] = {}
+_NO_REDUCTIONS: Mapping[str, str] = {}
 _NO_SIZES: Mapping[str, int] = {}
 
 
 def rule(
     text: str,
     *,
-    reduced: Mapping[str, str] = _NOTHING,
+    reduced: Mapping[str, str] = _NO_REDUCTIONS,
     linear: Groups = (),
     commuting: Groups = (),
     increasing: Sequence[int] = (),
@@ -49,22 +49,34 @@ def rule(
     share: float = 1.0,
     primitive: str = "",
 ) -> "RuleText":
-    """A rule for the function that it decorates, or for a JAX primitive.
+    """Return a decorator that gives a function a sharding rule, or register a rule for a JAX primitive.
 
     Args:
-      text: dims of operands and results by name, ``"b m k, b k n -> b m n"``; ``_`` cannot be split, ``(a b)``
-        holds two factors, major first. Operands are the arrays among the arguments, in order.
-      reduced: dims that vanish, and how: ``{"k": "sum"}``; also ``"max"``, ``"min"``.
-      linear: groups of operands, counted from 0, in which the function is jointly linear.
-      commuting: groups of operands that it only moves, so that any reduction commutes with it.
-      increasing: operands of an elementwise function in which it is monotone increasing.
-      decreasing: likewise decreasing.
+      text: dims of operands and results by name, ``"b m k, b k n -> b m n"``: dims of one name are split together,
+        ``_`` cannot be split, ``(a b)`` is a dim of two factors, major first. Operands are the arrays among the
+        arguments, in order.
+      reduced: dims that the function reduces over, with the reduction: ``{"k": "sum"}``, ``"max"`` or ``"min"``. Split,
+        they make the result partial.
+      linear: groups of operands, counted from 0, in which the function is jointly linear; partial sums pass through.
+      commuting: groups of operands that the function only moves, so that every reduction commutes with it.
+      increasing: operands of an elementwise function in which it is monotonically increasing (``P(max)`` passes).
+      decreasing: operands in which it is monotonically decreasing.
       sizes: lengths of names in ``(a b)`` that do not follow from other dims.
-      share: of the products in the function that are done where it runs; a kernel leaves out those that a mask hides.
-      primitive: instead of a function, a primitive of this name that has no rule yet.
+      share: fraction of the function's multiplications that are executed, between 0 and 1, for its predicted time; a
+        kernel skips those that a mask hides.
+      primitive: the name of a primitive without a rule, in place of a function.
+
+    Returns:
+      A decorator; the decorated function has the parameters and the result of the plain one, and ``.check(*args)``.
 
     Raises:
-      RuleError: a text that is no rule, a primitive that has one.
+      RuleError: the text is not a rule, or the primitive has one already.
+
+    Example:
+      >>> @md.rule("b s h _, b t h _, b t h e -> b s h e")
+      ... def attention(q, k, v): ...
+
+    The notation is that of einsum and of Shardy's sharding rules (``docs/propagation.md`` there).
     """
     for name, x in (("text", text), ("primitive", primitive)):
         if not isinstance(x, str):
@@ -78,18 +90,18 @@ def rule(
 
 @dataclass(frozen=True)
 class RuleText:
-    """A rule that has been stated; it decorates functions."""
+    """A parsed rule; decorates functions."""
 
     stated: RuleSpec
 
     def __call__(self, function: Callable[Params, Result]) -> "FunctionWithRule[Params, Result]":
-        """The function, ruled."""
+        """Return the function with this rule."""
         if not callable(function):
-            raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) rules a primitive")
+            raise RuleError(f"{is_a(function)}, not a function; md.rule(text, primitive=name) is for a primitive")
         return FunctionWithRule(function, self.stated)
 
     def register(self, primitive: str) -> None:
-        """Make it the rule of a primitive."""
+        """Register this as the rule of a primitive."""
         if primitive in RULES:
             raise RuleError(f"{primitive} has a rule already")
 
@@ -102,7 +114,7 @@ class RuleText:
 
 
 class FunctionWithRule(Generic[Params, Result]):
-    """A function with a rule; call it as the function."""
+    """A function with a sharding rule; call it as the function, whose name and documentation it has."""
 
     def __init__(self, function: Callable[Params, Result], stated: RuleSpec) -> None:
         update_wrapper(self, function)
@@ -116,16 +128,25 @@ class FunctionWithRule(Generic[Params, Result]):
         return result
 
     def check(self, *args: Any, **kwargs: Any) -> tuple[Signature, ...]:
-        """Try every row of the rule on 2 and 3 simulated devices, and those of the function's gradient.
+        """Check every row of the rule, and of the rule of the gradient, on 2 and 3 simulated devices.
+
+        The check is randomised, not a proof: operands are cut as the row says, at random where they are partial, and
+        the joined results are compared with the function on whole operands.
 
         Args:
-          args: operands with values; as far as 2 or 3 divides a dim, its row is tried.
+          *args: operands with values; a row is checked if 2 or 3 divides the dims that it splits. Keywords as well.
 
         Returns:
-          The rows that hold; RuleError lists those that do not.
+          The rows that were checked and hold, as signatures ``"S(0) -> S(0)"``.
+
+        Raises:
+          RuleError: lists the rows that do not hold, with the error of the result.
+
+        Example:
+          >>> attention.check(q, k, v)
         """
         ruled, arrays, _ = self._ruled(args, kwargs)
-        held = _proved(ruled, arrays)
+        rows = _check(ruled, arrays)
         which = tuple(i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact))
         results = results_of(ruled, arrays)
         made = [i for i, x in enumerate(results) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -135,17 +156,17 @@ class FunctionWithRule(Generic[Params, Result]):
             back = RuledCall(f"{self.name}'s cotangent", Cotangent(ruled, which), stated)
             rng = np.random.default_rng(0)
             cotangents = [rng.normal(size=results[i].shape).astype(results[i].dtype) for i in made]
-            with suppress(NotChecked):  # it has no gradient
-                _proved(back, [*arrays, *cotangents])
-        return held
+            with suppress(NotChecked):  # the function has no gradient
+                _check(back, [*arrays, *cotangents])
+        return rows
 
     prove = check  # an alias
 
     def _ruled(self, args: Any, kwargs: Any) -> tuple[RuledCall, list[Any], Any]:
-        """One call as an operation: its function of flat arrays, the arrays, the tree of its results."""
+        """Return a call as one operation: its function of flat arrays, the arrays, and the tree of its results."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        held = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
-        flat = Flat(self.function, tree, held)
+        constants = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
+        flat = FlatFunction(self.function, tree, constants)
         ruled = RuledCall(self.name, flat, self.stated)
         arrays = {name: x for name, x in zip(self._names(args, kwargs), leaves, strict=True) if _is_array(x)}
         operands = {name: tuple(x.shape) for name, x in arrays.items()}
@@ -156,7 +177,7 @@ class FunctionWithRule(Generic[Params, Result]):
         return ruled, list(arrays.values()), out_tree
 
     def _names(self, args: Any, kwargs: Any) -> list[str]:
-        """What each leaf of the arguments is called."""
+        """Return the name of each leaf of the arguments: the parameter and the keys below it."""
         parameters = list(inspect.signature(self.function).parameters)
         found, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
         heads = [
@@ -167,26 +188,26 @@ class FunctionWithRule(Generic[Params, Result]):
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A function of flat arrays; what is no array is held, by its position among the leaves of the arguments."""
+class FlatFunction:
+    """A function of flat arrays; other arguments are constants, by position among the leaves of the arguments."""
 
     function: Callable[..., Any]
     tree: Any
-    held: tuple[tuple[int, Any], ...]
+    constants: tuple[tuple[int, Any], ...]
 
     def whole(self, *arrays: Any) -> Any:
-        """The function's own result."""
-        fixed, given = dict(self.held), iter(arrays)
-        leaves = [fixed[i] if i in fixed else next(given) for i in range(self.tree.num_leaves)]
+        """Return the function's own result."""
+        constants, given = dict(self.constants), iter(arrays)
+        leaves = [constants[i] if i in constants else next(given) for i in range(self.tree.num_leaves)]
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return self.function(*args, **kwargs)
 
     def __call__(self, *arrays: Any) -> list[Any]:
-        """Its results, flat."""
+        """Return the results as a flat list of arrays."""
         return [jnp.asarray(x) for x in jax.tree.leaves(self.whole(*arrays))]
 
 
-def _proved(ruled: RuledCall, arrays: Sequence[Any]) -> tuple[Signature, ...]:
+def _check(ruled: RuledCall, arrays: Sequence[Any]) -> tuple[Signature, ...]:
     results = results_of(ruled, arrays)
     ports = [*arrays, *results]
     rows = legal_rows(ruled, [tuple(x.shape) for x in ports], [x.dtype for x in ports])

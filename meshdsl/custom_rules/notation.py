@@ -1,12 +1,11 @@
-"""The text of a rule that a user states, and what follows for derivatives.
+"""The text of a user's rule, and the rules of derivatives that follow from it.
 
     b s h _, b t h _, b t h e -> b s h e
 
-A letter or word names the length of a dim; dims with the same name are split together. ``_`` is a
-dim that cannot be split, and so is one whose name a result lacks, unless the function sums over
-it (``reduced``). From the text of a function's rule follow those of its derivatives: a cotangent
-has the dims of what it belongs to, and a dim that an operand lacks is summed over in the
-operand's cotangent. If blocks of the one are right, so are blocks of the other.
+A letter or word names a dim; dims of one name have one length and are split together. ``_`` is a dim that cannot be
+split, and so is one whose name a result lacks, unless the function reduces over it (``reduced``). The rules of
+derivatives follow: a cotangent has the dims of its primal, and a dim that an operand lacks is summed over in the
+operand's cotangent. If the function is right on blocks, so are its derivatives.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """Factors and properties of a function; the fields are those of ``Rule``, as values that can be compared."""
+    """Factors and properties of a function: the fields of ``Rule`` as hashable values."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
@@ -38,7 +37,7 @@ class RuleSpec:
         return f"{', '.join(map(_text, self.inputs))} -> {', '.join(map(_text, self.outputs))}"
 
     def lengths(self, shapes: Shapes) -> dict[str, int]:
-        """The length of every factor, for operands and results of these shapes that fit."""
+        """Return the length of every factor, for operands and results of shapes that fit."""
         known = dict(self.sizes)
         dims = [(dim, n) for dims, shape in self._ports(shapes) for dim, n in zip(dims, shape, strict=True)]
         for dim, n in sorted(dims, key=lambda pair: len(pair[0])):
@@ -48,7 +47,7 @@ class RuleSpec:
         return known
 
     def misfits(self, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """One line per operand or result that the text does not fit; operands first, by name."""
+        """Return a line per operand or result that the text does not fit; operands first, by name."""
         ports = list(zip(shapes, self._ports(list(shapes.values())), strict=True))
         ranks = [_wrong_rank(name, dims, shape) for name, (dims, shape) in ports if len(dims) != len(shape)]
         if ranks:
@@ -57,7 +56,7 @@ class RuleSpec:
         return [row for name, (dims, shape) in ports for row in _wrong_lengths(name, dims, shape, known)]
 
     def rule(self, shapes: Shapes) -> Rule:
-        """The rule for operands and results of these shapes."""
+        """Return the rule for operands and results of these shapes."""
         known, shared = self.lengths(shapes), {f for dims in (*self.inputs, *self.outputs) for f in _joined(dims)}
         return Rule(
             self.inputs,
@@ -71,18 +70,18 @@ class RuleSpec:
         )
 
     def tangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "RuleSpec":
-        """Of the derivative along operands ``which``: operands, their tangents -> the tangents of results ``made``."""
+        """Return the rule of the JVP along ``which``: operands, their tangents -> tangents of results ``made``."""
         inputs = (*self.inputs, *(self.inputs[i] for i in which))
         summed = [f for f, kind in self.reduced if kind == "sum"]
         return self._derived(inputs, [self.outputs[i] for i in made], summed, len(which), shapes)
 
     def cotangent(self, which: Sequence[int], made: Sequence[int], shapes: Shapes) -> "RuleSpec":
-        """Of the transpose: operands, cotangents of results ``made`` -> cotangents of operands ``which``."""
+        """Return the rule of the VJP: operands, cotangents of results ``made`` -> cotangents of operands ``which``."""
         inputs = (*self.inputs, *(self.outputs[i] for i in made))
         return self._derived(inputs, [self.inputs[i] for i in which], self._divisible(), len(made), shapes)
 
     def mapped(self, axes: Sequence[int | None]) -> "RuleSpec":
-        """Of the function under ``vmap`` over one more dim of some operands; the results have it in front."""
+        """Return the rule under ``vmap`` over one more dim of some operands; the results have it in front."""
         used = {f for dims in (*self.inputs, *self.outputs) for dim in dims for f in dim}
         name = next(n for i in range(len(used) + 1) if (n := f"map{i}") not in used)
         inputs = [
@@ -94,7 +93,7 @@ class RuleSpec:
     def _derived(
         self, inputs: Sequence[Dims], outputs: Sequence[Dims], summed: Iterable[str], count: int, shapes: Shapes
     ) -> "RuleSpec":
-        """A derivative, which is linear in its last ``count`` operands together."""
+        """Return the rule of a derivative, which is jointly linear in its last ``count`` operands."""
         divisible = self._divisible()
         known = self.lengths(shapes)
         return RuleSpec(
@@ -107,7 +106,7 @@ class RuleSpec:
         )
 
     def _divisible(self) -> list[str]:
-        """The factors by which the function can be split so that its derivatives can, too."""
+        """Return the factors by which both the function and its derivatives can be split."""
         kinds = dict(self.reduced)
         names = dict.fromkeys(f for dims in (*self.inputs, *self.outputs) for dim in dims for f in dim)
         everywhere = [f for f in names if all(any(f in dim for dim in dims) for dims in self.outputs)]
@@ -135,7 +134,7 @@ def check_fit(
 def parse(
     text: str, reduced: Mapping[str, str], sizes: Mapping[str, int], share: float = 1.0, **groups: Groups
 ) -> RuleSpec:
-    """What ``text`` states; RuleError lists what is wrong with it."""
+    """Parse the text of a rule; RuleError lists all its faults."""
     found = Rule.parse(text)
     properties = {name: tuple(value) for name, value in groups.items()}
     given = RuleSpec(
@@ -148,7 +147,7 @@ def parse(
     )
     rows = list(_text_faults(text, given))
     if rows:
-        raise RuleError(faults(f"{text!r} is no rule:", rows, "a rule reads 'b m k, b k n -> b m n'"))
+        raise RuleError(faults(f"{text!r} is not a rule:", rows, "a rule reads 'b m k, b k n -> b m n'"))
     return given
 
 
@@ -161,7 +160,7 @@ def _text_faults(text: str, given: RuleSpec) -> Iterator[str]:
         f"{f} is in a result, but in no operand; write _ if it cannot be split" for f in results if f not in operands
     )
     if not (isinstance(given.share, int | float) and 0 < given.share <= 1):
-        yield f"share={given.share!r} is no part of its products, a number above 0 and up to 1"
+        yield f"share={given.share!r} is not a fraction of its multiplications, above 0 and up to 1"
     yield from (f"{f} is reduced, but in no operand" for f, _ in given.reduced if f not in operands)
     for f, kind in given.reduced:
         if kind not in ("sum", "max", "min"):
@@ -180,14 +179,14 @@ def _text(dims: Dims) -> str:
 
 
 def _joined(dims: Dims) -> Iterator[str]:
-    """The factors that share a dim."""
+    """Yield the factors that share a dim with others."""
     return (f for dim in dims if len(dim) > 1 for f in dim)
 
 
 def _only(dims: Dims, factors: Iterable[str]) -> Dims:
-    """The dims, those whose major factor is not among ``factors`` being whole."""
-    kept = set(factors)
-    return tuple(dim if dim and dim[0] in kept else () for dim in dims)
+    """Return the dims, indivisible unless their major factor is among ``factors``."""
+    divisible = set(factors)
+    return tuple(dim if dim and dim[0] in divisible else () for dim in dims)
 
 
 def _wrong_rank(name: str, dims: Dims, shape: tuple[int, ...]) -> str:
@@ -198,7 +197,7 @@ def _wrong_lengths(name: str, dims: Dims, shape: tuple[int, ...], known: Mapping
     for i, (dim, n) in enumerate(zip(dims, shape, strict=True)):
         unknown = [f for f in dim if f not in known]
         if unknown:
-            yield f"{name} of shape {shape}: the lengths of {', '.join(unknown)} in dim {i} are not known; state sizes="
+            yield f"{name} of shape {shape}: the lengths of {', '.join(unknown)} in dim {i} are unknown; pass sizes="
         elif dim and prod(known[f] for f in dim) != n:
             lengths = ", ".join(f"{f}={known[f]}" for f in dim)
             yield f"{name} of shape {shape} ({_text(dims)}): dim {i} is {n}, elsewhere {lengths}"

@@ -1,11 +1,11 @@
-"""The primitive behind ``md.rule``: a function of the user's as one operation, under every transformation.
+"""The JAX primitive behind ``md.rule``: a user's function as one operation, under every transformation.
 
     jvp        the operation, and its tangent: an operation that is linear in the tangents
     transpose  of a tangent: the cotangents, one operation
     vmap       an operation with one more dim
 
-All of them are the same primitive with another ``RuledCall``: a function of flat arrays, and the
-stated rule that follows from the one that was stated.
+All of them bind the same primitive with another ``RuledCall``: a function of flat arrays, and the rule that follows
+from the user's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +29,12 @@ custom_rule_p.multiple_results = True
 
 @dataclass(frozen=True)
 class FixedCost:
-    """What a function takes on one device that has everything whole.
+    """Cost of a function on one device, on whole operands.
 
     Args:
-      flops: of matrix products and convolutions.
-      room: bytes that it needs while it runs beside operands and results, divided as its first result is.
+      seconds: predicted time.
+      flops: FLOPs of matrix products and convolutions.
+      room: bytes of temporaries while it runs; they divide as its first result does.
     """
 
     seconds: float
@@ -43,11 +44,11 @@ class FixedCost:
 
 @dataclass(frozen=True)
 class RuledCall:
-    """A function of flat arrays with the rule that was stated; equal ones are one operation to the planner.
+    """A function of flat arrays with its rule; calls of equal value are one kind of operation to the planner.
 
     Args:
-      false: rows of that rule that were tried and do not hold.
-      spent: what it takes, where that is not to be read from its operations.
+      false: rows of the rule that were checked and do not hold.
+      spent: the cost, where it does not follow from the function's operations.
     """
 
     name: str
@@ -62,13 +63,13 @@ class RuledCall:
 
 @dataclass(frozen=True)
 class Tangent:
-    """The derivative of a ruled function along operands ``which``, of its inexact results."""
+    """The JVP of a function with a rule along operands ``which``, for its inexact results."""
 
     of: RuledCall
     which: tuple[int, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
-        """Tangents of the results, for operands and their tangents."""
+        """Return tangents of the results, for operands and their tangents."""
         count = len(arrays) - len(self.which)
         along = dict(zip(self.which, arrays[count:], strict=True))
         run, primals = _along(self.of, self.which, arrays[:count])
@@ -78,13 +79,13 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Cotangent:
-    """Its transpose: operands, cotangents of the inexact results -> cotangents of operands ``which``."""
+    """The VJP: operands, cotangents of the inexact results -> cotangents of operands ``which``."""
 
     of: RuledCall
     which: tuple[int, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
-        """Cotangents of the operands, for operands and cotangents."""
+        """Return cotangents of the operands, for operands and cotangents of the results."""
         count = len(self.of.stated.inputs)
         run, primals = _along(self.of, self.which, arrays[:count])
         cotangents: Arrays = jax.vjp(run, *primals)[1](list(arrays[count:]))
@@ -93,32 +94,32 @@ class Cotangent:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A ruled function over one more dim of some operands."""
+    """A function with a rule, mapped over one more dim of some operands."""
 
     of: RuledCall
     axes: tuple[int | None, ...]
 
     def __call__(self, *arrays: Any) -> Arrays:
-        """The results, with the new dim in front."""
+        """Return the results, with the new dim in front."""
         return list(jax.vmap(lambda *xs: list(self.of.function(*xs)), in_axes=self.axes)(*arrays))
 
 
 def results_of(ruled: RuledCall, arrays: Sequence[Any]) -> list[Any]:
-    """The types of the results for operands like these."""
+    """Return the types of the results for operands of these types."""
     closed = jax.make_jaxpr(ruled.function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays))
     if closed.effects:
-        raise RuleError(f"{ruled.name} has effects (a print, a callback), so no rule can speak for it")
+        raise RuleError(f"{ruled.name} has effects (a print, a callback), so it cannot have a rule")
     divides = next((name for name in _names(closed.jaxpr) if name in DIVIDING), "")
     if divides:
         raise RuleError(
-            f"{ruled.name} calls {divides}, which divides arrays by itself; a ruled function is given blocks already:"
-            " call what runs on a block"
+            f"{ruled.name} calls {divides}, which partitions arrays itself; a function with a rule is given blocks:"
+            " call the function that runs on a block"
         )
     return list(closed.out_avals)
 
 
 def _names(jaxpr: Jaxpr) -> Iterator[str]:
-    """The primitives of a jaxpr, at any depth."""
+    """Yield the names of a jaxpr's primitives, at any depth."""
     for eqn in jaxpr.eqns:
         yield eqn.primitive.name
         for x in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
@@ -129,7 +130,7 @@ def _names(jaxpr: Jaxpr) -> Iterator[str]:
 def _along(
     ruled: RuledCall, which: Sequence[int], primals: Sequence[Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The inexact results as a function of operands ``which``, with their values."""
+    """Return the inexact results as a function of operands ``which``, and the values of these."""
 
     def run(*varied: Any) -> list[Any]:
         known = {**dict(enumerate(primals)), **dict(zip(which, varied, strict=True))}
@@ -143,7 +144,7 @@ def _inexact(x: Any) -> bool:
 
 
 def _derived(ruled: RuledCall, which: Sequence[int], primals: Sequence[Any]) -> tuple[Any, Any, list[int]]:
-    """What the rules of derivatives need: positions of operands and inexact results, and all shapes."""
+    """Return what rules of derivatives need: positions of operands, all shapes, positions of inexact results."""
     results = results_of(ruled, primals)
     made = [i for i, x in enumerate(results) if _inexact(x)]
     return tuple(which), [tuple(x.shape) for x in (*primals, *results)], made
@@ -163,7 +164,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, ruled: RuledCall) -
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: RuledCall) -> list[Any]:
-    """What is undefined among the operands are tangents, or operands in which the function itself is linear."""
+    """Undefined operands are tangents, or operands in which the function itself is linear."""
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     base, primals, wanted = ruled, [_defined(x) for x in operands], linear
     if isinstance(ruled.function, Tangent):
@@ -177,7 +178,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, ruled: RuledCall) -> l
 
 
 def _defined(x: Any) -> Any:
-    """A linear function has the same derivative everywhere, also at zero."""
+    """Return zeros for an undefined operand: a linear function has the same derivative everywhere."""
     return jnp.zeros(x.aval.shape, x.aval.dtype) if ad.is_undefined_primal(x) else x
 
 

@@ -1,7 +1,8 @@
-"""Devices in numpy: cut values into what each rank holds, put results together again.
+"""Simulated devices in numpy: cut a value into the blocks of every rank, and join blocks to a value.
 
-A *stack* is an array with one leading dim per mesh axis, then a dim of draws (independent
-random cases), then the tensor's own dims. PRNG keys are stacked as their key data.
+A *stack* is an array with one leading dim per mesh axis, then a dim of samples (independent random cases), then the
+tensor's own dims. PRNG keys are stacked as their key data. ``cut`` and ``join`` are the two directions of the meaning
+of a placement, so a function on blocks is right if ``join(function(cut(x)))`` equals ``function(x)``.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ Random = np.random.Generator
 
 
 def cut(value: Array, placed: tuple[Placement, ...], ranks: tuple[int, ...], rng: Random) -> Array:
-    """What each rank holds of ``value`` ([draws, ...]) when axis i of ``ranks[i]`` devices has ``placed[i]``."""
+    """Return the stack of ``value`` ([samples, ...]), where axis i of ``ranks[i]`` devices has ``placed[i]``."""
     if not placed:
         return value
     if placed[0] is B:
@@ -25,7 +26,7 @@ def cut(value: Array, placed: tuple[Placement, ...], ranks: tuple[int, ...], rng
 
 
 def parts(value: Array, placed: Placement, ranks: int, rng: Random) -> Iterable[Array]:
-    """The blocks or partial values of one axis."""
+    """Return the blocks or partial values on one mesh axis."""
     if isinstance(placed, Split):
         return np.split(value, ranks, axis=int(placed.dim) + 1)
     assert isinstance(placed, Partial)
@@ -33,7 +34,7 @@ def parts(value: Array, placed: Placement, ranks: int, rng: Random) -> Iterable[
 
 
 def join(stack: Array, placed: tuple[Placement, ...]) -> Array | None:
-    """The value that the ranks hold together; None where ranks that should agree do not."""
+    """Return the value that a stack represents; None if replicas differ."""
     if not placed:
         return stack
     inner = [join(part, placed[1:]) for part in stack]
@@ -42,7 +43,7 @@ def join(stack: Array, placed: tuple[Placement, ...]) -> Array | None:
 
 
 def agree(found: Array, expected: Array, exact: bool = False) -> bool:
-    """Equal (up to rounding, if not ``exact``) wherever the expected value is finite."""
+    """Return whether two arrays are equal, up to rounding if not ``exact``, wherever ``expected`` is finite."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if not _inexact(expected):
@@ -78,7 +79,7 @@ JOIN: dict[type, Callable[[list[Array], Placement], Array | None]] = {
 
 
 def _addends(value: Array, ranks: int, rng: Random) -> list[Array]:
-    """Random parts with this sum, zeros among them; an infinite value is a sum that overflows."""
+    """Return random addends of ``value``, zeros among them; an infinite value is a sum that overflows."""
     size = (ranks - 1, *value.shape)
     noise = rng.integers(-8, 9, size) * rng.integers(0, 2, size)
     noise = (noise / 4 if _inexact(value) else noise).astype(value.dtype)
@@ -92,13 +93,13 @@ def _addends(value: Array, ranks: int, rng: Random) -> list[Array]:
 
 
 def _bounds(value: Array, reduction: str, ranks: int, rng: Random) -> list[Array]:
-    """Parts whose maximum (minimum) is ``value``, the reduction's identity among them."""
+    """Return parts whose maximum (minimum) is ``value``, the reduction's identity among them."""
     owner = rng.integers(0, ranks, value.shape)
     return [np.where(owner == rank, value, _beyond(value, reduction == "max", rng)) for rank in range(ranks)]
 
 
 def _beyond(value: Array, below: bool, rng: Random) -> Array:
-    """Random values that do not pass ``value``."""
+    """Return random values that do not exceed ``value`` (or are not below it)."""
     if value.dtype == bool:
         other = rng.integers(0, 2, value.shape).astype(bool)
         return np.asarray(value & other if below else value | other)

@@ -1,8 +1,9 @@
-"""The proof of a user's rule: its function, on simulated devices, against its function on whole arrays.
+"""A randomised check of a user's rule: its function on simulated devices against its function on whole arrays.
 
-Every row of the rule is tried on a few devices: operands are cut as the row says, at random
-where they are partial, the function runs on each device's blocks, and the results are put
-together as the row says. The function runs as it is, so it has to run where the plan is made.
+Every row of the rule is checked on a few devices: operands are cut as the row says, at random where they are partial,
+the function runs on each device's blocks, and the results are joined as the row says (the brute-force validation of
+PyTorch DTensor's ``strategy_validation``). The function runs as it is, so it has to run where the plan is made. A row
+that fails is wrong; a row that passes is right for these operands.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,20 +23,20 @@ from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import carries
 
-SMALL = 2**18  # elements: as many are tried as they are
-SHORT = 12  # otherwise dims that can be split are cut to this length, which 2, 3 and 4 devices divide
-LARGE = 2**22  # and more than this are not tried
+SMALL = 2**18  # elements of operands and results; up to this, operands keep their shapes
+SHORT = 12  # elements; length of divisible dims of larger operands, which 2, 3 and 4 devices divide
+LARGE = 2**22  # elements; above this, also with short dims, a rule is not checked
 TOLERANCES = {1: 1e-1, 2: 3e-2, 4: 1e-4, 8: 1e-9}  # by bytes of a float, relative to the largest value
 Array = simulated.Array
 
 
 class NotChecked(Exception):
-    """Why a rule could not be tried."""
+    """The reason why a rule could not be checked."""
 
 
 @dataclass(frozen=True)
 class RuleCheck:
-    """A function on whole operands, and rows to try; rows list one placement per operand."""
+    """A function, whole operands with values, and the rows and numbers of devices to check."""
 
     ruled: RuledCall
     operands: tuple[Array, ...]
@@ -43,7 +44,12 @@ class RuleCheck:
     devices: tuple[int, ...]
 
     def check(self) -> tuple[Signature, ...]:
-        """The rows that were tried and hold; RuleError lists those that do not, Untried says what kept from trying."""
+        """Return the rows that were checked and hold.
+
+        Raises:
+          RuleError: lists the rows that do not hold.
+          NotChecked: the function does not run here.
+        """
         found = self.results()
         faults_found = [f"{row} on {k} devices: {why}" for row, k, why in found if why]
         if faults_found:
@@ -52,7 +58,7 @@ class RuleCheck:
         return tuple(dict.fromkeys(row for row, _, _ in found))
 
     def results(self) -> list[tuple[Signature, int, str]]:
-        """Every row that was tried, on how many devices, and what is wrong with it, if anything."""
+        """Return every row that was checked, with the number of devices, and its fault; empty if it holds."""
         shapes = self._result_shapes()
         tried = [(row, k) for row in self.rows for k in self.devices if _divides(row, k, self.operands, shapes)]
         blocks = [self._blocks(row, k) for row, k in tried]
@@ -69,7 +75,7 @@ class RuleCheck:
             raise NotChecked(f"it does not run here ({_first_line(error)})") from error
 
     def _blocks(self, row: Signature, devices: int) -> list[tuple[Array, ...]]:
-        """What each device holds of the operands."""
+        """Return each device's blocks of the operands."""
         rng = np.random.default_rng(0)
         pairs = zip(self.operands, row.inputs, strict=True)
         stacks = [simulated.cut(x[None], (placed,), (devices,), rng) for x, placed in pairs]
@@ -78,20 +84,18 @@ class RuleCheck:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What trying a rule showed: rows that do not hold, with the reason, or why it could not be tried."""
+    """Outcome of a check: rows that do not hold, with the reason, or why the rule could not be checked."""
 
     false: tuple[tuple[Signature, str], ...] = ()
-    untried: str = ""
+    unchecked: str = ""
 
     def note(self, name: str) -> str:
-        """A line for the plan; empty if there is nothing to say."""
-        if self.untried:
-            return (
-                f"the rule of {name} is taken at its word: {self.untried}; try {name}.check(...) with smaller operands"
-            )
+        """Return a note for the plan; empty if the rule was checked and holds."""
+        if self.unchecked:
+            return f"the rule of {name} was not checked: {self.unchecked}; try {name}.check(...) with smaller operands"
         rows = "; ".join(f"{row} ({why})" for row, why in self.false)
         return (
-            f"the rule of {name} does not hold in full; left out: {rows}; write _ for a dim that cannot be split"
+            f"the rule of {name} does not hold in full; removed: {rows}; write _ for a dim that cannot be split"
             if rows
             else ""
         )
@@ -125,12 +129,12 @@ def _outcome(op: Op) -> CheckOutcome:
         try:
             _OUTCOMES[key] = CheckOutcome(tuple((row, why) for row, _, why in _case(op).results() if why))
         except NotChecked as why:
-            _OUTCOMES[key] = CheckOutcome(untried=str(why))
+            _OUTCOMES[key] = CheckOutcome(unchecked=str(why))
     return _OUTCOMES[key]
 
 
 def _case(op: Op) -> RuleCheck:
-    """An operation as a case, with operands of its own or of smaller shapes."""
+    """Return a check of an operation's rule, on random operands of its shapes or of smaller ones."""
     ruled: RuledCall = op.params["ruled"]
     shapes = [tuple(x.shape) for x in (*op.inputs, *op.outputs)]
     if sum(map(prod, shapes)) > SMALL:
@@ -147,20 +151,20 @@ def _case(op: Op) -> RuleCheck:
 
 
 def legal_rows(ruled: RuledCall, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> tuple[Signature, ...]:
-    """The rows that the stated rule gives and the dtypes allow, without the one that splits nothing."""
+    """Return the rows of the stated rule that the dtypes allow, except the one that replicates everything."""
     rows = ruled.stated.rule(shapes).rows()[1:]
     return tuple(r for r in rows if all(carries(p, t) for p, t in zip((*r.inputs, *r.outputs), dtypes, strict=True)))
 
 
 def random_array(shape: tuple[int, ...], dtype: Any, rng: simulated.Random) -> Array:
-    """Normal numbers; zeros and ones where they may be positions."""
+    """Return normally distributed values; zeros and ones for integers, which may be indices."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.asarray(rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(rng.normal(size=shape)).astype(dtype)
     if jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_:
         return np.asarray(rng.integers(0, 2, shape)).astype(dtype)
-    raise NotChecked(f"operands of {dtype} cannot be drawn")
+    raise NotChecked(f"operands of {dtype} cannot be sampled")
 
 
 def _shortened(ruled: RuledCall, shapes: list[tuple[int, ...]]) -> tuple[RuledCall, list[tuple[int, ...]]]:
@@ -179,13 +183,13 @@ def _short(dim: tuple[str, ...], n: int, short: dict[str, int]) -> int:
 def run_together(
     function: Callable[..., Any], groups: Sequence[Sequence[tuple[Array, ...]]]
 ) -> list[list[list[Array]] | str]:
-    """Per group of operands of equal shapes, the results; or why the function does not run on them.
+    """Return the results per group of operands of equal shapes, or the error of the function on them.
 
-    All are one compiled program, because compiling is what costs time here; made ahead of time, so that it
-    runs while another function is traced.
+    All groups are one compiled program, because compilation dominates the time; it is compiled ahead of time, so that
+    the program runs while another function is traced.
     """
     stacks = [[np.stack(arrays) for arrays in zip(*group, strict=True)] for group in groups]
-    why = [_refusal(function, group[0]) for group in groups]
+    why = [_trace_error(function, group[0]) for group in groups]
     given = {str(i): stack for i, stack in enumerate(stacks) if not why[i]}
     try:
         run = jax.jit(lambda given: {i: _on_each(function, stack) for i, stack in given.items()})
@@ -205,7 +209,7 @@ def _each(stacks: Sequence[Array]) -> list[list[Array]]:
     return [list(arrays) for arrays in zip(*stacks, strict=True)]
 
 
-def _refusal(function: Callable[..., Any], arrays: Sequence[Array]) -> str:
+def _trace_error(function: Callable[..., Any], arrays: Sequence[Array]) -> str:
     try:
         jax.eval_shape(function, *arrays)
     except Exception as error:  # of any kind: it is the user's function
@@ -214,7 +218,7 @@ def _refusal(function: Callable[..., Any], arrays: Sequence[Array]) -> str:
 
 
 def _options() -> dict[str, bool | str] | None:
-    """Options that compile fast, where they are known."""
+    """Return compiler options that favour compile time, where they are known."""
     return {"xla_llvm_disable_expensive_passes": True} if jax.default_backend() == "cpu" else None
 
 
@@ -225,7 +229,7 @@ def _divides(row: Signature, devices: int, operands: Sequence[Array], results: S
 
 
 def _fault(row: Signature, made: list[list[Array]] | str, expected: Sequence[Array]) -> str:
-    """What is wrong with a row, given the results of every device; nothing if it holds."""
+    """Return the fault of a row, given the results of every device; empty if it holds."""
     if isinstance(made, str):
         return f"it does not run on these blocks ({made})"
     found = zip(zip(*made, strict=True), row.outputs, expected, strict=True)
@@ -245,7 +249,7 @@ def _difference(blocks: Sequence[Array], placed: Placement, want: Array) -> str:
 
 
 def relative_error(got: Array, want: Array) -> float:
-    """The largest difference where ``want`` is finite, relative to its largest value."""
+    """Return the largest difference where ``want`` is finite, relative to its largest value."""
     wide = np.complex128 if np.iscomplexobj(want) else np.float64
     a, b = got.astype(wide), want.astype(wide)
     finite = np.isfinite(b)

@@ -1,7 +1,7 @@
-"""The primitive behind ``md.constrain``: the identity, with a layout that the planner reads.
+"""The primitive behind ``md.constrain``: the identity, with a layout for the planner.
 
-Under autodiff it speaks of the primal alone; under ``vmap`` the dims that it splits move past the
-mapped one. ``names`` are the names of the value's dims where they are known, else empty.
+Under autodiff it constrains the primal only; under ``vmap`` the dims that it splits shift past the mapped one.
+``names`` are the names of the value's dims if they are known, else empty.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ constrain_p = Primitive("constrain")
 
 
 def bind_constrain(x: Any, layout: Layout, names: Names = ()) -> Any:
-    """``x``, planned in ``layout``, which has dims by number; ``names`` are their names."""
+    """Return ``x``, constrained to ``layout``, whose dims are numbers; ``names`` are their names."""
     return constrain_p.bind(x, layout=layout, names=names)
 
 
@@ -38,7 +38,7 @@ def _batch(args: Sequence[Any], mapped: Sequence[int], *, layout: Layout, names:
 
 
 def _past(placed: Placement, mapped: int) -> Placement:
-    """The placement once a mapped dim has been inserted before position ``mapped``."""
+    """Return the placement after a mapped dim has been inserted at position ``mapped``."""
     if isinstance(placed, Split) and isinstance(placed.dim, int) and placed.dim >= mapped:
         return Split(placed.dim + 1)
     return placed

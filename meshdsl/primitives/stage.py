@@ -1,10 +1,10 @@
-"""``md.stage``: where a step that is no scan over layers is cut into the stages of a pipeline.
+"""``md.stage``: cuts a step that is no scan over layers into the stages of a pipeline.
 
     x = md.stage(block0(params[0], x))
     x = md.stage(block1(params[1], x))
-    loss = head(params[2], x)            # three parts
+    loss = head(params[2], x)            # three stages
 
-The primitive behind it is the identity. It stays in the gradient, so that the way back is cut at the same places.
+The primitive behind it is the identity. Its transpose is a cut as well, so the backward pass is cut at the same places.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,24 @@ stage_p.multiple_results = True
 
 
 def stage(x: T) -> T:
-    """``x``; with ``Pipeline(axis=...)`` what is done with it belongs to the next stage.
+    """Return ``x``; with ``Pipeline(axis=...)``, operations on it belong to the next stage.
 
     Args:
-      x: an array or a pytree of arrays: all that later stages need of earlier ones. What is made of the batch alone
-        need not be handed on.
+      x: an array or a pytree of arrays of any shape: everything that later stages need from earlier ones. Values that
+        depend on the batch alone need not be among them.
 
-    Raises ArgumentError, listing leaves that are no arrays.
+    Returns:
+      ``x``, unchanged.
+
+    Raises:
+      ArgumentError: lists the leaves that are no arrays.
+
+    Example:
+      >>> x = md.stage(block0(params[0], x))
+      >>> loss = head(params[1], x)
+      >>> md.parallelize(step, md.Mesh(pipe=2), pipeline=md.Pipeline(8, axis="pipe"))
+
+    The schedules are those of GPipe (Huang et al. 2019) and its successors, see ``meshdsl.schedules``.
     """
     leaves, tree = jax.tree.flatten(x)
     alien = [is_a(leaf) for leaf in leaves if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))]
@@ -40,7 +51,7 @@ def stage(x: T) -> T:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, back: bool) -> tuple[Any, Any]:
-    """The tangents of what has any go through a cut of their own."""
+    """Tangents of inexact values pass through a cut of their own."""
     live = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.inexact)]
     given = [ad.instantiate_zeros(tangents[i]) for i in live]
     moved = dict(zip(live, stage_p.bind(*given, back=back) if given else (), strict=True))
