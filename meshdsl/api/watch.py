@@ -91,7 +91,7 @@ class Watch:
 
         Args:
           bytes: limit on the bytes that one device sends if every program runs once.
-          kinds: limits on the runs of each kind of collective, ``{"all-reduce": 2}``;
+          kinds: limits on the runs of each kind of collective, ``{"all-reduce": 2}``.
         """
         check_budget("what was compiled", self.collectives, bytes, kinds)
 
@@ -128,7 +128,7 @@ def watch(mesh: Mesh | None = None) -> Iterator[Watch]:
         raise ArgumentError(f"watch: {is_a(mesh)}, not a mesh; md.Mesh(data=4, model=2) is one")
     seen = Watch(mesh)
 
-    def listener(event: str, seconds: float, **rest: Any) -> None:
+    def listener(event: str, duration_secs: float, **rest: Any) -> None:
         if event == COMPILE_EVENT:
             seen.look()  # at once: the program may be deleted before the end of the ``with``
 
