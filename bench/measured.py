@@ -219,21 +219,21 @@ def picture(found: Sequence[Facts]) -> str:
 
 INTRODUCTION = """# Step times measured here
 
-Models on 8 virtual CPU devices, planned with the topology that `meshdsl topology calibrate` measured just before, and
-nothing fitted besides. "Predicted" is `plan.seconds`, one thing after the other, as these devices share the cores of
-one machine; "with overlap" is `plan.simulated_seconds`. A case with a strategy after its name is pinned by that
-strategy's rules; the others, and those of the zoo, by their batch alone. Layouts are ranked at other sizes, few words
-and many parameters, so that they differ in what they send."""
+Models on 8 virtual CPU devices, planned with the topology that `meshdsl topology calibrate` measured just before;
+nothing else is fitted. "Predicted" is `plan.seconds`, sequential execution, as these devices share the cores of one
+machine; "with overlap" is `plan.simulated_seconds`. A case with a strategy after its name is pinned by that strategy's
+rules; the others, and those of the zoo, by their batch alone. Layouts are ranked at other sizes, with few tokens and
+many parameters, so that they differ in communication."""
 
-CAUSES = """What is furthest off, and why, as far as it was looked into:
+CAUSES = """The largest errors and their known causes:
 
-* `zoo, equation`: a `while` loop takes as many trips as its data want, and the plan's number of trips is a guess.
+* `zoo, equation`: the number of iterations of a `while` loop depends on data, and the plan estimates it.
 * `resnet`: gradients of convolutions in a scan run at 2 GFLOP/s in XLA's CPU compiler (jax 0.10.2), those of the same
-  layers unrolled at 66 (a 3x3 convolution of 64 channels, four layers, one device), and calibration measures products.
-* `gpt, remat`: the plan counts what is computed again; the CPU's compiler drops the barriers that would keep it from
-  reading what is there already.
-* `zoo, convnext` and others with images or transforms: convolutions in groups and FFTs have one rate or none that is
-  measured. Not looked into further."""
+  layers unrolled at 66 (a 3x3 convolution of 64 channels, four layers, one device); calibration measures matmuls.
+* `gpt, remat`: the plan counts recomputation; the CPU compiler drops the barriers that would keep it from reading the
+  stored activations instead.
+* `zoo, convnext` and others with images or FFTs: grouped convolutions and FFTs have no measured rate of their own. Not
+  investigated further."""
 
 if __name__ == "__main__":
     main()

@@ -19,17 +19,17 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "examples" / "strategies").glob("*.py"))
 PAGE = ROOT / "docs" / "strategies.md"
 HEADER = ["strategy", "mesh", "collective", "runs", "bytes of the plan", "published", "its bytes", "equal", "memory"]
-INTRODUCTION = """# Strategies that people invented by hand
+INTRODUCTION = """# Strategies from the literature
 
-Each is one file of `examples/strategies/`: a step for one device, and the one line below, or none where the planner
-finds it. Bytes are what one device sends per step, from the plan. The published formula, whose source stands in the
-file, is evaluated for the sizes of the step; where a paper counts per layer or product, it adds up those of the step.
-A strategy sends nothing that is not in the table, and each runs on 8 virtual CPU devices as planned, with the numbers
+Each strategy is one file of `examples/strategies/`: a step for one device and the one line of layouts below, or none
+where the planner finds it alone. Bytes are what one device sends per step, from the plan. The published formula, whose
+source is cited in the file, is evaluated at the sizes of the step; where a paper counts per layer or matmul, these are
+summed. The table lists everything a strategy sends, and each runs on 8 virtual CPU devices as planned, with the numbers
 of one device (`tests/examples/test_strategies.py`).
 
-Sizes are small and the devices that are planned for slow, as stated in the files: what latency, bandwidth and FLOP/s
-are to each other decides between strategies that send the same bytes. With more latency, for example, the
-reductions and gathers of ZeRO become the all-reduces of data parallelism.
+Sizes are small and the planned devices slow, as stated in the files: the ratios of latency, bandwidth and FLOP/s decide
+between strategies that send equal bytes. With a higher latency, for example, the reduce-scatters and all-gathers of
+ZeRO become the all-reduces of data parallelism.
 """
 
 
@@ -54,7 +54,7 @@ class Strategy:
     def line(self) -> str:
         """What the file states about layouts."""
         stated = self.program.layouts or {}
-        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "nothing, it is found"
+        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "none, found by the planner"
 
     def devices(self) -> str:
         """What it is planned for: mesh, speeds, links and the limit on memory."""

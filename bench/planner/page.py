@@ -39,7 +39,7 @@ def _gaps(rows: Rows) -> Iterator[str]:
     header = ("model", "mesh", "equations", "predicted step", "gap", "seconds")
     yield table(header, [(r["name"], r["mesh"], *_facts(r)) for r in rows])
     proved, largest = sum(r["gap"] == 0 for r in rows), percent(max(r["gap"] for r in rows))
-    yield f"\nProved to be the cheapest: {proved} of {len(rows)}; the largest gap is {largest}."
+    yield f"\nProved optimal: {proved} of {len(rows)}; the largest gap is {largest}."
 
 
 def _facts(row: Mapping[str, Any]) -> tuple[object, ...]:

@@ -177,23 +177,23 @@ def _fits(fact: dict[str, Any]) -> tuple[str, str]:
 
 GALLERY_TEXT = """## The gallery
 
-Every strategy of [strategies](strategies.md). "Lowered" is what the compiler was given, against the plan. They are
-tiny: on a TPU, values are padded to tiles of 8 x 128, and what fits lies in its scratch memory, which is not counted
-(128 MiB on a v5e; Austin et al., How to Scale Your Model, 2025)."""
+Every strategy of [strategies](strategies.md). "Lowered" compares the program given to the compiler with the plan. They
+are tiny: on a TPU, values are padded to tiles of 8 x 128, and small ones live in its vector memory, which is not
+counted (128 MiB on a v5e; Austin et al., How to Scale Your Model, 2025)."""
 MODELS_TEXT = """## Memory of models
 
 Models of `models/`, planned over `data=4,model=2` for `tpu-v5e:2x4` without a limit on memory, parameters and
-optimizer state donated. Memory is counted as XLA's backend for TPUs keeps it
-(`meshdsl/planner/liveness/aliasing.py`): in 16 bits
-what only products read, as their unit does; nothing for what its readers can compute again from what is kept; nothing
-for a scatter of one element per row. These rules were read from the programs of GPT-2, ViT-B, T5 and the mixture below.
+optimizer state donated. Memory is counted as XLA's TPU backend allocates it (`meshdsl/planner/liveness/aliasing.py`):
+16 bits per element for values that only matmuls read, as the matrix unit does; nothing for values that their consumers
+can recompute from live ones; nothing for a scatter of one element per row. These rules were derived from the compiled
+programs of GPT-2, ViT-B, T5 and the mixture below.
 
-What is not counted are tiles: a TPU pads the last two dims, in the order that its compiler chooses, to 8 x 128. It
-mostly finds an order that needs no padding, but not for ResNet's images of 64 channels and 16 examples per device,
-which take twice their size."""
+Tiles are not counted: a TPU pads the last two dims, in the order that its compiler chooses, to 8 x 128. It mostly finds
+an order without padding, but not for ResNet's images of 64 channels and 16 examples per device, which take twice their
+size."""
 LIMITS_TEXT = """## What fits
 
-Some of them with batches on either side of the 16 GB that a TPU v5e has (its compiler uses up to 15.75 GiB)."""
+Some of them with batches just below and above the 16 GB of a TPU v5e (its compiler uses up to 15.75 GiB)."""
 
 if __name__ == "__main__":
     main()

@@ -26,10 +26,10 @@ CACHE, PAGE = Path(".cache/zoo-gaps"), Path("docs/zoo.md")
 TITLE = """
 ## Gaps
 
-How much of a step's predicted time is not proved to be needed (`plan.gap`; how plans are proved is in
-`docs/planner.md`), on the topology of the table above and on a DGX H100. The batch is split over `data`, everything
-else left open. Seconds of planning are those of the processor, with tracing. The jaxpr of inference is another one in
-every process (its library adds up in the order of a set), and so are its plans.
+The part of a step's predicted time that is not proved necessary (`plan.gap`; see `docs/planner.md`), on the topology of
+the table above and on a DGX H100. The batch is split over `data`, everything else left open. Planning seconds are
+processor seconds, with tracing. The jaxpr of inference differs from process to process (its library sums in the order
+of a set), and so do its plans.
 """
 NEXT = "## Fallbacks\n"  # what follows on the page
 
@@ -74,7 +74,7 @@ def placed(page: str, section: str) -> str:
 def _section(rows: Sequence[Row]) -> str:
     header = ("case", "topology", "mesh", "predicted step", "gap", "seconds")
     proved, largest = sum(row["gap"] == 0 for row in rows), max(row["gap"] for row in rows)
-    said = f"Proved to be the cheapest: {proved} of {len(rows)}; the largest gap is {percent(largest)}."
+    said = f"Proved optimal: {proved} of {len(rows)}; the largest gap is {percent(largest)}."
     return "\n".join([TITLE, table(header, [_row(row) for row in rows]), "", said, "", _machine()])
 
 

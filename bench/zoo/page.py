@@ -9,43 +9,43 @@ from bench.report import Ratio, table
 Facts = Mapping[str, Any]
 INTRO = """# Zoo
 
-Training steps of other people's libraries, written down by `make zoo`: loss, gradients and optimizer on a mesh
-of `data=4,model=2`, the batch split over `data`, everything else left open. The models are small, to run on 8
-virtual CPU devices; `bench/zoo` builds them.
+Training steps of other libraries, measured by `make zoo`: loss, gradients and optimizer on the mesh `data=4,model=2`,
+the batch split over `data`, everything else left open. The models are small enough for 8 virtual CPU devices;
+`bench/zoo` builds them.
 
-* **worst error**: of all results, relative to the largest value of each, against the unsharded step; of mixture it is
-  that of the attention's biases, whose part for keys has no gradient but rounding; Adam divides that by its own size
-  (nudging the arguments by a rounding error moves them by 2e-2)
-* **verified**: the compiled program communicates exactly what the plan says
-* **kB**: what one device sends per step, read from the compiled programs; a loop whose end the data decides
-  counts as one trip
+* **worst error**: over all results, relative to the largest value of each, against the unsharded step; for mixture it
+  is that of the attention biases, whose key part has a gradient of pure rounding error, which Adam divides by its own
+  size (perturbing the arguments by a rounding error moves them by 2e-2)
+* **verified**: the compiled program communicates exactly as planned
+* **kB**: bytes that one device sends per step, read from the compiled programs; a data-dependent loop counts as one
+  iteration
 * **XLA**: the same step under `jax.jit`, given our input and output layouts
 * **step**: time of our step over that of XLA's, median of interleaved steps, with a 95% interval
 """
 OWN = """
 ## At XLA's own layouts
 
-`jax.jit` with the batch alone stated; the layouts that XLA then chose for all inputs and outputs are pinned, and
-our step is planned between them.
+`jax.jit` with only the batch's sharding given; the layouts that XLA then chose for all inputs and outputs are pinned,
+and our step is planned between them.
 """
 FALLBACKS = """
 ## Fallbacks
 
-Operations that had an operand gathered because no rule says how to run them on blocks of it, or because a length
-does not divide over the devices (*uneven*), and what one device sends for it.
+Operations with an operand gathered because no rule allows shards of it, or because a length does not divide over the
+devices (*uneven*), and the bytes that one device sends for it.
 """
 # Why a case misses a goal, by the goal, where that is known.
 EIGHT = (
-    "predicted time is minimised: compute is split over `model` as well, and its sums run over 8 devices instead of 4"
+    "the planner minimises predicted time: compute is split over `model` as well, and its sums run over 8 devices "
+    "instead of 4"
 )
 WHOLE = (
-    "the plan gathers the batch and computes all on every device: latency is priced above compute, which shares 2 cores"
+    "the plan gathers the batch and replicates all compute: latency is priced above compute, though the devices share "
+    "2 cores"
 )
-COUNTED = (
-    "five of XLA's eleven collectives stand in loops whose trips only the data decides, and count once; ours in none"
-)
+COUNTED = "five of XLA's eleven collectives are in data-dependent loops and count once; none of ours is"
 PRICED = (
-    "latency is priced at more than twice what this machine takes: planned with 120 us, 85 collectives send half the "
+    "latency is priced at more than twice this machine's: planned with 120 us, 85 collectives send half the "
     "bytes, in 0.92 of XLA's time"
 )
 OURS = "XLA is given our layouts, and sends {theirs} combined collectives between them, ours {ours}"
@@ -57,7 +57,7 @@ CAUSES = {
         (
             "bytes",
             name,
-        ): f"time is minimised, in which a latency is worth 135 kB: {ours} collectives against XLA's {theirs}"
+        ): f"the planner minimises time, in which a latency is worth 135 kB: {ours} collectives against XLA's {theirs}"
         for name, ours, theirs in (("bart", 21, 69), ("regnet", 13, 50), ("convnext", 13, 25))
     },
     **{

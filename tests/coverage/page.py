@@ -10,46 +10,49 @@ GATHERED = ("uneven", "fallback")
 OUTCOMES = ("pass", "uneven", "fallback", "fail", "skipped")
 INTRO = """# Coverage of primitives
 
-JAX tests the export of its primitives with a few thousand harnesses: a primitive, shapes, dtypes and
-parameters each. `make coverage` plans and runs every one of them on a mesh of devices, with the first
-dim that can be split pinned, and compares the numbers with the unsharded function's.
+JAX tests the export of its primitives with a few thousand harnesses, each a primitive with shapes, dtypes and
+parameters. `make coverage` plans and runs each of them on a mesh, with the first splittable dim pinned, and
+compares the numbers with those of the unsharded function.
 
-* **pass**: same numbers, and exactly the planned collectives
-* **uneven**: likewise, but an operand was gathered, because a length of the operation does not divide over the devices
-* **fallback**: likewise, but an operand was gathered, because the operation has no rule for blocks of it
+* **pass**: equal numbers, and exactly the planned collectives
+* **uneven**: the same, but an operand was gathered because a length does not divide over the devices
+* **fallback**: the same, but an operand was gathered because the operation has no rule for shards of it
 * **fail**: anything else
 * **skipped**: JAX does not run it on CPU, or no dim can be split
 
-A sweep can be limited to some cases of each primitive; the rows count the cases that were judged.
+A sweep can be limited to some cases of each primitive; the rows count the cases that were run.
 XLA's optimizations are off.
 """
 # Operations on which nothing but a gather is known to be as good and to give the same numbers, and why.
 WHOLE = {
-    **dict.fromkeys("eig eigh qr svd".split(), "unique but for signs: blocks would find others; batches are split"),
     **dict.fromkeys(
-        "cholesky lu".split(), "by blocks, half of that or more is sent, panel after panel; batches are split"
+        "eig eigh qr svd".split(), "unique up to signs, which shards would choose differently; batches are split"
     ),
     **dict.fromkeys(
-        "triangular_solve tridiagonal_solve".split(), "each row waits for those before it; right-hand sides are split"
+        "cholesky lu".split(), "a blocked algorithm sends at least half of that, panel after panel; batches are split"
     ),
-    "approx_top_k": "of equal elements any may be chosen; blocks could choose others",
-    "sort": "not stable: equal keys may change places; blocks could change others",
-    "reshape": "no block of the operand is one of the result",
-    "concatenate": "no block of an operand is one of the result; other dims are split",
-    "slice": "more than half of the dim is cut off",
-    "pad": "what is added is longer than a block",
     **dict.fromkeys(
-        "reduce_window_max select_and_gather_add select_and_scatter_add".split(), "a window is longer than a block"
+        "triangular_solve tridiagonal_solve".split(),
+        "each row depends on the previous ones; right-hand sides are split",
     ),
-    "gather": "a slice is longer than a block",
-    "dynamic_update_slice": "an update is longer than a block",
-    "squeeze": "a dim of one",
-    "scatter": "updates are split, and of two at one place the last counts",
-    **dict.fromkeys("scatter-max scatter-min".split(), "complex numbers, or updates longer than a block"),
+    "approx_top_k": "any of several equal elements may be chosen, and shards could choose others",
+    "sort": "not stable: equal keys may be reordered, and shards could reorder them differently",
+    "reshape": "no shard of the operand is a shard of the result",
+    "concatenate": "no shard of an operand is a shard of the result; other dims are split",
+    "slice": "more than half of the dim is sliced off",
+    "pad": "the padding is longer than a shard",
+    **dict.fromkeys(
+        "reduce_window_max select_and_gather_add select_and_scatter_add".split(), "a window is longer than a shard"
+    ),
+    "gather": "a slice is longer than a shard",
+    "dynamic_update_slice": "an update is longer than a shard",
+    "squeeze": "a dim of size one",
+    "scatter": "updates are split, and the last of two at one position wins",
+    **dict.fromkeys("scatter-max scatter-min".split(), "complex numbers, or updates longer than a shard"),
     "scatter-mul": "updates are split, and no collective multiplies",
-    **dict.fromkeys("reduce_max reduce_min".split(), "complex numbers, of which no collective takes the largest"),
-    "reduce": "a function of one's own, whose first value need not be neutral",
-    **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few numbers"),
+    **dict.fromkeys("reduce_max reduce_min".split(), "complex numbers, for which no collective computes a maximum"),
+    "reduce": "a user-defined reduction, whose initial value need not be neutral",
+    **dict.fromkeys("random_gamma rng_bit_generator".split(), "a key of a few integers"),
 }
 
 
