@@ -50,7 +50,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, kinds: Op
         inputs=tuple(_inputs(program, solution, pins)),
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
-        held=tuple((reasons.named(value), size) for value, size in solution.held),
+        held=tuple((reasons.name_and_line(value), size) for value, size in solution.held),
         notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=price_pipeline_parts(program, solution, waits, work),
@@ -90,7 +90,7 @@ def _waits(program: TracedProgram, solution: Solution, reasons: Reasons) -> list
 
 def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     """Every collective between operations, with the one that waits for it."""
-    for value, graph in reasons.moved():
+    for value, graph in reasons.resharded():
         for move in solution.trees[value.id]:
             if move.kind in COLLECTIVES:
                 reader, at, reason = reasons.explain(value, move)
@@ -116,7 +116,7 @@ def _collective(
         estimated=graph.estimated,
         seconds=sent.seconds,
         phase=at.phase,
-        source=reasons.place(at),
+        source=reasons.line(at),
         reason=reason,
         value=reasons.name(value),
         shape=tuple(value.shape),

@@ -75,7 +75,7 @@ def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:
     for value, moves in solution.trees.items():
         for move in moves:
             if move.kind not in COLLECTIVES:
-                reader = reasons.reader(value, move).id
+                reader = reasons.consumer(value, move).id
                 found[reader] = found.get(reader, 0.0) + move.seconds
     return found
 
@@ -92,7 +92,7 @@ class Lines:
     """The lines of a program's source, numbered in the order of files and lines."""
 
     def __init__(self, reasons: Reasons) -> None:
-        places = reasons.index.places
+        places = reasons.index.source_names
         own = {
             (s.file, s.line): s
             for s in sorted(reasons.index.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)

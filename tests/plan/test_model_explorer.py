@@ -120,4 +120,4 @@ def test_the_command(tmp_path):
     assert done.exit_code == 0 and done.stdout.endswith("p.html, " + f"{tmp_path}/g.json\n")
     msgspec.json.decode((tmp_path / "g.json").read_bytes(), type=GraphCollection)
     done = run("report", tmp_path / "p.json", "--model-explorer", tmp_path / "g.json")
-    assert isinstance(done.exception, md.MeshDSLError) and "name it behind the plan" in str(done.exception)
+    assert isinstance(done.exception, md.MeshDSLError) and "name it after the plan" in str(done.exception)

@@ -122,7 +122,7 @@ class _Nodes:
         return name, 0
 
     def _attributes(self, op: Op, graph: Graph) -> dict[str, str]:
-        found = {"line": self.reasons.place(op), "phase": op.phase, "trips": str(graph.trips)}
+        found = {"line": self.reasons.line(op), "phase": op.phase, "trips": str(graph.trips)}
         return found | {f"collective {i}": said for i, said in enumerate(self.inside.get(op.id, ()))}
 
     def _add(

@@ -9,7 +9,7 @@ import pytest
 
 from meshdsl.ir.graph import Value, walk
 from meshdsl.ir.index import graph_index
-from meshdsl.plan.reasons import index_of
+from meshdsl.plan.reasons import reason_index
 from meshdsl.trace import trace
 from tests.planner.graphs import shape
 
@@ -21,24 +21,24 @@ def step(x, w):
 
 def test_every_value_is_where_it_is_made_and_has_all_its_readers():
     graph = trace(step, (shape(8), shape(4, 8))).graph
-    index, ops = index_of(graph), list(walk(graph))
-    assert index_of(graph) is index and len({id(home) for home, _ in ops}) == 2
+    index, ops = reason_index(graph), list(walk(graph))
+    assert reason_index(graph) is index and len({id(home) for home, _ in ops}) == 2
     assert [(home or graph, op) for home, op in index.ops] == ops
     for at, (home, op) in enumerate(ops):
         assert index.order[op.id] == at
         for v in op.outputs:
-            assert index.maker(v.id) is op and index.value(v.id) is v and (index.home(v.id) or graph) is home
+            assert index.producer(v.id) is op and index.value(v.id) is v and (index.body(v.id) or graph) is home
     read = {(op.id, i): x.id for _, op in ops for i, x in enumerate(op.inputs) if isinstance(x, Value)}
     inside = [v.id for _, op in ops for some in (op.outputs, *(body.inputs for body in op.bodies)) for v in some]
     every = [*(v.id for v in graph.inputs), *inside]
-    assert {(op.id, i): v for v in every for op, i in index.readers(v)} == read
+    assert {(op.id, i): v for v in every for op, i in index.uses(v)} == read
     assert index.in_order(sorted(every, reverse=True)) == every
-    assert all(index.maker(v.id) is None for home, _ in ops for v in home.inputs)
+    assert all(index.producer(v.id) is None for home, _ in ops for v in home.inputs)
 
 
 def test_a_program_is_let_go_of():
     graph = trace(step, (shape(8), shape(4, 8))).graph
-    index_of(graph)
+    reason_index(graph)
     seen = ref(graph)
     del graph
     gc.collect()
