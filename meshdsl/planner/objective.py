@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -189,6 +190,12 @@ class Evaluator:
         self._exact: dict[ReshardCosts, dict[tuple[int, int], float]] = defaultdict(dict)
         self._kept = ResidentCopies(model)
 
+    def at(self, model: Model) -> "Evaluator":
+        """Returns an evaluator of a view of the model, which shares the costs that are known."""
+        other = copy(self)
+        other.model = model
+        return other
+
     def evaluate(self, rows: Assignment) -> CostedPlan:
         """Cost and moves of a state."""
         ports, trips, total = self.model.ports, self.model.port_trips, self._alone(rows)
@@ -202,12 +209,12 @@ class Evaluator:
 
     def shares(self, rows: Assignment) -> tuple[Costs, Costs]:
         """What each node of a state costs, and by the port that makes it, what the moves of each value do."""
-        prepare_model(self.model, rows)
+        here = self.at(view_of_plan(self.model, rows))
         ports, trips = self.model.ports, self.model.port_trips
         nodes, moves = np.empty(len(rows)), np.zeros(trips.size)
         nodes[self._nodes] = self._costs(rows)
         for read in ports.resharded(ports.layouts(rows)):
-            moves[read.producers] = self._tree(read)[0] * trips[read.producers]
+            moves[read.producers] = here._tree(read)[0] * trips[read.producers]
         return nodes, moves
 
     def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
@@ -238,7 +245,7 @@ class Evaluator:
         return choice.cost + paid_in(self.model, choice.rows) + self._kept.paid(choice.rows, choice.edges)
 
     def exact(self, choice: CostedPlan) -> CostedPlan:
-        """The choice with each of its moves taking the cheapest way of all (see ``Model.restrict``)."""
+        """The choice with each of its moves taking the cheapest way of all (see ``Model.restricted``)."""
         if self.model.unrestricted and len(self.model.parallel_axes) <= 2:  # there is no other
             return choice
         ways = list(self._ways(choice.edges))
@@ -280,12 +287,9 @@ class Evaluator:
         return self._known[key]
 
 
-def prepare_model(model: Model, rows: Assignment) -> None:
-    """Make a model such that a plan can be evaluated; on many mesh axes, copies are made from layouts near its own."""
-    if len(model.parallel_axes) > 2:
-        model.restrict_to_plan(rows)
-    else:
-        model.restrict()
+def view_of_plan(model: Model, rows: Assignment) -> Model:
+    """Returns a view in which a plan can be evaluated; on many axes, reshard paths stay near its layouts."""
+    return model.restricted_to_plan(rows) if len(model.parallel_axes) > 2 else model
 
 
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:

@@ -72,9 +72,8 @@ def test_a_plan_that_is_held_costs_what_it_does_near_itself(name):
     for seed in range(3):
         rows = drawn(model, seed)
         found = []
-        for look in (model.restrict_to_plan, lambda plan: model.restrict((), plan)):
-            look(rows)
-            choice = Evaluator(model).evaluate(rows)
+        for view in (model.restricted_to_plan(rows), model.restricted((), rows)):
+            choice = Evaluator(view).evaluate(rows)
             found.append((choice.cost, choice.edges))
         assert found[0] == found[1]
 

@@ -60,6 +60,6 @@ def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
     expected = search(model, lambda _: False).lower_bound()
     found = search(model, lambda _: False)
     best = found.plan
-    model.restrict_to_plan(best.rows)
+    model.restricted_to_plan(best.rows)
     assert found.lower_bound() == pytest.approx(expected, rel=1e-9)
     assert expected < model.scale.seconds(best.cost) * (1 - 1e-4)

@@ -91,7 +91,6 @@ def rebuild_and_raise(certificate: Certificate, most: int | None = None, enough:
     """
     model, limits = certificate.model, certificate.model.limits
     enough = limits.bounds_open_gap if enough is None else enough
-    model.restrict()
     for _ in range(limits.bounds_rebuilds):
         if certificate.gap <= enough or model.deadline.expired() or not is_light(certificate):
             break
@@ -197,7 +196,6 @@ def bound_jointly(builder: NetworkBuilder, best: CostedPlan, most: int, rebuild:
       most: passes of messages.
       rebuild: rebuild the network where much is open.
     """
-    builder.model.restrict()
     certificate = Certificate(builder, best, builder.model.limits.bounds_first_tree_entries)
     raise_bound(certificate, most=most)
     return (rebuild_and_raise(certificate, most) if rebuild else certificate).bound
@@ -209,7 +207,6 @@ def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
     It is that of projections on pairs of axes (``projection``) if it is to be ``quick``, or if the joint network is too
     large.
     """
-    model.restrict()
     limits = model.limits
     if not quick and has_few_layouts(model) and not model.deadline.expired():
         certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdsl.planner.costs.reshard_cost import Axes, Groups, LayoutDomains, ReshardCosts
 from meshdsl.planner.objective import CostedPlan
-from meshdsl.planner.problem.model import Model, ReshardCostsByValue
+from meshdsl.planner.problem.model import Model, ReshardCostsByValue, SearchHints
 from meshdsl.util.arrays import Costs, Ids, object_id
 
 
@@ -28,7 +28,7 @@ class Projection(Model):
         self.unary = [shares[object_id(unit)] for unit in whole.unary]
         self._distances = {d: _Projected(d, part, parts) for d in whole.reshard_costs.distinct}
         self.reshard_costs = ReshardCostsByValue(list(self._distances.values()), whole.reshard_costs.index_of)
-        self._finite, self._closures, self._twins, self.weigh_layers = {}, LayoutDomains(), whole._twins, False
+        self._finite, self._closures, self._twins, self.hints = {}, LayoutDomains(), whole._twins, SearchHints()
         self._begin()
 
     def seen(self, choice: CostedPlan) -> CostedPlan:

@@ -51,7 +51,6 @@ class Decided(NamedTuple):
 
 def boxable(model: Model) -> NetworkBuilder:
     """The networks of all states, in which nodes that have several stay."""
-    model.restrict()
     return NetworkBuilder(model, keep=frozenset(n for n, states in enumerate(model.states) if len(states) > 1))
 
 
@@ -336,8 +335,8 @@ def lns_on_many_axes(
 ) -> CostedPlan:
     """Returns ``lns_within_memory`` from neighbourhood to neighbourhood, where all mesh axes together are too many."""
     for groups in axis_groups_in_two(model.parallel_axes):
-        model.restrict(groups, best.rows)
-        best = lns_within_memory(NetworkBuilder(model), evaluator, best, prices, fitting, _FEWER)
+        near = model.restricted(groups, best.rows)
+        best = lns_within_memory(NetworkBuilder(near), evaluator, best, prices, fitting, _FEWER)
     return best
 
 

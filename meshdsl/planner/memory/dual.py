@@ -178,7 +178,6 @@ class _LagrangianBound:
         The network is tight around the cheapest plan known at the price; if that leaves much open, and rounds are
         quick, around the plan that fits as well.
         """
-        self.model.restrict()
         model = self.model.with_prices(self.floor.prices(price))
         joint = self.joint.priced(model) if self.joint else NetworkBuilder(model)
         found, trees = list[tuple[float, Certificate]](), model.limits.bounds_first_tree_entries

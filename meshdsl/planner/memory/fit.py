@@ -181,7 +181,6 @@ class MemoryFitter:
     def joint(self) -> NetworkBuilder | None:
         """The networks of all states, if they can be looked at together, made when they are first asked for."""
         if searches_jointly(self.model):
-            self.model.restrict()
             self._joint = self._joint or NetworkBuilder(self.model)
         return self._joint
 

@@ -3,8 +3,8 @@
 A state of a node is one row per mesh axis. Nodes with equal rows, shapes and work share their
 arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
 
-With three mesh axes or more the joint states are too many to look at together. ``focus`` leaves
-those near a plan in question: the search then moves from neighbourhood to neighbourhood.
+With three mesh axes or more the joint states are too many to look at together. A restricted
+view has those near a plan: the search then moves from neighbourhood to neighbourhood.
 """
 
 from collections import defaultdict
@@ -216,12 +216,21 @@ Assignment = NDArray[np.intp]  # [nodes, mesh axes] -> row
 State = tuple[int, ...]  # a row per mesh axis
 
 
+@dataclass
+class SearchHints:
+    """Notes of one search that later ones start from; all views of a model share them.
+
+    Attributes:
+      weigh_layers: whether the layers of a reduced step cost as much as all layers that they represent together.
+    """
+
+    weigh_layers: bool = False
+
+
 class Model:
     """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins.
 
     ``units``: exact costs of each node in every joint state, pins included. ``width``: number of mesh axes.
-
-    ``weighs``: whether the layers of a shorter step cost as much as all of them together, against what is done once.
     """
 
     def __init__(self, problem: Problem, clock: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
@@ -239,13 +248,13 @@ class Model:
         self._known_units: dict[Hashable, Costs] = {}
         self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
         self._closures = LayoutDomains()
-        self.weigh_layers = False
+        self.hints = SearchHints()
         self._pin()
 
     def repinned(self, problem: Problem) -> "Model":
         """The model of the same problem under other pins (see ``repin``), which shares its tables."""
         other = copy(self)
-        other.deadline = Deadline()
+        other.deadline, other.hints = Deadline(), copy(self.hints)
         other._take(problem, self._twins)
         other._pin()
         return other
@@ -258,6 +267,7 @@ class Model:
             dict(self._finite),
             LayoutDomains(),
         )
+        other.hints = copy(self.hints)
         other._begin()
         return other
 
@@ -278,7 +288,7 @@ class Model:
     def with_overlap(self, hidden: Mapping[int, OverlapWindow]) -> "Model":
         """The model of the same problem in which moves of some values, given by their ids, cost less."""
         other = copy(self)
-        other._distances = dict(self._distances)
+        other._distances, other.hints = dict(self._distances), copy(self.hints)
         other.reshard_costs = self._reshards.by_value(other._distances, hidden)
         other.__dict__.pop("spaces", None)
         other._begin()
@@ -302,46 +312,49 @@ class Model:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
-        self.unrestricted, self.domains = False, dict[ReshardCosts, LayoutDomain]()
-        self.restrict()
+        self.unrestricted = True
+        self.states, self.representative = self._twins.map(self._every), self._twins.representative
+        self.__dict__.pop("domains", None)
 
-    def restrict(self, groups: Groups | None = None, around: Assignment | None = None) -> None:
-        """Leave some states and layouts in question: all, or those near a plan.
+    @cached_property
+    def domains(self) -> dict[ReshardCosts, LayoutDomain]:
+        """By reshard costs, the layouts of values: all of them, or fewer in a restricted view."""
+        return self._closures.full(self._distances.values(), len(self.parallel_axes) <= 2)
 
-        ``alike`` says per node which is the first with equal tables, pins and states in question; ``every_state``
-        whether all are, and moves may go through all layouts.
+    def restricted(self, groups: Groups, around: Assignment) -> "Model":
+        """Returns a view of the model with only the states and layouts near a plan.
 
         Args:
           groups: mesh axes that take a row together; the others stay as they are.
-          around: a plan, which stays in question itself.
+          around: the plan, which is among the states.
         """
-        if groups is None and self.unrestricted and self.domains:
-            return
-        self.unrestricted = groups is None
-        if groups is None or around is None:
-            self.states, self.representative = self._twins.map(self._every), self._twins.representative
-            self.domains = self._closures.full(self._distances.values(), len(self.parallel_axes) <= 2)
-        else:
-            self.representative = self._twins.representatives_in(around)
-            self.states = map_classes(self.representative, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-            self.domains = self._closures.neighbourhood(self._read_layouts(), groups)
+        other = self._view()
+        other.representative = self._twins.representatives_in(around)
+        other.states = map_classes(other.representative, lambda n: self._left(n, groups, tuple(around[n].tolist())))
+        other.domains = self._closures.neighbourhood(other._read_layouts(), groups)
+        return other
 
-    def restrict_to_plan(self, plan: Assignment) -> None:
-        """Leave the layouts in question that a plan has, and moves through those near them, and no states."""
-        self.unrestricted, self.states, self.representative = False, [], index_array(())
+    def restricted_to_plan(self, plan: Assignment) -> "Model":
+        """Returns a view with the layouts of a plan, reshard paths through those near them, and no states."""
         layouts = self.ports.layouts(plan)
         most = int(layouts.max(initial=0)) + 1
-        asked = np.zeros(len(self.reshard_costs.distinct) * most, dtype=np.bool_)
-        asked[self.spaces * most + layouts] = True
-        spaces, layouts = np.divmod(np.flatnonzero(asked), most)
-        alike = group_by(spaces)
-        self.domains = self._closures.of_plan(
-            (self.reshard_costs.distinct[spaces[some[0]]], layouts[some]) for some in alike
-        )
+        is_used = np.zeros(len(self.reshard_costs.distinct) * most, dtype=np.bool_)
+        is_used[self.spaces * most + layouts] = True
+        spaces, layouts = np.divmod(np.flatnonzero(is_used), most)
+        used = ((self.reshard_costs.distinct[spaces[some[0]]], layouts[some]) for some in group_by(spaces))
+        other = self._view()
+        other.states, other.representative, other.domains = [], index_array(()), self._closures.of_plan(used)
+        return other
+
+    def _view(self) -> "Model":
+        assert self.ports is not None  # built once for all views
+        other = copy(self)
+        other.unrestricted = False
+        return other
 
     def release_domains(self) -> None:
-        """Of the closures, which are large on many axes, until it is focused on something again."""
-        self.domains = {}
+        """Drops the domains of layouts, which are large on many axes, until they are read again."""
+        self.__dict__.pop("domains", None)
         self._closures.release()
 
     def domain(self, value: int) -> LayoutDomain:

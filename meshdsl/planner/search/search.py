@@ -45,7 +45,7 @@ from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.mrf.network import Labels, Network
 from meshdsl.planner.mrf.trws import TRWS
-from meshdsl.planner.objective import CostedPlan, Evaluator, prepare_model
+from meshdsl.planner.objective import CostedPlan, Evaluator, view_of_plan
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.search.local_search import AxisDescent, close_gap, sweep_order
 from meshdsl.util.lazy import Lazy
@@ -86,7 +86,7 @@ class _Found(NamedTuple):
 
 def evaluate_plan(model: Model, evaluator: Evaluator, rows: Assignment) -> CostedPlan:
     """Returns an assignment with its exact cost."""
-    prepare_model(model, rows)
+    evaluator = evaluator.at(view_of_plan(model, rows))
     return evaluator.exact(evaluator.evaluate(rows))
 
 
@@ -118,7 +118,6 @@ def search(
     if known is not None:
         best = min(best, repair_for_pins(model, evaluator, known), key=lambda plan: plan.cost)
     if searches_jointly(model):
-        model.restrict()
         best, bound = _search_jointly(builder or NetworkBuilder(model), evaluator, best, is_worth_rounds, known is None)
         may_merge_axes = True
     else:
@@ -130,7 +129,6 @@ def search(
         best = _move(model, axis_groups_merged(model.parallel_axes), evaluator, first, is_worth_rounds, True)
         if best.cost < enough * first.cost and not searches_jointly(model):
             bound = Lazy(partial(_raised_on_many_axes, model, best, bound.value))
-        model.restrict()
     return SearchOutcome(model, best, bound)
 
 
@@ -138,7 +136,6 @@ def quick_bound(model: Model, best: CostedPlan) -> float:
     """Returns seconds that no plan undercuts, memory aside, with little work."""
     if not searches_jointly(model):
         return _seconds(model, best, bound_on_many_axes(model, best, True))
-    model.restrict()
     return _seconds(model, best, bound_jointly(NetworkBuilder(model), best, model.limits.search_quick_passes, False))
 
 
@@ -162,15 +159,14 @@ def priced_plans(
     costs = [evaluator.objective(plan) for plan in known]
     best = known[int(np.argmin(costs))]
     if searches_jointly(model):
-        model.restrict()
         here = builder.priced(model) if builder else NetworkBuilder(model)
         return _decoded_plans(here, singleton_groups(model.parallel_axes) if sweep else (), evaluator, min(costs))
     found = [best]
     for groups in (
         axis_groups_in_two(model.parallel_axes) if thorough else (axis_groups_of_plan(model.parallel_axes, best.rows),)
     ):
-        model.restrict(groups, best.rows)
-        plans = _decoded_plans(NetworkBuilder(model), groups, evaluator, evaluator.objective(best))
+        near = model.restricted(groups, best.rows)
+        plans = _decoded_plans(NetworkBuilder(near), groups, evaluator.at(near), evaluator.objective(best))
         best = min([best, *plans], key=evaluator.objective)
         found += plans
     return found
@@ -249,7 +245,6 @@ def _search_neighbourhoods(
         best = _move(model, axis_groups_in_pairs(model.parallel_axes), evaluator, best, is_worth_rounds, thorough)
     is_encodable = _layout_pairs(model) <= limits.search_joint_pairs_once
     if is_encodable and is_worth_rounds(best) and not model.deadline.expired():
-        model.restrict()
         certificate = Certificate(NetworkBuilder(model), best, limits.bounds_first_tree_entries)
         raise_bound(certificate, evaluator, prune=True)
         best, bound = close_gap(certificate, evaluator)
@@ -279,14 +274,18 @@ def _move(
     for i, groups in enumerate(neighbourhoods):
         if i and model.deadline.expired():
             break
-        model.restrict(groups, best.rows)
-        builder, moves_all = NetworkBuilder(model), sum(map(len, groups)) == len(model.parallel_axes)
+        near = model.restricted(groups, best.rows)
+        here, builder, moves_all = (
+            evaluator.at(near),
+            NetworkBuilder(near),
+            sum(map(len, groups)) == len(model.parallel_axes),
+        )
         is_small = builder.plan_entries <= limits.search_rounds_entries and len(model.nodes) <= limits.search_deep_nodes
         if is_small and is_worth_rounds(best):
-            best = _search_jointly(builder, evaluator, best, is_worth_rounds, True).plan
+            best = _search_jointly(builder, here, best, is_worth_rounds, True).plan
         else:
-            found = _decoded_plans(builder, groups, evaluator, evaluator.objective(best), both and moves_all)
-            best = min((best, *map(evaluator.exact, found)), key=lambda plan: plan.cost)
+            found = _decoded_plans(builder, groups, here, here.objective(best), both and moves_all)
+            best = min((best, *map(here.exact, found)), key=lambda plan: plan.cost)
     return best
 
 
@@ -300,7 +299,7 @@ class InitialPlan(NamedTuple):
       network: of plans, of the reduced step.
       states: the decoded states of its variables.
       gap: relative gap between the decoded states and the bound of the messages.
-      weighs: the value of ``Model.weigh_layers`` for which the network was built.
+      weighs: the value of ``SearchHints.weigh_layers`` for which the network was built.
     """
 
     plan: CostedPlan
@@ -316,11 +315,11 @@ def initial_plan(builder: NetworkBuilder, evaluator: Evaluator, limit: float, bo
     Args:
       limit: cost of a known plan, at which entries of tables are clipped.
       both: where a reduced step stands for the whole one, try with and without weighing its layers by the number that
-        they represent, and set ``Model.weigh_layers`` to the better; otherwise use what that says.
+        they represent, and set ``SearchHints.weigh_layers`` to the better; otherwise use what that says.
     """
     networks: dict[bool, Network] = {}
-    for weighs in (False, True) if both and builder.drops_layers else (builder.model.weigh_layers,):
-        builder.model.weigh_layers = weighs
+    for weighs in (False, True) if both and builder.drops_layers else (builder.model.hints.weigh_layers,):
+        builder.model.hints.weigh_layers = weighs
         networks[weighs] = builder.reduced_plans()
     patient, limits = builder.drops_layers, builder.model.limits
     decoded = run_parallel([partial(_decode, network, limit, patient, limits) for network in networks.values()])
@@ -329,7 +328,7 @@ def initial_plan(builder: NetworkBuilder, evaluator: Evaluator, limit: float, bo
         for (weighs, network), (states, gap) in zip(networks.items(), decoded, strict=True)
     ]
     best = min(found, key=lambda start: start.plan.cost)
-    builder.model.weigh_layers = best.weighs
+    builder.model.hints.weigh_layers = best.weighs
     return best
 
 

@@ -25,7 +25,6 @@ def fewest_layouts(
     model: Model, evaluator: Evaluator, best: CostedPlan, is_feasible: Callable[[CostedPlan], bool]
 ) -> CostedPlan:
     """Returns a feasible plan that costs no more than ``best``, with as few distinct layouts as are found."""
-    model.restrict()
     limits = model.limits
     layouts, trials = (
         _layouts_of(model, best),

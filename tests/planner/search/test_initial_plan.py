@@ -31,5 +31,5 @@ def test_what_is_done_once_is_weighed_against_all_layers():
     best = search(model, lambda _: False).plan
     model = limited(model, encoding_layers_nodes=100)
     found = search(model, lambda _: False, joint := NetworkBuilder(model)).plan
-    assert joint.drops_layers and model.weigh_layers
+    assert joint.drops_layers and model.hints.weigh_layers
     assert found.cost <= best.cost * (1 + 1e-2)

@@ -95,13 +95,13 @@ def neighbourhoods_seen(monkeypatch, bound, **limits):
     monkeypatch.setattr(search_module, "bound_on_many_axes", lambda *_: bound)
     model = problem_of("gradient", md.Mesh(x=2, y=2, z=2))
     model = limited(model, search_joint_pairs=0, search_joint_pairs_once=0, **limits)
-    seen, focus = [], model.restrict
+    seen, restricted = [], model.restricted
 
-    def noted(groups=None, around=None):
-        seen.extend([groups] if groups else [])
-        focus(groups, around)
+    def noted(groups, around):
+        seen.append(groups)
+        return restricted(groups, around)
 
-    model.restrict = noted
+    model.restricted = noted
     return model, seen
 
 
@@ -287,10 +287,9 @@ def test_moves_that_were_found_near_a_plan_take_the_cheapest_way_of_all(mesh):
     states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     for _ in range(20):
         rows = np.array([rng.choice(s) for s in states])
-        model.restrict(((0, 1),), rows)
-        near = evaluator.evaluate(rows)
-        found = evaluator.exact(near)
-        model.restrict()
+        restricted = evaluator.at(model.restricted(((0, 1),), rows))
+        near = restricted.evaluate(rows)
+        found = restricted.exact(near)
         assert evaluator.evaluate(rows).cost <= found.cost <= near.cost
         cheaper += found.cost < near.cost
     assert cheaper
