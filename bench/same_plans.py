@@ -284,15 +284,12 @@ def compare_times(names: Sequence[str], other: Path, repeat: int, instances: Pat
         raise SystemExit(f"{other} has no bench/same_plans.py; check out a revision that has it")
     ratios: dict[str, dict[str, float]] = {clock: {} for clock in CLOCKS}
     for name in names:
-        found: dict[Path, list[Facts]] = {other: [], ROOT: []}
-        for _ in range(repeat):
-            for checkout, seconds in found.items():
-                seconds.append(_measured(checkout, name, instances))
+        pairs = [[_measured(checkout, name, instances) for checkout in (other, ROOT)] for _ in range(repeat)]
         row = []
         for clock, known in ratios.items():
-            least = {checkout: min(each[clock] for each in seconds) for checkout, seconds in found.items()}
-            known[name] = least[ROOT] / least[other]
-            row.append(f"{clock} {least[other]:.3f} s, here {least[ROOT]:.3f} s: {known[name]:.3f}")
+            theirs, ours = (min(seconds[clock] for seconds in each) for each in zip(*pairs, strict=True))
+            known[name] = ours / theirs
+            row.append(f"{clock} {theirs:.3f} s, here {ours:.3f} s: {known[name]:.3f}")
         print(f"{name}: {'; '.join(row)}", flush=True)
     for clock, known in ratios.items():
         say_ratios(known, clock)
