@@ -43,7 +43,7 @@ class RepeatedCollectives:
 
 
 @dataclass
-class _Seen:
+class _SentBefore:
     """What one graph has sent so far."""
 
     expressions: dict[object, Sequence[Value]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollective
 
 def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: dict[Read, int]) -> None:
     table: Table = {}
-    seen = _Seen()
+    seen = _SentBefore()
     for op in (None, *graph.ops):
         made = graph.inputs if op is None else op.outputs
         same = made if op is None else _first(substitute(op, table), seen.expressions)
@@ -73,7 +73,7 @@ def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: d
             moves.update((moved, before) for moved, before in _moves(value, first, solution, seen) if before)
 
 
-def _reads(op: Op, table: Table, seen: _Seen) -> Iterator[tuple[Read, int]]:
+def _reads(op: Op, table: Table, seen: _SentBefore) -> Iterator[tuple[Read, int]]:
     """Per operand, how many values that equal it were exchanged before; the same value is exchanged once."""
     for i, value in enumerate(op.inputs):
         first = table.get(value.id, value) if isinstance(value, Value) else value
@@ -82,7 +82,7 @@ def _reads(op: Op, table: Table, seen: _Seen) -> Iterator[tuple[Read, int]]:
             yield (op.id, i), known.setdefault(value.id, len(known))
 
 
-def _moves(value: Value, first: Value, solution: Solution, seen: _Seen) -> Iterator[tuple[Moved, int]]:
+def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Moved, int]]:
     """Per move of a value, how many equal ones there were before."""
     for move in (move for move in solution.trees.get(value.id, ()) if move.bytes):
         key = first.id, move.before, move.after

@@ -84,7 +84,6 @@ def allowed():
     return {name: set(re.findall(r"`(\w+)`", targets)) for name, targets in rows}
 
 
-@pytest.mark.xfail(strict=False, reason="the tree is being moved")
 def test_packages_import_only_what_the_architecture_allows():
     table, wrong = allowed(), []
     assert {package(module) for module in modules()} - {"meshdsl"} == set(table)
@@ -96,7 +95,6 @@ def test_packages_import_only_what_the_architecture_allows():
     assert wrong == []
 
 
-@pytest.mark.xfail(strict=False, reason="the tree is being moved")
 def test_the_table_has_no_row_that_is_too_generous():
     used = {name: set() for name in allowed()}
     for module, targets in graph().items():
@@ -112,7 +110,6 @@ def test_packages_are_listed_from_the_bottom_up():
         seen.add(name)
 
 
-@pytest.mark.xfail(strict=False, reason="the tree is being moved")
 def test_no_file_imports_itself_by_way_of_others():
     try:
         TopologicalSorter(graph()).prepare()
@@ -125,7 +122,6 @@ def test_few_modules_lie_outside_of_packages():
     assert len(loose) <= LOOSE_MODULES, loose
 
 
-@pytest.mark.xfail(strict=False, reason="the tree is being moved")
 def test_no_class_name_is_defined_twice():
     places = {}
     for module, file in modules().items():
@@ -136,7 +132,6 @@ def test_no_class_name_is_defined_twice():
     assert twice == {}
 
 
-@pytest.mark.xfail(strict=False, reason="the tree is being moved")
 def test_every_module_is_used_by_something_that_is_not_a_test():
     used = {target for targets in graph().values() for target in targets}
     for folder in NON_TEST_IMPORTERS:

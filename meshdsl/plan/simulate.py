@@ -224,7 +224,7 @@ class _Maker:
     def part(self, graph: Graph) -> StepPart:
         """The part of a graph, made once."""
         if id(graph) not in self._parts:
-            self._parts[id(graph)] = _Run(self, graph).part()
+            self._parts[id(graph)] = _TaskBuilder(self, graph).part()
         return self._parts[id(graph)]
 
     def slices(self, value: Value) -> int:
@@ -232,7 +232,7 @@ class _Maker:
         return value.shape[0] if value.id in self._stacks else 1
 
 
-class _Run:
+class _TaskBuilder:
     """One graph on its way to being a part."""
 
     def __init__(self, maker: _Maker, graph: Graph) -> None:
@@ -349,7 +349,7 @@ class _Run:
         return [tuple(map(here, slices)) for slices in part.results]
 
 
-def _scan(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+def _scan(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     consts, length = op.params["num_consts"], op.params["length"]
     end = consts + op.params["num_carry"]
     part, carry = run.maker.part(op.bodies[0]), given[consts:end]
@@ -377,14 +377,14 @@ def _trips(op: Op) -> Iterator[Sequence[int]]:
     yield from ([i] for i in range(length - _AROUND, length))
 
 
-def _while(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+def _while(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
     trips, start = max(1, op.bodies[1].trips // run.graph.trips), asked + closed
     run.run(run.maker.part(op.bodies[0]), [*given[:asked], *given[start:]], trips)
     return run.run(run.maker.part(op.bodies[1]), given[asked:], trips)
 
 
-def _cond(run: _Run, op: Op, given: list[Slices]) -> list[Slices]:
+def _cond(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     """Every branch, as the plan counts them."""
     made = [run.run(run.maker.part(body), given[1:]) for body in op.bodies]
     return [(_union([refs for slices in results for refs in slices]),) for results in zip(*made, strict=True)]

@@ -1,4 +1,4 @@
-"""The second target: the same program, sharded by the XLA partitioner.
+"""The peer that the lowering is compared with: the planned program, sharded by the XLA partitioner.
 
 Nothing is local here: the graph runs on global arrays, and every value that is ``S`` or ``B``
 in the plan carries that layout as a sharding constraint. The compiler inserts the collectives;

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshdsl.lowering.gspmd import constrained_function
 from meshdsl.lowering.numerics import check_numbers
 from meshdsl.lowering.shardings import device_mesh, input_layouts, output_layouts, place, shardings
 from tests.lowering.graphs import Hand, program_of
+from tests.lowering.gspmd import constrained_function
 from tests.lowering.test_program import LAYOUTS, MESH, accumulate, mlp, mlp_args
 
 
