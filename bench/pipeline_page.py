@@ -44,7 +44,7 @@ def write(parts: Mapping[str, str], page: Path = PAGE) -> None:
 
 def draw(pipeline: Pipelined, file: Path = PICTURE) -> None:
     """Forwards and backwards of every rank in lockstep, to scale, each with its microbatch."""
-    timing = pipeline.forecast.in_step
+    timing = pipeline.forecast.lockstep_timing
     figure = Figure(figsize=(9.5, 0.35 * pipeline.ranks + 0.7), layout="constrained")
     panel = figure.subplots()
     for rank, tasks in enumerate(timing.schedule.ranks):

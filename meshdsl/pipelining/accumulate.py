@@ -1,17 +1,25 @@
-"""The step with a loop over microbatches in it.
+"""Gradient accumulation: one loop over microbatches inside the step.
 
-    before   what does not depend on the batch                     once
-    inside   what is known of a part of the batch, and sums of it   once per microbatch
-    after    what reads the sums, the optimizer say                 once
+The analysis of the time axis cuts a step into three parts:
 
-Nothing is differentiated again and nothing is scaled: parts of sums are added up in the dtype that they have. The
-result is a step like any other with a scan in it, which is planned as any other: a gradient is a carry of that scan,
-and is reduced over the devices after it, once.
+    before   independent of the batch                                            runs once
+    inside   computed from one microbatch, and contributions to sums over the batch   runs once per microbatch
+    after    uses complete sums, such as the optimizer                           runs once
+
+    loss, grads = value_and_grad(f)(params, batch)         for each microbatch: loss += ..., grads += ...
+    params = update(params, grads)                   ->    params = update(params, grads)
+
+Nothing is differentiated again and nothing is rescaled: contributions are added in the dtype that they have. The result
+is an ordinary step that contains a scan, so it is planned like any other; a gradient is a carry of that scan and is
+reduced over devices once, after it.
+
+``SplitStep`` is the cut; a ``StepLoop`` runs its inside. ``MicrobatchLoop`` is the plain loop, the pipelines of
+``scan_executor`` and ``cut_executor`` are the others.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,147 +31,160 @@ from meshdsl.layouts.placement import B, Partial, Split
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import run_exchanges
-from meshdsl.pipelining.interpreter import AXIS, Runner, marked, put_back
-from meshdsl.pipelining.time_axis import EACH, WHOLE, Place, TimePlacement, held
+from meshdsl.pipelining.interpreter import AXIS, Runner, restore_sources, traced_from
+from meshdsl.pipelining.time_axis import AFTER_LOOP, PER_MICROBATCH, TimePlacement, local_placement
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.passes import run_passes
 from meshdsl.trace.read_jaxpr import read_jaxpr
 
-JOIN = {"sum": lax.add, "max": lax.max, "min": lax.min}
+REDUCE = {"sum": lax.add, "max": lax.max, "min": lax.min}
+
+# ---- The cut ---------------------------------------------------------------------------------------------------------
 
 
-def retraced(graph: Graph, run: Any) -> Graph:
-    """The graph of another way to run a graph, with the lines of the operations that it runs."""
-    avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in graph.inputs]
-    return annotate(run_passes(put_back(read_jaxpr(jax.make_jaxpr(run)(*avals)), graph)))
+class StepLoop(Protocol):
+    """Runs the inside of a step for all microbatches."""
+
+    def run(self, whole: Runner) -> list[jax.Array]:
+        """Returns the exported values, whole, given what ``whole`` knows from before the loop."""
 
 
-class Step:
-    """A step in three parts; ``exported`` are values of the inside that others read.
+class SplitStep:
+    """A step cut into before, inside and after.
 
     Args:
-      later: ids of operations that are done after the loop although they could be done inside.
+      deferred: ids of operations that run after the loop although they could run inside.
+
+    ``batch`` are the inputs that the inside uses by microbatch, ``exported`` the values of the inside that the rest
+    uses.
     """
 
-    def __init__(self, graph: Graph, placing: TimePlacement, later: Collection[int] = ()) -> None:
-        self.graph, self.placing = graph, placing
+    def __init__(self, graph: Graph, placement: TimePlacement, deferred: Collection[int] = ()) -> None:
+        self.graph, self.placement = graph, placement
         ops = graph.ops[:-1]
-        whole = {op.id for op in ops if any(placing.of(v) is WHOLE for v in op.outputs)}
-        self.makers = {v.id: op for op in ops for v in op.outputs}
-        self.after = [op for op in ops if op.id in later or op.id in whole]
-        self.inside = [op for op in ops if placing.in_turns(op) and op.id not in later]
-        self.before = [op for op in ops if not placing.in_turns(op) and op.id not in whole]
-        wanted = {v.id for op in self.inside for v in values(op.inputs)}
-        self.batch = [v for v in graph.inputs if v.id in wanted and isinstance(placing.of(v), Split)]
-        made = {v.id for op in self.inside for v in op.outputs}
-        read = {v.id: v for op in (*self.after, graph.ops[-1]) for v in values(op.inputs) if v.id in made}
-        self.exported = list(read.values())
+        late = {op.id for op in ops if any(placement.of(v) is AFTER_LOOP for v in op.outputs)}
+        self.producers = {v.id: op for op in ops for v in op.outputs}
+        self.after = [op for op in ops if op.id in deferred or op.id in late]
+        self.inside = [op for op in ops if placement.is_per_microbatch(op) and op.id not in deferred]
+        self.before = [op for op in ops if not placement.is_per_microbatch(op) and op.id not in late]
+        used = {v.id for op in self.inside for v in values(op.inputs)}
+        self.batch = [v for v in graph.inputs if v.id in used and isinstance(placement.of(v), Split)]
+        inner = {v.id for op in self.inside for v in op.outputs}
+        outer_uses = {v.id: v for op in (*self.after, graph.ops[-1]) for v in values(op.inputs) if v.id in inner}
+        self.exported = list(outer_uses.values())
 
-    def run(self, *arrays: jax.Array) -> Arrays:
-        """The step on whole arrays."""
-        whole = Runner(TimePlacement(self.placing.turns))
-        whole.define(self.graph.inputs, arrays, [B] * len(arrays))
-        whole.run(self.before)
-        whole.define(self.exported, self._loop(whole), [B] * len(self.exported))
-        whole.run(self.after)
-        return tuple(whole.get(x, B) for x in self.graph.returned)
+    def retraced(self, loop: StepLoop) -> Graph:
+        """Returns the graph of the step whose inside ``loop`` runs; operations keep their source lines."""
 
-    def _loop(self, whole: Runner) -> list[jax.Array]:
-        with marked(self.inside[0]):
-            return self.looped(whole)
+        def run(*arrays: jax.Array) -> Arrays:
+            whole = Runner(TimePlacement(self.placement.microbatches))
+            whole.define(self.graph.inputs, arrays, [B] * len(arrays))
+            whole.run(self.before)
+            with traced_from(self.inside[0]):
+                exported = loop.run(whole)
+            whole.define(self.exported, exported, [B] * len(self.exported))
+            whole.run(self.after)
+            return tuple(whole.get(x, B) for x in self.graph.returned)
 
-    def looped(self, whole: Runner) -> list[jax.Array]:
-        """The exported values, whole."""
-        blocks = tuple(dealt(whole.get(v, B), self.placing.turns) for v in self.batch)
-        sums = [Sum.of(v, self.placing) for v in self.exported]
+        avals = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in self.graph.inputs]
+        return annotate(run_passes(restore_sources(read_jaxpr(jax.make_jaxpr(run)(*avals)), self.graph)))
 
-        def turn(carry: Arrays, given: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
-            with run_exchanges(AXIS, given[0]):
-                found = self._turn(whole, given[1])
-            return self._added(sums, carry, found), others(found, sums)
+    def microbatches_of_batch(self, whole: Runner) -> Arrays:
+        """Returns the batch by microbatch: a leading dim of microbatches on every array."""
+        count = self.placement.microbatches
+        blocks = (whole.get(v, B) for v in self.batch)
+        return tuple(x.reshape(count, x.shape[0] // count, *x.shape[1:]) for x in blocks)
 
-        start = tuple(s.nothing for s in sums if s)
-        totals, stacks = lax.scan(turn, start, (jnp.arange(self.placing.turns), blocks))
-        left, right = iter(totals), iter(stacks)
-        pairs = zip(self.exported, sums, strict=True)
-        return [next(left) if s else self.joined(v, next(right)) for v, s in pairs]
-
-    def _added(self, sums: Sequence["Sum | None"], carry: Arrays, found: Arrays) -> Arrays:
-        so_far, added = iter(carry), []
-        for v, s, x in zip(self.exported, sums, found, strict=True):
-            if s:
-                with marked(self.makers[v.id]):
-                    added.append(s.add(next(so_far), x))
-        return tuple(added)
-
-    def joined(self, v: Value, stack: jax.Array) -> jax.Array:
-        """A value of which every turn made a part."""
-        with marked(self.makers[v.id]):
-            return joined(stack, self.placing.of(v))
-
-    def _turn(self, whole: Runner, blocks: Sequence[jax.Array]) -> Arrays:
-        inner = self.turn(whole, blocks)
-        inner.run(self.inside)
-        return tuple(inner.natural(v) for v in self.exported)
-
-    def turn(self, whole: Runner, blocks: Sequence[jax.Array]) -> Runner:
-        """What a turn starts from."""
-        inner = Runner(self.placing, dict(whole.arrays))
-        inner.add(self.graph)
+    def iteration(self, whole: Runner, blocks: Sequence[jax.Array]) -> Runner:
+        """Returns the environment in which an iteration starts, with its microbatch of the batch."""
+        inner = Runner(self.placement, dict(whole.arrays))
+        inner.add_producers(self.graph)
         for v, block in zip(self.batch, blocks, strict=True):
             del inner.arrays[v.id, B]
             inner.arrays[v.id, Split(0)] = block
         return inner
 
+    def joined(self, v: Value, stack: jax.Array) -> jax.Array:
+        """Returns a value from its stack by iteration: its blocks concatenated, or the last iteration's whole value."""
+        with traced_from(self.producers[v.id]):
+            split = local_placement(self.placement.of(v))
+            if not isinstance(split, Split):
+                return stack[-1]
+            dim = int(split.dim)
+            blocks = jnp.moveaxis(stack, 0, dim)
+            return blocks.reshape(*blocks.shape[:dim], -1, *blocks.shape[dim + 2 :])
+
+
+# ---- Accumulation ----------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
-class Sum:
-    """A value to which every turn adds."""
+class Accumulator:
+    """A reduction over microbatches of an exported value.
+
+    Args:
+      divisor: contributions are divided by it; the number of microbatches for a mean.
+    """
 
     value: Value
     reduction: str
-    turns: int
+    divisor: int
 
     @classmethod
-    def of(cls, value: Value, placing: TimePlacement) -> "Sum | None":
-        """How a value made in turns is put together; None if each turn makes a part, or all of it."""
-        place = placing.of(value)
+    def of(cls, value: Value, placement: TimePlacement) -> "Accumulator | None":
+        """Returns how contributions are combined; None if every iteration computes a block, or all of the value."""
+        place = placement.of(value)
         if isinstance(place, Partial):
             return cls(value, place.reduction, 1)
-        mean = place is EACH and jnp.issubdtype(value.dtype, jnp.inexact)
-        return cls(value, "sum", placing.turns) if mean else None
+        mean = place is PER_MICROBATCH and jnp.issubdtype(value.dtype, jnp.inexact)
+        return cls(value, "sum", placement.microbatches) if mean else None
 
     @property
-    def nothing(self) -> jax.Array:
-        """What the first turn is added to."""
+    def initial(self) -> jax.Array:
+        """The total before the first contribution."""
         return jnp.full(self.value.shape, identity(self.reduction, self.value.dtype), self.value.dtype)
 
-    def add(self, so_far: jax.Array, found: jax.Array) -> jax.Array:
-        """With another turn's."""
-        part = found / self.turns if self.turns > 1 else found
-        total: jax.Array = JOIN[self.reduction](so_far, part)
-        return total
+    def add(self, total: jax.Array, contribution: jax.Array) -> jax.Array:
+        """Returns the total with one more contribution."""
+        part = contribution / self.divisor if self.divisor > 1 else contribution
+        result: jax.Array = REDUCE[self.reduction](total, part)
+        return result
 
-    def masked(self, found: jax.Array, valid: jax.Array) -> jax.Array:
-        """What a turn adds; nothing where it is none."""
-        return jnp.where(valid, found, jnp.asarray(identity(self.reduction, found.dtype), found.dtype))
-
-
-def dealt(x: jax.Array, turns: int) -> jax.Array:
-    """The first dim in blocks, one per turn."""
-    return x.reshape(turns, x.shape[0] // turns, *x.shape[1:])
+    def masked(self, contribution: jax.Array, valid: jax.Array) -> jax.Array:
+        """Returns the contribution where ``valid``, the identity of the reduction elsewhere."""
+        neutral = jnp.asarray(identity(self.reduction, contribution.dtype), contribution.dtype)
+        return jnp.where(valid, contribution, neutral)
 
 
-def joined(x: jax.Array, place: Place) -> jax.Array:
-    """Blocks of all turns, one after the other along the dim that they are of; else what the last turn has."""
-    split = held(place)
-    if not isinstance(split, Split):
-        return x[-1]
-    dim = int(split.dim)
-    apart = jnp.moveaxis(x, 0, dim)
-    return apart.reshape(*apart.shape[:dim], -1, *apart.shape[dim + 2 :])
+@dataclass(frozen=True)
+class MicrobatchLoop:
+    """The plain loop: microbatches one after the other, totals as carries, everything else stacked."""
 
+    step: SplitStep
 
-def others(found: Arrays, sums: Sequence[Sum | None]) -> Arrays:
-    """What is not added up."""
-    return tuple(x for x, s in zip(found, sums, strict=True) if s is None)
+    def run(self, whole: Runner) -> list[jax.Array]:
+        """Returns the exported values, whole."""
+        step = self.step
+        blocks = step.microbatches_of_batch(whole)
+        totals = [Accumulator.of(v, step.placement) for v in step.exported]
+
+        def iteration(carry: Arrays, scanned: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
+            number, block = scanned
+            with run_exchanges(AXIS, number):
+                inner = step.iteration(whole, block)
+                inner.run(step.inside)
+                results = [inner.local(v) for v in step.exported]
+            current, added = iter(carry), []
+            for v, total, x in zip(step.exported, totals, results, strict=True):
+                if total:
+                    with traced_from(step.producers[v.id]):
+                        added.append(total.add(next(current), x))
+            return tuple(added), tuple(x for x, total in zip(results, totals, strict=True) if total is None)
+
+        start = tuple(total.initial for total in totals if total)
+        sums, stacks = lax.scan(iteration, start, (jnp.arange(step.placement.microbatches), blocks))
+        next_sum, next_stack = iter(sums), iter(stacks)
+        return [
+            next(next_sum) if total else step.joined(v, next(next_stack))
+            for v, total in zip(step.exported, totals, strict=True)
+        ]

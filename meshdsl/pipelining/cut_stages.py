@@ -1,17 +1,21 @@
-"""A step cut into parts by ``md.stage``, for a model that is no scan: which operation belongs to which stage.
+"""Stages of a step that ``md.stage`` cuts into parts: which operation belongs to which stage.
 
-Going through what is done per microbatch in order, every cut leads to the next time:
+For models that are no scan of equal layers, the user marks the boundaries, and every part between two cuts may differ:
 
-    time 0, 1, ... K    parts forward, the last with the loss
-    time K+1, ... 2K    the gradients of parts K-1, ... 0, each of which the gradient of a cut leads to
+    x = md.stage(encode(x))         part 0 | cut | part 1 | cut | part 2 with the loss
+    x = md.stage(decode(x))
 
-So stage k does times k and 2K - k, and reads what other stages made only through the cuts on its two sides. What does
-not come through any cut and does not lead to the first (targets, masks) belongs to no stage, and is made wherever it
-is read. A sum of what several stages have made of one microbatch (tied parameters' gradients, penalties) is taken
-after the loop, from the totals.
+Going through the operations of a microbatch in order, every cut leads to the next *time*:
 
-Where there are more parts than devices on the axis, neighbours are put together so that the largest stage takes the
-least time (``partition_layers``).
+    times 0, 1, ... K     the parts forward, the last with the loss
+    times K+1, ... 2K     the gradients of parts K-1, ... 0; the gradient of a cut leads from one to the next
+
+Stage k runs times k and 2K - k, and uses what other stages computed only through its two cuts. What depends on no cut
+and leads to no first cut (targets, masks) is FREE: recomputed wherever it is used. A sum of contributions of several
+stages (gradients of tied parameters, penalties) is taken AFTER the loop, from their totals.
+
+If there are more parts than stages, neighbouring parts are merged so that the largest stage takes least time
+(``schedules.partition``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,16 +27,19 @@ from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import makers_of, values
 from meshdsl.layouts.placement import B, Split
 from meshdsl.pipelining.time_axis import TimePlacement
-from meshdsl.schedules.partition import partition_layers, share_faults
+from meshdsl.schedules.partition import partition_faults, partition_layers
 from meshdsl.schedules.spec import Pipeline
 
-AFTER, FREE = -1, -2
-_SHOWN = 6
+AFTER, FREE = -1, -2  # times besides 0 ... 2K
+_FAULTS_LISTED = 6  # faults that an error lists before it counts the rest
+_NOT_A_PIPELINE = "the parts that md.stage cuts cannot be a pipeline:"
+
+# ---- The partition ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class StageCut:
-    """Between a stage and the next: the operation on the way forward, and the one on the way back."""
+    """The boundary between a stage and the next: the cut of activations, and the cut of their gradients."""
 
     forward: Op
     backward: Op | None = None
@@ -40,170 +47,183 @@ class StageCut:
 
 @dataclass
 class StagePartition:
-    """Which stage does what.
+    """The stages of a step.
 
     Args:
-      cuts: between stages, in order.
+      cuts: the boundaries, in order.
       sizes: parts per stage.
-      times: per value that is made in turns, when; AFTER the loop, or FREE: wherever it is read.
+      times: time per value id that is computed per microbatch: 0 ... 2K, AFTER or FREE.
     """
 
     graph: Graph
-    placing: TimePlacement
+    placement: TimePlacement
     cuts: list[StageCut]
     sizes: tuple[int, ...] = ()
     times: dict[int, int] = field(default_factory=dict)
 
     @property
-    def last(self) -> int:
-        """The last stage."""
+    def last_stage(self) -> int:
+        """The number of the last stage, K."""
         return len(self.cuts)
 
     @property
     def forward_only(self) -> bool:
-        """Whether no gradient goes back through a cut."""
+        """Whether no gradient passes a cut."""
         return all(cut.backward is None for cut in self.cuts)
 
     def stage(self, v: Value) -> int:
-        """The stage that makes a value."""
+        """Returns the stage that computes a value; FREE ones count as the last stage's."""
         time = self.times[v.id]
-        return self.last if time == FREE else min(time, 2 * self.last - time)
+        return self.last_stage if time == FREE else min(time, 2 * self.last_stage - time)
 
-    def is_back(self, v: Value) -> bool:
-        """Whether it is made on the way back, where the last stage does all it does if there is one."""
+    def is_backward(self, v: Value) -> bool:
+        """Returns whether a backward task computes a value; the last stage does all of its work in its backward."""
         time = self.times[v.id]
-        return not self.forward_only and (time == FREE or time >= self.last)
+        return not self.forward_only and (time == FREE or time >= self.last_stage)
 
     def seconds(self, known: Mapping[int, float]) -> tuple[list[float], list[float]]:
-        """Seconds of every stage; and what they would be of the last one, which does not compute its forward again."""
-        ahead, back = ([0.0] * (self.last + 1) for _ in range(2))
+        """Returns the seconds of every stage, and those it would take as the last one.
+
+        A stage that is not the last recomputes its forward in its backward.
+
+        Args:
+          known: seconds per operation id.
+        """
+        forward, backward = ([0.0] * (self.last_stage + 1) for _ in range(2))
         for op in self.graph.ops[:-1]:
             time = self.times.get(op.outputs[0].id, AFTER)
             if op.id in known and time >= 0:
-                (back if time > self.last else ahead)[self.stage(op.outputs[0])] += known[op.id]
-        times = 1 if self.forward_only else 2
-        both = list(zip(ahead, back, strict=True))
-        return [times * f + b for f, b in both], [f + b for f, b in both]
+                (backward if time > self.last_stage else forward)[self.stage(op.outputs[0])] += known[op.id]
+        runs = 1 if self.forward_only else 2
+        both = list(zip(forward, backward, strict=True))
+        return [runs * f + b for f, b in both], [f + b for f, b in both]
 
-    def handed(self, op: Op | None) -> list[tuple[Atom, Value]]:
-        """What a cut hands on of each microbatch, before and after it."""
+    def sent(self, op: Op | None) -> list[tuple[Atom, Value]]:
+        """Returns what a cut sends of each microbatch, before and after it."""
         pairs = zip(op.inputs, op.outputs, strict=True) if op else ()
-        return [(x, v) for x, v in pairs if isinstance(self.placing.of(v), Split)]
+        return [(x, v) for x, v in pairs if isinstance(self.placement.of(v), Split)]
 
 
-def find_parts(
-    graph: Graph, placing: TimePlacement, ranks: int, seconds: Mapping[int, float], asked: Pipeline
+def find_partition(
+    graph: Graph, placement: TimePlacement, ranks: int, seconds: Mapping[int, float], pipeline: Pipeline
 ) -> StagePartition:
-    """The parts of a step as stages.
+    """Returns the stages of a step.
 
     Args:
-      ranks: stages.
-      seconds: per operation that is done in turns, what it takes.
-      asked: how many parts each stage has, if that was asked for.
+      ranks: devices along the axis of the stages.
+      seconds: what each operation that runs per microbatch takes.
+      pipeline: the schedule, and the parts per stage if the user gave them.
 
-    Raises PipelineError if there are too few parts, or if they read each other's values past the cuts.
+    Raises PipelineError if there are too few parts, or if parts use each other's values past the cuts.
     """
-    ahead = [op for op in graph.ops if op.name == "stage" and not op.params["back"] and _is_turned(op, placing)]
-    rows = list(share_faults(len(ahead) + 1, ranks, asked, "parts"))
-    if asked.halves:
-        rows.append(f"schedule {asked.name!r} halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'")
-    if asked.recompute != "stage":
-        rows.append(f"recompute={asked.recompute!r} is for layers; parts are computed again, from what they are given")
+    cuts = [
+        op
+        for op in graph.ops
+        if op.name == "stage" and not op.params["back"] and any(isinstance(placement.of(v), Split) for v in op.outputs)
+    ]
+    rows = list(partition_faults(len(cuts) + 1, ranks, pipeline, "parts"))
+    if pipeline.splits_backward:
+        rows.append(
+            f"schedule {pipeline.name!r} splits the backward of a layer; parts take '1f1b', 'gpipe' or 'interleaved'"
+        )
+    if pipeline.recompute != "stage":
+        rows.append(
+            f"recompute={pipeline.recompute!r} applies to scanned layers; parts are recomputed from their inputs"
+        )
     if rows:
-        raise PipelineError(faults("the parts that md.stage cuts are no pipeline:", rows))
-    fine = _Division(graph, placing, ahead)
-    parts = fine.parts()
-    each, at_last = parts.seconds(seconds)
-    sizes = asked.layers or partition_layers(each, ranks * asked.chunks, at_last=at_last)
-    kept = [ahead[i - 1] for i in list(accumulate(sizes))[:-1]]
-    parts = _Division(graph, placing, kept, fine.backward).parts()
-    parts.sizes = sizes
-    return parts
+        raise PipelineError(faults(_NOT_A_PIPELINE, rows))
+    finest = _TimeAssignment(graph, placement, cuts)
+    parts = finest.partition()
+    per_part, as_last = parts.seconds(seconds)
+    sizes = pipeline.layers or partition_layers(per_part, ranks * pipeline.chunks, at_last=as_last)
+    boundaries = [cuts[i - 1] for i in list(accumulate(sizes))[:-1]]
+    merged = _TimeAssignment(graph, placement, boundaries, finest.backward).partition()
+    merged.sizes = sizes
+    return merged
 
 
-def _is_turned(op: Op, placing: TimePlacement) -> bool:
-    return any(isinstance(placing.of(v), Split) for v in op.outputs)
+# ---- Assigning times -------------------------------------------------------------------------------------------------
 
 
-class _Division:
-    """One way through a step.
+class _TimeAssignment:
+    """One pass over a step that assigns a time to every value computed per microbatch.
 
     Args:
-      ahead: the cuts forward; others are none.
-      backward: per cut on the way back, the id of the one forward; found if not given.
+      cuts: the cuts that are boundaries; others are the identity.
+      backward: per id of a cut of gradients, the id of the forward cut that it belongs to; found if not given.
     """
 
     def __init__(
-        self, graph: Graph, placing: TimePlacement, ahead: Sequence[Op], backward: Mapping[int, int] | None = None
+        self, graph: Graph, placement: TimePlacement, cuts: Sequence[Op], backward: Mapping[int, int] | None = None
     ) -> None:
-        self.graph, self.placing, self.cuts = graph, placing, [StageCut(op) for op in ahead]
-        self.numbers = {op.id: i for i, op in enumerate(ahead)}
-        self.known, self.backward = backward is not None, dict(backward or {})
-        self.first, self.wrong = self._leading() if ahead else set[int](), list[str]()
-        self.times = {v.id: FREE for v in graph.inputs if isinstance(placing.of(v), Split)}
+        self.graph, self.placement, self.cuts = graph, placement, [StageCut(op) for op in cuts]
+        self.numbers = {op.id: i for i, op in enumerate(cuts)}
+        self.is_paired, self.backward = backward is not None, dict(backward or {})
+        self.leading, self.faults = self._leading() if cuts else set[int](), list[str]()
+        self.times = {v.id: FREE for v in graph.inputs if isinstance(placement.of(v), Split)}
 
-    def parts(self) -> StagePartition:
-        """The parts; PipelineError if they are no stages."""
+    def partition(self) -> StagePartition:
+        """Returns the partition; raises PipelineError if parts use each other's values past the cuts."""
         for op in self.graph.ops[:-1]:
-            if self.placing.in_turns(op):
-                time = self._cut(op) if op.name == "stage" else self._time(op)
+            if self.placement.is_per_microbatch(op):
+                time = self._time_after_cut(op) if op.name == "stage" else self._time(op)
                 self.times.update((v.id, time) for v in op.outputs)
-        if self.wrong:
-            title = "the parts that md.stage cuts are no pipeline:"
-            raise PipelineError(faults(title, shortened(list(dict.fromkeys(self.wrong)), _SHOWN)))
-        return StagePartition(self.graph, self.placing, self.cuts, times=self.times)
+        if self.faults:
+            rows = shortened(list(dict.fromkeys(self.faults)), _FAULTS_LISTED)
+            raise PipelineError(faults(_NOT_A_PIPELINE, rows))
+        return StagePartition(self.graph, self.placement, self.cuts, times=self.times)
 
     def _leading(self) -> set[int]:
-        """Ids of operations that lead to the first cut and read anything but the batch."""
-        makers = makers_of(self.graph)
+        """Returns ids of operations that lead to the first cut and use anything but the batch: those of part 0."""
+        producers = makers_of(self.graph)
         pending, found = [self.cuts[0].forward], set[int]()
         while pending:
             op = pending.pop()
-            above = [makers[v.id] for v in values(op.inputs) if v.id in makers and self.placing.in_turns(makers[v.id])]
+            above = [producers[v.id] for v in values(op.inputs) if v.id in producers]
+            above = [each for each in above if self.placement.is_per_microbatch(each)]
             pending += [each for each in above if each.id not in found]
             found |= {each.id for each in above}
-        given = {v.id for v in self.graph.inputs if self.placing.of(v) is B}
+        parameters = {v.id for v in self.graph.inputs if self.placement.of(v) is B}
         for op in self.graph.ops:
-            if any(v.id in given for v in values(op.inputs)):
-                given |= {v.id for v in op.outputs}
-        return {i for i in found for op in self.graph.ops if op.id == i and any(v.id in given for v in op.outputs)}
+            if any(v.id in parameters for v in values(op.inputs)):
+                parameters |= {v.id for v in op.outputs}
+        return {op.id for op in self.graph.ops if op.id in found and any(v.id in parameters for v in op.outputs)}
 
-    def _reads(self, op: Op) -> set[int]:
-        """The times of what an operation reads."""
+    def _operand_times(self, op: Op) -> set[int]:
         return {self.times[v.id] for v in values(op.inputs) if v.id in self.times} - {FREE}
 
     def _time(self, op: Op) -> int:
-        """When an operation runs that is no cut."""
-        read, last = self._reads(op), len(self.cuts)
-        if not read:
-            return 0 if op.id in self.first else FREE
-        time = max(read)
-        beside = {time, 2 * last - time} if time > last else {time}
-        if AFTER not in read and read <= beside:
+        """Returns when an operation that is no cut runs."""
+        used, last = self._operand_times(op), len(self.cuts)
+        if not used:
+            return 0 if op.id in self.leading else FREE
+        time = max(used)
+        of_stage = {time, 2 * last - time} if time > last else {time}
+        if AFTER not in used and used <= of_stage:
             return time
-        if any(isinstance(self.placing.of(x), Split) for x in values(op.inputs)):
-            past = ", ".join(str(t) for t in sorted({min(t, 2 * last - t) for t in read - {AFTER}}))
-            text = f"values of parts {past}; hand them on through md.stage"
-            of = "a sum over all parts, which is known after the loop" if AFTER in read else text
-            self.wrong.append(f"{op.called} at {op.source} reads {of}")
+        if any(isinstance(self.placement.of(x), Split) for x in values(op.inputs)):
+            parts = ", ".join(str(t) for t in sorted({min(t, 2 * last - t) for t in used - {AFTER}}))
+            text = f"values of parts {parts}; pass them through md.stage"
+            what = "a sum over all parts, which is known after the loop" if AFTER in used else text
+            self.faults.append(f"{op.called} at {op.source} reads {what}")
             return time
         return AFTER
 
-    def _cut(self, op: Op) -> int:
-        read = self._reads(op)
-        time = max(read, default=FREE)
+    def _time_after_cut(self, op: Op) -> int:
+        """Returns the time that a cut leads to."""
+        used = self._operand_times(op)
+        time = max(used, default=FREE)
         if op.params["back"]:
-            return self._back(op, len(self.cuts) if time == FREE else time)
+            return self._time_after_gradient_cut(op, len(self.cuts) if time == FREE else time)
         if op.id not in self.numbers:
             return time
-        if not read <= {self.numbers[op.id]}:
-            self.wrong.append(f"md.stage at {op.source} does not follow the one before it: parts come one by one")
+        if not used <= {self.numbers[op.id]}:
+            self.faults.append(f"md.stage at {op.source} does not follow the cut before it: parts form a chain")
         return self.numbers[op.id] + 1
 
-    def _back(self, op: Op, time: int) -> int:
-        """The time after a cut on the way back."""
+    def _time_after_gradient_cut(self, op: Op, time: int) -> int:
         cut = 2 * len(self.cuts) - time - 1
-        if not self.known and 0 <= cut < len(self.cuts):
+        if not self.is_paired and 0 <= cut < len(self.cuts):
             self.backward[op.id] = self.cuts[cut].forward.id
         if self.backward.get(op.id) not in self.numbers:
             return time

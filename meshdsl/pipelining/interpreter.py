@@ -1,11 +1,15 @@
-"""Running a graph on the part of one turn.
+"""Evaluates a graph for one microbatch while jax traces.
 
-A runner keeps each value as the turn has it: its block of what is split, its share of a sum, or the whole. What an
-operation reads otherwise is made when it is asked for: a block of something whole by the operations that made it, as
-far as they can make blocks (a mask, zeros, random bits), and by a slice of what they start from.
+``Runner`` is an interpreter whose environment maps (value, placement on the microbatch axis) to an array. An iteration
+holds the block of a split value, its contribution to a sum, or the whole value, as ``time_axis`` placed it; every other
+form in which an operation uses a value is derived on demand:
 
-Everything runs while jax traces, under the number of the operation that it came from, so that lines and scopes of the
-traced program can be put back.
+    whole -> block       recompute the value as a block if its producer can (a mask, zeros, random bits), else slice it
+    whole -> summand     the value itself in iteration 0, the identity of the reduction in all others
+    summand -> whole     the estimate of PER_MICROBATCH: this iteration's contribution times the number of microbatches
+
+Operations are traced under a name scope with their id (``traced_from``), so that ``restore_sources`` can give the
+operations of the new graph the source lines and scopes of those they come from.
 """
 
 import re
@@ -19,57 +23,59 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
+from meshdsl.ir.loops import split_operands
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Partial, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.lowering.interpreter import Arrays, literal
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import Local, position, run_local
-from meshdsl.pipelining.time_axis import EACH, TimePlacement, held, turned_rows
+from meshdsl.pipelining.time_axis import PER_MICROBATCH, TimePlacement, local_placement, time_rows
 from meshdsl.primitives.constrain import bind_constrain
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
 from meshdsl.schedules.simulate import part_of, part_scope
 
-AXIS = "microbatch"
-_MARK = "meshdsl-operation-"
-_MARKED = re.compile(rf"{_MARK}(\d+)")
+AXIS = "microbatch"  # the name of the axis over time, for local programs
+Environment = dict[tuple[int, Placement], jax.Array]
+
+# ---- Interpreter -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Runner:
-    """What one turn has of the values of one graph.
+    """The environment of one iteration, for the values of one graph.
 
     Args:
-      placing: where everything is made; everything is whole where it says nothing.
-      makers: per value of this graph, the operation that makes it.
+      placement: the time placement of every value; values it does not mention are whole.
+      arrays: per value id and placement, the array of this iteration.
+      producers: per value id of this graph, the operation that computes it.
     """
 
-    placing: TimePlacement
-    arrays: dict[tuple[int, Placement], jax.Array] = field(default_factory=dict)
-    makers: dict[int, Op] = field(default_factory=dict)
+    placement: TimePlacement
+    arrays: Environment = field(default_factory=dict)
+    producers: dict[int, Op] = field(default_factory=dict)
 
-    def add(self, graph: Graph) -> None:
-        """Know the operations of a graph."""
-        self.makers.update((v.id, op) for op in graph.ops for v in op.outputs)
+    def add_producers(self, graph: Graph) -> None:
+        """Let values of ``graph`` be computed on demand."""
+        self.producers.update((v.id, op) for op in graph.ops for v in op.outputs)
 
-    def define(self, values: Iterable[Value], arrays: Iterable[jax.Array], placed: Sequence[Placement]) -> None:
-        """Keep what was made."""
-        self.arrays.update(((v.id, p), x) for v, x, p in zip(values, arrays, placed, strict=True))
+    def define(self, values: Iterable[Value], arrays: Iterable[jax.Array], placements: Sequence[Placement]) -> None:
+        """Bind values, held under these placements, to arrays."""
+        self.arrays.update(((v.id, p), x) for v, x, p in zip(values, arrays, placements, strict=True))
 
     def run(self, ops: Iterable[Op]) -> None:
-        """Run operations in order."""
+        """Run operations in order, each by the row that the analysis chose."""
         for op in ops:
-            self._run(op, self.placing.rows.get(op.id) or all_broadcast(op))
+            self._run(op, self.placement.rows.get(op.id) or all_broadcast(op))
 
     def _run(self, op: Op, row: Signature) -> None:
-        with marked(op):
+        with traced_from(op):
             if op.name == "stage":
-                placed = [held(self.placing.of(v)) for v in op.outputs]
-                self.define(op.outputs, map(self.natural, op.inputs), placed)
+                self.define(op.outputs, map(self.local, op.inputs), self._placements(op.outputs))
             elif op.bodies:
-                placed = [held(self.placing.of(v)) for v in op.outputs]
-                self.define(op.outputs, _LOOPS[op.name](self, op, placed), placed)
+                placements = self._placements(op.outputs)
+                self.define(op.outputs, _LOOPS[op.name](self, op, placements), placements)
             else:
                 arrays = tuple(self.get(x, p) for x, p in zip(op.inputs, row.inputs, strict=True))
                 self.define(op.outputs, self._results(op, arrays, row), row.outputs)
@@ -80,161 +86,177 @@ class Runner:
         if op.name == "constrain":
             return (bind_constrain(arrays[0], op.params["layout"], op.params["names"]),)
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
-        return run_local(op, arrays, Local({AXIS: self.placing.turns}, *ports))
+        return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, *ports))
 
     def get(self, x: Atom, want: Placement) -> jax.Array:
-        """A value as an operation reads it."""
+        """Returns a value held under ``want``, deriving it if it is not there yet."""
         if isinstance(x, Literal):
             return literal(x)
         if (x.id, want) not in self.arrays:
-            self._make(x, want)
+            self._derive(x, want)
         return self.arrays[x.id, want]
 
-    def natural(self, x: Atom) -> jax.Array:
-        """A value as it is made."""
-        return self.get(x, held(self.placing.of(x)))
+    def local(self, x: Atom) -> jax.Array:
+        """Returns a value as the analysis placed it."""
+        return self.get(x, local_placement(self.placement.of(x)))
 
-    def _make(self, x: Value, want: Placement) -> None:
-        have = held(self.placing.of(x))
+    def _placements(self, values: Iterable[Atom]) -> list[Placement]:
+        return [local_placement(self.placement.of(v)) for v in values]
+
+    def _derive(self, x: Value, want: Placement) -> None:
+        have = local_placement(self.placement.of(x))
         if want is have:
-            self.run([self.makers[x.id]])
+            self.run([self.producers[x.id]])
         elif isinstance(want, Split):
-            self._make_block(x, want)
+            self._derive_block(x, want)
         else:
-            self.arrays[x.id, want] = self._changed(x, have, want)
+            self.arrays[x.id, want] = self._converted(x, have, want)
 
-    def _make_block(self, x: Value, want: Split) -> None:
-        """A block of what is whole: made as a block if it can be."""
+    def _derive_block(self, x: Value, want: Split) -> None:
+        """Compute a block of a whole value: by its producer if that can compute blocks, else by a slice."""
         row = self._block_row(x, want)
         if row is not None:
-            self._run(self.makers[x.id], row)
+            self._run(self.producers[x.id], row)
         else:
-            size = x.shape[int(want.dim)] // self.placing.turns
+            size = x.shape[int(want.dim)] // self.placement.microbatches
             whole = self.get(x, B)
             self.arrays[x.id, want] = lax.dynamic_slice_in_dim(whole, position(AXIS) * size, size, int(want.dim))
 
     def _block_row(self, x: Value, want: Split) -> Signature | None:
-        op = self.makers.get(x.id)
-        if op is None or op.bodies or any(isinstance(self.placing.of(y), Split) for y in op.inputs):
+        op = self.producers.get(x.id)
+        if op is None or op.bodies or any(isinstance(self.placement.of(y), Split) for y in op.inputs):
             return None
         at = op.outputs.index(x)
-        rows = (row for row in turned_rows(op, self.placing.turns) if row.outputs[at] is want)
+        rows = (row for row in time_rows(op, self.placement.microbatches) if row.outputs[at] is want)
         return next((row for row in rows if not any(isinstance(p, Partial) for p in row.inputs)), None)
 
-    def _changed(self, x: Value, have: Placement, want: Placement) -> jax.Array:
-        turns = self.placing.turns
-        if isinstance(have, Partial):  # the whole sum is taken to be so many times this turn's
-            found = self.get(x, have)
-            return found * turns if have is Partial("sum") else found
-        if self.placing.of(x) is EACH:
-            return self.get(x, B) / turns
+    def _converted(self, x: Value, have: Placement, want: Placement) -> jax.Array:
+        """Returns a summand as a whole value, or a whole value as a summand; see the module docstring."""
+        microbatches = self.placement.microbatches
+        if isinstance(have, Partial):
+            summand = self.get(x, have)
+            return summand * microbatches if have is Partial("sum") else summand
+        if self.placement.of(x) is PER_MICROBATCH:
+            return self.get(x, B) / microbatches
         assert isinstance(want, Partial)
-        nothing = jnp.asarray(identity(want.reduction, x.dtype), x.dtype)
+        neutral = jnp.asarray(identity(want.reduction, x.dtype), x.dtype)
         whole = self.get(x, B)
-        return whole if self._is_zero(x, want) else jnp.where(position(AXIS) == 0, whole, nothing)
+        producer = self.producers.get(x.id)
+        zeros = producer is not None and producer.name == "broadcast_in_dim" and is_zero(producer.inputs[0])
+        if zeros and want.reduction == "sum":
+            return whole
+        return jnp.where(position(AXIS) == 0, whole, neutral)
 
-    def _is_zero(self, x: Value, want: Partial) -> bool:
-        """Whether it is all zeros, which are a share of every sum."""
-        op = self.makers.get(x.id)
-        zero = op is not None and op.name == "broadcast_in_dim" and is_zero(op.inputs[0])
-        return zero and want.reduction == "sum"
-
-    def inside(self, graph: Graph, arrays: Arrays, placed: Sequence[Placement]) -> Arrays:
-        """What a loop's body returns, placed so, in this turn."""
-        inner = Runner(self.placing)
-        inner.add(graph)
-        inner.define(graph.inputs, arrays, [held(self.placing.of(v)) for v in graph.inputs])
+    def run_body(self, graph: Graph, arrays: Arrays, placements: Sequence[Placement]) -> Arrays:
+        """Returns what a loop's body returns in this iteration, held under ``placements``."""
+        inner = Runner(self.placement)
+        inner.add_producers(graph)
+        inner.define(graph.inputs, arrays, self._placements(graph.inputs))
         inner.run(graph.ops[:-1])
-        return tuple(inner.get(x, p) for x, p in zip(graph.returned, placed, strict=True))
+        return tuple(inner.get(x, p) for x, p in zip(graph.returned, placements, strict=True))
 
     def operands(self, atoms: Sequence[Atom], inputs: Sequence[Value], stacked: bool = False) -> Arrays:
-        """Operands of a loop as its body's inputs take them, or stacks of them."""
-        places = (held(self.placing.of(v)) for v in inputs)
-        return tuple(self.get(x, _stack(p) if stacked else p) for x, p in zip(atoms, places, strict=True))
+        """Returns operands of a loop, held as the body's ``inputs`` are; ``stacked`` ones have a leading dim more."""
+        placements = (_shifted(p, 1) if stacked else p for p in self._placements(inputs))
+        return tuple(self.get(x, p) for x, p in zip(atoms, placements, strict=True))
 
 
-def _stack(placed: Placement) -> Placement:
-    return Split(int(placed.dim) + 1) if isinstance(placed, Split) else placed
+def _shifted(placement: Placement, dims: int) -> Placement:
+    return Split(int(placement.dim) + dims) if isinstance(placement, Split) else placement
 
 
-def sliced(placed: Placement) -> Placement:
-    """Where slices of a stack are, along its first dim."""
-    return Split(int(placed.dim) - 1) if isinstance(placed, Split) else placed
+def slice_placement(placement: Placement) -> Placement:
+    """Returns the placement of the slices of a stack along its first dim."""
+    return _shifted(placement, -1)
 
 
-def _scan(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
-    (body,), consts = op.bodies, op.params["num_consts"]
-    first = consts + op.params["num_carry"]
-    closed = runner.operands(op.inputs[:consts], body.inputs[:consts])
-    start = runner.operands(op.inputs[consts:first], body.inputs[consts:first])
-    stacks = runner.operands(op.inputs[first:], body.inputs[first:], stacked=True)
-    ends = [*(held(runner.placing.of(v)) for v in body.inputs[consts:first]), *map(sliced, placed[first - consts :])]
+# ---- Loops and conditionals ------------------------------------------------------------------------------------------
+
+
+def scan_options(op: Op) -> dict[str, Any]:
+    """Returns the keyword arguments of ``lax.scan`` that say in which order it iterates."""
+    return {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
+
+
+def _scan(runner: Runner, op: Op, placements: Sequence[Placement]) -> Arrays:
+    (body,) = op.bodies
+    outside, inside = split_operands(op, op.inputs), split_operands(op, body.inputs)
+    consts = runner.operands(outside.consts, inside.consts)
+    start = runner.operands(outside.carry, inside.carry)
+    stacks = runner.operands(outside.slices, inside.slices, stacked=True)
+    carried = (local_placement(runner.placement.of(v)) for v in inside.carry)
+    returned = [*carried, *map(slice_placement, placements[len(start) :])]
 
     def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
-        found = runner.inside(body, (*closed, *carry, *slices), ends)
-        return found[: len(carry)], found[len(carry) :]
+        results = runner.run_body(body, (*consts, *carry, *slices), returned)
+        return results[: len(carry)], results[len(carry) :]
 
     carry, made = lax.scan(step, start, stacks, length=op.params["length"], **scan_options(op))
     return (*carry, *made)
 
 
-def scan_options(op: Op) -> dict[str, Any]:
-    """How a scan goes over its trips."""
-    return {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
-
-
-def _while(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
-    (condition, body), split = op.bodies, op.params["cond_nconsts"]
-    start, fixed = split + op.params["body_nconsts"], op.params["body_nconsts"]
-    asked = runner.operands(op.inputs[:split], condition.inputs[:split])
-    closed = runner.operands(op.inputs[split:start], body.inputs[:fixed])
-    carry = runner.operands(op.inputs[start:], body.inputs[fixed:])
-    ends = [held(runner.placing.of(v)) for v in body.inputs[fixed:]]
-    found: Arrays = lax.while_loop(
-        lambda carry: runner.inside(condition, (*asked, *carry), [B])[0],
-        lambda carry: runner.inside(body, (*closed, *carry), ends),
+def _while(runner: Runner, op: Op, placements: Sequence[Placement]) -> Arrays:
+    (condition, body), outside = op.bodies, split_operands(op, op.inputs)
+    carries = body.inputs[len(outside.consts) :]
+    condition_consts = runner.operands(outside.condition, condition.inputs[: len(outside.condition)])
+    body_consts = runner.operands(outside.consts, body.inputs[: len(outside.consts)])
+    carry = runner.operands(outside.carry, carries)
+    carried = [local_placement(runner.placement.of(v)) for v in carries]
+    results: Arrays = lax.while_loop(
+        lambda carry: runner.run_body(condition, (*condition_consts, *carry), [B])[0],
+        lambda carry: runner.run_body(body, (*body_consts, *carry), carried),
         carry,
     )
-    return found
+    return results
 
 
-def _cond(runner: Runner, op: Op, placed: Sequence[Placement]) -> Arrays:
-    given = tuple(runner.natural(x) for x in op.inputs[1:])
+def _cond(runner: Runner, op: Op, placements: Sequence[Placement]) -> Arrays:
+    outside = split_operands(op, op.inputs)
+    operands = tuple(runner.local(x) for x in outside.consts)
 
     def branch(body: Graph) -> Callable[..., Arrays]:
-        return lambda *arrays: runner.inside(body, arrays, placed)
+        return lambda *arrays: runner.run_body(body, arrays, placements)
 
-    found: Arrays = lax.switch(runner.get(op.inputs[0], B), [branch(body) for body in op.bodies], *given)
-    return found
+    results: Arrays = lax.switch(runner.get(outside.predicate[0], B), [branch(body) for body in op.bodies], *operands)
+    return results
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 
 
-def marked(op: Op) -> AbstractContextManager[Any]:
-    """What is traced in here comes from an operation."""
+# ---- Provenance ------------------------------------------------------------------------------------------------------
+
+_MARK = "meshdsl-operation-"
+_MARKED = re.compile(rf"{_MARK}(\d+)")
+
+
+def traced_from(op: Op) -> AbstractContextManager[Any]:
+    """Operations traced in this context come from ``op``."""
     return jax.named_scope(f"{_MARK}{op.id}")
 
 
-def within(part: str) -> AbstractContextManager[Any]:
-    """What is traced in here is a part of a pipeline's tick; it stays in the scope."""
+def traced_in(part: str) -> AbstractContextManager[Any]:
+    """Operations traced in this context belong to a part of a pipeline's tick; it stays in their scope."""
     return jax.named_scope(part_scope(part))
 
 
-def put_back(graph: Graph, before: Graph) -> Graph:
-    """The graph with lines and scopes of the operations that its own were made from, parts of ticks in front."""
+def restore_sources(graph: Graph, before: Graph) -> Graph:
+    """Returns the graph with source lines and scopes of the operations of ``before``; tick parts lead the scope."""
     known = {op.id: op for _, op in walk(before)}
     for _, op in walk(graph):
         marks = _MARKED.findall(op.scope)
         origin = known[int(marks[-1])] if marks else None
-        where, found = origin.scope if origin else "", part_of(op.scope)
+        scope, part = origin.scope if origin else "", part_of(op.scope)
         op.source = origin.source if origin else op.source
-        op.scope = f"{part_scope(found)}/{where}" if found else where
+        op.scope = f"{part_scope(part)}/{scope}" if part else scope
     return graph
 
 
+# ---- Reference -------------------------------------------------------------------------------------------------------
+
+
 def whole_function(graph: Graph) -> Callable[..., Arrays]:
-    """The graph on whole arrays, on no mesh."""
+    """Returns a function that evaluates the graph on whole arrays, without a mesh."""
 
     def run(*arrays: jax.Array) -> Arrays:
         runner = Runner(TimePlacement(1))

@@ -1,4 +1,14 @@
-"""The scan over layers that lies split over a mesh axis, and errors where several do, or none goes over the layers."""
+"""The layer scan of a step: the one ``lax.scan`` over layers whose stacked parameters are split over a mesh axis.
+
+A model of equal layers is written as a scan over stacked parameters. If a pin splits their leading dim over a mesh
+axis, the devices of that axis become the stages of a pipeline, and each stage runs its part of the scan:
+
+    lax.scan(layer, x, params["layers"])       pin  params/layers/*: pipe=S(0)
+
+``find_layer_scan`` finds that scan and its transposed scans (the gradients), and reports models that it cannot
+pipeline: several scans or axes, or layers that are indexed instead of scanned. ``LayerScan`` names a scan's operands
+and results; ``run_layers`` traces it for some of the layers, or for some of the operations of each.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,84 +20,86 @@ from jax import lax
 
 from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
+from meshdsl.ir.loops import SplitOperands, split_operands
 from meshdsl.ir.rewrite import makers_of, origin, values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, S
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.pipelining.interpreter import Runner, scan_options
-from meshdsl.pipelining.time_axis import TimePlacement, held
+from meshdsl.pipelining.time_axis import TimePlacement, local_placement
 
-# ---- Layers ----------------------------------------------------------------------------------------------------------
-# A scan over layers, by what it is given and what it makes.
+# ---- Operands and results of a layer scan ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerScan:
-    """A scan over layers, taken apart."""
+    """A scan over layers; pairs are (outside, inside) the body, or (inside, outside) for results."""
 
     op: Op
 
     @property
     def body(self) -> Graph:
-        """One layer."""
+        """The graph of one layer."""
         return self.op.bodies[0]
 
     @property
     def length(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return int(self.op.params["length"])
 
     @property
     def consts(self) -> Sequence[tuple[Atom, Value]]:
-        """Per const, what it is outside and inside."""
-        count = self.op.params["num_consts"]
-        return list(zip(self.op.inputs[:count], self.body.inputs[:count], strict=True))
+        """Operands that all layers share."""
+        return self._operands.consts
 
     @property
     def carries(self) -> Sequence[tuple[Atom, Value]]:
-        """Per carry, what it starts from and what it is inside."""
-        first, count = self.op.params["num_consts"], self.op.params["num_carry"]
-        return list(zip(self.op.inputs, self.body.inputs, strict=True))[first : first + count]
+        """Initial carries."""
+        return self._operands.carry
 
     @property
     def stacks(self) -> Sequence[tuple[Value, Value]]:
-        """Per stack, what it is outside and what a layer has of it."""
-        first = self.op.params["num_consts"] + self.op.params["num_carry"]
-        pairs = list(zip(self.op.inputs, self.body.inputs, strict=True))[first:]
-        return [(x, v) for x, v in pairs if isinstance(x, Value)]  # a literal has no dim to go over
+        """Stacked operands, of which each layer has a slice; literals have no dim to scan."""
+        return [(x, v) for x, v in self._operands.slices if isinstance(x, Value)]
 
     @property
-    def last(self) -> Sequence[Value]:
-        """What the carries come to."""
+    def _operands(self) -> SplitOperands[tuple[Atom, Value]]:
+        return split_operands(self.op, zip(self.op.inputs, self.body.inputs, strict=True))
+
+    @property
+    def final_carries(self) -> Sequence[Value]:
+        """Results that are the carries after the last layer."""
         return self.op.outputs[: self.op.params["num_carry"]]
 
     @property
-    def rows(self) -> Sequence[tuple[Atom, Value]]:
-        """Per stack that the layers make, what a layer makes of it and what it is outside."""
-        return list(zip(self.body.returned[len(self.last) :], self.made, strict=True))
-
-    @property
-    def made(self) -> Sequence[Value]:
-        """Stacks that the layers make."""
+    def stacked_results(self) -> Sequence[Value]:
+        """Results that stack what each layer returns besides its carries."""
         return self.op.outputs[self.op.params["num_carry"] :]
 
+    @property
+    def rows(self) -> Sequence[tuple[Atom, Value]]:
+        """What a layer returns of each stacked result, with that result."""
+        return list(zip(self.body.returned[len(self.final_carries) :], self.stacked_results, strict=True))
 
-# ---- Split -----------------------------------------------------------------------------------------------------------
+
+# ---- Finding it ------------------------------------------------------------------------------------------------------
+
+LayerAxes = Mapping[int, Sequence[str]]  # per input id, the axes over which its leading dim is pinned to be split
 
 
-Axes = Mapping[int, Sequence[str]]  # per input, over which its first dim is pinned to lie split
-
-
-class SplitScan(NamedTuple):
-    """The scan over the layers, then others over the same arrays, as their gradients take it."""
+class PipelinedScans(NamedTuple):
+    """The layer scan, then other scans over the same parameters (their gradients), and the axis of the stages."""
 
     axis: str
     scans: list[Op]
 
 
-def stage_axes(program: TracedProgram, mesh: Mesh, pins: Pins, batch: Sequence[int]) -> Axes:
-    """Per input that is pinned to lie split on its first dim, the axes; those that split the batch are not meant."""
+def layer_axes(program: TracedProgram, mesh: Mesh, pins: Pins, batch: Sequence[int]) -> LayerAxes:
+    """Returns the axes that inputs are pinned to be split over on their leading dim.
+
+    Axes that split the batch are left out: on those, a split leading dim is data parallelism or FSDP, not a pipeline.
+    """
     taken = {axis for i in batch for axis in pins.inputs[i].axes if pins.inputs[i].on(axis) is not B}
     found = {
         value.id: tuple(a for a in pin.axes if pin.on(a) is S(0) and a not in taken and mesh.axis(a) > 1)
@@ -96,85 +108,84 @@ def stage_axes(program: TracedProgram, mesh: Mesh, pins: Pins, batch: Sequence[i
     return {i: axes for i, axes in found.items() if axes}
 
 
-def split_scan(program: TracedProgram, placing: TimePlacement, split: Axes) -> SplitScan | None:
-    """The scan that is done in turns and lies split over an axis, if one does; PipelineError if several do."""
+def find_layer_scan(program: TracedProgram, placement: TimePlacement, split: LayerAxes) -> PipelinedScans | None:
+    """Returns the scan that runs per microbatch over layers that are split over an axis; None if there is none.
+
+    Raises PipelineError if there are several such scans or axes, or if such layers are indexed, not scanned.
+    """
     graph = program.graph
-    makers = makers_of(graph)
+    producers = makers_of(graph)
     found: dict[str, dict[Op, list[int]]] = {}
     for op in graph.ops:
-        if op.name == "scan" and placing.in_turns(op):
-            origins = [o for x, _ in LayerScan(op).stacks if (o := _origin(x, makers, placing)) in split]
+        if op.name == "scan" and placement.is_per_microbatch(op):
+            origins = [o for x, _ in LayerScan(op).stacks if (o := _origin(x, producers, placement)) in split]
             for axis, origin in ((axis, i) for i in origins for axis in split[i]):
                 found.setdefault(axis, {}).setdefault(op, []).append(origin)
     if not found:
-        _check_indexed(graph, placing, split, makers)
+        _check_not_indexed(graph, placement, split, producers)
         return None
     axis, scans = next(iter(found.items()))
     forward = [op for op in scans if op.phase == "forward"]
     if len(found) > 1 or len(forward) != 1:
         raise _several(program, found)
-    return SplitScan(axis, [*forward, *(op for op in scans if op is not forward[0])])
+    return PipelinedScans(axis, [*forward, *(op for op in scans if op is not forward[0])])
+
+
+def _origin(x: Atom, producers: Mapping[int, Op], placement: TimePlacement) -> int:
+    """Returns the id of the input that a stack was cast or transposed from before the loop; else its own id."""
+    return origin(x, producers, lambda y: placement.of(y) is B).id if isinstance(x, Value) else -1
 
 
 def _several(program: TracedProgram, found: Mapping[str, Mapping[Op, Sequence[int]]]) -> PipelineError:
-    """What is wrong, and what to do."""
-    ahead = [(axis, op, ids) for axis, ops in found.items() for op, ids in ops.items() if op.phase == "forward"]
-    rows = [f"{axis}: the scan at {op.source}, over {_named(program, ids)}" for axis, op, ids in ahead]
-    if len({op for _, op, _ in ahead}) == 1:
-        title = "one axis is the pipeline, and layers lie split over several:"
+    """Returns the error for several scans, or several axes, with the parameters of each and the remedy."""
+
+    def named(ids: Sequence[int]) -> str:
+        paths = sorted(leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True) if v.id in ids)
+        return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+    forward = [(axis, op, ids) for axis, ops in found.items() for op, ids in ops.items() if op.phase == "forward"]
+    rows = [f"{axis}: the scan at {op.source}, over {named(ids)}" for axis, op, ids in forward]
+    if len({op for _, op, _ in forward}) == 1:
+        title = "exactly one axis can be the pipeline; layers are split over several:"
         return PipelineError(faults(title, rows, f"split them over one of {', '.join(found)}"))
-    pinned = f"""layouts={{"...": "{next(iter(found))}=B"}} for the arrays of the others, or dims of other names"""
     remedy = (
-        f"{pinned} in their rules, makes a pipeline of one, and they are planned as usual\n"
-        "Pipeline(axis=...) with md.stage between them makes stages of several"
+        f"""layouts={{"...": "{next(iter(found))}=B"}} for the parameters of the others, or other dim names in their """
+        "rules, selects one; the others are planned as usual\n"
+        "Pipeline(axis=...) with md.stage between them puts several into one pipeline"
     )
-    return PipelineError(faults("one scan over layers is a pipeline, and here are more:", rows, remedy))
+    return PipelineError(faults("exactly one layer scan can be pipelined; found several:", rows, remedy))
 
 
-def _named(program: TracedProgram, ids: Sequence[int]) -> str:
-    """Inputs by their paths; of several, the first."""
-    paths = sorted(leaf.path for v, leaf in zip(program.graph.inputs, program.inputs, strict=True) if v.id in ids)
-    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-
-
-def _check_indexed(graph: Graph, placing: TimePlacement, split: Axes, makers: Mapping[int, Op]) -> None:
-    """PipelineError if layers are split over an axis, and a loop over them, or the step, picks each by its number."""
-    rows = [f"{v.dtype}{list(v.shape)}, split over {split[v.id][0]}" for v in _picked(graph, split)]
+def _check_not_indexed(graph: Graph, placement: TimePlacement, split: LayerAxes, producers: Mapping[int, Op]) -> None:
+    """Raise PipelineError if layers that are split over an axis are indexed, in a loop or one by one."""
+    rows = [f"{v.dtype}{list(v.shape)}, split over {split[v.id][0]}" for v in _sliced_inputs(graph, split)]
     for op in graph.ops:
-        if op.name == "scan" and placing.in_turns(op):
+        if op.name == "scan" and placement.is_per_microbatch(op):
             layers = LayerScan(op)
             for x, v in layers.consts:
-                axes = split.get(_origin(x, makers, placing))
-                if axes and x.shape[:1] == (layers.length,) and _is_indexed(layers.body, v):
+                axes = split.get(_origin(x, producers, placement))
+                indexed = any(
+                    v in inner.inputs and inner.name in ("dynamic_slice", "gather") for inner in layers.body.ops
+                )
+                if axes and x.shape[:1] == (layers.length,) and indexed:
                     rows.append(f"{v.dtype}{list(v.shape)}, split over {axes[0]}, in the loop at {op.source}")
     if rows:
-        remedy = "go over them, as in lax.scan(layer, x, weights), so that each stage has its own"
-        raise PipelineError(faults("layers that are picked by number are no stages:", rows, remedy))
+        remedy = "scan over them, as in lax.scan(layer, x, weights), so that each stage holds its own layers"
+        raise PipelineError(faults("layers that are indexed one by one cannot be pipeline stages:", rows, remedy))
 
 
-def _picked(graph: Graph, split: Axes) -> Iterator[Value]:
-    """Inputs that the model reads one by one of their first dim alone."""
+def _sliced_inputs(graph: Graph, split: LayerAxes) -> Iterator[Value]:
+    """Yields inputs that the forward pass uses only through slices of one row each."""
     for v in graph.inputs:
-        reads = [op for op in graph.ops if op.phase == "forward" and v in op.inputs]
-        if v.id in split and len(reads) > 1 and all(op.name == "slice" and op.outputs[0].shape[0] == 1 for op in reads):
+        uses = [op for op in graph.ops if op.phase == "forward" and v in op.inputs]
+        if v.id in split and len(uses) > 1 and all(op.name == "slice" and op.outputs[0].shape[0] == 1 for op in uses):
             yield v
 
 
-def _is_indexed(body: Graph, v: Value) -> bool:
-    return any(v in op.inputs and op.name in ("dynamic_slice", "gather") for op in body.ops)
+# ---- Running a part of it --------------------------------------------------------------------------------------------
 
-
-def _origin(x: Atom, makers: Mapping[int, Op], placing: TimePlacement) -> int:
-    """The id of the input that a stack is made of before the turns, cast or transposed; else its own."""
-    return origin(x, makers, lambda y: placing.of(y) is B).id if isinstance(x, Value) else -1
-
-
-# ---- Layered ---------------------------------------------------------------------------------------------------------
-# A scan over layers, run over some of them, or for some of what each does.
-
-
-Stacks = dict[Value, jax.Array]
-Wanted = Sequence[tuple[Atom, Placement]]
+Stacks = dict[Value, jax.Array]  # by the body's input, the stack whose slices it is
+Wanted = Sequence[tuple[Atom, Placement]]  # values of the body to stack, and how each is held
 
 
 def run_layers(
@@ -187,42 +198,39 @@ def run_layers(
     length: int,
     used: jax.Array | None,
 ) -> tuple[Arrays, Arrays]:
-    """What is carried in the end, and stacks of what is wanted.
+    """Returns the final carries, and the stacks of the wanted values.
 
     Args:
-      runner: knows the consts.
-      ops: what is done of each layer.
-      start: of the carries; none if nothing is carried.
-      stacks: by what a layer has of them.
-      used: per layer, whether there is one; where there is none, carries stay as they are. Default is all.
+      runner: the environment, with the consts.
+      ops: the operations of the body to run.
+      start: the initial carries; empty if nothing is carried.
+      stacks: the stacked operands of these layers.
+      length: the number of layers.
+      used: per layer, False for a padding layer, which leaves the carries unchanged; None if all are used.
     """
-    places = runner.placing
+    placement = runner.placement
     read = {v.id for v in values((*(x for op in ops for x in op.inputs), *(x for x, _ in wanted)))}
-    known = {(v.id, held(places.of(v))): runner.natural(x) for x, v in layers.consts if v.id in read}
+    consts = {(v.id, local_placement(placement.of(v))): runner.local(x) for x, v in layers.consts if v.id in read}
     carried = [v for _, v in layers.carries][: len(start)]
-    given = (*carried, *stacks)
-    ends = [(x, held(places.of(v))) for x, v in zip(layers.body.returned, carried, strict=False)]
+    inputs = (*carried, *stacks)
+    returned = [(x, local_placement(placement.of(v))) for x, v in zip(layers.body.returned, carried, strict=False)]
 
-    def step(carry: Arrays, each: tuple[Arrays, jax.Array | None]) -> tuple[Arrays, Arrays]:
-        slices, counts = each
-        inner = Runner(places, dict(known))
-        inner.add(layers.body)
-        inner.define(given, (*carry, *slices), [held(places.of(v)) for v in given])
+    def step(carry: Arrays, scanned: tuple[Arrays, jax.Array | None]) -> tuple[Arrays, Arrays]:
+        slices, is_used = scanned
+        inner = Runner(placement, dict(consts))
+        inner.add_producers(layers.body)
+        inner.define(inputs, (*carry, *slices), [local_placement(placement.of(v)) for v in inputs])
         inner.run(ops)
-        found = tuple(inner.get(x, p) for x, p in (*ends, *wanted))
-        return _counted(counts, found, carry), found[len(ends) :]
+        results = tuple(inner.get(x, p) for x, p in (*returned, *wanted))
+        pairs = zip(results, carry, strict=False)
+        after = tuple(x if is_used is None else jnp.where(is_used, x, before) for x, before in pairs)
+        return after, results[len(returned) :]
 
     slices = tuple(stacks.values()), used
-    found: tuple[Arrays, Arrays] = lax.scan(step, start, slices, length=length, **scan_options(layers.op))
-    return found
+    results: tuple[Arrays, Arrays] = lax.scan(step, start, slices, length=length, **scan_options(layers.op))
+    return results
 
 
-def _counted(counts: jax.Array | None, found: Arrays, before: Arrays) -> Arrays:
-    """Carries after a layer, which are those before it if there is none."""
-    pairs = zip(found, before, strict=False)
-    return tuple(x if counts is None else jnp.where(counts, x, y) for x, y in pairs)
-
-
-def kept_stacks(layers: LayerScan, known: Mapping[int, jax.Array]) -> Stacks:
-    """Stacks by what a layer has of them, from those by what they are outside."""
+def stacks_of(layers: LayerScan, known: Mapping[int, jax.Array]) -> Stacks:
+    """Returns the stacked operands of a scan among arrays by value id."""
     return {v: known[x.id] for x, v in layers.stacks if x.id in known}

@@ -1,4 +1,4 @@
-"""The step in microbatches: which inputs are the batch, and whether its layers are stages of a pipeline."""
+"""The entry of this package: a step in microbatches, pipelined if its layers are pinned to be split over an axis."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,85 +7,104 @@ from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import UserPins, follows
-from meshdsl.pipelining.accumulate import Step, retraced
-from meshdsl.pipelining.cut_executor import by_parts
-from meshdsl.pipelining.layer_scan import stage_axes
-from meshdsl.pipelining.scan_executor import PipelinedStep
+from meshdsl.pipelining.accumulate import MicrobatchLoop, SplitStep
+from meshdsl.pipelining.cut_executor import pipeline_cuts
+from meshdsl.pipelining.layer_scan import layer_axes
+from meshdsl.pipelining.scan_executor import ScanPipeline
 from meshdsl.pipelining.scan_stages import find_stages
-from meshdsl.pipelining.stage_cost import shares
+from meshdsl.pipelining.stage_cost import layers_per_stage
 from meshdsl.pipelining.tick_loops import TickTable
 from meshdsl.pipelining.time_axis import analyze_time_axis
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.util.paths import matches, split_path, suggest
 
+_SUGGESTED = 3  # numbers of microbatches that an error suggests
 
-def to_microbatches(program: TracedProgram, asked: Pipeline, mesh: Mesh, user_pins: UserPins) -> TracedProgram:
-    """The program in microbatches, as a pipeline where its layers are pinned to lie split over an axis.
+
+def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user_pins: UserPins) -> TracedProgram:
+    """Returns the program in microbatches, its graph retraced and its ``pipeline`` set.
+
+    There are three forms: a pipeline of the parts that ``md.stage`` cuts, if ``pipeline.axis`` is given; a pipeline of
+    the layer scan, if its parameters are pinned to be split over an axis; and one loop over microbatches otherwise.
 
     Args:
-      user_pins: what the user fixed; resolved, and so checked, for the program on the way.
+      user_pins: what the user fixed; resolved, and so checked, for this program.
 
-    Raises PipelineError if there is no batch, if they do not divide it, if the step needs it whole, or if its layers
-    are no pipeline; PinError as ``make_pins`` does.
+    Raises PipelineError if there is no batch, if it does not divide into the microbatches, if the loop needs the whole
+    batch, or if the layers cannot be pipelined; PinError as ``make_pins``.
     """
-    graph, batch, m = program.graph, find_batch(program, asked), asked.microbatches
-    if asked.axis:
-        return by_parts(program, asked, mesh, batch, user_pins)
-    placing = analyze_time_axis(graph, m, [graph.inputs[i].id for i in batch], asked.per_microbatch)
-    split = stage_axes(program, mesh, user_pins.resolve(replace(program, pipeline=Pipelined(asked)), mesh), batch)
-    stages, made = find_stages(program, placing, mesh, split, asked), Pipelined(asked)
+    graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
+    if pipeline.axis:
+        return pipeline_cuts(program, pipeline, mesh, batch, user_pins)
+    placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
+    pins = user_pins.resolve(replace(program, pipeline=Pipelined(pipeline)), mesh)
+    split = layer_axes(program, mesh, pins, batch)
+    stages = find_stages(program, placement, mesh, split, pipeline)
+    notes = []
     if stages:
-        stages.layers = shares(graph, stages, mesh, asked)
-        made = Pipelined(asked, stages.axis, stages.ranks, stages.forward_only, stages.layers)
+        stages.layers = layers_per_stage(graph, stages, mesh, pipeline)
+        pipelined = Pipelined(pipeline, stages.axis, stages.ranks, stages.forward_only, stages.layers)
+        scan = ScanPipeline(graph, stages, TickTable(pipelined.table, pipelined.buffer_slots))
+        step, new = scan.step, scan.step.retraced(scan)
+        if sum(stages.layers) % stages.ranks:
+            notes.append(
+                f"{sum(stages.layers)} layers do not divide over {stages.axis}: their arrays are sharded freely"
+            )
     else:
-        user_pins.resolve(program, mesh)  # where nothing is dealt out, blocks are equal
-    if not stages and m == 1:
-        return replace(program, pipeline=made)
-    step = PipelinedStep(graph, stages, TickTable(made.table, made.rooms)) if stages else Step(graph, placing)
-    notes = [f"{made}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
-    if sum(made.layers) % made.ranks:
-        notes.append(f"{sum(made.layers)} layers do not divide over {made.axis}: their arrays lie there as is cheapest")
-    if not stages and replace(asked, batch=None, per_microbatch=False) != Pipeline(asked.microbatches):
-        notes.append(f"there are no stages for {asked.name}: no scan over layers is pinned to lie split over an axis")
-    return replace(program, graph=retraced(graph, step.run), notes=[*program.notes, *notes], pipeline=made)
+        user_pins.resolve(program, mesh)  # without uneven stages, every pinned dim has to divide
+        pipelined = Pipelined(pipeline)
+        if count == 1:
+            return replace(program, pipeline=pipelined)
+        step = SplitStep(graph, placement)
+        new = step.retraced(MicrobatchLoop(step))
+        if replace(pipeline, batch=None, per_microbatch=False) != Pipeline(count):
+            why = "no scan over layers is pinned to be split over an axis"
+            notes.append(f"there are no stages for {pipeline.name}: {why}")
+    notes.insert(0, f"{pipelined}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch")
+    return replace(program, graph=new, notes=[*program.notes, *notes], pipeline=pipelined)
 
 
-def find_batch(program: TracedProgram, asked: Pipeline) -> list[int]:
-    """Positions of the inputs that are split in microbatches; PipelineError if none are, or if they do not divide."""
-    leaves = dict(enumerate(program.inputs))
-    if asked.batch is not None:
-        found = {i: leaf for i, leaf in leaves.items() if matches(asked.batch, leaf.path)}
-        more = suggest(asked.batch, [leaf.path for leaf in program.inputs])
-        rows = [] if found else [f"batch={asked.batch!r}: matches no input{more}"]
+# ---- The batch -------------------------------------------------------------------------------------------------------
+
+
+def find_batch(program: TracedProgram, pipeline: Pipeline) -> list[int]:
+    """Returns the positions of the inputs that are split into microbatches.
+
+    These are the inputs that ``pipeline.batch`` matches, or by default those that no result replaces (not parameters
+    and optimizer state), or all but the first argument if results replace none (an evaluation).
+
+    Raises PipelineError if there are none, or if they do not divide into the microbatches.
+    """
+    if pipeline.batch is not None:
+        found = {i: leaf for i, leaf in enumerate(program.inputs) if matches(pipeline.batch, leaf.path)}
+        hint = suggest(pipeline.batch, [leaf.path for leaf in program.inputs])
+        rows = [] if found else [f"batch={pipeline.batch!r}: matches no input{hint}"]
         rows += [f"{leaf.path} {leaf.type}: has no dim to split" for leaf in found.values() if not leaf.shape]
     else:
-        kept = _kept(program)
-        found = {i: leaf for i, leaf in leaves.items() if i not in kept and leaf.shape}
-        rows = [] if found else ["every argument is replaced by a result: Pipeline(batch=...) names the batch"]
-    rows = rows or list(_uneven(list(found.values()), asked))
+        replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
+        first_names = [split_path(leaf.path)[0] for leaf in program.inputs]
+        several = len(set(first_names)) > 1
+        state = replaced or {i for i, name in enumerate(first_names) if name == first_names[0] and several}
+        found = {i: leaf for i, leaf in enumerate(program.inputs) if i not in state and leaf.shape}
+        rows = [] if found else ["every argument is replaced by a result: name the batch with Pipeline(batch=...)"]
+    rows = rows or list(_uneven_batch(list(found.values()), pipeline))
     if rows:
-        raise PipelineError(faults(f"microbatches={asked.microbatches} of {program.name}:", rows))
+        raise PipelineError(faults(f"microbatches={pipeline.microbatches} of {program.name}:", rows))
     return list(found)
 
 
-def _kept(program: TracedProgram) -> set[int]:
-    """Inputs that are no batch: what results replace; where they replace nothing, as in an evaluation, the first."""
-    replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
-    firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
-    return replaced or {i for i, first in enumerate(firsts) if first == firsts[0] and len(set(firsts)) > 1}
-
-
-def _uneven(batch: Sequence[Leaf], asked: Pipeline) -> Iterator[str]:
+def _uneven_batch(batch: Sequence[Leaf], pipeline: Pipeline) -> Iterator[str]:
+    """Yields a fault if the leading dims of the batch differ, or do not divide into the microbatches."""
     sizes: dict[int, Leaf] = {}
     for leaf in batch:
         sizes.setdefault(leaf.shape[0], leaf)
+    examples, count = next(iter(sizes)), pipeline.microbatches
     if len(sizes) > 1:
-        said = ", ".join(f"{leaf.path} {leaf.type}" for leaf in sizes.values())
-        yield f"the first dims of the batch differ: {said}; Pipeline(batch=...) names the arrays of the batch"
-    elif next(iter(sizes)) % asked.microbatches:
-        n, m = next(iter(sizes)), asked.microbatches
-        near = [k for k in range(1, n + 1) if n % k == 0]
-        near = sorted(sorted(near, key=lambda k: abs(k - m))[:3])
-        said = " or ".join(map(str, near))
-        yield f"the batch of {n} ({batch[0].path}) does not divide into {m} microbatches; use {said}"
+        listed = ", ".join(f"{leaf.path} {leaf.type}" for leaf in sizes.values())
+        yield f"the leading dims of the batch differ: {listed}; name its arrays with Pipeline(batch=...)"
+    elif examples % count:
+        divisors = [k for k in range(1, examples + 1) if examples % k == 0]
+        near = sorted(sorted(divisors, key=lambda k: abs(k - count))[:_SUGGESTED])
+        use = " or ".join(map(str, near))
+        yield f"the batch of {examples} ({batch[0].path}) does not divide into {count} microbatches; use {use}"

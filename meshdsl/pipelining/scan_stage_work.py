@@ -1,6 +1,19 @@
-"""What one stage does of one microbatch: its layers forward, backward, or one half of backward."""
+"""The work of one stage on one microbatch: forward, backward, or backward in two halves (zero bubble).
 
-from collections.abc import Iterable, Iterator, Sequence
+A stage runs its layers of the layer scan. Backward, it first restores what the transposed scan reads of the forward
+one: by running the layers again from the stage input (full recomputation), or from stashed activations.
+
+Zero-bubble schedules (Qi et al. 2023) split a layer's backward into the gradient of its input, which the previous stage
+is waiting for, and the gradients of its weights, which fill bubbles. Both halves are operations of the one backward
+that was traced, so no operation runs twice. Between them the *residuals* of the second half are kept:
+
+    per layer   what the forward pass made and the weight gradients use, and what the first half computes
+    once        what a microbatch carries along for all layers
+
+What depends on weights alone is recomputed where it is used.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,22 +25,12 @@ from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.registry import run_exchanges
-from meshdsl.pipelining.interpreter import AXIS, Runner, sliced
-from meshdsl.pipelining.layer_scan import LayerScan, Stacks, Wanted, kept_stacks, run_layers
+from meshdsl.pipelining.interpreter import AXIS, Environment, Runner, slice_placement
+from meshdsl.pipelining.layer_scan import LayerScan, Stacks, Wanted, run_layers, stacks_of
 from meshdsl.pipelining.scan_stages import Stages
-from meshdsl.pipelining.time_axis import SAME, TimePlacement, held
+from meshdsl.pipelining.time_axis import INVARIANT, TimePlacement, local_placement
 
-# ---- Halves ----------------------------------------------------------------------------------------------------------
-# A layer's backward in two halves: what the gradient of its input needs, and the rest, its weights' gradients.
-#
-# The halves are operations of the one backward that was traced, so nothing is done twice. What the second reads of the
-# first is its cut:
-#
-#     made     what the layers made forward, which their stage has in stacks
-#     inside   what the first half makes, layer by layer
-#     once     what a microbatch brings along for all layers
-#
-# What depends on the weights alone is made again where it is read.
+# ---- Splitting the backward of a layer -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -35,45 +38,45 @@ class SplitBackward:
     """The operations of a layer's backward, by half."""
 
     layers: LayerScan
-    placing: TimePlacement
+    placement: TimePlacement
 
     @cached_property
     def first(self) -> list[Op]:
-        """For the gradient of the layer's input, and whatever else is carried from layer to layer."""
-        return needed(self.layers.body, self.layers.body.returned[: len(self.layers.last)])
+        """Operations for the gradient of the layer's input, and for everything else carried from layer to layer."""
+        return needed(self.layers.body, self.layers.body.returned[: len(self.layers.final_carries)])
 
     @cached_property
     def second(self) -> list[Op]:
-        """For what the layers stack."""
-        done = [op for op in self.first if any(self.placing.of(v) is not B for v in op.outputs)]
-        return needed(self.layers.body, self._rows, done)
+        """Operations for what the layers stack: the gradients of their weights."""
+        done = [op for op in self.first if any(self.placement.of(v) is not B for v in op.outputs)]
+        return needed(self.layers.body, self._stacked, done)
 
     @cached_property
-    def inside(self) -> list[Value]:
-        """What the second half reads that the first makes, or that is carried."""
+    def residuals(self) -> list[Value]:
+        """Values that the second half uses and the first half computes or carries."""
         carried = {v.id for _, v in self.layers.carries}
         made = {v.id for op in self.first for v in op.outputs} | carried
-        return [v for v in self._read if v.id in made]
+        return [v for v in self._used if v.id in made]
 
     @cached_property
-    def read(self) -> set[int]:
-        """Ids of what the second half reads of what is given to a layer."""
-        return {v.id for v in self._read} & {v.id for v in self.layers.body.inputs}
+    def inputs(self) -> set[int]:
+        """Ids of inputs of the body that the second half uses."""
+        return {v.id for v in self._used} & {v.id for v in self.layers.body.inputs}
 
     @property
-    def _rows(self) -> list[Value]:
-        return list(values(self.layers.body.returned[len(self.layers.last) :]))
+    def _stacked(self) -> list[Value]:
+        return list(values(self.layers.body.returned[len(self.layers.final_carries) :]))
 
     @cached_property
-    def _read(self) -> list[Value]:
-        """What the second half reads and does not make."""
+    def _used(self) -> list[Value]:
+        """Values that the second half uses and does not compute."""
         made = {v.id for op in self.second for v in op.outputs}
-        read = (*(v for op in self.second for v in values(op.inputs)), *self._rows)
-        return list({v.id: v for v in read if v.id not in made}.values())
+        used = (*(v for op in self.second for v in values(op.inputs)), *self._stacked)
+        return list({v.id: v for v in used if v.id not in made}.values())
 
 
 def needed(body: Graph, wanted: Iterable[Atom], done: Iterable[Op] = ()) -> list[Op]:
-    """Operations of a body that some values need, but for those that are done."""
+    """Returns the operations of a body that the wanted values depend on, except those that are ``done``."""
     known, ids = {op.id for op in done}, {v.id for v in values(wanted)}
     found: list[Op] = []
     for op in reversed(body.ops[:-1]):
@@ -83,18 +86,15 @@ def needed(body: Graph, wanted: Iterable[Atom], done: Iterable[Op] = ()) -> list
     return found[::-1]
 
 
-# ---- Work ------------------------------------------------------------------------------------------------------------
+# ---- The work --------------------------------------------------------------------------------------------------------
 
 
-Known = dict[tuple[int, Placement], jax.Array]
-
-
-class StageTurn(NamedTuple):
-    """Whose work it is.
+class StageUnit(NamedTuple):
+    """One unit of work of a stage.
 
     Args:
       microbatch: its number.
-      used: per place for a layer, whether there is one, if not all stages have as many.
+      used: per place for a layer, False for padding; None if all stages have as many layers.
     """
 
     microbatch: jax.Array
@@ -103,10 +103,14 @@ class StageTurn(NamedTuple):
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage's work.
+    """The functions that a stage runs on one unit of work.
+
+    In their arguments, ``received`` is what the neighbouring stage sent (``Stages.sent``: carries, then consts of the
+    microbatch), ``rows`` the stacks that the stage's layers computed forward, and ``own`` the stage's slices of stacks
+    that are equal for all microbatches (``own_stacks``: parameters, mostly).
 
     Args:
-      whole: what does not depend on the batch.
+      whole: the environment of values that are independent of the batch.
       length: places for layers in a stage.
     """
 
@@ -117,141 +121,145 @@ class StageWork:
     @cached_property
     def halves(self) -> SplitBackward:
         """The operations of a layer's backward, by half."""
-        return SplitBackward(self.stages.backward, self.stages.placing)
+        return SplitBackward(self.stages.backward, self.stages.placement)
 
-    def shared(self, layers: LayerScan) -> list[Value]:
-        """What layers have of stacks that are the same for all microbatches."""
-        made = {v.id for v in self.stages.forward.made}
+    def own_stacks(self, layers: LayerScan) -> list[Value]:
+        """Returns the body's inputs that are slices of stacks equal for all microbatches."""
+        made = {v.id for v in self.stages.forward.stacked_results}
         return [v for x, v in layers.stacks if layers is self.stages.forward or x.id not in made]
 
-    def forward(self, turn: StageTurn, given: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
-        """What the stage hands on, and the stacks that its layers make.
+    # Forward, and backward in one piece.
 
-        Args:
-          turn: whose it is.
-          given: what the stage before handed on.
-          own: of ``shared``.
-        """
+    def forward(self, unit: StageUnit, received: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
+        """Returns what the stage sends, and the stacks that its layers compute."""
         layers = self.stages.forward
-        return self._all(layers, turn, given, self._consts(layers, given), self._own(layers, own))
+        return self._run_all(layers, unit, received, self._consts(layers, received), self._own(layers, own))
+
+    def backward(
+        self, unit: StageUnit, gradients: Arrays, received: Arrays, rows: Arrays, own: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """Returns the gradients that the stage sends, and the stacks of weight gradients."""
+        layers = self.stages.backward
+        stacks = self._forward_stacks(rows) | self._own(layers, own)
+        return self._run_all(layers, unit, gradients, self._both_consts(gradients, received), stacks)
+
+    # Stashed activations instead of recomputation.
 
     @cached_property
-    def results(self) -> dict[Value, Value]:
-        """Stacks that layers make forward and read backward, by what a layer has of them.
-
-        What depends on weights alone is made again.
-        """
-        made = {v.id for v in self.stages.forward.made} - {v.id for _, v in self._of_weights}
+    def activations(self) -> dict[Value, Value]:
+        """Per input of the backward body, the forward stack to stash; those of weights alone are recomputed."""
+        made = {v.id for v in self.stages.forward.stacked_results} - {v.id for _, v in self._weight_only}
         return {x: v for x, v in self.stages.backward.stacks if x.id in made}
 
     @cached_property
-    def _of_weights(self) -> list[tuple[Atom, Value]]:
-        layers, places = self.stages.forward, self.stages.placing
-        return [(x, v) for x, v in layers.rows if places.of(v) in (B, SAME) and not self._reads_carries(x)]
+    def _weight_only(self) -> list[tuple[Atom, Value]]:
+        """Stacked results of the forward scan that depend on neither the batch nor the carries."""
+        layers, placement = self.stages.forward, self.stages.placement
+        found = []
+        for x, v in layers.rows:
+            if placement.of(v) in (B, INVARIANT):
+                used = {y.id for op in needed(layers.body, [x]) for y in values(op.inputs)} | {
+                    y.id for y in values([x])
+                }
+                if not any(carry.id in used for _, carry in layers.carries):
+                    found.append((x, v))
+        return found
 
-    def _reads_carries(self, x: Atom) -> bool:
-        layers = self.stages.forward
-        read = {v.id for op in needed(layers.body, [x]) for v in values(op.inputs)} | {v.id for v in values([x])}
-        return any(v.id in read for _, v in layers.carries)
+    def stashed(self, sent: Arrays, rows: Arrays) -> Arrays:
+        """Returns what the backward needs of this forward: activations by layer, and what the stage sent."""
+        stacks = dict(zip(self.stages.forward.stacked_results, rows, strict=True))
+        return (*(stacks[x] for x in self.activations), *sent)
 
-    def kept(self, made: Arrays, rows: Arrays) -> Arrays:
-        """What a backward reads of its forward: of each layer, and what the stage handed on."""
-        stacks = dict(zip(self.stages.forward.made, rows, strict=True))
-        return (*(stacks[x] for x in self.results), *made)
-
-    def found(self, turn: StageTurn, kept: Arrays, own: Arrays) -> tuple[Arrays, Any]:
-        """What a stage made forward, and the stacks of its layers, None where nobody reads them, from what was kept."""
-        layers, count = self.stages.forward, len(self.results)
-        wanted = [(x, sliced(self._place(v))) for x, v in self._of_weights]
+    def restored(self, unit: StageUnit, stash: Arrays, own: Arrays) -> tuple[Arrays, Any]:
+        """Returns what the stage sent forward and its ``rows``, None where unused, from ``stashed``."""
+        layers, count = self.stages.forward, len(self.activations)
+        wanted = [(x, slice_placement(self._held(v))) for x, v in self._weight_only]
         ops = needed(layers.body, [x for x, _ in wanted])
-        _, again = self._run(layers, turn, {}, ops, (), self._own(layers, own), wanted)
-        stacks = dict(zip(self.results, kept, strict=False))
-        stacks.update(zip((v for _, v in self._of_weights), again, strict=True))
-        return kept[count:], tuple(stacks.get(v) for v in layers.made)
+        _, recomputed = self._run(layers, unit, {}, ops, (), self._own(layers, own), wanted)
+        stacks = dict(zip(self.activations, stash, strict=False))
+        stacks.update(zip((v for _, v in self._weight_only), recomputed, strict=True))
+        return stash[count:], tuple(stacks.get(v) for v in layers.stacked_results)
 
-    def backward(
-        self, turn: StageTurn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays
+    # Backward in two halves.
+
+    def input_gradient(
+        self, unit: StageUnit, gradients: Arrays, received: Arrays, rows: Arrays, own: Arrays
     ) -> tuple[Arrays, Arrays]:
-        """Likewise backward; ``given`` and ``rows`` are what the stage was given forward, and made."""
-        layers = self.stages.backward
-        return self._all(layers, turn, back, self._known(back, given), self._made(rows) | self._own(layers, own))
+        """Returns the gradients that the stage sends, and the residuals of the second half (``residuals``)."""
+        layers, made = self.stages.backward, self._forward_stacks(rows)
+        consts, stacks = self._both_consts(gradients, received), made | self._own(layers, own)
+        wanted, carries = [(v, self._held(v)) for v in self.halves.residuals], len(layers.final_carries)
+        sent, inside = self._run(layers, unit, consts, self.halves.first, gradients[:carries], stacks, wanted)
+        forward = (made[v] for v in self._forward_residuals)
+        once = (consts[x.id, self._held(x)] for x in self._microbatch_residuals)
+        return (*sent, *gradients[carries:]), (*inside, *forward, *once)
 
-    def first(self, turn: StageTurn, back: Arrays, given: Arrays, rows: Arrays, own: Arrays) -> tuple[Arrays, Arrays]:
-        """The first half of it: what the stage hands on, and what the second half reads (``cut``)."""
-        layers, made, known = self.stages.backward, self._made(rows), self._known(back, given)
-        wanted, carries = [(v, self._place(v)) for v in self.halves.inside], len(layers.last)
-        stacks = made | self._own(layers, own)
-        ends, inside = self._run(layers, turn, known, self.halves.first, back[:carries], stacks, wanted)
-        return (*ends, *back[carries:]), (*inside, *self._kept(made, known))
-
-    def _kept(self, made: Stacks, known: Known) -> Iterator[jax.Array]:
-        yield from (made[v] for v in self._from_forward)
-        yield from (known[x.id, self._place(x)] for x in self._brought)
-
-    def second(self, turn: StageTurn, cut: Arrays, own: Arrays) -> Arrays:
-        """The second half: the stacks that the layers make."""
-        layers, each, _ = self.stages.backward, *self.cut
-        known = {(x.id, self._place(x)): y for x, y in zip(self._brought, cut[len(each) :], strict=True)}
-        stacks = dict(zip(each, cut, strict=False)) | self._own(layers, own)
-        return self._run(layers, turn, known, self.halves.second, (), stacks, self._rows(layers))[1]
+    def weight_gradient(self, unit: StageUnit, residuals: Arrays, own: Arrays) -> Arrays:
+        """Returns the stacks of weight gradients."""
+        layers, (per_layer, once) = self.stages.backward, self.residuals
+        consts = {(x.id, self._held(x)): y for x, y in zip(once, residuals[len(per_layer) :], strict=True)}
+        stacks = dict(zip(per_layer, residuals, strict=False)) | self._own(layers, own)
+        return self._run(layers, unit, consts, self.halves.second, (), stacks, self._rows(layers))[1]
 
     @property
-    def cut(self) -> tuple[list[Value], list[Value]]:
-        """What the second half reads of the first: of each layer, and of all."""
-        return [*self.halves.inside, *self._from_forward], self._brought
+    def residuals(self) -> tuple[list[Value], list[Value]]:
+        """What the second half needs of the first: values per layer, and values once per microbatch."""
+        return [*self.halves.residuals, *self._forward_residuals], self._microbatch_residuals
 
     @cached_property
-    def _from_forward(self) -> list[Value]:
-        """What the second half of a layer's backward reads of what the layer made forward."""
-        made = {v.id for v in self.stages.forward.made}
-        return [v for x, v in self.stages.backward.stacks if x.id in made and v.id in self.halves.read]
+    def _forward_residuals(self) -> list[Value]:
+        made = {v.id for v in self.stages.forward.stacked_results}
+        return [v for x, v in self.stages.backward.stacks if x.id in made and v.id in self.halves.inputs]
 
     @cached_property
-    def _brought(self) -> list[Value]:
-        """What it reads of what a microbatch brings along."""
+    def _microbatch_residuals(self) -> list[Value]:
         consts = {x.id for layers in self.stages.scans for x in self.stages.consts(layers)}
-        read = [x for x, v in self.stages.backward.consts if v.id in self.halves.read and isinstance(x, Value)]
-        return [x for x in dict.fromkeys(read) if x.id in consts]
+        used = [x for x, v in self.stages.backward.consts if v.id in self.halves.inputs and isinstance(x, Value)]
+        return [x for x in dict.fromkeys(used) if x.id in consts]
 
-    def _all(
-        self, layers: LayerScan, turn: StageTurn, given: Arrays, known: Known, stacks: Stacks
+    # Running layers.
+
+    def _run_all(
+        self, layers: LayerScan, unit: StageUnit, received: Arrays, consts: Environment, stacks: Stacks
     ) -> tuple[Arrays, Arrays]:
-        """All of each layer; what is brought along goes on."""
-        carries, ops = len(layers.last), layers.body.ops[:-1]
-        made, rows = self._run(layers, turn, known, ops, given[:carries], stacks, self._rows(layers))
-        return (*made, *given[carries:]), rows
+        """Run all operations of each layer; consts of the microbatch are passed on."""
+        carries, ops = len(layers.final_carries), layers.body.ops[:-1]
+        made, rows = self._run(layers, unit, consts, ops, received[:carries], stacks, self._rows(layers))
+        return (*made, *received[carries:]), rows
 
     def _run(
         self,
         layers: LayerScan,
-        turn: StageTurn,
-        known: Known,
+        unit: StageUnit,
+        consts: Environment,
         ops: Sequence[Op],
         start: Arrays,
         stacks: Stacks,
         wanted: Wanted,
     ) -> tuple[Arrays, Arrays]:
-        runner = Runner(self.stages.placing, self.whole.arrays | known)
-        with run_exchanges(AXIS, turn.microbatch):
-            return run_layers(runner, layers, ops, start, stacks, wanted, self.length, turn.used)
+        runner = Runner(self.stages.placement, self.whole.arrays | consts)
+        with run_exchanges(AXIS, unit.microbatch):
+            return run_layers(runner, layers, ops, start, stacks, wanted, self.length, unit.used)
+
+    def _held(self, x: Value) -> Placement:
+        return local_placement(self.stages.placement.of(x))
 
     def _rows(self, layers: LayerScan) -> Wanted:
-        return [(x, sliced(self._place(v))) for x, v in layers.rows]
+        return [(x, slice_placement(self._held(v))) for x, v in layers.rows]
 
-    def _place(self, x: Value) -> Placement:
-        return held(self.stages.placing.of(x))
-
-    def _known(self, back: Arrays, given: Arrays) -> Known:
-        return self._consts(self.stages.forward, given) | self._consts(self.stages.backward, back)
-
-    def _consts(self, layers: LayerScan, given: Arrays) -> Known:
-        """The consts among what a microbatch brings along."""
+    def _consts(self, layers: LayerScan, received: Arrays) -> Environment:
+        """Returns the consts of the microbatch among what the stage received."""
         consts = self.stages.consts(layers)
-        return {(x.id, self._place(x)): y for x, y in zip(consts, given[len(layers.last) :], strict=True)}
+        arrays = received[len(layers.final_carries) :]
+        return {(x.id, self._held(x)): y for x, y in zip(consts, arrays, strict=True)}
 
-    def _made(self, rows: Arrays) -> Stacks:
-        """What layers made forward, as their backward has it."""
-        return kept_stacks(self.stages.backward, dict(zip((v.id for v in self.stages.forward.made), rows, strict=True)))
+    def _both_consts(self, gradients: Arrays, received: Arrays) -> Environment:
+        return self._consts(self.stages.forward, received) | self._consts(self.stages.backward, gradients)
+
+    def _forward_stacks(self, rows: Arrays) -> Stacks:
+        """Returns the stacks that the layers computed forward, by input of the backward body."""
+        made = (v.id for v in self.stages.forward.stacked_results)
+        return stacks_of(self.stages.backward, dict(zip(made, rows, strict=True)))
 
     def _own(self, layers: LayerScan, own: Arrays) -> Stacks:
-        return dict(zip(self.shared(layers), own, strict=True))
+        return dict(zip(self.own_stacks(layers), own, strict=True))

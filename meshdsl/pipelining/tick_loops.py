@@ -1,8 +1,20 @@
-"""What stages work on, tick by tick: a table of a schedule as arrays that loops go over."""
+"""A lockstep timetable as loops over arrays: which microbatch and which buffer slots every rank uses in every tick.
+
+A schedule as a table (``schedules.lockstep``) would unroll into a program of one block per tick. Here equal
+neighbouring ticks become one ``lax.scan``, and a repeating sequence of such runs a scan of scans:
+
+    1f1b, 4 stages, 8 microbatches     3 ticks F, 8 ticks FBH, 3 ticks B      three loops: warm-up, steady, cool-down
+
+so the length of the program depends on the number of kinds of ticks, not on the number of microbatches. Everything that
+differs between ranks and ticks (chunk, microbatch, slots) is data: integer arrays that the loops scan over. All ranks
+run the same operations, and those without work are masked.
+
+``make_loops`` finds the loops, ``TickTable`` the arrays; ``tick_executor`` runs them.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -12,20 +24,14 @@ import numpy as np
 from meshdsl.schedules.lockstep import BufferSlots, LockstepTable, Slots
 from meshdsl.schedules.schedule import Task
 
-# ---- Ticks -----------------------------------------------------------------------------------------------------------
-# The ticks of a table as loops.
-#
-# Ticks with the same kinds of work, one after the other, are one scan; runs of such ticks that come again are a scan
-# over scans. So a program is as long as there are ways to spend a tick, however many microbatches there are. Where
-# there are many, heads are run in every backward, and then everything in every tick: what is not asked for is masked.
+MOST_BODIES = 8  # loop bodies of a program; beyond this, ticks are made equal by running more kinds of work, masked
 
-
-BODIES = 8
+# ---- Loops over ticks ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ticks:
-    """``count`` ticks in which work of the same kinds is done (``LockstepTable.kinds``)."""
+    """``count`` consecutive ticks with work of the same kinds (``LockstepTable.kinds``)."""
 
     kinds: str
     count: int
@@ -33,73 +39,69 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Loop:
-    """Ticks that come several times, from ``start`` on."""
+    """A sequence of runs of ticks that starts at tick ``start`` and repeats ``times`` times."""
 
     start: int
     times: int
     parts: tuple[Ticks, ...]
 
     @property
-    def every(self) -> int:
-        """Ticks from one time to the next."""
+    def period(self) -> int:
+        """Ticks of one repetition."""
         return sum(part.count for part in self.parts)
 
 
-def make_loops(kinds: Sequence[str], bodies: int = BODIES) -> list[Loop]:
-    """Loops over ticks of these kinds, with no more parts than ``bodies`` if more may be done than is asked for."""
-    every = "".join(sorted(set("".join(kinds))))
-    for more in (kinds, [_with_head(k) for k in kinds], [every] * len(kinds)):
-        loops = list(_loops([Ticks(kind, len(list(same))) for kind, same in groupby(more)]))
+def make_loops(kinds: Sequence[str], bodies: int = MOST_BODIES) -> list[Loop]:
+    """Returns loops over ticks of these kinds.
+
+    If they have more than ``bodies`` parts, the head also runs in every backward tick; if that is not enough, all kinds
+    run in every tick.
+    """
+    all_kinds = "".join(sorted(set("".join(kinds))))
+    with_head = [k + "H" if ("B" in k or "I" in k) and "H" not in k else k for k in kinds]
+    for chosen in (kinds, with_head, [all_kinds] * len(kinds)):
+        loops = list(_compressed([Ticks(kind, len(list(same))) for kind, same in groupby(chosen)]))
         if sum(len(loop.parts) for loop in loops) <= bodies:
             break
-    return [_alone(kinds[loop.start], loop) for loop in loops]
+    # A loop of a single tick runs only the kinds of that tick, so that the compiler sees no masked work.
+    return [
+        replace(loop, parts=(Ticks(kinds[loop.start], 1),)) if loop.times * loop.period == 1 else loop for loop in loops
+    ]
 
 
-def _alone(kind: str, loop: Loop) -> Loop:
-    """A loop of one tick does what is asked for: compilers see that there is no more to it."""
-    return replace(loop, parts=(Ticks(kind, 1),)) if loop.times * loop.every == 1 else loop
-
-
-def _with_head(kinds: str) -> str:
-    return kinds + "H" if ("B" in kinds or "I" in kinds) and "H" not in kinds else kinds
-
-
-def _loops(runs: Sequence[Ticks]) -> Iterator[Loop]:
+def _compressed(runs: Sequence[Ticks]) -> Iterator[Loop]:
+    """Yields loops greedily: at each run, the repetition that saves the most runs, and of these the shortest."""
     start = at = 0
     while at < len(runs):
-        length, times = max(((n, _times(runs[at:], n)) for n in range(1, len(runs) - at + 1)), key=_saved)
+
+        def repetitions(length: int, rest: Sequence[Ticks] = runs[at:]) -> int:
+            times = 1
+            while rest[times * length : (times + 1) * length] == rest[:length]:
+                times += 1
+            return times
+
+        candidates = ((length, repetitions(length)) for length in range(1, len(runs) - at + 1))
+        length, times = max(candidates, key=lambda found: (found[0] * (found[1] - 1), -found[0]))
         loop = Loop(start, times, tuple(runs[at : at + length])) if times > 1 else Loop(start, 1, (runs[at],))
         yield loop
-        at, start = at + loop.times * len(loop.parts), start + loop.times * loop.every
+        at, start = at + loop.times * len(loop.parts), start + loop.times * loop.period
 
 
-def _times(runs: Sequence[Ticks], n: int) -> int:
-    """How often the first runs come, one time after the other."""
-    times = 1
-    while runs[times * n : (times + 1) * n] == runs[:n]:
-        times += 1
-    return times
-
-
-def _saved(found: tuple[int, int]) -> tuple[int, int]:
-    length, times = found
-    return length * (times - 1), -length
-
-
-# ---- Rota ------------------------------------------------------------------------------------------------------------
-
+# ---- Rows of a tick table --------------------------------------------------------------------------------------------
+# Fields are arrays by tick and rank, or by tick where only one stage is concerned. A slot past the last is a write that
+# is dropped.
 
 Tasks = list[list[Task | None]]  # by tick and rank
 
 
 class TickUnits(NamedTuple):
-    """By rank, what it works on.
+    """The unit of work of every rank.
 
     Args:
-      chunk: which of its stages.
-      microbatch: of the step.
-      valid: whether there is anything.
-      slot: where what it reads is kept.
+      chunk: which of the rank's stages.
+      microbatch: which microbatch.
+      valid: False for a rank without work, whose results are masked.
+      slot: where the unit's operands are buffered.
     """
 
     chunk: Any
@@ -109,191 +111,206 @@ class TickUnits(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Forwards of one tick.
+    """The forward tasks of one tick.
 
     Args:
-      begins: by rank, whether it is the first stage's.
-      begun: the microbatch of that.
-      result: by rank, the slot for what its backward reads; past the last if nothing is kept.
-      to: per distance that stages hand on over, by rank, the slot of what comes; past the last if nothing does, and
-        None if nothing comes over that distance in any of these ticks.
+      starts: by rank, whether it runs the first stage, which starts from the prologue.
+      started: the microbatch of the first stage.
+      stash: by rank, the slot for the activations that its backward needs.
+      receive: per shift (``TickTable.shifts``), by rank, the slot for the stage input that arrives; None if none
+        arrives over that shift in any of these ticks.
     """
 
     units: TickUnits
-    begins: Any
-    begun: Any
-    result: Any
-    to: tuple[Any, ...]
+    starts: Any
+    started: Any
+    stash: Any
+    receive: tuple[Any, ...]
 
 
 class Backward(NamedTuple):
-    """Backwards of one tick.
+    """The backward tasks of one tick, or their first halves.
 
     Args:
-      ended: the microbatch that is through the first stage; ``has_ended`` if there is one.
-      gradient: by rank, the slot of what was handed back.
-      result: by rank, the slot of what its forward kept.
-      cut: by rank, the slot for what the second half reads of the first.
+      finished: the microbatch of the first stage, whose backward pass is complete.
+      has_finished: whether there is one.
+      gradient: by rank, the slot of the gradient that it received.
+      stash: by rank, the slot of its stashed activations.
+      residuals: by rank, the slot for the residuals of its second half.
     """
 
     units: TickUnits
-    ended: Any
-    has_ended: Any
+    finished: Any
+    has_finished: Any
     gradient: Any
-    result: Any
-    cut: Any
+    stash: Any
+    residuals: Any
 
 
 class Head(NamedTuple):
-    """The last stage is through with a microbatch.
+    """The head runs for a microbatch that left the last stage.
 
     Args:
-      begins: by rank, whether it is the last stage's.
-      valid: whether there is one; None if there is in every tick.
+      is_last: by rank, whether it runs the last stage.
+      valid: whether there is such a microbatch; None if there is one in every tick.
     """
 
-    begins: Any
+    is_last: Any
     microbatch: Any
     valid: Any
 
 
 class TickRow(NamedTuple):
-    """One tick; what is not done is None.
+    """The work of one tick; None for kinds that do not occur.
 
     Args:
-      got: per distance that stages hand back over, by rank, the slot of what comes; likewise.
+      receive: per shift, by rank, the slot for the gradient that arrives; None as in ``Forward.receive``.
+      weights: the second halves of backward tasks.
     """
 
     forward: Forward | None
-    got: tuple[Any, ...] | None
+    receive: tuple[Any, ...] | None
     backward: Backward | None
     head: Head | None
     weights: TickUnits | None
 
 
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class TickTable:
-    """A table as loops over rows; ``rooms`` say where everything is kept."""
+    """A lockstep timetable with buffer slots, as loops over rows of arrays."""
 
-    table: LockstepTable
-    rooms: BufferSlots
+    lockstep: LockstepTable
+    slots: BufferSlots
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """The ticks."""
-        return make_loops([self._kinds(t) for t in range(len(self.table.ticks))])
+        """Loops over all ticks."""
+        return make_loops([self._kinds(t) for t in range(len(self.lockstep.ticks))])
 
     @property
     def ranks(self) -> int:
-        """Of the pipeline."""
-        return len(self.table.placement)
+        """Ranks of the pipeline."""
+        return len(self.lockstep.placement)
 
     @property
-    def first(self) -> int:
+    def first_rank(self) -> int:
         """The rank of the first stage."""
-        return self._homes[0]
+        return self._home[0]
 
     @property
-    def last(self) -> int:
+    def last_rank(self) -> int:
         """The rank of the last stage."""
-        return self._homes[self._end]
+        return self._home[self._last_stage]
 
     @property
-    def _end(self) -> int:
-        return self.table.schedule.stages - 1
+    def _last_stage(self) -> int:
+        return self.lockstep.schedule.stages - 1
 
     @property
-    def _homes(self) -> dict[int, int]:
-        return self.table.schedule.home
+    def _home(self) -> dict[int, int]:
+        return self.lockstep.schedule.home
 
     @cached_property
     def shifts(self) -> list[int]:
-        """Over how many ranks stages hand on, forward; backward it is as many back."""
-        return sorted({(self._homes[s + 1] - self._homes[s]) % self.ranks for s in range(self._end)})
+        """Distances in ranks from a stage to the next, around the ring; gradients travel as far back."""
+        return sorted({(self._home[s + 1] - self._home[s]) % self.ranks for s in range(self._last_stage)})
 
     @property
-    def inbox(self) -> bool:
-        """Whether gradients are kept; else each is read in the tick in which it comes."""
-        return self.rooms.gradients.waits or len(self.shifts) > 1
+    def buffers_gradients(self) -> bool:
+        """Whether received gradients need a buffer; otherwise each is used in the tick after it was sent."""
+        return self.slots.gradients.outlives_tick or len(self.shifts) > 1
 
     def _kinds(self, tick: int) -> str:
-        kinds = self.table.kinds(tick)
-        before = self.table.ticks[tick - 1] if tick else ()
-        come = any(task.kind in "BI" and task.stage for tasks in before for task in tasks)
-        return kinds + "G" * (self.inbox and come and not {"B", "I"} & set(kinds))
-
-    def working(self, loop: Loop, kinds: str) -> list[list[list[int]]]:
-        """Per part of a loop and each of its ticks, all rounds together, the stages that do a task of some kinds."""
-        found = [self._tasks(ticks, kinds) for _, ticks in self._ticks(loop)]
-        return [[[task.stage for task in row if task] for row in tasks] for tasks in found]
+        """Returns the kinds of work of a tick, with ``G`` if gradients only arrive and are buffered."""
+        kinds = self.lockstep.kinds(tick)
+        before = self.lockstep.ticks[tick - 1] if tick else ()
+        arrives = any(task.kind in "BI" and task.stage for tasks in before for task in tasks)
+        return kinds + "G" * (self.buffers_gradients and arrives and not {"B", "I"} & set(kinds))
 
     def rows(self, loop: Loop) -> tuple[TickRow, ...]:
-        """What the ticks of each part of a loop are about, by round and tick."""
-        by_round = partial(_by_round, loop.times)
-        return tuple(jax.tree.map(by_round, self._row(part.kinds, ticks)) for part, ticks in self._ticks(loop))
+        """Returns the rows of each part of a loop; arrays are by repetition and tick within it."""
 
-    def _ticks(self, loop: Loop) -> Iterator[tuple[Ticks, list[int]]]:
-        """The parts of a loop with the ticks of each, round by round."""
+        def by_repetition(x: Any) -> Any:
+            return x.reshape(loop.times, -1, *x.shape[1:])
+
+        return tuple(jax.tree.map(by_repetition, self._row(part.kinds, ticks)) for part, ticks in self._parts(loop))
+
+    def working_stages(self, loop: Loop, kinds: str) -> list[list[list[int]]]:
+        """Returns, per part of a loop and tick of all its repetitions, the stages with a task of these kinds."""
+        tasks = [self._tasks(ticks, kinds) for _, ticks in self._parts(loop)]
+        return [[[task.stage for task in row if task] for row in part] for part in tasks]
+
+    def order_of_microbatches(self, kinds: str, stage: int, kind: str = "") -> list[int]:
+        """Returns, per microbatch, the position of a stage's task among all ticks that do work of ``kinds``.
+
+        Results that are stacked tick by tick are brought into the order of microbatches by it.
+
+        Args:
+          stage: the stage, counted from the last one if negative.
+          kind: the kind of task; by default the backward, or the forward if there is no backward pass.
+        """
+        all_kinds = (part.kinds for loop in self.loops for part in loop.parts * loop.times for _ in range(part.count))
+        ticks = [tick for tick, found in enumerate(all_kinds) if set(kinds) & set(found)]
+        stage %= self.lockstep.schedule.stages
+        microbatches = range(self.lockstep.schedule.microbatches)
+        tasks = (Task(stage, kind or self.lockstep.turnaround, m) for m in microbatches)
+        return [ticks.index(self.lockstep.tick_of[task]) for task in tasks]
+
+    def _parts(self, loop: Loop) -> Iterator[tuple[Ticks, list[int]]]:
+        """Yields the parts of a loop with the ticks of each, repetition by repetition."""
         start = loop.start
         for part in loop.parts:
-            yield part, [start + i * loop.every + j for i in range(loop.times) for j in range(part.count)]
+            yield part, [start + i * loop.period + j for i in range(loop.times) for j in range(part.count)]
             start += part.count
 
     def _row(self, kinds: str, ticks: Sequence[int]) -> TickRow:
-        back = bool({"B", "I"} & set(kinds))
+        backward = bool({"B", "I"} & set(kinds))
+        receives = self.buffers_gradients and (backward or "G" in kinds)
         return TickRow(
             self._forward(ticks) if "F" in kinds else None,
-            self._got(ticks) if self.inbox and (back or "G" in kinds) else None,
-            self._backward(ticks) if back else None,
+            self._received_gradients(ticks) if receives else None,
+            self._backward(ticks) if backward else None,
             self._head(ticks) if "H" in kinds else None,
-            self._units(self._tasks(ticks, "W"), self.rooms.cuts) if "W" in kinds else None,
+            self._units(self._tasks(ticks, "W"), self.slots.residuals) if "W" in kinds else None,
         )
-
-    def places(self, kinds: str, stage: int, kind: str = "") -> list[int]:
-        """Per microbatch, which of the ticks in which some kinds are done is that of a stage's task of one kind.
-
-        That is its backward by default, or its forward if nothing goes backward.
-        """
-        done = (part.kinds for loop in self.loops for part in loop.parts * loop.times for _ in range(part.count))
-        order = [tick for tick, found in enumerate(done) if set(kinds) & set(found)]
-        stage %= self.table.schedule.stages  # from the end if negative
-        tasks = (Task(stage, kind or self.table.turns, m) for m in range(self.table.schedule.microbatches))
-        return [order.index(self.table.when[task]) for task in tasks]
 
     def _forward(self, ticks: Sequence[int]) -> Forward:
         tasks = self._tasks(ticks, "F")
         sent = [[task and Task(task.stage + 1, "F", task.microbatch) for task in row] for row in tasks]
-        begins, begun, _ = self._only(tasks, 0)
-        to, result = self._come(sent, self.rooms.inputs, 1), self._slot(tasks, self.rooms.results)
-        return Forward(self._units(tasks, self.rooms.inputs), begins, begun, result, to)
+        starts, started, _ = self._of_stage(tasks, 0)
+        receive, stash = self._received(sent, self.slots.inputs, 1), self._slot(tasks, self.slots.activations)
+        return Forward(self._units(tasks, self.slots.inputs), starts, started, stash, receive)
 
     def _backward(self, ticks: Sequence[int]) -> Backward:
         tasks = self._tasks(ticks, "BI")
-        gradient, cut = self._slot(tasks, self.rooms.gradients, 0), self._slot(tasks, self.rooms.cuts)
-        _, ended, has_ended = self._only(tasks, 0)
-        units, result = self._units(tasks, self.rooms.inputs), self._slot(tasks, self.rooms.results, 0)
-        return Backward(units, ended, has_ended, gradient, result, cut)
+        gradient, residuals = self._slot(tasks, self.slots.gradients, 0), self._slot(tasks, self.slots.residuals)
+        _, finished, has_finished = self._of_stage(tasks, 0)
+        units, stash = self._units(tasks, self.slots.inputs), self._slot(tasks, self.slots.activations, 0)
+        return Backward(units, finished, has_finished, gradient, stash, residuals)
 
     def _head(self, ticks: Sequence[int]) -> Head:
-        begins, microbatch, valid = self._only(self._tasks(ticks, self.table.turns), self._end)
-        return Head(begins, microbatch, None if valid.all() else valid)
+        is_last, microbatch, valid = self._of_stage(self._tasks(ticks, self.lockstep.turnaround), self._last_stage)
+        return Head(is_last, microbatch, None if valid.all() else valid)
 
-    def _got(self, ticks: Sequence[int]) -> tuple[Any, ...]:
+    def _received_gradients(self, ticks: Sequence[int]) -> tuple[Any, ...]:
         tasks = self._tasks([t - 1 for t in ticks], "BI")
         sent = [[task and Task(task.stage - 1, "B", task.microbatch) for task in row] for row in tasks]
-        return self._come(sent, self.rooms.gradients, -1)
+        return self._received(sent, self.slots.gradients, -1)
 
     def _tasks(self, ticks: Sequence[int], kinds: str) -> Tasks:
-        return [[self.table.task(t, r, kinds) if t >= 0 else None for r in range(self.ranks)] for t in ticks]
+        return [[self.lockstep.task(t, r, kinds) if t >= 0 else None for r in range(self.ranks)] for t in ticks]
 
-    def _only(self, tasks: Tasks, stage: int) -> tuple[Any, Any, Any]:
-        """Where one stage works, on which microbatch, and whether."""
-        is_it = np.array([[task is not None and task.stage == stage for task in row] for row in tasks])
-        numbers = [[task.microbatch for task in row if task and task.stage == stage] for row in tasks]
-        return is_it, np.array([(*n, 0)[0] for n in numbers], np.int32), is_it.any(1)
+    def _of_stage(self, tasks: Tasks, stage: int) -> tuple[Any, Any, Any]:
+        """Returns by tick and rank whether it works on a stage; by tick its microbatch, and whether there is one."""
+        mine = np.array([[task is not None and task.stage == stage for task in row] for row in tasks])
+        microbatches = [[task.microbatch for task in row if task and task.stage == stage] for row in tasks]
+        return mine, np.array([(*m, 0)[0] for m in microbatches], np.int32), mine.any(1)
 
     def _units(self, tasks: Tasks, slots: Slots) -> TickUnits:
-        chunk = {s: stages.index(s) for stages in self.table.placement for s in stages}
+        chunk = {s: stages.index(s) for stages in self.lockstep.placement for s in stages}
         return TickUnits(
             np.array([[chunk[task.stage] if task else 0 for task in row] for row in tasks], np.int32),
             np.array([[task.microbatch if task else 0 for task in row] for row in tasks], np.int32),
@@ -301,20 +318,24 @@ class TickTable:
             self._slot(tasks, slots, 0),
         )
 
-    def _slot(self, tasks: Tasks, slots: Slots, other: int | None = None) -> Any:
-        other = slots.count if other is None else other
-        at = [[slots.at.get((t.stage, t.microbatch), other) if t else other for t in row] for row in tasks]
+    def _slot(self, tasks: Tasks, slots: Slots, absent: int | None = None) -> Any:
+        """Returns the slots of tasks; ``absent`` where there is none, by default one past the last."""
+        absent = slots.count if absent is None else absent
+        at = [[slots.at.get((t.stage, t.microbatch), absent) if t else absent for t in row] for row in tasks]
         return np.array(at, np.int32)
 
-    def _come(self, sent: Tasks, slots: Slots, way: int) -> tuple[Any, ...]:
-        come = (self._over(sent, way * shift) for shift in self.shifts)
-        return tuple(self._slot(each, slots) if any(map(any, each)) else None for each in come)
+    def _received(self, sent: Tasks, slots: Slots, direction: int) -> tuple[Any, ...]:
+        """Returns, per shift, the slots of what arrives.
 
-    def _over(self, sent: Tasks, shift: int) -> Tasks:
-        """What comes to every rank from some ranks away: what is for it."""
-        moved = [[row[(rank - shift) % self.ranks] for rank in range(self.ranks)] for row in sent]
-        return [[t if t and self._homes.get(t.stage) == r else None for r, t in enumerate(row)] for row in moved]
-
-
-def _by_round(times: int, x: Any) -> Any:
-    return x.reshape(times, -1, *x.shape[1:])
+        Args:
+          sent: by sender, the task for which it sends something.
+          direction: 1 towards later stages, -1 back.
+        """
+        found = []
+        for shift in self.shifts:
+            arriving: Tasks = []
+            for row in sent:
+                moved = [row[(rank - direction * shift) % self.ranks] for rank in range(self.ranks)]
+                arriving.append([t if t and self._home.get(t.stage) == r else None for r, t in enumerate(moved)])
+            found.append(self._slot(arriving, slots) if any(map(any, arriving)) else None)
+        return tuple(found)

@@ -23,7 +23,7 @@ from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.problem.variables import OpClasses
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.schedules.simulate import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIGHTS, Costs, part_of
+from meshdsl.schedules.simulate import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIGHTS, PipelineCosts, part_of
 from meshdsl.util.arrays import object_id
 
 # ---- Work ------------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def make_spans(
 # What the parts of a pipeline's tick cost under a solution; the parts are in the scopes of the operations.
 
 
-_PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # as the fields of Costs are called
+_PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # as the fields of PipelineCosts are called
 
 
 def price_pipeline_parts(
@@ -169,7 +169,7 @@ def price_pipeline_parts(
     for op, c in waits:
         spent[part_of(op.scope)] += c.seconds * c.trips
     handed = [c for op, c in waits if part_of(op.scope) == HANDING]
-    costs = Costs(
+    costs = PipelineCosts(
         **{part: spent[part] for part in _PARTS},
         others=sum(seconds for part, seconds in spent.items() if part not in _PARTS),
         kept=_stash(program, solution) // max(1, pipeline.slots),

@@ -1,15 +1,14 @@
-"""How the layers of a model are dealt out to stages, so that none takes much longer than the others.
+"""Which layers each stage gets: the contiguous partition whose largest stage is smallest.
 
-All stages work in step, so a tick takes as long as the largest of them: with m microbatches and p stages a step takes
-``(m + p - 1) * largest``, and what the stages take together does not matter. The least largest stage is found by
-dynamic programming over the layers (PipeDream; Narayanan et al. 2019, without their term for replicas, which here is
-another mesh axis):
+All stages work in lockstep, so a tick takes as long as the largest of them: with m microbatches and p stages a step
+takes ``(m + p - 1) * largest``, and the total over stages does not matter. The least largest stage is found by dynamic
+programming (PipeDream; Narayanan et al. 2019, without their term for replicas, which are another mesh axis here):
 
-    largest(j, s) = the least, over i < j, of max(largest(i, s - 1), seconds of layers i to j as stage s)
+    largest(j, s) = min over i < j of max(largest(i, s - 1), seconds of layers i to j as stage s)
 
-Embedding and head are done by all devices, not by a stage. They decide between ways of which none is longer in step:
-that one is taken in which the largest stage is least if the first has the embedding to do besides, and the last the
-head. So those two get the fewer layers.
+Embedding and head run on all devices, not on a stage. They break ties: among partitions with the same largest stage,
+the one is taken whose largest stage is least if the first stage also had the embedding, and the last one the head. So
+these two get fewer layers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,32 +22,32 @@ from meshdsl.schedules.spec import Pipeline
 def partition_layers(
     layers: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0, at_last: Sequence[float] = ()
 ) -> tuple[int, ...]:
-    """Layers per stage, at least one each.
+    """Returns layers per stage, at least one each.
 
     Args:
       layers: seconds of every layer.
-      stages: at most as many as there are layers.
-      first: seconds of what the first stage would have to do besides.
-      last: likewise, the last one.
-      at_last: seconds of every layer in the last stage, if it takes another time there.
+      stages: at most the number of layers.
+      first: seconds of the work that would come with the first stage.
+      last: seconds of the work that would come with the last stage.
+      at_last: seconds of every layer in the last stage, if they differ there.
     """
-    sums, ends = ([0.0, *accumulate(each)] for each in (layers, at_last or layers))
+    sums, last_sums = ([0.0, *accumulate(each)] for each in (layers, at_last or layers))
 
     def alone(i: int, j: int, stage: int) -> float:
-        total = ends if stage == stages - 1 else sums
-        return float(f"{total[j] - total[i]:.9g}")  # sums of equal layers are equal
+        total = last_sums if stage == stages - 1 else sums
+        return float(f"{total[j] - total[i]:.9g}")  # rounded, so that sums of equal layers are equal
 
-    def together(i: int, j: int, stage: int) -> float:
+    def with_ends(i: int, j: int, stage: int) -> float:
         seconds = alone(i, j, stage)
         return inf if seconds > largest else seconds + first * (stage == 0) + last * (stage == stages - 1)
 
-    found = pairwise(_cuts(len(layers), stages, alone))
-    largest = max(alone(i, j, stage) for stage, (i, j) in enumerate(found))
-    return tuple(j - i for i, j in pairwise(_cuts(len(layers), stages, together)))
+    boundaries = pairwise(_boundaries(len(layers), stages, alone))
+    largest = max(alone(i, j, stage) for stage, (i, j) in enumerate(boundaries))
+    return tuple(j - i for i, j in pairwise(_boundaries(len(layers), stages, with_ends)))
 
 
-def _cuts(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -> tuple[int, ...]:
-    """Where stages begin and the last one ends; of equal ways the one in which early stages are short."""
+def _boundaries(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -> tuple[int, ...]:
+    """Returns where stages begin and the last one ends; of equal partitions the one with the shortest early stages."""
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
     for stage in range(stages):
         ends = range(stage + 1, layers - (stages - 1 - stage) + 1)
@@ -59,22 +58,18 @@ def _cuts(layers: int, stages: int, seconds: Callable[[int, int, int], float]) -
     return best[layers][1]
 
 
-def share_faults(layers: int, ranks: int, asked: Pipeline, noun: str = "layers") -> Iterator[str]:
-    """Why so many layers cannot be dealt out."""
-    table, stages = asked.schedule, ranks * asked.chunks
-    if isinstance(table, Schedule) and len(table.ranks) != ranks:
-        yield f"the schedule is for {len(table.ranks)} ranks, and there are {ranks}"
+def partition_faults(layers: int, ranks: int, pipeline: Pipeline, noun: str = "layers") -> Iterator[str]:
+    """Yields why so many layers, or parts, cannot be partitioned over so many ranks."""
+    schedule, stages = pipeline.schedule, ranks * pipeline.chunks
+    if isinstance(schedule, Schedule) and len(schedule.ranks) != ranks:
+        yield f"the schedule is for {len(schedule.ranks)} ranks, and there are {ranks}"
         return
-    text = f"{asked.chunks} chunks for each of {ranks} stages" if asked.chunks > 1 else f"{ranks} stages"
+    text = f"{pipeline.chunks} chunks for each of {ranks} stages" if pipeline.chunks > 1 else f"{ranks} stages"
     if layers < stages:
-        yield f"{layers} {noun} are too few for {text}; use at least {stages} {noun}{_fewer(layers, ranks, asked)}"
-    elif asked.layers and len(asked.layers) != stages:
-        yield f"layers={asked.layers} has {len(asked.layers)} numbers; {text} take {stages}"
-    elif asked.layers and sum(asked.layers) != layers:
-        yield f"layers={asked.layers} are {sum(asked.layers)} {noun}, and there are {layers}"
-
-
-def _fewer(layers: int, ranks: int, asked: Pipeline) -> str:
-    if asked.chunks > 1 and layers >= ranks:
-        return f", or at most {layers // ranks} chunks"
-    return f", or at most {layers} stages"
+        chunked = pipeline.chunks > 1 and layers >= ranks
+        fewer = f"at most {layers // ranks} chunks" if chunked else f"at most {layers} stages"
+        yield f"{layers} {noun} are too few for {text}; use at least {stages} {noun}, or {fewer}"
+    elif pipeline.layers and len(pipeline.layers) != stages:
+        yield f"layers={pipeline.layers} has {len(pipeline.layers)} numbers; {text} take {stages}"
+    elif pipeline.layers and sum(pipeline.layers) != layers:
+        yield f"layers={pipeline.layers} are {sum(pipeline.layers)} {noun}, and there are {layers}"

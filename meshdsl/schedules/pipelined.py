@@ -1,27 +1,33 @@
-"""A step in microbatches, as it is planned: ticks, bubble, what is kept."""
+"""``Pipelined``: what a plan knows of its microbatches and its pipeline: timetable, stash, memory, predicted times."""
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from meshdsl.schedules.lockstep import BufferSlots, LockstepTable, Uniform, lockstep, make_buffer_slots
+from meshdsl.schedules.lockstep import BufferSlots, LockstepTable, UniformSchedule, lockstep, make_buffer_slots
 from meshdsl.schedules.schedule import Schedule
-from meshdsl.schedules.simulate import Costs, Forecast, TaskCost
+from meshdsl.schedules.simulate import Forecast, PipelineCosts, TaskCost
 from meshdsl.schedules.spec import Pipeline
 
 
 @dataclass(frozen=True)
 class Pipelined:
-    """How a step takes its microbatches.
+    """How a planned step runs its microbatches, as in ``plan.pipeline``.
+
+    It is saved with the plan: its field names are names of the plan file.
 
     Args:
-      asked: what was asked for.
-      axis: the mesh axis whose devices are the stages; empty if the microbatches only come one after the other.
+      asked: the user's options.
+      axis: the mesh axis whose devices are the stages; empty if microbatches only run one after the other.
       ranks: devices of that axis.
-      forward_only: nothing goes backward, as in an evaluation.
-      layers: per stage, in the order of the model; of a step that ``md.stage`` cuts, its parts.
-      loads: what those parts take, by stage; empty if stages consist of layers, which are all alike.
-      costs: of its parts, once it is planned; they follow from the rest.
+      forward_only: whether there is no backward pass, as in an evaluation.
+      layers: layers per stage, in model order; parts per stage if ``md.stage`` cuts the step.
+      loads: costs per stage if ``md.stage`` cuts the step; empty if stages are equal layers.
+      costs: costs of the parts of the pipeline, once planned; they follow from the plan.
+
+    Example:
+      >>> plan = step.plan(params, batch)
+      >>> print(plan.pipeline.timeline())
     """
 
     asked: Pipeline
@@ -30,36 +36,29 @@ class Pipelined:
     forward_only: bool = False
     layers: tuple[int, ...] = ()
     loads: tuple[TaskCost, ...] = ()
-    costs: Costs | None = field(default=None, compare=False)
+    costs: PipelineCosts | None = field(default=None, compare=False)
+
+    # The timetable.
 
     @property
     def microbatches(self) -> int:
-        """Per step."""
+        """Microbatches per step."""
         return self.asked.microbatches
 
     @cached_property
     def table(self) -> LockstepTable:
-        """What every rank does in every tick."""
-        asked = self.asked.schedule
-        if isinstance(asked, Schedule) and self.axis:
-            return lockstep(asked.forwards if self.forward_only else asked)
+        """The tasks of every rank in every tick."""
+        schedule = self.asked.schedule
+        if isinstance(schedule, Schedule) and self.axis:
+            return lockstep(schedule.forwards if self.forward_only else schedule)
         chunks, name = self.asked.chunks if self.axis else 1, self.asked.name
-        return Uniform(self.ranks, self.microbatches, chunks, name == "zb", name == "gpipe", self.forward_only).table
+        split, flush = name == "zb", name == "gpipe"
+        return UniformSchedule(self.ranks, self.microbatches, chunks, split, flush, self.forward_only).table
 
     @property
     def schedule(self) -> Schedule:
-        """The same as lists of tasks."""
+        """The tasks of every rank, in order."""
         return self.table.schedule
-
-    @cached_property
-    def rooms(self) -> BufferSlots:
-        """Where ranks keep what waits."""
-        return make_buffer_slots(self.table, self.asked.recompute == "stage")
-
-    @cached_property
-    def forecast(self) -> Forecast:
-        """When all of it runs."""
-        return Forecast(self.table, self.costs, self.layers, self.loads)
 
     @property
     def ticks(self) -> int:
@@ -68,8 +67,25 @@ class Pipelined:
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which a rank does nothing that counts, if F, I and W take the same and B is both."""
+        """The fraction of the step in which the busiest rank has no task, if F, I and W take the same and B is both."""
         return self.table.bubble
+
+    @cached_property
+    def forecast(self) -> Forecast:
+        """When the tasks run, in lockstep and asynchronously."""
+        return Forecast(self.table, self.costs, self.layers, self.loads)
+
+    def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
+        """Returns a line per rank, to scale: its tasks by kind and microbatch; dots are the bubble, and shared work.
+
+        Args:
+          columns: the most characters of a line.
+          asynchronous: as if every rank waited only for the operands of its tasks, not for the tick.
+        """
+        timing = self.forecast.asynchronous_timing if asynchronous else self.forecast.lockstep_timing
+        return timing.timeline(columns)
+
+    # Stages.
 
     @property
     def noun(self) -> str:
@@ -82,65 +98,65 @@ class Pipelined:
         home = self.schedule.home
         return tuple(sum(n for s, n in enumerate(self.layers) if home[s] == r) for r in range(self.ranks))
 
+    # Memory.
+
+    @cached_property
+    def buffer_slots(self) -> BufferSlots:
+        """The slots of all buffers."""
+        return make_buffer_slots(self.table, self.asked.recompute == "stage")
+
+    @property
+    def slots(self) -> int:
+        """Slots of the stash on every device: those of the fullest rank."""
+        return self.buffer_slots.stash.count
+
     @property
     def stash(self) -> tuple[int, ...]:
-        """Per rank, the most inputs of its chunks that it holds at a time; a device keeps room for ``slots``."""
-        return self.rooms.stash.used
+        """Per rank, the most slots of the stash that it fills at a time."""
+        return self.buffer_slots.stash.used
 
     @property
     def stash_bytes(self) -> tuple[int, ...]:
-        """The same in bytes on each device of a rank; every device has room for the largest."""
+        """Per rank, the bytes of these slots on each of its devices; empty before planning."""
         return tuple(n * self.costs.kept for n in self.stash) if self.costs else ()
 
     @property
     def memory(self) -> tuple[int, ...]:
-        """Bytes per rank at the fullest point, if each had room for no more than it keeps, and works on."""
+        """Per rank, the peak bytes with only the stash slots and workspace that it needs; empty before planning."""
         if self.costs is None:
             return ()
         rest = self.costs.memory - self.slots * self.costs.kept - self.costs.room
-        return tuple(rest + size + room for size, room in zip(self.stash_bytes, self._rooms, strict=True))
+        return tuple(rest + size + room for size, room in zip(self.stash_bytes, self._workspaces(), strict=True))
 
-    @property
-    def _rooms(self) -> list[int]:
-        """Per rank, bytes for the work of the largest of its stages."""
+    def _workspaces(self) -> list[int]:
+        """Returns per rank the bytes of workspace of the largest of its stages."""
         if self.costs is None or not self.costs.room:
             return [0] * self.ranks
-        largest, home = max(load.room for load in self.loads), self.schedule.home
-        mine = ([x.room for s, x in enumerate(self.loads) if home[s] == r] for r in range(self.ranks))
-        return [self.costs.room * max(rooms) // largest for rooms in mine]
+        largest, home = max(cost.room for cost in self.loads), self.schedule.home
+        by_rank = ([cost.room for s, cost in enumerate(self.loads) if home[s] == r] for r in range(self.ranks))
+        return [self.costs.room * max(rooms) // largest for rooms in by_rank]
 
-    @property
-    def slots(self) -> int:
-        """Stage inputs that every device has room for."""
-        return self.rooms.stash.count
+    # As plain values, and as text.
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        kept = {"ticks": self.ticks, "bubble": self.bubble, "stash": self.stash}
+        """Options and derived numbers as plain values, for JSON."""
+        derived = {"ticks": self.ticks, "bubble": self.bubble, "stash": self.stash}
         if self.axis and self.costs:
-            kept |= {"stash_bytes": self.stash_bytes, "rank_memory": self.memory}
-            kept |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
-            kept |= {"balance": self.forecast.balance}
-            kept |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
-        asked = {**asdict(self.asked), "schedule": str(self.asked.schedule), "layers": self.layers}
-        return {**asked, "axis": self.axis, "stages": self.ranks, **kept}
-
-    def timeline(self, columns: int = 100, asynchronous: bool = False) -> str:
-        """One line per rank, to scale: its forwards and backwards by microbatch; dots are bubbles, and what all share.
-
-        Args:
-          asynchronous: as if every rank only waited for what it needs, not for the tick.
-        """
-        return (self.forecast.as_soon if asynchronous else self.forecast.in_step).timeline(columns)
+            derived |= {"stash_bytes": self.stash_bytes, "rank_memory": self.memory}
+            derived |= {"lockstep": self.forecast.lockstep, "asynchronous": self.forecast.asynchronous}
+            derived |= {"balance": self.forecast.balance}
+            derived |= {"exchanges": self.costs.exchanges, "exchanged_bytes": self.costs.sent}
+        options = {**asdict(self.asked), "schedule": str(self.asked.schedule), "layers": self.layers}
+        return {**options, "axis": self.axis, "stages": self.ranks, **derived}
 
     def __str__(self) -> str:
         if not self.axis:
             return f"{self.microbatches} microbatches, one after the other"
         uneven = f" of {' '.join(map(str, self.layers))} {self.noun}" if len(set(self.layers)) > 1 else ""
-        done = f"{self.asked.name}, forward only," if self.forward_only else self.asked.name
-        what = "microbatches' results" if self.rooms.results.count else "stage inputs"
+        name = f"{self.asked.name}, forward only," if self.forward_only else self.asked.name
+        entries = "microbatches' activations" if self.buffer_slots.activations.count else "stage inputs"
         return (
-            f"{done} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
-            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} {what} kept"
+            f"{name} over {self.axis}: {self.microbatches} microbatches through {self.ranks} stages{uneven} "
+            f"in {self.ticks} ticks, bubble {self.bubble:.1%}, at most {max(self.stash)} {entries} stashed"
         )

@@ -1,14 +1,16 @@
-"""Schedules as data: what every rank of the pipeline does, in which order.
+"""Schedules: the tasks of every rank of a pipeline, in order, and their text.
 
-A task is a stage's work on one microbatch: forward ``F``, backward ``B``, or backward in two parts, the gradient of
-the stage's input ``I`` and of its weights ``W``. Stages are numbered through the model, and each lives on one rank.
-A schedule has a list of tasks per rank. Its text is that of torch.distributed.pipelining, one line per rank:
+A *task* is the work of one kind of a stage on a microbatch: forward ``F``, backward ``B``, or a backward in two parts,
+the gradient of the stage's input ``I`` and of its weights ``W``. Stages are numbered through the model; each lives on
+one rank. The text is that of torch.distributed.pipelining, one line per rank and cells as stage, kind, microbatch:
 
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
 
-What such a text says of sending, receiving and sharding (``1RECV_F0``, ``0UNSHARD``) is passed over, as that is planned
-here, and of a pair that overlaps, ``(0F1;0B0)OVERLAP_F_B``, both are taken.
+Cells about communication and sharding (``1RECV_F0``, ``0UNSHARD``) are ignored, since both are planned here; a pair
+that overlaps, ``(0F1;0B0)OVERLAP_F_B``, is read as its two tasks.
+
+``make_schedule`` builds the schedules of the literature.
 """
 
 import re
@@ -21,17 +23,16 @@ from pathlib import Path
 
 from meshdsl.errors import ScheduleError, faults, nearest, shortened
 
-# ---- Schedule --------------------------------------------------------------------------------------------------------
-
+# ---- Tasks and schedules ---------------------------------------------------------------------------------------------
 
 _TASK = re.compile(r"(\d+)(F|B|I|W)(\d+)")
-_MOVES = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")
-_PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
+_IGNORED_CELL = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB])\d*")
+_OVERLAPPED_PAIR = re.compile(r"\((.+);(.+)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """A stage's work of one kind on one microbatch."""
+    """The work of one kind (``F``, ``B``, ``I`` or ``W``) of a stage on a microbatch."""
 
     stage: int
     kind: str
@@ -42,44 +43,65 @@ class Task:
 
     @classmethod
     def parse(cls, text: str) -> "Task":
-        """The task written as ``2F0``; ScheduleError if it is none."""
+        """Returns the task written as ``2F0``; raises ScheduleError if the text is none."""
         found = _TASK.fullmatch(text.strip())
         if not found:
-            raise ScheduleError(f"{text.strip()!r} is no task: stage, F B I or W, microbatch, as in 2F0")
+            raise ScheduleError(f"{text.strip()!r} is not a task: stage, F B I or W, microbatch, as in 2F0")
         return cls(int(found[1]), found[2], int(found[3]))
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The tasks of every rank, in order; checked when made.
+    """The order in which every rank of a pipeline does its tasks.
 
-    Raises ScheduleError that lists tasks that are missing or doubled, stages on two ranks, and what waits for ever.
+    A schedule is checked when it is made: every stage has a forward and a backward (or its two halves) of every
+    microbatch, and lives on one rank; and the ranks do not deadlock if each does its tasks in order. Pass one as
+    ``md.Pipeline(microbatches, schedule)``.
+
+    Args:
+      ranks: per rank, its tasks in order.
+
+    Raises:
+      ScheduleError: listing missing and repeated tasks, stages on two ranks, and deadlocks.
+
+    Example:
+      >>> schedule = md.Schedule.load("schedule.csv")
+      >>> pipeline = md.Pipeline(schedule.microbatches, schedule)
     """
 
     ranks: tuple[tuple[Task, ...], ...]
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
-        rows = list(_miscounted(self)) or list(_deadlocks(self))
+        """Check that the schedule can run."""
+        rows = list(_count_faults(self)) or list(_deadlocks(self))
         if rows:
-            raise ScheduleError(faults("a schedule that cannot run:", shortened(rows)))
+            raise ScheduleError(faults("this schedule cannot run:", shortened(rows)))
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """The schedule written with one line per rank; empty cells are idle and mean nothing."""
-        lines = text.strip().splitlines()
-        return cls(tuple(tuple(task for cell in line.split(",") for task in _tasks(cell.strip())) for line in lines))
+        """Returns the schedule written with one line per rank, cells separated by commas; empty cells are ignored."""
+        ranks = []
+        for line in text.strip().splitlines():
+            tasks: list[Task] = []
+            for cell in map(str.strip, line.split(",")):
+                pair = _OVERLAPPED_PAIR.fullmatch(cell)
+                if pair:
+                    tasks += map(Task.parse, pair.groups())
+                elif cell and not _IGNORED_CELL.fullmatch(cell):
+                    tasks.append(Task.parse(cell))
+            ranks.append(tuple(tasks))
+        return cls(tuple(ranks))
 
     @classmethod
     def load(cls, path: str | Path) -> "Schedule":
-        """The schedule in a file; ScheduleError if there is none, or if it cannot run."""
+        """Returns the schedule in a file; raises ScheduleError if it cannot be read, or cannot run."""
         try:
             return cls.parse(Path(path).read_text())
         except (OSError, UnicodeDecodeError) as error:
             raise ScheduleError(f"cannot read the schedule {str(path)!r}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write its text to a file; ScheduleError if that cannot be."""
+        """Write the text to a file; raises ScheduleError if it cannot be written."""
         try:
             Path(path).write_text(f"{self}\n")
         except OSError as error:
@@ -90,7 +112,7 @@ class Schedule:
 
     @cached_property
     def home(self) -> dict[int, int]:
-        """Stage -> the rank that it lives on."""
+        """Per stage, the rank that it lives on."""
         return {task.stage: rank for rank, tasks in enumerate(self.ranks) for task in tasks}
 
     @property
@@ -100,7 +122,7 @@ class Schedule:
 
     @property
     def forwards(self) -> "Schedule":
-        """Without what goes backward."""
+        """The schedule without its backwards, for an evaluation."""
         return Schedule(tuple(tuple(task for task in tasks if task.kind == "F") for tasks in self.ranks))
 
     @property
@@ -115,16 +137,16 @@ class Schedule:
 
     @cached_property
     def forward_only(self) -> bool:
-        """Whether nothing goes backward, as in an evaluation."""
+        """Whether there are no backwards, as in an evaluation."""
         return all(task.kind == "F" for tasks in self.ranks for task in tasks)
 
     @cached_property
     def split(self) -> frozenset[tuple[int, int]]:
-        """Stage and microbatch of every backward that is done in two parts."""
+        """Stage and microbatch of every backward that is split into two tasks."""
         return frozenset((t.stage, t.microbatch) for tasks in self.ranks for t in tasks if t.kind == "I")
 
     def needs(self, task: Task) -> Iterator[Task]:
-        """What has to be done before a task, wherever it is done."""
+        """Yields the tasks, on whatever rank, that a task directly depends on."""
         stage, m = task.stage, task.microbatch
         if task.kind == "F" and stage:
             yield Task(stage - 1, "F", m)
@@ -136,38 +158,33 @@ class Schedule:
                 yield Task(stage + 1, "I" if (stage + 1, m) in self.split else "B", m)
 
     def stash(self, rank: int) -> int:
-        """The most stage inputs, one per stage and microbatch, that a rank keeps for its backwards at any time."""
+        """Returns the most stage inputs, by stage and microbatch, that a rank stashes for its backwards at a time."""
         if self.forward_only:
             return 0
-        alive, most = 0, 0
+        live, most = 0, 0
         for task in self.ranks[rank]:
-            alive += (task.kind == "F") - (task.kind in "BW")
-            most = max(most, alive)
+            live += (task.kind == "F") - (task.kind in "BW")
+            most = max(most, live)
         return most
 
 
-def _tasks(cell: str) -> Iterator[Task]:
-    pair = _PAIR.fullmatch(cell)
-    if pair:
-        yield from (Task.parse(text) for text in pair.groups())
-    elif cell and not _MOVES.fullmatch(cell):
-        yield Task.parse(cell)
+# ---- Faults ----------------------------------------------------------------------------------------------------------
 
 
 def check_groups(ranks: int, microbatches: int, chunks: int) -> None:
-    """Several chunks per rank take microbatches in groups of as many as there are ranks; ScheduleError otherwise."""
+    """Raise ScheduleError if several chunks per rank meet microbatches that do not come in groups of ``ranks``."""
     if chunks > 1 and microbatches % ranks:
         groups = microbatches // ranks
         near = sorted({max(1, groups) * ranks, (groups + 1) * ranks})
         raise ScheduleError(
-            f"{chunks} chunks per rank need microbatches in groups of {ranks}, the ranks, and "
+            f"{chunks} chunks per rank need microbatches in groups of {ranks}, the number of ranks; "
             f"{microbatches} do not divide\n"
             f"use {' or '.join(map(str, near))} microbatches, or 1 chunk"
         )
 
 
-def _miscounted(schedule: Schedule) -> Iterator[str]:
-    """Tasks that are missing, doubled or in two places."""
+def _count_faults(schedule: Schedule) -> Iterator[str]:
+    """Yields missing and repeated tasks, and stages on several ranks."""
     counts = Counter(task for tasks in schedule.ranks for task in tasks)
     if not counts:
         yield "it has no tasks"
@@ -180,10 +197,10 @@ def _miscounted(schedule: Schedule) -> Iterator[str]:
         homes = [rank for rank, tasks in enumerate(schedule.ranks) if any(task.stage == stage for task in tasks)]
         if len(homes) > 1:
             yield f"stage {stage} is on ranks {' and '.join(map(str, homes))}: a stage lives on one"
-    lives = [len({task.stage for task in tasks}) for tasks in schedule.ranks]
-    if len(set(lives)) > 1:
-        said = ", ".join(f"rank {rank} has {count}" for rank, count in enumerate(lives))
-        yield f"every rank takes as many stages, and {said}"
+    stages_of_rank = [len({task.stage for task in tasks}) for tasks in schedule.ranks]
+    if len(set(stages_of_rank)) > 1:
+        listed = ", ".join(f"rank {rank} has {count}" for rank, count in enumerate(stages_of_rank))
+        yield f"all ranks need the same number of stages, but {listed}"
     allowed = ("F",) if schedule.forward_only else ("FB", "FIW")
     for stage, m in product(stages, range(max(task.microbatch for task in counts) + 1)):
         kinds = "".join(kind for kind in "FBIW" if counts[Task(stage, kind, m)])
@@ -192,17 +209,17 @@ def _miscounted(schedule: Schedule) -> Iterator[str]:
 
 
 def _deadlocks(schedule: Schedule) -> Iterator[str]:
-    """What the ranks wait for when nothing can go on, each doing its tasks in order."""
+    """Yields what every rank waits for once none can go on, each doing its tasks in order."""
     done: set[Task] = set()
     at = [0] * len(schedule.ranks)
-    moved = True
-    while moved:
-        moved = False
+    progress = True
+    while progress:
+        progress = False
         for rank, tasks in enumerate(schedule.ranks):
             while at[rank] < len(tasks) and done.issuperset(schedule.needs(tasks[at[rank]])):
                 done.add(tasks[at[rank]])
                 at[rank] += 1
-                moved = True
+                progress = True
     for rank, tasks in enumerate(schedule.ranks):
         if at[rank] < len(tasks):
             task = tasks[at[rank]]
@@ -211,34 +228,37 @@ def _deadlocks(schedule: Schedule) -> Iterator[str]:
             yield f"rank {rank} waits at {task} for {missing}, which rank {where} does not reach: a deadlock"
 
 
-# ---- Generators ------------------------------------------------------------------------------------------------------
-# The schedules of the literature, as lists of tasks.
-#
-# p ranks, v chunks of stages per rank (stage ``g * p + r`` is chunk g of rank r), m microbatches.
+# ---- Schedules of the literature -------------------------------------------------------------------------------------
+# p ranks, v chunks per rank (stage ``g * p + r`` is chunk g of rank r), m microbatches.
 #
 #     gpipe        all forwards, then all backwards (Huang et al. 2019)
 #     1f1b         as few microbatches in flight as keep all ranks busy (PipeDream-flush; Narayanan et al. 2021)
 #     interleaved  1f1b over v chunks per rank, in groups of p microbatches (Megatron-LM; Narayanan et al. 2021)
-#     zb-h1        weight gradients fill the bubbles, and no more is in flight than 1f1b's p (Qi et al. 2023)
-#     zb-v         likewise with stages r and 2 p - 1 - r on rank r, so the last is where the first is (Qi et al. 2024)
+#     zb-h1        weight gradients fill the bubble, with no more in flight than 1f1b's p (Qi et al. 2023)
+#     zb-v         the same with stages r and 2 p - 1 - r on rank r: first and last share a rank (Qi et al. 2024)
 
 
 def make_schedule(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
-    """The schedule of this name.
+    """Returns a schedule of the literature as a table, to be read, edited or passed to ``md.Pipeline``.
 
     Args:
-      ranks: of the pipeline.
-      microbatches: per step.
-      chunks: stages per rank; more than one is what ``interleaved`` is for.
+      name: ``gpipe``, ``1f1b``, ``interleaved``, ``zb-h1`` or ``zb-v``.
+      ranks: ranks of the pipeline.
+      microbatches: microbatches per step.
+      chunks: stages per rank; more than one for ``interleaved`` only.
 
-    Raises ScheduleError with the nearest name, or the numbers that would work.
+    Raises:
+      ScheduleError: with the nearest name, or the numbers that would work.
+
+    Example:
+      >>> print(md.make_schedule("1f1b", 2, 2))
+      0F0,0F1,0B0,0B1
+      1F0,1B0,1F1,1B1
     """
     if name not in SCHEDULES:
         raise ScheduleError(f"no schedule {name!r}{nearest(name, SCHEDULES)}")
     if chunks > 1 and name != "interleaved":
-        raise ScheduleError(
-            f"schedule {name!r} has one chunk of stages per rank, not {chunks}: 'interleaved' takes more"
-        )
+        raise ScheduleError(f"schedule {name!r} has one chunk per rank, not {chunks}; 'interleaved' takes several")
     check_groups(ranks, microbatches, chunks)
     return SCHEDULES[name](ranks, microbatches, chunks)
 
@@ -248,7 +268,7 @@ def _gpipe(p: int, m: int, v: int) -> Schedule:
 
 
 def _interleaved(p: int, m: int, v: int) -> Schedule:
-    """With one chunk this is 1f1b."""
+    """Returns Megatron's interleaved schedule; with one chunk it is 1f1b."""
     return Schedule(tuple(_interleaved_rank(r, p, m, v) for r in range(p)))
 
 
@@ -259,60 +279,57 @@ def _interleaved_rank(r: int, p: int, m: int, v: int) -> tuple[Task, ...]:
         chunk, microbatch = (u // group) % v, u // (group * v) * group + u % group
         return Task((chunk if kind == "F" else v - 1 - chunk) * p + r, kind, microbatch)
 
-    ahead = min(m * v, p - 1 - r if v == 1 else 2 * (p - 1 - r) + (v - 1) * p)
+    warm_up = min(m * v, p - 1 - r if v == 1 else 2 * (p - 1 - r) + (v - 1) * p)
     forwards, backwards = ([unit(u, kind) for u in range(m * v)] for kind in "FB")
-    paired = zip_longest(forwards[ahead:], backwards)
-    return (*forwards[:ahead], *(task for task in chain.from_iterable(paired) if task))
+    steady = zip_longest(forwards[warm_up:], backwards)
+    return (*forwards[:warm_up], *(task for task in chain.from_iterable(steady) if task))
 
 
-def _zero_bubble(p: int, m: int, v: int) -> Schedule:
-    return _busy([[r] for r in range(p)], m, p)
+def _zb_h1(p: int, m: int, v: int) -> Schedule:
+    return _greedy([[r] for r in range(p)], m, p)
 
 
-def _zero_bubble_v(p: int, m: int, v: int) -> Schedule:
-    return _busy([[r, 2 * p - 1 - r] for r in range(p)], m, 2 * p)
+def _zb_v(p: int, m: int, v: int) -> Schedule:
+    return _greedy([[r, 2 * p - 1 - r] for r in range(p)], m, 2 * p)
 
 
-def _busy(placement: Sequence[Sequence[int]], m: int, room: int) -> Schedule:
-    """Every rank does what it can: an input gradient, else a forward, else weights; late stages first.
+def _greedy(placement: Sequence[Sequence[int]], m: int, stash: int) -> Schedule:
+    """Returns the schedule in which every rank does the first task that it can: input gradients, forwards, weights.
+
+    Of tasks of one kind, those of late stages come first. Every task takes one tick.
 
     Args:
       placement: per rank, its stages.
-      room: stage inputs that a rank keeps; a forward leaves room for one in each of its later stages.
+      stash: stage inputs that a rank may keep; a forward leaves room for one in each of its later stages.
     """
     tasks: list[list[Task]] = [[] for _ in placement]
     done: set[Task] = set()
     stages = sum(map(len, placement))
     while len(done) < 3 * m * stages:
-        found = [_next(mine, stages, room, done, m) for mine in placement]
+        found = [_first_ready(mine, stages, stash, done, m) for mine in placement]
         for own, task in zip(tasks, found, strict=True):
             own += [task] if task else []
         done.update(task for task in found if task)
     return Schedule(tuple(map(tuple, tasks)))
 
 
-def _next(mine: Sequence[int], stages: int, room: int, done: set[Task], m: int) -> Task | None:
-    """What a rank does in a tick in which every task takes one."""
+def _first_ready(mine: Sequence[int], stages: int, stash: int, done: set[Task], m: int) -> Task | None:
+    """Returns the task that a rank with these stages does next; None if it has to wait."""
     count = {(s, kind): sum(Task(s, kind, i) in done for i in range(m)) for s in mine for kind in "FIW"}
-    kept = sum(count[s, "F"] - count[s, "W"] for s in mine)
+    stashed = sum(count[s, "F"] - count[s, "W"] for s in mine)
     for kind, s in product("IFW", sorted(mine, reverse=True)):
-        task, more = Task(s, kind, count[s, kind]), len([1 for other in mine if other >= s])
-        full = kind == "F" and kept + more > room
-        if task.microbatch < m and not full and all(need in done for need in _needs(task, stages)):
-            return task
+        i, later_stages = count[s, kind], sum(other >= s for other in mine)
+        full = kind == "F" and stashed + later_stages > stash
+        needs = {"F": [(s - 1, "F")] if s else [], "W": [(s, "I")], "I": [(s, "F"), (s + 1, "I")]}[kind]
+        if i < m and not full and all(Task(stage, each, i) in done for stage, each in needs if stage < stages):
+            return Task(s, kind, i)
     return None
-
-
-def _needs(task: Task, stages: int) -> Iterator[Task]:
-    s, i = task.stage, task.microbatch
-    before = {"F": [(s - 1, "F")] if s else [], "W": [(s, "I")], "I": [(s, "F"), (s + 1, "I")]}[task.kind]
-    return (Task(stage, kind, i) for stage, kind in before if stage < stages)
 
 
 SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": _gpipe,
     "1f1b": _interleaved,
     "interleaved": _interleaved,
-    "zb-h1": _zero_bubble,
-    "zb-v": _zero_bubble_v,
+    "zb-h1": _zb_h1,
+    "zb-v": _zb_v,
 }

@@ -1,4 +1,4 @@
-"""What a user asks for: the step in microbatches, and how stages take them."""
+"""``md.Pipeline``: how a user asks for microbatches, and for a pipeline."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,39 +6,46 @@ from dataclasses import dataclass
 from meshdsl.errors import ArgumentError, faults, is_a, nearest
 from meshdsl.schedules.schedule import Schedule
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb")  # built in; others are tables
 RECOMPUTE = ("stage", "none")
-CHUNKED = ("interleaved", "zb")  # those that take several chunks
+CHUNKED = ("interleaved", "zb")  # built-in schedules that take several chunks per stage
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The batch in microbatches; gradients are added up, and reduced over devices once.
+    """Runs a step in microbatches, whose gradients are accumulated and reduced over devices once.
 
-    Where the layers of the model are split over a mesh axis, the devices of that axis are the stages of a pipeline.
+    If the layers of the model (a ``lax.scan`` over stacked parameters) are pinned to be split over a mesh axis, the
+    devices of that axis become the stages of a pipeline.
 
     Args:
-      microbatches: per step; they divide the batch.
-      schedule: of the stages: ``1f1b`` keeps few microbatches in flight, ``gpipe`` all of them; ``interleaved`` is
-        ``1f1b`` with several chunks of layers per stage, for shorter bubbles; in ``zb``, gradients of weights have
-        ticks of their own, for shorter bubbles (uniform zero-bubble, after Qi et al. 2023). Or a table: a ``Schedule``,
-        which says what every rank does, and which stages live on it.
-      chunks: per stage, for ``interleaved`` and ``zb``; microbatches are then a multiple of the stages.
-      layers: per stage (or parts), in the order of the model; with several chunks, of every chunk. Default is equal
-        numbers, or where the stages do not divide the layers, what takes the least time
-        (``meshdsl.schedules.partition``).
-      axis: mesh axis whose devices run the parts of a step that ``md.stage`` cuts, by ``1f1b``, ``gpipe``,
-        ``interleaved`` or a table without ``I`` and ``W``. A scan over layers needs none: there it is the axis over
-        which the layers are split.
-      recompute: what is computed again in the backward pass: ``stage``, the layers of a stage, from the stage's input,
-        which is all that is kept; ``none``, nothing but what ``jax.checkpoint`` in the layers says: what their
-        backward reads is kept, weights excepted.
-      batch: glob over the inputs whose first dim is the batch; default is every argument that no result replaces,
-        or all but the first one if results replace nothing (an evaluation).
-      per_microbatch: where the step needs the whole batch at once (batch statistics, say), take every microbatch for
-        itself; without, that is an error.
+      microbatches: microbatches per step; they divide the batch.
+      schedule: the order of the stages' tasks. ``1f1b`` keeps few microbatches in flight (PipeDream-flush), ``gpipe``
+        all of them; ``interleaved`` is ``1f1b`` with several chunks of layers per stage, for a smaller bubble
+        (Megatron-LM); ``zb`` computes weight gradients in ticks of their own, for a smaller bubble (a uniform
+        zero-bubble schedule after Qi et al. 2023). Or a table, ``md.Schedule``, that says what every rank does, and
+        which stages live on it.
+      chunks: chunks of layers per stage, for ``interleaved`` and ``zb``; microbatches are then a multiple of the
+        stages.
+      batch: glob over the inputs whose leading dim is the batch. The default is every argument that no result replaces,
+        or all but the first one if results replace none (an evaluation).
+      per_microbatch: if the step needs the whole batch at once (batch statistics, say), compute that per microbatch
+        instead of raising an error.
+      layers: layers (or parts) per stage, in model order; with several chunks, per chunk. The default is equal numbers,
+        or if the stages do not divide the layers, the fastest partition (``meshdsl.schedules.partition``).
+      axis: the mesh axis whose devices run the parts that ``md.stage`` cuts, by ``1f1b``, ``gpipe``, ``interleaved`` or
+        a table without ``I`` and ``W``. A scan over layers needs none: its axis is that over which the layers are
+        split.
+      recompute: what the backward pass recomputes. ``stage``: the layers of a stage from the stage's input, which is
+        all that is stashed. ``none``: only what ``jax.checkpoint`` in the layers says; all else that the backward needs
+        is stashed, except for weights.
 
-    Raises ArgumentError, listing all that is none of these.
+    Raises:
+      ArgumentError: listing all faults of the arguments.
+
+    Example:
+      >>> pipeline = md.Pipeline(16, "interleaved", chunks=2)
+      >>> step = md.parallelize(train_step, "pipe=4,data=2", {"params/layers/*": "pipe=S(0)"}, pipeline=pipeline)
     """
 
     microbatches: int
@@ -51,11 +58,11 @@ class Pipeline:
     recompute: str = "stage"
 
     def __post_init__(self) -> None:
-        """Refuse what is no pipeline."""
+        """Check the arguments; a table determines the chunks."""
         rows = []
         if not isinstance(self.microbatches, int) or isinstance(self.microbatches, bool) or self.microbatches < 1:
             rows.append(f"microbatches: {is_a(self.microbatches)}, not a number of microbatches")
-        rows += _table_faults(self) if isinstance(self.schedule, Schedule) else _name_faults(self)
+        rows += _table_faults(self, self.schedule) if isinstance(self.schedule, Schedule) else _name_faults(self)
         if not isinstance(self.layers, tuple) or not all(type(n) is int and n > 0 for n in self.layers):
             rows.append(f"layers: {is_a(self.layers)}, not numbers of layers per stage, such as (3, 5, 5, 3)")
         if not isinstance(self.axis, str):
@@ -67,39 +74,39 @@ class Pipeline:
         if not isinstance(self.per_microbatch, bool):
             rows.append(f"per_microbatch: {is_a(self.per_microbatch)}, not True or False")
         if rows:
-            raise ArgumentError(faults("arguments of Pipeline that do not fit:", rows))
+            raise ArgumentError(faults("invalid arguments of Pipeline:", rows))
         if isinstance(self.schedule, Schedule):
             object.__setattr__(self, "chunks", self.schedule.chunks)
 
     @property
-    def halves(self) -> bool:
-        """Whether gradients of weights have ticks of their own."""
+    def splits_backward(self) -> bool:
+        """Whether weight gradients are tasks of their own."""
         return bool(self.schedule.split) if isinstance(self.schedule, Schedule) else self.schedule == "zb"
 
     @property
     def name(self) -> str:
-        """Of the schedule."""
+        """The name of the schedule; ``table`` for a table."""
         return "table" if isinstance(self.schedule, Schedule) else self.schedule
 
 
-def _name_faults(asked: Pipeline) -> Iterator[str]:
-    """What is wrong with a schedule by name, and its chunks."""
-    if asked.schedule not in SCHEDULES:
-        known = isinstance(asked.schedule, str)
-        said = f"no schedule {asked.schedule!r}{nearest(asked.schedule, SCHEDULES)}" if known else is_a(asked.schedule)
-        yield f"schedule: {said}{'' if known else ', not the name of a schedule or an md.Schedule'}"
-    if not isinstance(asked.chunks, int) or isinstance(asked.chunks, bool) or asked.chunks < 1:
-        yield f"chunks: {is_a(asked.chunks)}, not a number of chunks of layers"
-    elif asked.chunks > 1 and asked.schedule not in CHUNKED:
-        one = f"{asked.schedule!r} has one chunk per stage, not {asked.chunks}"
-        yield f"chunks: {one}: 'interleaved' and 'zb' take more"
+def _name_faults(pipeline: Pipeline) -> Iterator[str]:
+    """Yields faults of a schedule that is given by name, and of its chunks."""
+    if not isinstance(pipeline.schedule, str):
+        yield f"schedule: {is_a(pipeline.schedule)}, not the name of a schedule or an md.Schedule"
+    elif pipeline.schedule not in SCHEDULES:
+        yield f"schedule: no schedule {pipeline.schedule!r}{nearest(pipeline.schedule, SCHEDULES)}"
+    if not isinstance(pipeline.chunks, int) or isinstance(pipeline.chunks, bool) or pipeline.chunks < 1:
+        yield f"chunks: {is_a(pipeline.chunks)}, not a number of chunks of layers"
+    elif pipeline.chunks > 1 and pipeline.schedule not in CHUNKED:
+        yield (
+            f"chunks: {pipeline.schedule!r} has one chunk per stage, not {pipeline.chunks}; "
+            f"{' and '.join(map(repr, CHUNKED))} take several"
+        )
 
 
-def _table_faults(asked: Pipeline) -> Iterator[str]:
-    """What of a table is not as it is asked for."""
-    assert isinstance(asked.schedule, Schedule)
-    table = asked.schedule
-    if asked.microbatches != table.microbatches:
-        yield f"microbatches: {asked.microbatches}, and the schedule is for {table.microbatches}"
-    if asked.chunks not in (1, table.chunks):
-        yield f"chunks: {asked.chunks}, and the schedule has {table.chunks} per rank"
+def _table_faults(pipeline: Pipeline, table: Schedule) -> Iterator[str]:
+    """Yields arguments that contradict the table."""
+    if pipeline.microbatches != table.microbatches:
+        yield f"microbatches: {pipeline.microbatches}, and the schedule is for {table.microbatches}"
+    if pipeline.chunks not in (1, table.chunks):
+        yield f"chunks: {pipeline.chunks}, and the schedule has {table.chunks} per rank"

@@ -192,7 +192,7 @@ def test_topologies_are_listed_shown_and_taken(folder):
         (
             ("plan", "piped.py", "--chunks", "2"),
             2,
-            "chunks: '1f1b' has one chunk per stage, not 2: 'interleaved' and 'zb' take",
+            "chunks: '1f1b' has one chunk per stage, not 2; 'interleaved' and 'zb' take",
         ),
         (("diff", "whole.json", "other.json"), 2, "whole.json"),
         (("topology", "show", "gpu"), 2, "no topology 'gpu'; did you mean 'cpu'?"),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.trace import trace
 
@@ -63,4 +63,4 @@ def plain_step(params, batch):
 
 def traced(pipeline, stages, *args, function=step, layouts=LAYOUTS):
     mesh = md.Mesh(pipe=stages)
-    return to_microbatches(trace(function, args), pipeline, mesh, lambda program: make_pins(program, mesh, layouts))
+    return to_microbatches(trace(function, args), pipeline, mesh, UserPins(layouts))

@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.pins import make_pins
-from meshdsl.pipelining import scan_executor as lanes
-from meshdsl.pipelining import to_microbatches, whole_function
+from meshdsl.pins import UserPins
+from meshdsl.pipelining import stage_buffers, to_microbatches, whole_function
 from meshdsl.trace import trace
 
 NAMES = ("1f1b", "gpipe", "interleaved", "zb")
@@ -34,7 +33,7 @@ SIZES = [(p, m, d) for p, m, d in product((2, 4, 8), (1, 2), (1, 2)) if p * m * 
 
 
 TOKENS, WIDTH, HIDDEN, EXAMPLES = 16, 8, 8, 2  # examples are per microbatch
-UNUSED = lanes.unused  # as pipelines have it, before anything is put there
+UNINITIALIZED = stage_buffers.uninitialized
 KEPT = 100  # cases after which what was compiled is forgotten
 LAYOUTS = {"params/layers/*": "pipe=S(0)", "params/layers/up": "pipe=S(0) model=S(2)", "batch/*": "data=S(0)"}
 
@@ -146,7 +145,7 @@ def run(case, traced):
     try:
         sharded.verify(*args)  # which counts its permutes
     except md.VerifyError:  # NaN that a plan sends is a constant, which compilers do not send
-        with mock.patch.object(lanes, "unused", UNUSED):
+        with mock.patch.object(stage_buffers, "uninitialized", UNINITIALIZED):
             md.parallelize(step, mesh, LAYOUTS, pipeline=case.pipeline).verify(*args)
     assert not re.search(r"stablehlo\.(case|if)\b", sharded.lower(*args).as_text())
 
@@ -162,7 +161,7 @@ def reference(layers, microbatches, balance):
 
 def on_one_device(step, args, pipeline, mesh, layouts):
     """What the step in microbatches comes to, through stages where layouts split its layers."""
-    program = to_microbatches(trace(step, args), pipeline, mesh, lambda found: make_pins(found, mesh, layouts))
+    program = to_microbatches(trace(step, args), pipeline, mesh, UserPins(layouts))
     return jax.jit(whole_function(program.graph))(*jax.tree.leaves(args))
 
 
@@ -187,7 +186,7 @@ def main():
     asked = options.parse_args()
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
-    lanes.unused = nan
+    stage_buffers.uninitialized = nan
     found = [case for case in cases() if not asked.traced or case.model == case.data == 1]
     random.Random(asked.seed).shuffle(found)
     found = once_each_first(found)

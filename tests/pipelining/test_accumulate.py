@@ -9,7 +9,7 @@ import meshdsl as md
 from meshdsl.api.program import parallelize_program
 from meshdsl.cli.plan import plan_facts
 from meshdsl.errors import ArgumentError, PipelineError, PlanFileError
-from meshdsl.pins import make_pins
+from meshdsl.pins import UserPins
 from meshdsl.pipelining import to_microbatches, whole_function
 from meshdsl.trace import trace
 from tests.pipelining import stacks
@@ -55,7 +55,7 @@ def test_gradients_are_reduced_once_per_step_and_less_memory_is_needed():
 def test_float64_agrees_to_nine_digits():
     with jax.enable_x64(True):
         args, mesh = stacks.arguments(dtype=np.float64), md.Mesh(data=2)
-        program = to_microbatches(trace(stacks.step, args), md.Pipeline(8), mesh, lambda made: make_pins(made, mesh))
+        program = to_microbatches(trace(stacks.step, args), md.Pipeline(8), mesh, UserPins())
         results = jax.jit(whole_function(program.graph))(*jax.tree.leaves(args))
         close(list(results), jax.tree.leaves(stacks.step(*args)), 1e-9)
 
@@ -73,8 +73,8 @@ def test_batch_statistics_are_an_error_or_each_microbatchs_own():
     with pytest.raises(PipelineError) as error:
         md.parallelize(normalised, "data=2", pipeline=md.Pipeline(4)).plan(params, batch)
     text = str(error.value)
-    assert text.startswith("microbatches: these need the whole batch at once:\n  ")
-    assert "steps.py:" in text and "Pipeline(per_microbatch=True) takes" in text
+    assert text.startswith("microbatches: these operations need the whole batch at once:\n  ")
+    assert "steps.py:" in text and "Pipeline(per_microbatch=True) computes" in text
     sharded = md.parallelize(normalised, "data=2", DATA, pipeline=md.Pipeline(4, per_microbatch=True))
     close(sharded(params, batch), averaged(params, batch, 4), 1e-4)
     sharded.check(params, batch)
@@ -106,7 +106,7 @@ def test_results_per_example_are_put_together():
         (md.Pipeline(6), "the batch of 16 (batch/inputs) does not divide into 6 microbatches; use 2 or 4 or 8"),
         (md.Pipeline(4, batch="bach/*"), "batch='bach/*': matches no input; did you mean 'batch/"),
         (md.Pipeline(4, batch="key"), "key key<fry>[]: has no dim to split"),
-        (md.Pipeline(4, batch="params/**"), "the first dims of the batch differ: params/embed float32[32,16], "),
+        (md.Pipeline(4, batch="params/**"), "the leading dims of the batch differ: params/embed float32[32,16], "),
     ],
 )
 def test_batches_that_do_not_divide(pipeline, text):

@@ -7,9 +7,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors import ArgumentError, PipelineError
-from meshdsl.pins import make_pins
-from meshdsl.pipelining import scan_executor as lanes
-from meshdsl.pipelining import to_microbatches, whole_function
+from meshdsl.pins import UserPins
+from meshdsl.pipelining import stage_buffers, to_microbatches, whole_function
 from meshdsl.trace import trace
 
 SHAPES = ({"w": (4, 6)}, {"w": (6, 9), "b": (9,)}, {"up": (9, 5), "down": (5, 7)}, {"w": (7, 6)})
@@ -59,7 +58,7 @@ def two_stacks(params, batch):
 
 def traced(pipeline, stages, *args, function=step):
     mesh = md.Mesh(pipe=stages)
-    return to_microbatches(trace(function, args, cuts=True), pipeline, mesh, lambda program: make_pins(program, mesh))
+    return to_microbatches(trace(function, args, cuts=True), pipeline, mesh, UserPins())
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,8 @@ def traced(pipeline, stages, *args, function=step):
 )
 def test_the_numbers_are_those_of_the_plain_step(stages, function, pipeline, parts, ticks, monkeypatch):
     monkeypatch.setattr(
-        lanes,
-        "unused",
+        stage_buffers,
+        "uninitialized",
         lambda shape, dtype: jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 7, dtype),
     )
     with jax.enable_x64(True):
@@ -144,8 +143,11 @@ def counted(params, batch):
 @pytest.mark.parametrize(
     ("function", "note"),
     [
-        (measured, "the largest or smallest of all examples is wanted, so that data, model cannot split the work"),
-        (counted, "over data, model stages are split by examples alone, and have the weights that they read whole"),
+        (measured, "data, model cannot split the work of stages: a maximum or minimum over all examples is needed"),
+        (
+            counted,
+            "data, model split the work of stages by examples only; each device holds the weights of its stages whole",
+        ),
     ],
 )
 def test_what_stages_find_of_all_examples(function, note):
@@ -155,9 +157,7 @@ def test_what_stages_find_of_all_examples(function, note):
     sharded.check(*args)
     sharded.verify(*args)  # a mask that nothing reads is not exchanged
     assert note in str(sharded.plan(*args))
-    assert "layouts that are stated inside of stages are not followed, the first at test_parts.py:" in str(
-        sharded.plan(*args)
-    )
+    assert "layout constraints inside of stages are ignored, the first at test_parts.py:" in str(sharded.plan(*args))
 
 
 def wide(params, batch):
@@ -221,16 +221,24 @@ def again(params, batch):
 @pytest.mark.parametrize(
     ("function", "pipeline", "text"),
     [
-        (past, {}, "are no pipeline:\n  add at test_parts.py:"),
-        (past, {}, "reads values of parts 0, 1; hand them on through md.stage"),
+        (past, {}, "cannot be a pipeline:\n  add at test_parts.py:"),
+        (past, {}, "reads values of parts 0, 1; pass them through md.stage"),
         (loss, {"layers": (1, 2)}, r"layers=(1, 2) are 3 parts, and there are 4"),
         (step, {"schedule": "interleaved", "chunks": 3}, "4 parts are too few for 3 chunks for each of 2 stages"),
-        (step, {"schedule": "zb"}, "'zb' halves the backward of a layer; use '1f1b', 'gpipe' or 'interleaved'"),
-        (step, {"recompute": "none"}, "recompute='none' is for layers; parts are computed again, from what they are"),
-        (worst, {}, "these need the whole batch at once:\n  eq at test_parts.py:"),
-        (again, {}, "is run again in the backward pass; put jax.checkpoint inside of parts"),
+        (step, {"schedule": "zb"}, "'zb' splits the backward of a layer; parts take '1f1b', 'gpipe' or 'interleaved'"),
+        (
+            step,
+            {"recompute": "none"},
+            "recompute='none' applies to scanned layers; parts are recomputed from their inputs",
+        ),
+        (worst, {}, "these operations need the whole batch at once:\n  eq at test_parts.py:"),
+        (again, {}, "is recomputed in the backward pass; put jax.checkpoint inside of parts"),
         (step, {"axis": "pip"}, "no axis 'pip' with several devices; did you mean 'pipe'?"),
-        (lambda params, batch: (batch["x"] @ params[0]["w"]).sum(), {}, "for a step that md.stage cuts, and nothing"),
+        (
+            lambda params, batch: (batch["x"] @ params[0]["w"]).sum(),
+            {},
+            "for a step that md.stage cuts, and this one has no cut",
+        ),
     ],
 )
 def test_parts_that_are_no_pipeline(function, pipeline, text):

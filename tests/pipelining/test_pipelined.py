@@ -10,8 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import PipelineError
 from meshdsl.ir.graph import walk
-from meshdsl.pipelining import scan_executor as lanes
-from meshdsl.pipelining import whole_function
+from meshdsl.pipelining import stage_buffers, whole_function
 from meshdsl.pipelining.tick_loops import TickTable
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import part_of
@@ -29,7 +28,7 @@ def nan_in_bubbles(monkeypatch):
     def fill(shape, dtype):
         return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 7, dtype)
 
-    monkeypatch.setattr(lanes, "unused", fill)
+    monkeypatch.setattr(stage_buffers, "uninitialized", fill)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_layers_that_do_not_divide_are_planned():
     layouts = {**LAYOUTS, "batch/*": "data=S(0)"}
     sharded = md.parallelize(plain_step, md.Mesh(pipe=2, data=2), layouts, pipeline=md.Pipeline(2))
     plan = sharded.plan(*args)
-    assert "3 layers do not divide over pipe: their arrays lie there as is cheapest" in str(plan)
+    assert "3 layers do not divide over pipe: their arrays are sharded freely" in str(plan)
     assert "forward and backward tasks in lockstep, to scale" in str(plan) and "balance" in str(plan)
     (first, second), (n, m) = plan.pipeline.forecast.balance, plan.pipeline.layers
     assert first / n == pytest.approx(second / m) and {n, m} == {1, 2}
@@ -162,10 +161,10 @@ def test_of_two_stacks_the_one_that_a_rule_names(name):
 
 def test_nothing_is_handed_on_where_nobody_is_to_have_it():
     made = Pipelined(md.Pipeline(3, md.make_schedule("zb-v", 4, 3)), "pipe", 4, layers=(1,) * 8)
-    rota = TickTable(made.table, made.rooms)
-    rows = [row for loop in rota.loops for row in rota.rows(loop)]
-    assert rota.shifts == [0, 1, 3]  # on to the next rank in the first half of the stages, back in the second
-    for moves in ([row.forward.to for row in rows if row.forward], [row.got for row in rows if row.got]):
+    table = TickTable(made.table, made.buffer_slots)
+    rows = [row for loop in table.loops for row in table.rows(loop)]
+    assert table.shifts == [0, 1, 3]  # on to the next rank in the first half of the stages, back in the second
+    for moves in ([row.forward.receive for row in rows if row.forward], [row.receive for row in rows if row.receive]):
         used = {tuple(slot is not None for slot in to[1:]) for to in moves}
         assert used > {(True, True)}
 
@@ -181,7 +180,7 @@ def test_an_evaluation_goes_forward_only(stages, microbatches, schedule, chunks,
         close(jax.jit(whole_function(program.graph))(*jax.tree.leaves(args)), evaluation(*args), 1e-9)
     found = program.pipeline
     assert (found.ticks, found.slots, set(found.stash)) == (ticks, 1, {1})
-    assert f"{schedule}, forward only, over pipe: " in str(found) and "at most 1 stage inputs kept" in str(found)
+    assert f"{schedule}, forward only, over pipe: " in str(found) and "at most 1 stage inputs stashed" in str(found)
     assert len(found.timeline().splitlines()) == stages
 
 
@@ -198,7 +197,7 @@ def test_a_balance_loss_is_each_microbatchs_own_in_stages_too():
         return jax.value_and_grad(language_loss)(params, batch, jax.random.key(0), balance=0.1)
 
     args, pipeline = language(batch=4), md.Pipeline(2, per_microbatch=True)
-    with pytest.raises(PipelineError, match=r"mul at steps\.py:\d+\nPipeline\(per_microbatch=True\) takes every"):
+    with pytest.raises(PipelineError, match=r"mul at steps\.py:\d+\nPipeline\(per_microbatch=True\) computes these"):
         traced(md.Pipeline(2), 2, *args, function=gradients)
     staged, plain = (traced(pipeline, 2, *args, function=gradients, layouts=at) for at in (LAYOUTS, {}))
     assert (staged.pipeline.ranks, plain.pipeline.ranks) == (2, 1)
@@ -270,7 +269,7 @@ def test_nothing_is_computed_again_if_it_is_kept(nan_in_bubbles):
     pipeline = md.Pipeline(4, "zb", recompute="none")
     program = traced(pipeline, 2, *arguments(), function=plain_step)
     assert products(program, forward=5, backward=5, weights=4) == {"forward": 8, "backward": 8, "weights": 8}
-    assert program.pipeline.stash == (3, 1) and "at most 3 microbatches' results kept" in str(program.pipeline)
+    assert program.pipeline.stash == (3, 1) and "at most 3 microbatches' activations stashed" in str(program.pipeline)
     with jax.enable_x64(True):
         args = arguments(dtype=np.float64)
         program = traced(md.Pipeline(2, recompute="none"), 2, *args)

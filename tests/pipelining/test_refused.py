@@ -69,13 +69,22 @@ def one_by_one(params, batch):
 @pytest.mark.parametrize(
     ("function", "text"),
     [
-        (two_stacks, "one scan over layers is a pipeline, and here are more:\n  pipe: the scan at test_refused.py:"),
-        (two_stacks, ', over params/layers/down and 1 more\nlayouts={"...": "pipe=B"} for the arrays of the others'),
-        (kept_inside, "reads what the layers make, and cannot be done in their stages"),
+        (two_stacks, "exactly one layer scan can be pipelined; found several:\n  pipe: the scan at test_refused.py:"),
+        (
+            two_stacks,
+            ', over params/layers/down and 1 more\nlayouts={"...": "pipe=B"} for the parameters of the others',
+        ),
+        (kept_inside, "uses what the layers compute, and cannot run in their stages"),
         (with_keys, "it carries random keys; split one key into a key per layer, and scan over those"),
-        (backwards, "it goes from the last layer to the first; turn the stacks around, and go forward"),
-        (one_by_one, "layers that are picked by number are no stages:\n  float32[8, 16, 8], split over pipe\n"),
-        (by_number, "layers that are picked by number are no stages:\n  float32[8, 8, 16], split over pipe, in the "),
+        (backwards, "it runs from the last layer to the first; reverse the stacks, and scan forward"),
+        (
+            one_by_one,
+            "layers that are indexed one by one cannot be pipeline stages:\n  float32[8, 16, 8], split over pipe\n",
+        ),
+        (
+            by_number,
+            "layers that are indexed one by one cannot be pipeline stages:\n  float32[8, 8, 16], split over pipe, in",
+        ),
     ],
 )
 def test_layers_that_are_no_pipeline(function, text):
@@ -87,7 +96,7 @@ def test_layers_that_are_no_pipeline(function, text):
 def test_a_schedule_without_stages_is_noted():
     asked, plain = md.Pipeline(4, "interleaved", 2), md.Pipeline(4, batch="batch/*")
     noted, silent = (traced(each, 2, *arguments(), layouts={}).notes for each in (asked, plain))
-    assert "no stages for interleaved: no scan over layers is pinned to lie split over an axis" in "".join(noted)
+    assert "no stages for interleaved: no scan over layers is pinned to be split over an axis" in "".join(noted)
     assert len(silent) == len(noted) - 1
 
 
@@ -95,7 +104,7 @@ def test_layers_over_two_axes():
     layouts = {"params/layers/up": "pipe=S(0)", "params/layers/down": "rest=S(0)"}
     with pytest.raises(PipelineError) as error:
         md.parallelize(plain_step, md.Mesh(pipe=2, rest=2), layouts, pipeline=md.Pipeline(4)).plan(*arguments())
-    assert str(error.value).startswith("one axis is the pipeline, and layers lie split over several:\n  ")
+    assert str(error.value).startswith("exactly one axis can be the pipeline; layers are split over several:\n  ")
     assert "rest: the scan at stacks.py:" in str(error.value) and "split them over one of " in str(error.value)
 
 
@@ -105,7 +114,7 @@ def test_schedules_and_chunks_that_there_are_not():
     with pytest.raises(md.MeshDSLError, match="schedule: no schedule '1f1'; did you mean '1f1b'"):
         md.Pipeline(4, schedule="1f1")
     with pytest.raises(
-        md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2: 'interleaved' and 'zb' take more"
+        md.MeshDSLError, match="'1f1b' has one chunk per stage, not 2; 'interleaved' and 'zb' take several"
     ):
         md.Pipeline(4, chunks=2)
     table = md.make_schedule("1f1b", 4, 4)
@@ -115,7 +124,7 @@ def test_schedules_and_chunks_that_there_are_not():
         md.Pipeline(4, 3)
     with pytest.raises(PipelineError, match="the schedule is for 4 ranks, and there are 2"):
         traced(md.Pipeline(4, table), 2, *arguments())
-    with pytest.raises(md.MeshDSLError, match="groups of 4, the ranks, and 2 do not divide\nuse 4 microbatches"):
+    with pytest.raises(md.MeshDSLError, match="groups of 4, the number of ranks; 2 do not divide\nuse 4 microbatches"):
         traced(md.Pipeline(2, "interleaved", 2), 4, *arguments())
     with pytest.raises(PipelineError, match="8 layers are too few for 5 chunks for each of 2 stages; use at least 10 "):
         traced(md.Pipeline(4, "interleaved", 5), 2, *arguments())

@@ -9,7 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.plan import Line
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.schedules.simulate import Costs
+from meshdsl.schedules.simulate import PipelineCosts
 from tests.programs import small_plan
 
 HOSTILE = ("</script><script>hit()</script>", "\"'`--><img src=x onerror=hit()>", "\u2028\u2029😀", "x" * 10_000)
@@ -42,7 +42,7 @@ def other():
 @pytest.fixture(scope="session")
 def pipelined(plan):
     """The plan as if it were a pipeline."""
-    costs = Costs(18e-6, 36e-6, 0.0, 8e-6, 18e-6, 20e-6, kept=1024, memory=50_000, exchanges=18, sent=9_000)
+    costs = PipelineCosts(18e-6, 36e-6, 0.0, 8e-6, 18e-6, 20e-6, kept=1024, memory=50_000, exchanges=18, sent=9_000)
     return replace(plan, pipeline=Pipelined(md.Pipeline(8), "model", 2, costs=costs))
 
 

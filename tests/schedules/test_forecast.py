@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.schedules.pipelined import Pipelined
-from meshdsl.schedules.simulate import Costs, TaskCost, part_of, part_scope
+from meshdsl.schedules.simulate import PipelineCosts, TaskCost, part_of, part_scope
 
 
 def priced(p, m, schedule="1f1b", chunks=1, forward=1.0, backward=2.0, head=0.0, handing=0.0, others=0.0):
@@ -14,7 +14,7 @@ def priced(p, m, schedule="1f1b", chunks=1, forward=1.0, backward=2.0, head=0.0,
     asked = md.Pipeline(m, schedule, chunks)
     ticks = m * chunks + p - 1
     totals = forward * ticks, backward * ticks, 0.0, head * m, handing * 2 * ticks, others
-    costs = Costs(*totals, kept=10, memory=1000, exchanges=2 * ticks, sent=20 * ticks)
+    costs = PipelineCosts(*totals, kept=10, memory=1000, exchanges=2 * ticks, sent=20 * ticks)
     return Pipelined(asked, "pipe", p, costs=costs)
 
 
@@ -38,7 +38,7 @@ def test_ticks_add_up_to_what_was_spent():
     costs = found.costs
     spent = costs.forward + costs.backward + costs.head + costs.handing + costs.others
     assert found.forecast.lockstep == pytest.approx(spent)
-    for timing in (found.forecast.in_step, found.forecast.as_soon):
+    for timing in (found.forecast.lockstep_timing, found.forecast.asynchronous_timing):
         for tasks in timing.schedule.ranks:
             assert all(timing.end[a] <= timing.begin[b] + 1e-9 for a, b in pairwise(tasks))
             assert all(timing.end[n] <= timing.begin[t] + 1e-9 for t in tasks for n in timing.schedule.needs(t))
@@ -55,10 +55,10 @@ def test_stages_that_are_not_alike():
     """Two microbatches through three stages; in a tick, the largest of those that work in it is waited for."""
     loads = (TaskCost(1, 2, 100), TaskCost(3, 4, 400), TaskCost(0, 2, 200))
     forward, backward = 1 + 3 + 3 + 0, 2 + 4 + 4 + 2  # tick by tick
-    costs = Costs(forward, backward, 0.0, 0.0, 0.0, 5.0, kept=10, memory=1000, exchanges=8, sent=8, room=200)
+    costs = PipelineCosts(forward, backward, 0.0, 0.0, 0.0, 5.0, kept=10, memory=1000, exchanges=8, sent=8, room=200)
     found = Pipelined(md.Pipeline(2, axis="pipe"), "pipe", 3, layers=(1, 1, 1), loads=loads, costs=costs)
     assert found.forecast.lockstep == pytest.approx(forward + backward + 5)
-    assert [sum(s for _, s in tick.slots) for tick in found.forecast.ticks] == pytest.approx([1, 3, 5, 4, 4, 2])
+    assert [sum(s for _, s in tick.groups) for tick in found.forecast.ticks] == pytest.approx([1, 3, 5, 4, 4, 2])
     assert found.forecast.balance == pytest.approx((3, 7, 2))
     assert found.forecast.asynchronous == pytest.approx(1 + 3 + 3 + 4 + 4 + 2 + 5)
     assert found.memory == (1000 - 200 + 50, 1000, 1000 - 10 - 200 + 100)

@@ -8,7 +8,7 @@ import pytest
 from meshdsl.errors import ScheduleError
 from meshdsl.pipelining.tick_loops import TickTable, make_loops
 from meshdsl.plan.file import as_json
-from meshdsl.schedules.lockstep import Uniform, lockstep, make_buffer_slots
+from meshdsl.schedules.lockstep import UniformSchedule, lockstep, make_buffer_slots
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.schedule import Schedule, Task, make_schedule
 from meshdsl.schedules.simulate import Durations, time_schedule
@@ -96,13 +96,13 @@ def test_tables_in_lockstep(name, p, m):
     schedule = make_schedule(name, p, m, 2 if name == "interleaved" else 1)
     table = lockstep(schedule)
     assert table.schedule == schedule  # every rank in its order
-    for task, tick in table.when.items():
+    for task, tick in table.tick_of.items():
         for need in schedule.needs(task):
-            assert table.when[need] < tick or (need.stage == task.stage and table.when[need] == tick)
-    rooms = make_buffer_slots(table)
-    for kept in (rooms.inputs, rooms.gradients, rooms.cuts):
+            assert table.tick_of[need] < tick or (need.stage == task.stage and table.tick_of[need] == tick)
+    slots = make_buffer_slots(table)
+    for kept in (slots.inputs, slots.gradients, slots.residuals):
         assert set(kept.at.values()) == set(range(kept.count))
-    assert max(map(schedule.stash, range(p))) <= rooms.inputs.count <= max(map(schedule.stash, range(p))) + 1
+    assert max(map(schedule.stash, range(p))) <= slots.inputs.count <= max(map(schedule.stash, range(p))) + 1
 
 
 def test_the_timeline_is_drawn_to_scale():
@@ -121,29 +121,27 @@ def test_the_timeline_is_drawn_to_scale():
         ("0F0,0W0,0I0", ["rank 0 waits at 0W0 for 0I0, which rank 0 does not reach: a deadlock"]),
         ("0F0,0B0\n2F0,2B0", ["stage 1, microbatch 0: nothing; each needs F and B, or F, I and W"]),
         (",", ["it has no tasks"]),
-        ("0F0,0B0,2F0,2B0\n1F0,1B0", ["every rank takes as many stages, and rank 0 has 2, rank 1 has 1"]),
+        ("0F0,0B0,2F0,2B0\n1F0,1B0", ["all ranks need the same number of stages, but rank 0 has 2, rank 1 has 1"]),
     ],
 )
 def test_schedules_that_cannot_run(text, rows):
     with pytest.raises(ScheduleError) as error:
         Schedule.parse(text)
-    assert str(error.value).startswith("a schedule that cannot run:\n  ")
+    assert str(error.value).startswith("this schedule cannot run:\n  ")
     assert set(rows) <= {row.strip() for row in str(error.value).splitlines()}
 
 
 def test_other_bad_input():
-    with pytest.raises(ScheduleError, match="'0G1' is no task: stage, F B I or W, microbatch, as in 2F0"):
+    with pytest.raises(ScheduleError, match="'0G1' is not a task: stage, F B I or W, microbatch, as in 2F0"):
         Schedule.parse("0F0,0G1")
     with pytest.raises(ScheduleError, match="no schedule '1f1'; did you mean '1f1b'"):
         make_schedule("1f1", 2, 2)
-    with pytest.raises(
-        ScheduleError, match="'gpipe' has one chunk of stages per rank, not 2: 'interleaved' takes more"
-    ):
+    with pytest.raises(ScheduleError, match="'gpipe' has one chunk per rank, not 2; 'interleaved' takes several"):
         make_schedule("gpipe", 2, 2, 2)
     with pytest.raises(ScheduleError, match="6 do not divide\nuse 4 or 8 microbatches"):
         make_schedule("interleaved", 4, 6, 2)
     with pytest.raises(ScheduleError, match="3 do not divide\nuse 4 microbatches, or 1 chunk"):
-        Uniform(4, 3, chunks=2)
+        UniformSchedule(4, 3, chunks=2)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -151,7 +149,7 @@ def test_other_bad_input():
     ("p", "v", "m"), [(1, 1, 3), (2, 1, 1), (4, 1, 2), (4, 1, 32), (2, 3, 4), (4, 2, 8), (8, 3, 16)]
 )
 def test_the_uniform_schedule(p, v, m, split):
-    uniform = Uniform(p, m, v, split)
+    uniform = UniformSchedule(p, m, v, split)
     schedule = uniform.schedule  # which checks itself
     assert uniform.ticks == m * v + v * p - 1 + p - 1
     made = {
@@ -166,13 +164,13 @@ def test_the_uniform_schedule(p, v, m, split):
             before, where = made[need]
             if where != rank or need.stage != task.stage:  # from the neighbour on the ring, one tick earlier
                 assert before == tick - 1 and (where - rank) % p in (1 % p, p - 1)
-    rooms = make_buffer_slots(uniform.table)
-    assert not rooms.gradients.waits and max(rooms.gradients.used) <= 1  # read in the tick in which they come
+    slots = make_buffer_slots(uniform.table)
+    assert not slots.gradients.outlives_tick and max(slots.gradients.used) <= 1  # read in the tick in which they come
     if v == 1 or m >= 2 * p:
         kept = [(v - 1) * p + 2 * (p - 1 - r) + 1 for r in range(p)]
-        assert rooms.inputs.used == tuple(min(m * v, count) for count in kept)
+        assert slots.inputs.used == tuple(min(m * v, count) for count in kept)
     if split:
-        assert rooms.cuts.used == tuple(min(m * v, r + 1) for r in range(p))
+        assert slots.residuals.used == tuple(min(m * v, r + 1) for r in range(p))
 
 
 def test_tasks_sort_and_print():
@@ -186,9 +184,9 @@ def test_programs_have_the_ticks_of_the_closed_form_and_few_bodies(p):
         (3, 64, True),
     ]:
         if v == 1 or m % p == 0:
-            table = Uniform(p, m, v, split).table
+            table = UniformSchedule(p, m, v, split).table
             loops = TickTable(table, make_buffer_slots(table)).loops
-            assert sum(loop.times * loop.every for loop in loops) == m * v + v * p - 1 + p - 1
+            assert sum(loop.times * loop.period for loop in loops) == m * v + v * p - 1 + p - 1
             assert sum(len(loop.parts) for loop in loops) <= 8
 
 
@@ -199,7 +197,7 @@ def test_bodies_are_few_whatever_the_order_of_a_table():
         assert sum(len(loop.parts) for loop in loops) <= bodies
         done = [part.kinds for loop in loops for part in loop.parts * loop.times for _ in range(part.count)]
         assert len(done) == len(kinds) and all(set(want) <= set(found) for want, found in zip(kinds, done, strict=True))
-        assert [loop.start for loop in loops] == [0, *accumulate(loop.times * loop.every for loop in loops)][:-1]
+        assert [loop.start for loop in loops] == [0, *accumulate(loop.times * loop.period for loop in loops)][:-1]
 
 
 def test_a_tick_alone_does_no_more_than_it_is_asked():

@@ -95,7 +95,7 @@ def _pipeline(pipeline: Pipelined) -> Facts:
         return {"text": str(pipeline), "drawn": []}
     forecast, both = pipeline.forecast, ("in lockstep", "asynchronous")
     seconds = (forecast.lockstep, forecast.asynchronous) if pipeline.costs else (None, None)
-    timings = forecast.in_step, forecast.as_soon
+    timings = forecast.lockstep_timing, forecast.asynchronous_timing
     drawn = [{"name": n, "seconds": s, "ranks": _ranks(t)} for n, s, t in zip(both, seconds, timings, strict=True)]
     rows = zip(pipeline.stash, pipeline.stash_bytes, pipeline.memory, strict=False)
     return {"text": str(pipeline), "drawn": drawn, "kept": list(map(list, rows))}

@@ -144,8 +144,8 @@ def _ranks(plan: PlanData) -> Iterator[dict[str, Any]]:
     if plan.pipeline is None or plan.pipeline.costs is None:
         return
     forecast = plan.pipeline.forecast
-    yield from _predicted(1, f"{plan.pipeline.axis}, in lockstep", forecast.in_step)
-    yield from _predicted(2, f"{plan.pipeline.axis}, asynchronous", forecast.as_soon)
+    yield from _predicted(1, f"{plan.pipeline.axis}, in lockstep", forecast.lockstep_timing)
+    yield from _predicted(2, f"{plan.pipeline.axis}, asynchronous", forecast.asynchronous_timing)
 
 
 def _predicted(process: int, title: str, timing: ScheduleTiming) -> Iterator[dict[str, Any]]:
