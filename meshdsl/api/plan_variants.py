@@ -23,7 +23,7 @@ from meshdsl.ir.index import graph_index
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.padding.min_cut import padded_length, padded_sizes, stated_sizes
+from meshdsl.padding.min_cut import constrained_sizes, padded_length, padded_sizes
 from meshdsl.padding.rewrite import pad_program
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
@@ -104,7 +104,7 @@ def plan_best_variant(
         except MemoryLimitError as error:
             return Variant(sizes, padded, pins, error)
 
-    demanded = set(stated_sizes(program.graph, mesh))
+    demanded = set(constrained_sizes(program.graph, mesh))
     required = {n: m for n, m in candidates.items() if n in demanded}
     optional = [n for n in candidates if n not in required]
     large = graph_index(program.graph).op_count > LARGE

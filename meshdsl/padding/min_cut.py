@@ -1,12 +1,16 @@
-"""Where to pad and where to slice: the cut of fewest bytes around the heavy operations.
+"""Step 2: which dim groups to pad, by a minimum cut of copied bytes.
 
-Every strand is padded or not. Matrix products and lookups are, and so is what the user said is
-split; whatever has no strand is not, and neither is what enters and leaves a graph. A value
-between the two sides is padded or sliced on its way, which copies it. The cheapest way to divide
-the other strands is a minimum cut. For a vocabulary it puts the softmax between two products on
-the padded side and the optimizer on the other: one parameter is padded, one gradient sliced.
-Bodies of loops are part of the network, their bytes counted as often as they run: a parameter is
-padded in front of the loop in which it is read, and a carry stays padded through all trips.
+Every group is padded or plain. Matrix products and lookups are padded, since padding lets them be split, and so is what
+the user constrained to be split; operations without a group are plain, and so is the boundary of the step. A value
+between the two sides is padded or sliced on its way, which copies it. The cheapest division of the other groups is a
+minimum s-t cut (Ford and Fulkerson 1956): source and sink are the two sides, an edge costs the bytes of a copy.
+
+    params/embed --pad--> dot_general ... softmax ... dot_general --slice--> optimizer
+       plain                            padded                              plain
+
+For a vocabulary the cut puts the softmax between two products on the padded side and the optimizer on the plain one:
+one parameter is padded, one gradient sliced. Bodies of loops are part of the network, their bytes counted by
+iterations: a parameter is padded before the loop that uses it, and a carry stays padded through all iterations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,160 +25,158 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.padding.dim_groups import LOOKUPS, DimGroup, Port, dim_groups
+from meshdsl.padding.dim_groups import LOOKUPS, DimAt, DimGroup, dim_groups
 from meshdsl.pins.conflicts import LONG
 
-# ---- Cut -------------------------------------------------------------------------------------------------------------
+WORTH_PADDING = ("dot_general", *LOOKUPS)
+PADDED, PLAIN = 0, 1  # nodes: source and sink
+_CAPACITY_LIMIT = 1 << 29  # of an edge: the solver has 32-bit integers
+_ValueDim = tuple[int, int]  # a value id and its dim
 
-
-HEAVY = ("dot_general", *LOOKUPS)
-PADDED, PLAIN = 0, 1  # source and sink
-_LARGEST = 1 << 29  # of the solver's integers
-_Place = tuple[int, int]  # a value and its dim
+# ---- Which groups are padded -----------------------------------------------------------------------------------------
 
 
 def padded_groups(graph: Graph, sizes: Mapping[int, int]) -> dict[Op, list[DimGroup]]:
-    """The strands to be padded, by their operation, in the graph and its bodies.
+    """Returns the groups to pad by their operation, in the graph and its bodies.
 
     Args:
-      sizes: the lengths in question; other dims stay as they are.
+      sizes: the lengths that may be padded; other dims stay as they are.
     """
     if not sizes:
         return {}
-    net = _Net(graph, sizes)
-    padded = net.padded_side() if net.heavy else set()
-    return by_operation(at for node, at in net.nodes.items() if node in padded)
+    network = _CutNetwork(graph, sizes)
+    padded = network.padded_side() if network.required else set()
+    return by_operation(group for node, group in network.groups.items() if node in padded)
 
 
-def by_operation(found: Iterable[tuple[Op, DimGroup]]) -> dict[Op, list[DimGroup]]:
-    """Strands by operation; those of loops also by the ends of their bodies, where they are returned."""
-    together: dict[Op, list[DimGroup]] = {}
-    for op, strand in found:
-        together.setdefault(op, []).append(strand)
+def by_operation(groups: Iterable[tuple[Op, DimGroup]]) -> dict[Op, list[DimGroup]]:
+    """Returns groups by operation; those of loops also by the return of each body, which has them as operands."""
+    found: dict[Op, list[DimGroup]] = {}
+    for op, group in groups:
+        found.setdefault(op, []).append(group)
         for i, body in enumerate(op.bodies):
-            ends = [(p - len(body.inputs), d) for at, (p, d) in strand.inside if at == i and p >= len(body.inputs)]
-            together.setdefault(body.ops[-1], []).append(DimGroup(strand.size, tuple(ends)))
-    return together
+            inputs = len(body.inputs)
+            returned = tuple((p - inputs, d) for at, (p, d) in group.inside if at == i and p >= inputs)
+            found.setdefault(body.ops[-1], []).append(DimGroup(group.size, returned))
+    return found
 
 
-class _Net:
-    """The network: a node per strand, what makes each dim of each value, and who reads it."""
+class _CutNetwork:
+    """The network: a node per group, and for each dim of each value the nodes of its producer and consumers."""
 
     def __init__(self, graph: Graph, sizes: Mapping[int, int]) -> None:
         self.sizes = sizes
-        self.nodes: dict[int, tuple[Op, DimGroup]] = {}
-        self.heavy: list[int] = []
-        self.makers: dict[_Place, int] = {}
-        self.readers: dict[_Place, set[int]] = {}
+        self.groups: dict[int, tuple[Op, DimGroup]] = {}
+        self.required: list[int] = []
+        self.producer: dict[_ValueDim, int] = {}
+        self.consumers: dict[_ValueDim, set[int]] = {}
         self.bytes: dict[int, int] = {}
         self.count = 2
-        self._is_concerned = cache(lambda shape: any(n in sizes for n in shape))
-        self._among = self._concerned(graph_index(graph))
-        self._enter_graph(graph, {})
+        self._has_candidate_dim = cache(lambda shape: any(n in sizes for n in shape))
+        self._relevant = self._relevant_ops(graph_index(graph))
+        self._add_graph(graph, {})
 
-    def _enter_graph(self, graph: Graph, given: Mapping[Port, int]) -> None:
-        """A graph whose inputs and results, in this order, belong to nodes around it."""
+    def _relevant_ops(self, index: GraphIndex) -> set[int]:
+        """Returns ids of the operations that produce or use a value with a candidate dim."""
+        relevant = np.array(list(map(self._has_candidate_dim, index.shapes)), dtype=np.bool_)[index.shape]
+        positions = {*index.producer[relevant].tolist(), *index.use_position[relevant[index.use_value]].tolist()}
+        return {op.id for at in positions if (op := index.ops[at])}
+
+    def _add_graph(self, graph: Graph, boundary: Mapping[DimAt, int]) -> None:
+        """Add a graph whose inputs, and counted on behind them returned values, belong to nodes around it."""
         for i, x in enumerate((*graph.inputs, *graph.returned)):
-            self._connect(x, i >= len(graph.inputs), graph.trips, lambda d, i=i: given.get((i, d), PLAIN))  # type: ignore[misc]
+            self._connect(x, i >= len(graph.inputs), graph.trips, lambda d, i=i: boundary.get((i, d), PLAIN))  # type: ignore[misc]
         for op in graph.ops[:-1]:
-            if op.bodies or op.id in self._among:
-                self._enter(op, graph.trips)
+            if op.bodies or op.id in self._relevant:
+                self._add_op(op, graph.trips)
 
-    def _concerned(self, numbers: GraphIndex) -> set[int]:
-        """Ids of the operations that make or read something with a dim in question."""
-        concerned = np.array(list(map(self._is_concerned, numbers.shapes)), dtype=np.bool_)[numbers.shape]
-        there = {*numbers.producer[concerned].tolist(), *numbers.use_position[concerned[numbers.use_value]].tolist()}
-        return {op.id for at in there if (op := numbers.ops[at])}
-
-    def _enter(self, op: Op, trips: int) -> None:
-        covered: dict[Port, int] = {}
-        inside: list[dict[Port, int]] = [{} for _ in op.bodies]
-        for strand in dim_groups(op):
-            if strand.size in self.sizes:
-                node = self._new()
-                self.nodes[node] = op, strand
-                self.heavy += [node] if _is_heavy(op, strand) else []
-                covered.update(dict.fromkeys(strand.ports, node))
-                for at, port in strand.inside:
-                    inside[at][port] = node
+    def _add_op(self, op: Op, trips: int) -> None:
+        nodes: dict[DimAt, int] = {}
+        inside: list[dict[DimAt, int]] = [{} for _ in op.bodies]
+        for group in dim_groups(op):
+            if group.size in self.sizes:
+                node = self._new_node()
+                self.groups[node] = op, group
+                self.required += [node] if _is_worth_padding(op, group) else []
+                nodes.update(dict.fromkeys(group.ports, node))
+                for body, port in group.inside:
+                    inside[body][port] = node
         for i, x in enumerate((*op.inputs, *op.outputs)):
-            self._connect(x, i < len(op.inputs), trips, lambda d, i=i: covered.get((i, d), PLAIN))  # type: ignore[misc]
-        for body, given in zip(op.bodies, inside, strict=True):
-            self._enter_graph(body, given)
+            self._connect(x, i < len(op.inputs), trips, lambda d, i=i: nodes.get((i, d), PLAIN))  # type: ignore[misc]
+        for body, boundary in zip(op.bodies, inside, strict=True):
+            self._add_graph(body, boundary)
 
-    def _connect(self, x: Atom, reads: bool, trips: int, node_at: Callable[[int], int]) -> None:
-        """Every dim in question of a value with the node that reads or makes it."""
-        if not isinstance(x, Value) or not self._is_concerned(x.shape):
+    def _connect(self, x: Atom, uses: bool, trips: int, node_at: Callable[[int], int]) -> None:
+        """Connect every candidate dim of a value with the node that uses or produces it there."""
+        if not isinstance(x, Value) or not self._has_candidate_dim(x.shape):
             return
         self.bytes[x.id] = max(1, x.bytes * trips)
         for d in (d for d, n in enumerate(x.shape) if n in self.sizes):
-            if reads:
-                self.readers.setdefault((x.id, d), set()).add(node_at(d))
+            if uses:
+                self.consumers.setdefault((x.id, d), set()).add(node_at(d))
             else:
-                self.makers[x.id, d] = node_at(d)
+                self.producer[x.id, d] = node_at(d)
 
-    def _new(self) -> int:
+    def _new_node(self) -> int:
         self.count += 1
         return self.count - 1
 
     def padded_side(self) -> set[int]:
-        """The nodes on the source's side of the minimum cut, as few as there can be."""
+        """Returns the nodes on the source's side of the minimum cut: as few as a minimum cut can have."""
         capacity = self._edges()
-        scale = min(1.0, _LARGEST / 2 / sum(c for c in capacity.values() if c < inf))
+        scale = min(1.0, _CAPACITY_LIMIT / 2 / sum(c for c in capacity.values() if c < inf))
         rows, columns = zip(*capacity, strict=True)
-        scaled = [_LARGEST if c == inf else max(1, int(c * scale)) for c in capacity.values()]
+        scaled = [_CAPACITY_LIMIT if c == inf else max(1, int(c * scale)) for c in capacity.values()]
         shape = (self.count, self.count)
-        net = csr_array((np.array(scaled, np.int32), (rows, columns)), shape=shape)
-        rest = net - maximum_flow(net, PADDED, PLAIN).flow
-        rest.eliminate_zeros()
-        return set(breadth_first_order(rest, PADDED, return_predecessors=False).tolist())
+        network = csr_array((np.array(scaled, np.int32), (rows, columns)), shape=shape)
+        residual = network - maximum_flow(network, PADDED, PLAIN).flow
+        residual.eliminate_zeros()
+        return set(breadth_first_order(residual, PADDED, return_predecessors=False).tolist())
 
     def _edges(self) -> dict[tuple[int, int], float]:
-        """Capacities in bytes: what it costs if the first end is padded and the second is not."""
-        found: dict[tuple[int, int], float] = {(PADDED, node): inf for node in self.heavy}
-        for (value, d), readers in self.readers.items():
-            maker = self.makers.get((value, d), PLAIN)
-            if readers != {maker}:
-                self._cross(found, maker, readers, self.bytes[value])
+        """Returns capacities: the bytes to copy if the first node is padded and the second is plain.
+
+        A value is sliced at most once, for all of its plain consumers, and padded at most once. Each copy has a node of
+        its own, which all of these consumers share.
+        """
+        found: dict[tuple[int, int], float] = {(PADDED, node): inf for node in self.required}
+        for (value, d), consumers in self.consumers.items():
+            producer = self.producer.get((value, d), PLAIN)
+            if consumers != {producer}:
+                sliced, padded = self._new_node(), self._new_node()
+                found[producer, sliced] = found[padded, producer] = self.bytes[value]
+                for consumer in consumers:
+                    found[sliced, consumer] = found[consumer, padded] = inf
         return found
 
-    def _cross(self, found: dict[tuple[int, int], float], maker: int, readers: set[int], size: int) -> None:
-        """A value is sliced at most once, for all its plain readers, and padded at most once."""
-        sliced, padded = self._new(), self._new()
-        for first, second, cost in ((maker, sliced, size), (padded, maker, size)):
-            found[first, second] = cost
-        for reader in readers:
-            found[sliced, reader] = found[reader, padded] = inf
 
-
-def _is_heavy(op: Op, strand: DimGroup) -> bool:
-    """Operations that are worth the padding, and dims that the user said are split."""
+def _is_worth_padding(op: Op, group: DimGroup) -> bool:
+    """Returns whether an operation gains from padding, or the user constrained the dim to be split."""
     if op.name == "constrain":
-        return bool(op.params["layout"].splitting(strand.ports[0][1]))
-    return op.name in HEAVY
+        return bool(op.params["layout"].splitting(group.ports[0][1]))
+    return op.name in WORTH_PADDING
 
 
-# ---- Lengths ---------------------------------------------------------------------------------------------------------
-# Lengths of dims that could be padded, so that they divide over a mesh.
+# ---- Candidate lengths -----------------------------------------------------------------------------------------------
 
 
 def padded_sizes(program: TracedProgram, mesh: Mesh) -> dict[int, int]:
-    """The candidates, longest first: lengths that could be padded, and to what."""
+    """Returns the lengths that padding would make divisible, longest first, with the padded lengths."""
     lengths = {n for shape in graph_index(program.graph).shapes for n in shape}
     uneven = {n: m for n in lengths if (m := padded_length(n, mesh)) > n}
-    found = {strand.size for strands in padded_groups(program.graph, uneven).values() for strand in strands}
+    found = {group.size for groups in padded_groups(program.graph, uneven).values() for group in groups}
     return {n: uneven[n] for n in sorted(found, reverse=True)}
 
 
 def padded_length(n: int, mesh: Mesh) -> int:
-    """``n``, rounded up to a multiple of as many devices as may split it."""
+    """Returns ``n`` rounded up to a multiple of the most devices that may split it into blocks of LONG or more."""
     products = {prod(axes) for count in range(len(mesh.sizes) + 1) for axes in combinations(mesh.sizes, count)}
     blocks = max((k for k in products if n >= LONG * k), default=1)
     return ceil(n / blocks) * blocks
 
 
-def stated_sizes(graph: Graph, mesh: Mesh) -> Iterator[int]:
-    """Lengths that the user said are split although they do not divide."""
+def constrained_sizes(graph: Graph, mesh: Mesh) -> Iterator[int]:
+    """Yields lengths that the user constrained to be split although they do not divide."""
     for op in ops_named(graph, "constrain"):
         for d, n in enumerate(op.outputs[0].shape):
             axes = [axis for axis in op.params["layout"].splitting(d) if axis in mesh.names]

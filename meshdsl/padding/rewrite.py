@@ -1,9 +1,9 @@
-"""The padded program: the same graph with some strands longer.
+"""Step 3: the padded program, in which the chosen dim groups are longer.
 
-A value is kept in every form in which somebody reads it, a form being the set of its dims that
-are padded. What is read in another form is sliced or padded on first use. Padding starts as
-zeros; ``zeros`` knows in which dims of which values it certainly still is, so that only the
-others are masked.
+A value is kept in every *form* in which it is used, a form being the set of its dims that are padded. A use in another
+form slices or pads the value, once. Padding starts as zeros. What it holds afterwards never reaches an element that is
+kept: before an operation that combines positions, the padding is masked with the fill value of the group, unless
+``zero_dims`` shows that it still is zero, and indices that fall into the padding are treated as out of bounds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,83 +21,83 @@ from jax.lax import GatherScatterMode
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import renumber, values
-from meshdsl.padding.dim_groups import DimGroup, Port, padded_params
+from meshdsl.padding.dim_groups import DimAt, DimGroup, padded_params
 from meshdsl.padding.min_cut import padded_groups
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
 
-# ---- Zeros -----------------------------------------------------------------------------------------------------------
-# Where padding is certainly still zero.
-#
-# Padding starts as zeros, and much of what happens to it keeps them: moving, casting, adding,
-# scaling by a finite number. Anything not listed here may leave anything in the padding.
+# ---- Where padding is still zero -------------------------------------------------------------------------------------
+# Padding starts as zeros, and moving, casting, adding and scaling by a finite number keep them. Operations that are not
+# listed here may leave anything in the padding.
 
-
-IsZero = Callable[[Port], bool]
+IsZero = Callable[[DimAt], bool]
 _MOVES = (
     "transpose reshape squeeze rev slice split unstack copy name optimization_barrier constrain convert_element_type "
     "reduce_precision stop_gradient"
 ).split()
-_FIXES_ZERO = "neg abs sign square sqrt real imag conj integer_pow reduce_sum reduce_max reduce_min".split()
-_JOINT = "add add_any sub max min concatenate stack or".split()
+_MAPS_ZERO_TO_ZERO = "neg abs sign square sqrt real imag conj integer_pow reduce_sum reduce_max reduce_min".split()
+_OF_ALL_ZERO = "add add_any sub max min concatenate stack or".split()
 
 
-def zero_dims(op: Op, strands: Sequence[DimGroup], is_zero_at: IsZero) -> list[Port]:
-    """The results' dims whose padding is zero, given those of the operands'; ports as strands count them."""
-    first = len(op.inputs)
-    kept = (s for s in strands if _keeps_zero(op, s, is_zero_at))
-    return [port for strand in kept for port in strand.ports if port[0] >= first]
+def zero_dims(op: Op, groups: Sequence[DimGroup], is_zero_at: IsZero) -> list[DimAt]:
+    """Returns the results' dims whose padding is zero, positions being counted as in ``DimGroup.ports``.
+
+    Args:
+      is_zero_at: whether an operand's dim has zeros in its padding.
+    """
+    first_result = len(op.inputs)
+    zero = (group for group in groups if _preserves_zero(op, group, is_zero_at))
+    return [port for group in zero for port in group.ports if port[0] >= first_result]
 
 
-def _keeps_zero(op: Op, strand: DimGroup, is_zero_at: IsZero) -> bool:
+def _preserves_zero(op: Op, group: DimGroup, is_zero_at: IsZero) -> bool:
     if op.name == "broadcast_in_dim":
-        return is_zero(op.inputs[0]) or _all_zero(op, strand, (0,), is_zero_at)
-    if op.name in _MOVES or op.name in _FIXES_ZERO:
-        return op.params.get("y", 1) > 0 and _all_zero(op, strand, (0,), is_zero_at)
-    if op.name in _JOINT:
-        return _all_zero(op, strand, range(len(op.inputs)), is_zero_at)
+        return is_zero(op.inputs[0]) or _all_zero(op, group, (0,), is_zero_at)
+    if op.name in _MOVES or op.name in _MAPS_ZERO_TO_ZERO:
+        return op.params.get("y", 1) > 0 and _all_zero(op, group, (0,), is_zero_at)
+    if op.name in _OF_ALL_ZERO:
+        return _all_zero(op, group, range(len(op.inputs)), is_zero_at)
     if op.name == "select_n":
-        return _all_zero(op, strand, range(1, len(op.inputs)), is_zero_at)
+        return _all_zero(op, group, range(1, len(op.inputs)), is_zero_at)
     if op.name in ("mul", "div"):
-        return _scales_zero(op, strand, is_zero_at)
+        return _scales_zero(op, group, is_zero_at)
     return False
 
 
-def _all_zero(op: Op, strand: DimGroup, operands: Sequence[int], is_zero_at: IsZero) -> bool:
-    """Whether each of these operands is zero in the padding of the strand."""
-    at = dict(strand.ports)
+def _all_zero(op: Op, group: DimGroup, operands: Sequence[int], is_zero_at: IsZero) -> bool:
+    """Returns whether each of these operands is zero in the padding of the group."""
+    at = dict(group.ports)
     return all(is_zero(op.inputs[i]) or (i in at and is_zero_at((i, at[i]))) for i in operands)
 
 
-def _scales_zero(op: Op, strand: DimGroup, is_zero_at: IsZero) -> bool:
-    """Zero times zero, or times or over a finite literal that is not zero."""
-    if op.name == "mul" and _all_zero(op, strand, (0, 1), is_zero_at):
+def _scales_zero(op: Op, group: DimGroup, is_zero_at: IsZero) -> bool:
+    """Returns whether this is zero times zero, or zero times or over a finite literal that is not zero."""
+    if op.name == "mul" and _all_zero(op, group, (0, 1), is_zero_at):
         return True
-    scales = [i for i, x in enumerate(op.inputs) if isinstance(x, Literal) and _is_scale(x.value)]
+    literals = [(i, x.value) for i, x in enumerate(op.inputs) if isinstance(x, Literal)]
+    scales = [i for i, value in literals if np.isfinite(value) and value]
     if scales != [1] and (op.name == "div" or scales != [0]):
         return False
-    return _all_zero(op, strand, (1 - scales[0],), is_zero_at)
+    return _all_zero(op, group, (1 - scales[0],), is_zero_at)
 
 
-def _is_scale(value: Any) -> bool:
-    return bool(np.isfinite(value)) and bool(value)
+# ---- The rewrite -----------------------------------------------------------------------------------------------------
 
-
-# ---- Rewrite ---------------------------------------------------------------------------------------------------------
-
-
-Form = frozenset[int]
-Chosen = Mapping[Op, Sequence[DimGroup]]
+Form = frozenset[int]  # dims that are padded
+PaddedGroups = Mapping[Op, Sequence[DimGroup]]
 _PLAIN: Form = frozenset()
-_NOTHING: Mapping[Port, bool] = MappingProxyType({})
-_FILLED, _CLIPPED = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
+_NO_PADDED_INPUTS: Mapping[DimAt, bool] = MappingProxyType({})
+_FILL_MODE, _CLIP_MODE = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
 
 def pad_program(program: TracedProgram, sizes: Mapping[int, int]) -> TracedProgram:
-    """The program with dims padded inside, from each length in ``sizes`` to what it says; inputs and outputs stay.
+    """Returns the program with dims padded inside; inputs and outputs keep their sizes.
 
-    ``padded_groups`` says which dims. The program itself if there are none.
+    Which dims are padded is decided by ``padded_groups``; without any, this is the program itself.
+
+    Args:
+      sizes: padded length by length.
     """
     chosen = padded_groups(program.graph, sizes)
     if not chosen:
@@ -109,84 +109,95 @@ def pad_program(program: TracedProgram, sizes: Mapping[int, int]) -> TracedProgr
 
 
 class _Padder:
-    """Rewrites one graph; operations go to ``frame``."""
+    """Rewrites one graph, appending operations to ``frame``.
 
-    def __init__(self, graph: Graph, chosen: Chosen, sizes: Mapping[int, int], frame: Frame) -> None:
+    ``forms`` are the new values by old id and form; ``zeros`` (new id, dim) with zeros in the padding; ``masked``
+    values by what they were masked from; ``producers`` the old operation by id of its new result.
+    """
+
+    def __init__(self, graph: Graph, chosen: PaddedGroups, sizes: Mapping[int, int], frame: Frame) -> None:
         self.source, self.chosen, self.sizes, self.frame = graph, chosen, sizes, frame
         self.forms: dict[int, dict[Form, Value]] = {}
         self.zeros: set[tuple[int, int]] = set()
-        self.masks: dict[Any, Value] = {}
-        self.makers: dict[int, Op] = {}
+        self.masked: dict[Any, Value] = {}
+        self.producers: dict[int, Op] = {}
 
-    def graph(self, taken: Mapping[Port, bool] = _NOTHING) -> Graph:
-        """The rewritten graph; ``taken`` has the dims of its inputs that are padded, and whether with zeros."""
-        forms = [Form(d for at, d in taken if at == i) for i in range(len(self.source.inputs))]
+    def graph(self, padded_inputs: Mapping[DimAt, bool] = _NO_PADDED_INPUTS) -> Graph:
+        """Returns the rewritten graph.
+
+        Args:
+          padded_inputs: dims of the inputs that are padded, and whether with zeros.
+        """
+        forms = [Form(d for at, d in padded_inputs if at == i) for i in range(len(self.source.inputs))]
         inputs = tuple(map(self._define, self.source.inputs, forms))
-        self.zeros |= {(inputs[i].id, d) for (i, d), zero in taken.items() if zero}
+        self.zeros |= {(inputs[i].id, d) for (i, d), zero in padded_inputs.items() if zero}
         for op in self.source.ops:
             self._rewrite(op)
         return replace(self.source, inputs=inputs, ops=tuple(self.frame.ops))
 
     def _rewrite(self, op: Op) -> None:
-        """The operation again, and before it what makes its operands of what there is."""
-        start, strands = len(self.frame.ops), self.chosen.get(op, ())
-        new = self._padded(op, strands) if strands or op.bodies else self._copied(op)
-        for made in self.frame.ops[start:]:
-            where = self._asks(op, made)
-            made.source, made.scope, made.phase = where.source, where.scope, where.phase
+        """Append the operation, after what pads, slices and masks its operands."""
+        start, groups = len(self.frame.ops), self.chosen.get(op, ())
+        new = self._padded(op, groups) if groups or op.bodies else self._plain(op)
+        for helper in self.frame.ops[start:]:
+            origin = self._origin(op, helper)
+            helper.source, helper.scope, helper.phase = origin.source, origin.scope, origin.phase
         self.frame.ops.append(new)
         for v in new.outputs:
-            self.makers[v.id] = op
+            self.producers[v.id] = op
 
-    def _copied(self, op: Op) -> Op:
-        """An operation that has no padded dim."""
-        inputs = tuple([self._read(x, _PLAIN) for x in op.inputs])
+    def _origin(self, op: Op, helper: Op) -> Op:
+        """Returns the operation whose source line a helper gets: a slice at the return, that of the sliced value."""
+        producers = (self.producers.get(v.id) for v in values(helper.inputs))
+        return next((producer for producer in producers if producer), op) if op.name == "return" else op
+
+    def _plain(self, op: Op) -> Op:
+        inputs = tuple([self._use(x, _PLAIN) for x in op.inputs])
         return op.between(inputs, tuple([self._define(v, _PLAIN) for v in op.outputs]))
 
-    def _padded(self, op: Op, strands: Sequence[DimGroup]) -> Op:
-        inputs = [self._read(x, _form(strands, i)) for i, x in enumerate(op.inputs)]
-        zero = zero_dims(op, strands, lambda port: self._is_zero(inputs[port[0]], port[1]))
-        for strand in strands:
-            self._prepare(op, strand, inputs)
-        forms = [_form(strands, len(op.inputs) + i) for i in range(len(op.outputs))]
+    def _padded(self, op: Op, groups: Sequence[DimGroup]) -> Op:
+        inputs = [self._use(x, _form(groups, i)) for i, x in enumerate(op.inputs)]
+        zero = zero_dims(op, groups, lambda port: self._is_zero(inputs[port[0]], port[1]))
+        for group in groups:
+            self._neutralize(op, group, inputs)
+        forms = [_form(groups, len(op.inputs) + i) for i in range(len(op.outputs))]
         outputs = tuple(map(self._define, op.outputs, forms))
         self.zeros |= {(outputs[i - len(op.inputs)].id, d) for i, d in zero}
-        params = padded_params(op, inputs, outputs) if strands else op.params
-        bodies = tuple(self._body(i, body, strands, inputs) for i, body in enumerate(op.bodies))
+        params = padded_params(op, inputs, outputs) if groups else op.params
+        bodies = tuple(self._body(i, body, groups, inputs) for i, body in enumerate(op.bodies))
         return replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies)
 
-    def _asks(self, op: Op, new: Op) -> Op:
-        """The operation for which ``new`` is made; what is cut where the graph ends belongs to the one that made it."""
-        read = (self.makers.get(v.id) for v in values(new.inputs))
-        return next((maker for maker in read if maker), op) if op.name == "return" else op
+    def _body(self, i: int, body: Graph, groups: Sequence[DimGroup], operands: Sequence[Atom]) -> Graph:
+        """Returns a rewritten body. A const or slice has the padding of its operand; a carry's may hold anything."""
+        padded_inputs: dict[DimAt, bool] = {}
+        for group in groups:
+            (position, d), *others = group.ports
+            zero = not others and position < len(operands) and self._is_zero(operands[position], d)
+            inner = (port for at, port in group.inside if at == i and port[0] < len(body.inputs))
+            padded_inputs.update((port, zero) for port in inner)
+        return _Padder(body, self.chosen, self.sizes, Frame(self.frame.ids, body=False)).graph(padded_inputs)
 
-    def _body(self, i: int, body: Graph, strands: Sequence[DimGroup], inputs: Sequence[Atom]) -> Graph:
-        """A rewritten body. What it takes from outside alone is padded as it is there; a carry may hold anything."""
-        taken: dict[Port, bool] = {}
-        for strand in strands:
-            (port, d), *others = strand.ports
-            zero = not others and port < len(inputs) and self._is_zero(inputs[port], d)
-            taken.update((inner, zero) for at, inner in strand.inside if at == i and inner[0] < len(body.inputs))
-        return _Padder(body, self.chosen, self.sizes, Frame(self.frame.ids, body=False)).graph(taken)
+    # Values and their forms.
 
     def _define(self, value: Value, form: Form) -> Value:
         shape = tuple(self.sizes[n] if d in form else n for d, n in enumerate(value.shape)) if form else value.shape
-        made = Value(next(self.frame.ids), shape, value.dtype)
-        self.forms[value.id] = {form: made}
-        return made
+        new = Value(next(self.frame.ids), shape, value.dtype)
+        self.forms[value.id] = {form: new}
+        return new
 
-    def _read(self, x: Atom, form: Form) -> Atom:
-        """The value in this form, made of the one in which it was defined."""
+    def _use(self, x: Atom, form: Form) -> Atom:
+        """Returns the value in a form, sliced or padded from that in which it was defined."""
         if isinstance(x, Literal):
             return x
         forms = self.forms[x.id]
         if form in forms:
             return forms[form]
-        made, value = next(iter(forms.items()))
-        if made - form:
-            value = forms.get(made & form) or forms.setdefault(made & form, self._slice(value, x.shape, made - form))
-        if form - made:
-            value = forms.get(form) or forms.setdefault(form, self._pad(value, form - made))
+        defined, value = next(iter(forms.items()))
+        if defined - form:
+            common = defined & form
+            value = forms.get(common) or forms.setdefault(common, self._slice(value, x.shape, defined - form))
+        if form - defined:
+            value = forms.get(form) or forms.setdefault(form, self._pad(value, form - defined))
         return value
 
     def _slice(self, x: Value, shape: Sequence[int], dims: Form) -> Value:
@@ -204,57 +215,62 @@ class _Padder:
     def _is_zero(self, x: Atom, d: int) -> bool:
         return isinstance(x, Value) and (x.id, d) in self.zeros
 
-    def _prepare(self, op: Op, strand: DimGroup, inputs: list[Atom]) -> None:
-        """Make the operands such that this strand's padding changes nothing."""
-        if strand.column is not None:
-            inputs[1] = self._in_bounds(op, strand, inputs[1])
-        if strand.fill is not None:
-            for i, d in strand.ports:
-                if i < len(inputs):
-                    inputs[i] = self._masked(inputs[i], d, strand)
+    # Padding that must not matter.
 
-    def _masked(self, x: Atom, d: int, strand: DimGroup) -> Atom:
-        """``x`` with the strand's fill in the padding of dim ``d``."""
+    def _neutralize(self, op: Op, group: DimGroup, inputs: list[Atom]) -> None:
+        """Replace operands such that the padding of the group does not affect the result."""
+        if group.column is not None:
+            inputs[1] = self._out_of_bounds(op, group, inputs[1])
+        if group.fill is not None:
+            for i, d in group.ports:
+                if i < len(inputs):
+                    inputs[i] = self._filled(inputs[i], d, group)
+
+    def _filled(self, x: Atom, d: int, group: DimGroup) -> Atom:
+        """Returns ``x`` with the group's fill value in the padding of dim ``d``."""
         assert isinstance(x, Value)
-        fill, zero = np.asarray(strand.fill), not np.any(strand.fill)
+        fill, zero = np.asarray(group.fill), not np.any(group.fill)
         if zero and (x.id, d) in self.zeros:
             return x
         key = x.id, d, fill.tobytes()
-        if key not in self.masks:
+        if key not in self.masked:
             fill = fill.astype(x.dtype)
-            self.masks[key] = self._emit(lambda y: _mask(y, d, strand.size, fill), x)
-            self.zeros |= {(self.masks[key].id, e) for e in range(len(x.shape)) if zero and (x.id, e) in self.zeros}
-            self.zeros |= {(self.masks[key].id, d)} if zero else set()
-        return self.masks[key]
+            self.masked[key] = new = self._emit(lambda y: _mask(y, d, group.size, fill), x)
+            self.zeros |= {(new.id, e) for e in range(len(x.shape)) if zero and (x.id, e) in self.zeros}
+            self.zeros |= {(new.id, d)} if zero else set()
+        return self.masked[key]
 
-    def _in_bounds(self, op: Op, strand: DimGroup, indices: Atom) -> Atom:
-        """Positions that fall into the padding, treated as those beyond the end of the dim are."""
-        n, column, mode = strand.size, strand.column, op.params["mode"]
-        if not isinstance(indices, Value) or column is None or (op.name != "gather" and mode != _CLIPPED):
-            return indices  # what a scatter writes into the padding is never read
-        beyond = self.sizes[n] if mode == _FILLED else n - 1
+    def _out_of_bounds(self, op: Op, group: DimGroup, indices: Atom) -> Atom:
+        """Returns indices in which positions in the padding are beyond the padded end, or clipped to the last element.
+
+        A scatter that drops needs neither: nothing reads what it writes into the padding.
+        """
+        n, column, mode = group.size, group.column, op.params["mode"]
+        if not isinstance(indices, Value) or column is None or (op.name != "gather" and mode != _CLIP_MODE):
+            return indices
+        beyond = self.sizes[n] if mode == _FILL_MODE else n - 1
         return self._emit(lambda at: _redirected(at, column, n, beyond), indices)
 
     def _emit(self, function: Callable[[jax.Array], jax.Array], x: Value) -> Value:
-        """The result of ``function``, traced, read and appended."""
+        """Returns the result of ``function``, whose traced operations are appended."""
         closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(x.shape, x.dtype))
         (result,) = inline(closed, (x,), self.frame, SourceContext())
         assert isinstance(result, Value)
         return result
 
 
-def _form(strands: Iterable[DimGroup], port: int) -> Form:
-    return Form(d for strand in strands for i, d in strand.ports if i == port)
+def _form(groups: Iterable[DimGroup], position: int) -> Form:
+    return Form(d for group in groups for i, d in group.ports if i == position)
 
 
 def _mask(x: jax.Array, d: int, size: int, fill: Any) -> jax.Array:
-    """``x`` with ``fill`` from position ``size`` of dim ``d``."""
-    kept = lax.broadcasted_iota(jnp.int32, x.shape, d) < size
-    return lax.select(kept, x, lax.full(x.shape, fill, x.dtype))
+    """Returns ``x`` with ``fill`` from position ``size`` of dim ``d`` on."""
+    inside = lax.broadcasted_iota(jnp.int32, x.shape, d) < size
+    return lax.select(inside, x, lax.full(x.shape, fill, x.dtype))
 
 
 def _redirected(at: jax.Array, column: int, size: int, beyond: int) -> jax.Array:
-    """Indices with ``beyond`` for what is ``size`` or more in a column."""
+    """Returns indices with ``beyond`` for positions of ``size`` or more in a column."""
     outside = at >= np.asarray(size, at.dtype)
     if at.shape[-1] > 1:
         outside &= lax.broadcasted_iota(jnp.int32, at.shape, at.ndim - 1) == column
