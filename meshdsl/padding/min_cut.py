@@ -99,8 +99,8 @@ class _CutNetwork:
                 self.groups[node] = op, group
                 self.required += [node] if _is_worth_padding(op, group) else []
                 nodes.update(dict.fromkeys(group.ports, node))
-                for body, port in group.inside:
-                    inside[body][port] = node
+                for which, port in group.inside:
+                    inside[which][port] = node
         for i, x in enumerate((*op.inputs, *op.outputs)):
             self._connect(x, i < len(op.inputs), trips, lambda d, i=i: nodes.get((i, d), PLAIN))  # type: ignore[misc]
         for body, boundary in zip(op.bodies, inside, strict=True):
