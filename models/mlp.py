@@ -28,7 +28,7 @@ def init(key: jax.Array, sizes: md.Dims) -> dict[str, Any]:
       sizes: of features, hidden, classes and, for more than one hidden layer, layers.
     """
     keys = jax.random.split(key, 3)
-    more = (sizes.stated("layers") or 1) - 1
+    more = (sizes.size_of("layers") or 1) - 1
     params = {"up": _linear(keys[0], sizes("features hidden"), "features")}
     if more:
         square = sizes("hidden") + f"out={sizes['hidden']}"

@@ -1,20 +1,19 @@
-"""``constrain``: a layout that the user states for a value inside a step.
+"""``constrain``: a layout for a value inside a step.
 
     y = md.constrain(x @ w, "data=S(0) model=P")
     y = md.constrain(hidden, "data=S(batch)")               # a tensor with named dims
 
-The planner gives ``y`` this layout; axes that are not named stay free. Everywhere else it is
-the identity. It speaks of the value itself, never of its gradient: under autodiff the tangent
-and the cotangent pass by unconstrained. Under ``vmap`` the dims it splits move past the mapped
-one, and in the body of a loop it holds in every trip.
+The planner gives ``y`` this layout; mesh axes that are not named stay free. Outside of ``parallelize`` it is the
+identity. It constrains the value, never its gradient: under autodiff the tangent and the cotangent are unconstrained.
+Under ``vmap`` the dims that it splits shift past the mapped one, and in the body of a loop it holds in every iteration.
 
-A sum over devices is reduced before it is cast to floats that do not hold it, as the step says.
-That the result of such a cast is ``P`` asks for the other order, half of the bytes for bfloat16:
+A partial sum is reduced before it is cast to a narrower float, as the step is written. A constraint of the cast's
+result to ``P`` reverses that order, which sends half of the bytes for bfloat16:
 
     sent = md.constrain(gradient.astype(jnp.bfloat16), "data=P")
 
-It speaks of this cast on these axes; who reads the same cast without it reads what was reduced
-before. The largest and smallest, ``P(max)`` and ``P(min)``, are the same in either order.
+It applies to this cast on these axes; other consumers of the same cast get the value that was reduced first. For
+``P(max)`` and ``P(min)`` both orders give the same values.
 """
 
 from collections.abc import Sequence
@@ -33,26 +32,34 @@ T = TypeVar("T")
 
 
 def constrain(x: T, layout: Layout | str) -> T:
-    """``x``, planned in ``layout``.
+    """Return ``x``, constrained to ``layout`` in the plan.
 
     Args:
-      x: an array, or a pytree of arrays that all get this layout; those with named dims by name or number.
-      layout: axes that it does not name are free; it may state ``P``.
+      x: an array, or a pytree of arrays that all get this layout; dims of named tensors by name or number.
+      layout: a layout or its text; mesh axes that it does not name are free. It may contain ``P`` (partial sums).
+
+    Returns:
+      ``x``, unchanged in value.
 
     Raises:
-      NotationError: text that is no layout.
-      ArgumentError: leaves that are no arrays.
+      NotationError: the text is not a layout.
+      ArgumentError: lists the leaves that are no arrays.
       LayoutError: the layout splits dims that an array does not have.
+
+    Example:
+      >>> y = md.constrain(x @ w, "data=S(0) model=P")
+
+    The counterpart in JAX is ``jax.lax.with_sharding_constraint``.
     """
-    stated = Layout.of(layout)
+    wanted = Layout.of(layout)
     found, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=_is_named)
     alien = [f"{_label(keys)}: {is_a(leaf)}, not an array" for keys, leaf in found if not _is_array(leaf)]
     if alien:
         raise ArgumentError(faults("constrain takes arrays:", alien))
-    rows = [row for keys, leaf in found for row in _faults(_label(keys), leaf, stated)]
+    rows = [row for keys, leaf in found for row in _faults(_label(keys), leaf, wanted)]
     if rows:
-        raise LayoutError(faults(f"constrain to {str(stated)!r} does not fit:", rows, "dims are counted from 0"))
-    made: T = jax.tree_util.tree_unflatten(tree, [_constrained(leaf, stated) for _, leaf in found])
+        raise LayoutError(faults(f"constrain to {str(wanted)!r} does not fit:", rows, "dims are counted from 0"))
+    made: T = jax.tree_util.tree_unflatten(tree, [_constrained(leaf, wanted) for _, leaf in found])
     return made
 
 

@@ -1,8 +1,8 @@
-"""``scan`` and ``vmap`` over a named dim: slices lack the dim, results have it again.
+"""``scan`` and ``vmap`` over a named dim, and rematerialisation by policy.
 
-Both run ``lax.scan`` and ``jax.vmap`` on the arrays, the dim brought to the front first. What has no names
-follows their own rule: ``scan`` takes plain arrays (random keys, say) by their first axis, ``vmap`` hands
-them to every call.
+Slices lack the dim, results have it again. Both run ``lax.scan`` and ``jax.vmap`` on the arrays, with the dim in front.
+Arrays without names follow jax's rules: ``scan`` slices them (random keys, say) along their first axis,
+``vmap`` passes them whole to every call.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,18 +41,25 @@ def scan(
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, Any]:
-    """``carry, y = f(carry, x)`` for each slice of ``xs`` along the dim ``over``.
+    """Run ``carry, y = f(carry, x)`` for each slice of ``xs`` along a dim, as ``jax.lax.scan``.
 
     Args:
       f: takes the carry and a slice; returns the next carry and a result.
       init: the first carry, any pytree; a carry keeps its dims, in whatever order ``f`` returns them.
       xs: a pytree whose named tensors all have the dim.
       over: the dim.
-      length: the dim's size, needed where ``xs`` is None.
-      reverse: from the last slice to the first.
-      unroll: slices per trip of the loop.
+      length: the dim's size, needed if ``xs`` is None.
+      reverse: whether to run from the last slice to the first.
+      unroll: slices per iteration of the loop.
 
-    Returns the last carry, and the results with the dim in front; scalars become tensors of that dim alone.
+    Returns:
+      The last carry, and the results with the dim in front; scalar results become tensors of that dim alone.
+
+    Raises:
+      DimError: a tensor of ``xs`` lacks the dim, sizes differ, or ``f`` returns a carry with other dims.
+
+    Example:
+      >>> x, losses = md.scan(lambda x, w: (md.tanh(md.dot(x, w, over="embed")), md.mean(x)), x, ws, over="layers")
     """
     over = one_name(over)
     _check_have(over, xs)
@@ -69,10 +76,20 @@ def scan(
 
 
 def vmap(f: Callable[..., Any], *, over: str) -> Callable[..., Any]:
-    """``f`` for every slice of its arguments along the dim ``over``, at once.
+    """Return ``f`` mapped over a dim of its arguments, as ``jax.vmap``.
 
-    Arguments that lack the dim, or have no names, are handed to every call; at least one has it.
-    The results have the dim in front.
+    Args:
+      f: a function of pytrees of named tensors and arrays.
+      over: the dim. Arguments without it, and arrays without names, are passed whole to every call.
+
+    Returns:
+      A function whose results have the dim in front.
+
+    Raises:
+      DimError: no argument has the dim, or sizes differ; when the function is called.
+
+    Example:
+      >>> norms = md.vmap(md.norm, over="batch")(x)
     """
     over = one_name(over)
 
@@ -94,7 +111,7 @@ def vmap(f: Callable[..., Any], *, over: str) -> Callable[..., Any]:
 
 
 class _Bare:
-    """A result on its way out of a loop: its array is a leaf, its names wait for the dim in front."""
+    """A result inside a loop: a pytree of the array, with names to which the loop's dim will be added."""
 
     def __init__(self, array: Any, dims: Names) -> None:
         self.array, self.dims = array, dims
@@ -117,7 +134,7 @@ def _front(x: NamedArray, over: str) -> NamedArray:
 
 
 def _slice(x: NamedArray, over: str) -> Any:
-    """A front slice as the loop made it: the array has lost the dim, now the names do."""
+    """Return a slice with names: the loop has removed the front dim of the array, this removes its name."""
     return wrap(x.held, tuple(name for name in x.dims if name != over))
 
 
@@ -130,7 +147,7 @@ def _sliced(xs: Any, over: str) -> Any:
 
 
 def _bare(y: Any) -> Any:
-    """Results with their names set aside; scalars have none yet, arrays without names never."""
+    """Return results with names as structure; scalars get empty names, arrays without names stay plain."""
 
     def one(x: Any) -> Any:
         if _is_named(x):
@@ -148,7 +165,7 @@ def _with_dim(ys: Any, over: str) -> Any:
 
 
 def _in_order_of(before: Any, after: Any) -> Any:
-    """The carry with dims in the order in which it came; what has other dims is an error here, not in ``lax.scan``."""
+    """Return the carry with dims in their order before; DimError for other dims, which ``lax.scan`` would not name."""
     known, tree = jax.tree.flatten(before, is_leaf=_is_named)
     made, same = jax.tree.flatten(after, is_leaf=_is_named)
     if str(tree) != str(same):  # lax.scan says what differs
@@ -174,7 +191,7 @@ def _check_have(over: str, xs: Any) -> None:
 
 
 def _check_trips(over: str, leaves: Sequence[Any], length: int | None = None) -> None:
-    """That there is a number of trips, and only one."""
+    """Raise DimError unless there is exactly one number of iterations."""
     found: dict[Any, str] = {} if length is None else {length: f"length={length!r}"}
     for x in leaves:
         said = described(x) if _is_named(x) else f"an array of shape {jnp.shape(x)}"
@@ -201,16 +218,15 @@ def _nowhere(over: str, leaves: Sequence[Any]) -> list[str]:
     return rows or [f"no argument has names, so none has dim {over!r}"]
 
 
-# ---- Remat -----------------------------------------------------------------------------------------------------------
-# Rematerialisation by the name of a policy: what the forward pass keeps for the backward pass.
+# ---- Rematerialisation -----------------------------------------------------------------------------------------------
+# Policies name what the forward pass stores for the backward pass (Chen et al. 2016; ``jax.checkpoint_policies``):
 #
-#     all      nothing is kept but the arguments; all is computed again
-#     dots     results of matrix products are kept
-#     weights  results of products with weights are kept (those without a batch dim), not of attention's
-#     none     everything is kept, as without ``remat``
+#     all      recompute everything; only arguments are stored
+#     dots     store results of matrix products
+#     weights  store results of products with weights (those without batch dims), not those of attention
+#     none     store everything, as without ``remat``
 #
-# Beside the policy, values may be kept by name: ``x = md.keep(x, "attention")`` and
-# ``md.remat(f, "all", keep="attention")``.
+# Values can be stored by name as well: ``x = md.keep(x, "attention")`` and ``md.remat(f, "all", keep="attention")``.
 
 
 Params = ParamSpec("Params")
@@ -226,14 +242,19 @@ POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def remat(f: Callable[Params, Result], policy: str = "all", keep: DimsLike = ()) -> Callable[Params, Result]:
-    """``f``, whose backward pass computes again what the policy does not keep.
+    """Return ``f`` with a backward pass that recomputes what the policy does not store, as ``jax.checkpoint``.
 
     Args:
       f: a function of pytrees.
-      policy: all, dots, weights or none.
-      keep: names of values that are kept besides, as ``md.keep`` gave them.
+      policy: what is recomputed: ``"all"``, ``"none"``, or all but results of ``"dots"`` or of products with
+        ``"weights"``.
+      keep: names of values that are stored as well, given by ``md.keep``.
 
-    Raises ArgumentError for a policy of another name.
+    Raises:
+      ArgumentError: the policy is unknown; the error has the nearest name.
+
+    Example:
+      >>> block = md.remat(block, "dots", keep="attention")
     """
     check_policy(policy)
     if policy == "none":
@@ -247,12 +268,16 @@ def remat(f: Callable[Params, Result], policy: str = "all", keep: DimsLike = ())
 
 
 def check_policy(policy: str) -> None:
-    """ArgumentError, with the nearest name, if there is no such policy."""
+    """Raise ArgumentError, with the nearest name, for an unknown policy."""
     if policy not in tuple(POLICIES):
         raise fail(f"no remat policy {policy!r}{nearest(policy, POLICIES)}", ArgumentError)
 
 
 def keep(x: Any, name: str) -> Tensor:
-    """``x``, known to ``md.remat(..., keep=name)`` by this name; else the identity."""
+    """Return ``x``, named for ``md.remat(..., keep=name)``; the identity otherwise, as ``checkpoint_name``.
+
+    Example:
+      >>> scores = md.keep(scores, "attention")
+    """
     x = read(x)
     return wrap(checkpoint_name(x.array, name), x.dims) if isinstance(x, NamedArray) else checkpoint_name(x, name)

@@ -1,4 +1,11 @@
-"""Random tensors by dims with sizes, and dropout; keys are those of ``jax.random``."""
+"""New tensors from dims with sizes, ``"query=128 key=128"``: constants, positions, random numbers, dropout.
+
+    mask = md.causal("query=128 key=128")
+    w = md.fan_in(key, "embed=512 hidden=2048", over="embed")
+
+Random keys are those of ``jax.random``. All raise NotationError for text that is not dims, and DimError for a dim whose
+size is not given.
+"""
 
 from math import prod
 from typing import Any
@@ -11,64 +18,81 @@ from meshdsl.nd.diagnostics import fail
 from meshdsl.nd.named_array import NamedArray, Tensor, axes, axis, given, named_operand, number, positions_of, wrap
 from meshdsl.nd.named_dims import DimsLike, read_dims
 
-# ---- Random ----------------------------------------------------------------------------------------------------------
+# ---- Random numbers --------------------------------------------------------------------------------------------------
 
 
 def normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Normal with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``."""
+    """Return normally distributed values with mean 0: ``md.normal(key, "vocab=50257 embed=768", std=0.02)``."""
     made = read_dims(dims)
     return wrap(_scaled(jax.random.normal(_key(key), made.sizes, dtype), std), made.names)
 
 
 def truncated_normal(key: Any, dims: DimsLike, std: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Normal, cut at two deviations on either side, before ``std`` is multiplied on."""
+    """Return values of a normal distribution truncated at two standard deviations, then scaled by ``std``."""
     made = read_dims(dims)
     return wrap(_scaled(jax.random.truncated_normal(_key(key), -2.0, 2.0, made.sizes, dtype), std), made.names)
 
 
 def uniform(key: Any, dims: DimsLike, low: float = 0.0, high: float = 1.0, dtype: Any = jnp.float32) -> Tensor:
-    """Uniform from ``low`` up to ``high``."""
+    """Return values uniformly distributed in [``low``, ``high``)."""
     made = read_dims(dims)
     return wrap(jax.random.uniform(_key(key), made.sizes, dtype, number(low, "low"), number(high, "high")), made.names)
 
 
 def fan_in(key: Any, dims: DimsLike, over: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Normal with variance 1/n, n the elements of the dims that :func:`dot` will sum over (LeCun's initialisation)."""
+    """Return normally distributed values with variance 1/n, n the elements of the dims ``over`` (LeCun et al. 1998).
+
+    Args:
+      key: a random key.
+      dims: dims with sizes, ``"embed=512 hidden=2048"``.
+      over: the dims that :func:`dot` will sum over, ``"embed"``.
+      dtype: of the result.
+
+    Example:
+      >>> w = md.fan_in(key, "embed=512 hidden=2048", over="embed")
+    """
     made = read_dims(dims)
     return normal(key, made, prod(made(over).sizes) ** -0.5, dtype)
 
 
 def bernoulli(key: Any, probability: float, dims: DimsLike) -> Tensor:
-    """True with this probability, bool."""
+    """Return bools that are true with this probability."""
     made = read_dims(dims)
     return wrap(jax.random.bernoulli(_key(key), number(probability, "probability"), made.sizes), made.names)
 
 
 def categorical(key: Any, logits: Any, over: DimsLike) -> Tensor:
-    """A position along one dim, drawn with the probabilities of the softmax over it; int32."""
+    """Return positions along one dim, sampled with the probabilities of the softmax over it, as int32."""
     x = named_operand(logits)
     at = axis(x, over, first=1)
     return wrap(jax.random.categorical(_key(key), x.array, axis=at), x.dims[:at] + x.dims[at + 1 :])
 
 
 def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tensor:
-    """``x`` with elements set to zero, the others divided by ``1 - rate``.
+    """Return ``x`` with random elements set to zero and the others divided by ``1 - rate`` (Srivastava et al. 2014).
 
     Args:
       key: a random key.
       x: a named tensor.
-      rate: the probability of zero, at least 0 and less than 1.
-      over: the dims along which elements are drawn one by one; along the others they go together. Default: all.
+      rate: the probability of zero, in [0, 1).
+      over: the dims along which elements are sampled independently, all by default; along others they are zeroed
+        together.
+
+    Raises:
+      DimError: ``rate`` is not in [0, 1), or ``x`` lacks a dim of ``over``.
+
+    Example:
+      >>> y = md.dropout(key, x, 0.1)
     """
     x = named_operand(x)
     if not 0 <= number(rate, "rate") < 1:
         raise fail(f"rate={rate} of dropout is not at least 0 and less than 1")
     if rate == 0:
         return x
-    alone = axes(x, over, first=1)
-    shape = [size if i in alone else 1 for i, size in enumerate(x.array.shape)]
-    kept = jax.random.bernoulli(_key(key), 1 - rate, shape)
-    return wrap(jnp.where(kept, x.array / (1 - rate), jnp.zeros((), x.dtype)), x.dims)
+    independent = axes(x, over, first=1)
+    shape = [size if i in independent else 1 for i, size in enumerate(x.array.shape)]
+    survives = jax.random.bernoulli(_key(key), 1 - rate, shape)
+    return wrap(jnp.where(survives, x.array / (1 - rate), jnp.zeros((), x.dtype)), x.dims)
 
 
 def _key(key: Any) -> Any:
@@ -82,28 +106,27 @@ def _scaled(array: Any, std: float) -> Any:
     return array if std == 1.0 else array * jnp.asarray(std, array.dtype)
 
 
-# ---- Make ------------------------------------------------------------------------------------------------------------
-# Tensors made from dims with sizes, ``"query=128 key=128"``, and from positions.
+# ---- Constants and positions -----------------------------------------------------------------------------------------
 
 
 def zeros(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Zeros: ``md.zeros("heads=8 head=64")``."""
+    """Return zeros: ``md.zeros("heads=8 head=64")``."""
     return full(dims, 0, dtype)
 
 
 def ones(dims: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Ones."""
+    """Return ones."""
     return full(dims, 1, dtype)
 
 
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
-    """The same value everywhere; without ``dtype`` that of the value."""
+    """Return a tensor of one value; without ``dtype``, of the value's dtype."""
     made = read_dims(dims)
     return wrap(jnp.full(made.sizes, number(value, "value"), dtype), made.names)
 
 
 def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
-    """0, 1, 2, ... along one dim: ``md.arange("seq=128")``."""
+    """Return 0, 1, 2, ... along one dim: ``md.arange("seq=128")``."""
     made = read_dims(dim)
     if len(made) != 1:
         raise fail(f"arange makes one dim, not {len(made)}: [{made}]")
@@ -111,7 +134,7 @@ def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
 
 
 def one_hot(positions: Any, dim: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """1 at the position, 0 elsewhere, along a new last dim: ``md.one_hot(tokens, "vocab=50257")``."""
+    """Return 1 at each position, 0 elsewhere, along a new last dim: ``md.one_hot(tokens, "vocab=50257")``."""
     read_in, new = positions_of(positions), read_dims(dim)
     if len(new) != 1:
         raise fail(f"one_hot makes one dim, not {len(new)}: [{new}]")
@@ -120,9 +143,14 @@ def one_hot(positions: Any, dim: DimsLike, dtype: Any = jnp.float32) -> Tensor:
 
 
 def causal(dims: DimsLike) -> Tensor:
-    """Where a query may look: at keys up to its own position. ``md.causal("query=128 key=128")`` is bool.
+    """Return the causal mask: true where a query may attend to a key, that is, up to its own position.
 
-    Where there are more keys than queries, the queries are the last ones, as with a cache.
+    Args:
+      dims: the dims of queries and keys with sizes, ``"query=128 key=128"``. With more keys than queries, the queries
+        are the last ones, as with a cache.
+
+    Example:
+      >>> scores = md.where(md.causal("query=128 key=128"), scores, -jnp.inf)
     """
     made = read_dims(dims)
     if len(made) != 2:

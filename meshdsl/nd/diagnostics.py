@@ -1,10 +1,10 @@
-"""Errors of named dims: what the tensors are called at the user's line, and where that is.
+"""Errors of named dims: tensors by their names in the user's source, and the user's line.
 
     no dim 'embd' in hidden[batch=32 seq=128 embed=512]: did you mean 'embed'?
       at model.py:12: md.sum(hidden, over="embd")
 
-The names are read from the source text of the call, only once an error is certain. Where there
-is no text, or an operand is longer than a name, the letters x, y, z stand for the operands.
+The names are read from the source text of the call, and only once an error is certain. Without source text, or for an
+operand that is longer than a name, the letters x, y, z stand for the operands.
 """
 
 import ast
@@ -20,11 +20,11 @@ from typing import Any
 from meshdsl.errors import DimError, MeshDSLError, faults
 
 _OWN = ("meshdsl.nd.", "jax.", "flax.", "numpy.")
-_LONGEST = 24
+_LONGEST = 24  # characters of an operand that is shown as it is written
 
 
 def fail(rows: Sequence[str] | str, kind: type[MeshDSLError] = DimError) -> MeshDSLError:
-    """The error with these faults, and the user's line."""
+    """Return an error with these faults and the user's line."""
     rows = [rows] if isinstance(rows, str) else rows
     frame = _user_frame()
     where = [f"at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}: {_running(frame)}"] if frame else []
@@ -32,23 +32,23 @@ def fail(rows: Sequence[str] | str, kind: type[MeshDSLError] = DimError) -> Mesh
 
 
 def absent(name: str, label: str, tensor: Any) -> str:
-    """The fault that ``tensor`` has no dim ``name``."""
+    """Return the fault that ``tensor`` has no dim ``name``."""
     close = get_close_matches(name, tensor.dims, n=1, cutoff=0.5)
     return f"no dim {name!r} in {label}{described(tensor)}" + (f": did you mean {close[0]!r}?" if close else "")
 
 
 def described(tensor: Any) -> str:
-    """``[batch=32 embed=512]`` of a named tensor."""
+    """Return ``[batch=32 embed=512]`` for a named tensor."""
     return f"[{shown(tensor.dims, tensor.array.shape)}]"
 
 
 def shown(names: Sequence[str], sizes: Sequence[object]) -> str:
-    """``batch=32 seq=128`` of names and sizes side by side."""
+    """Return ``batch=32 seq=128`` for names and sizes."""
     return " ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
 
 
 def labels(count: int, first: int = 0) -> list[str]:
-    """What the operands of the running operation are called at the user's line, from its argument ``first`` on."""
+    """Return the running operation's operands as they are written at the user's line, from argument ``first`` on."""
     frame = _user_frame()
     written = _operands(frame)[first:] if frame else []
     found = [*written, *[""] * count][:count]
@@ -64,7 +64,7 @@ def _user_frame() -> FrameType | None:
 
 
 def _operands(frame: FrameType) -> list[str]:
-    """The operands as they are written, "" for those that are no names."""
+    """Return the operands as they are written, "" for those that are no names."""
     call = _parsed(_running(frame))
     written: list[ast.expr] = []
     if isinstance(call, ast.Call):
@@ -79,7 +79,7 @@ def _operands(frame: FrameType) -> list[str]:
 
 
 def _running(frame: FrameType) -> str:
-    """The text of the expression that the frame is evaluating."""
+    """Return the text of the expression that the frame evaluates."""
     start, end, first, last = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     if start is None or end is None or first is None or last is None:
         return ""

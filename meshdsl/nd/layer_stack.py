@@ -30,15 +30,26 @@ def stack(
     keep: DimsLike = (),
     unroll: int = 1,
 ) -> "Stack":
-    """Blocks of one kind, one after the other.
+    """Return a module that applies blocks of equal structure one after the other, as one ``lax.scan``.
 
     Args:
-      make: makes one block from random streams; blocks differ in nothing else.
+      make: makes one block from random streams; blocks differ in their parameters only.
       over: the dim of layers with its size, ``"layers=12"``.
-      rngs: random streams; every block draws from its own ``params`` key.
-      remat: what the backward pass computes again, see ``md.remat``.
-      keep: names of values that are kept besides.
-      unroll: blocks per trip of the loop.
+      rngs: random streams; every block has its own ``params`` key.
+      remat: policy of rematerialisation, see ``md.remat``.
+      keep: names of values that are stored as well.
+      unroll: blocks per iteration of the loop.
+
+    Returns:
+      A flax module; each of its parameters has the dim of layers in front.
+
+    Raises:
+      DimError: ``over`` is not one dim with a size, or a block has that dim.
+      ArgumentError: the policy is unknown.
+
+    Example:
+      >>> self.blocks = md.stack(lambda rngs: Block(sizes, rngs), "layers=12", rngs, remat="dots")
+      >>> x = self.blocks(x)
     """
     dims = read_dims(over)
     if len(dims) != 1:
@@ -72,7 +83,7 @@ class Stack(nnx.Module):
         self.block = nnx.merge(graph, _with_layer_dim(states, self.over))
 
     def __call__(self, x: T, *args: Any, **kwargs: Any) -> T:
-        """``x`` after all blocks; each is called as ``block(x, *args, **kwargs)`` and returns the next ``x``."""
+        """Return ``x`` after all blocks; each is called as ``block(x, *args, **kwargs)`` and returns the next ``x``."""
         graph, *states = nnx.split(self.block, nnx.Param, ...)
 
         def layer(x: Any, state: Any) -> tuple[Any, Any]:
@@ -89,7 +100,7 @@ class Stack(nnx.Module):
 
 
 def _as_before(before: Any, after: Any) -> Any:
-    """The state after a scan, in which stacked scalars have got a name, with names only where it had them."""
+    """Return the state after a scan with names only where it had them: a scan names stacked scalars."""
 
     def one(old: Any, new: Any) -> Any:
         return new.held if isinstance(new, NamedArray) and not isinstance(old, NamedArray) else new
@@ -98,7 +109,7 @@ def _as_before(before: Any, after: Any) -> Any:
 
 
 def _with_layer_dim(states: Any, over: str) -> Any:
-    """Stacked variables with a name for the dim in front, of named tensors and in flax's metadata."""
+    """Return stacked variables with a name for the dim in front, in named tensors and in flax's metadata."""
 
     def one(variable: Any) -> Any:
         value, names = variable.get_value(), names_of(variable)

@@ -1,4 +1,15 @@
-"""Reductions and normalisations over named dims; ``over=None`` is over all of them."""
+"""Arithmetic on tensors with named dims: reductions, normalisation, elementwise functions, contraction, losses.
+
+Every function takes named tensors (``NamedArray``) of any shape and dtype that the function of the same name in
+``jax.numpy`` or ``jax.nn`` takes, and returns a named tensor, or an ordinary scalar array where no dims are left.
+``over`` names the dims to work on, as text ``"batch seq"`` or names; ``over=None`` means all of them.
+
+    p = md.softmax(scores, over="key")                  # [batch heads query key], same dims
+    loss = md.mean(md.cross_entropy(logits, labels, over="vocab"))       # a scalar
+
+All raise DimError, with the nearest name and the tensor as it is called at the user's line, for a dim that a tensor
+lacks or that two operands have in two sizes.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,109 +35,134 @@ from meshdsl.nd.named_array import (
 from meshdsl.nd.named_dims import DimsLike, read_names
 from meshdsl.nd.shape import take
 
-# ---- Reduce ----------------------------------------------------------------------------------------------------------
+# ---- Reductions ------------------------------------------------------------------------------------------------------
 
 
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The sum over these dims."""
+    """Return the sum over these dims: ``md.sum(x, over="batch seq")``."""
     return _reduced(jnp.sum, x, over)
 
 
 def mean(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The mean over these dims."""
+    """Return the mean over these dims."""
     return _reduced(jnp.mean, x, over)
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The product over these dims."""
+    """Return the product over these dims."""
     return _reduced(jnp.prod, x, over)
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The largest element over these dims."""
+    """Return the largest element over these dims."""
     return _reduced(jnp.max, x, over)
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The smallest element over these dims."""
+    """Return the smallest element over these dims."""
     return _reduced(jnp.min, x, over)
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether any element over these dims is true."""
+    """Return whether any element over these dims is true, as bool."""
     return _reduced(jnp.any, x, over)
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether all elements over these dims are true."""
+    """Return whether all elements over these dims are true, as bool."""
     return _reduced(jnp.all, x, over)
 
 
 def var(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The variance over these dims, of all elements (no degree of freedom taken off)."""
+    """Return the population variance over these dims (``ddof=0``)."""
     return _reduced(jnp.var, x, over)
 
 
 def std(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The standard deviation over these dims."""
+    """Return the population standard deviation over these dims (``ddof=0``)."""
     return _reduced(jnp.std, x, over)
 
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The logarithm of the sum of exponentials over these dims, without overflow."""
+    """Return the logarithm of the sum of exponentials over these dims, without overflow."""
     return _reduced(jax.nn.logsumexp, x, over)
 
 
 def norm(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The Euclidean norm over these dims."""
+    """Return the Euclidean norm over these dims."""
     return lift(jnp.sqrt, sum(lift(jnp.square, x), over))
 
 
 def argmax(x: Any, over: DimsLike) -> Tensor:
-    """The position of the largest element along one dim, int32."""
+    """Return the position of the largest element along one dim, as int32."""
     return _argument(jnp.argmax, x, over)
 
 
 def argmin(x: Any, over: DimsLike) -> Tensor:
-    """The position of the smallest element along one dim, int32."""
+    """Return the position of the smallest element along one dim, as int32."""
     return _argument(jnp.argmin, x, over)
 
 
 def softmax(x: Any, over: DimsLike) -> Tensor:
-    """Exponentials that sum to 1 over these dims."""
+    """Return exponentials normalised to sum 1 over these dims; the dims of ``x`` stay.
+
+    Example:
+      >>> weights = md.softmax(scores, over="key")
+    """
     x = named_operand(x)
     return computed(jax.nn.softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
-    """The logarithm of the softmax over these dims."""
+    """Return the logarithm of the softmax over these dims."""
     x = named_operand(x)
     return computed(jax.nn.log_softmax(x.array, axis=_one_or_more(axes(x, over))), x.dims)
 
 
 def rms_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
-    """``x`` divided by its root mean square over these dims, computed in float32 at least.
+    """Return ``x`` divided by its root mean square over these dims, without a scale (Zhang and Sennrich 2019).
 
-    The scale is yours to multiply: ``md.rms_norm(x, over="embed") * scale``.
+    Args:
+      x: a named tensor; the computation is in float32 or wider.
+      over: the dims of one mean, ``"embed"``.
+      eps: added to the mean square.
+
+    Returns:
+      A tensor with the dims and the dtype of ``x``.
+
+    Example:
+      >>> y = md.rms_norm(x, over="embed") * scale
     """
-    wide = _wide(named_operand(x))
-    scaled = wide * lift(jax.lax.rsqrt, mean(lift(jnp.square, wide), over) + eps)
-    return _in(jnp.result_type(x.dtype, float), scaled)
+    x32 = _at_least_float32(named_operand(x))
+    scaled = x32 * lift(jax.lax.rsqrt, mean(lift(jnp.square, x32), over) + eps)
+    return _cast(jnp.result_type(x.dtype, float), scaled)
 
 
 def layer_norm(x: Any, over: DimsLike, eps: float = 1e-6) -> Tensor:
-    """``x`` less its mean, divided by its standard deviation over these dims, computed in float32 at least."""
-    wide = _wide(named_operand(x))
-    centred = wide - mean(wide, over)
+    """Return ``x`` with mean 0 and variance 1 over these dims, without scale and bias (Ba, Kiros and Hinton 2016).
+
+    Args:
+      x: a named tensor; the computation is in float32 or wider.
+      over: the dims of one mean, ``"embed"``.
+      eps: added to the variance.
+
+    Returns:
+      A tensor with the dims and the dtype of ``x``.
+
+    Example:
+      >>> y = md.layer_norm(x, over="embed") * scale + bias
+    """
+    x32 = _at_least_float32(named_operand(x))
+    centred = x32 - mean(x32, over)
     scaled = centred * lift(jax.lax.rsqrt, mean(lift(jnp.square, centred), over) + eps)
-    return _in(jnp.result_type(x.dtype, float), scaled)
+    return _cast(jnp.result_type(x.dtype, float), scaled)
 
 
-def _wide(x: NamedArray) -> NamedArray:
-    return _in(jnp.promote_types(x.dtype, jnp.float32), x)
+def _at_least_float32(x: NamedArray) -> NamedArray:
+    return _cast(jnp.promote_types(x.dtype, jnp.float32), x)
 
 
-def _in(dtype: Any, x: NamedArray) -> NamedArray:
+def _cast(dtype: Any, x: NamedArray) -> NamedArray:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
@@ -136,49 +172,51 @@ def _one_or_more(found: tuple[int, ...]) -> int | tuple[int, ...]:
 
 def _reduced(fn: Callable[..., Any], x: Any, over: DimsLike | None) -> Tensor:
     x = named_operand(x)
-    gone = axes(x, over)
-    made = fn(x.array, axis=gone)
-    return computed(made, tuple(name for i, name in enumerate(x.dims) if i not in gone))
+    reduced = axes(x, over)
+    result = fn(x.array, axis=reduced)
+    return computed(result, tuple(name for i, name in enumerate(x.dims) if i not in reduced))
 
 
 def _argument(fn: Callable[..., Any], x: Any, over: DimsLike) -> Tensor:
     x = named_operand(x)
-    gone = axis(x, over)
-    made = fn(x.array, axis=gone)
-    return computed(made, x.dims[:gone] + x.dims[gone + 1 :])
+    reduced = axis(x, over)
+    return computed(fn(x.array, axis=reduced), x.dims[:reduced] + x.dims[reduced + 1 :])
 
 
-# ---- Elementwise -----------------------------------------------------------------------------------------------------
-# Elementwise functions: operands meet by name, as in arithmetic.
-#
-# ``apply`` runs any function that keeps the shape of what it gets; the others are those that models need most.
+# ---- Elementwise functions -------------------------------------------------------------------------------------------
+# Operands meet by name, as in arithmetic. ``apply`` runs any elementwise function; the others are those that models use
+# most.
 
 
 def apply(fn: Callable[..., Any], *operands: Any) -> Tensor:
-    """``fn(*arrays)``, named: ``md.apply(jnp.arctan2, x, y)``.
+    """Return ``fn`` of tensors that meet by name.
 
     Args:
       fn: an elementwise function of arrays that broadcast against each other.
-      operands: named tensors and scalars.
+      *operands: named tensors and scalars.
 
-    Raises DimError if two operands have one dim in two sizes, or the result has another shape.
+    Raises:
+      DimError: two operands have one dim in two sizes, or the result has another shape than the broadcast operands.
+
+    Example:
+      >>> angle = md.apply(jnp.arctan2, y, x)
     """
     return lift(fn, *operands, first=1)
 
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """``x`` where the condition holds, else ``y``; all three meet by name."""
+    """Return ``x`` where ``condition`` is true, else ``y``; the three meet by name."""
     return lift(jnp.where, condition, x, y)
 
 
 def _elementwise(fn: Callable[..., Any]) -> Callable[..., Tensor]:
-    """A function of ``jax`` on named tensors."""
+    """Return an elementwise function of jax as one of named tensors."""
 
     def run(*operands: Any) -> Tensor:
         return lift(fn, *operands)
 
     run.__name__ = run.__qualname__ = fn.__name__
-    run.__doc__ = f"``jax``'s elementwise ``{fn.__name__}``; operands meet by name."
+    run.__doc__ = f"Return jax's elementwise ``{fn.__name__}`` of named tensors and scalars, which meet by name."
     return run
 
 
@@ -191,32 +229,32 @@ isfinite, logical_not, floor, round = (_elementwise(fn) for fn in (jnp.isfinite,
 stop_gradient = _elementwise(jax.lax.stop_gradient)
 
 
-# ---- Running ---------------------------------------------------------------------------------------------------------
-# Cumulative operations along one dim, from the first element to the last or, ``reverse``, back.
+# ---- Cumulative reductions -------------------------------------------------------------------------------------------
+# Along one dim, from the first element to the last or, with ``reverse``, from the last to the first.
 
 
 def cumsum(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """The sum of all elements up to each."""
+    """Return the cumulative sum along one dim."""
     return _running(lax.cumsum, x, over, reverse)
 
 
 def cumprod(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """The product of all elements up to each."""
+    """Return the cumulative product along one dim."""
     return _running(lax.cumprod, x, over, reverse)
 
 
 def cummax(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """The largest of all elements up to each."""
+    """Return the cumulative maximum along one dim."""
     return _running(lax.cummax, x, over, reverse)
 
 
 def cummin(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """The smallest of all elements up to each."""
+    """Return the cumulative minimum along one dim."""
     return _running(lax.cummin, x, over, reverse)
 
 
 def cumlogsumexp(x: Any, over: DimsLike, reverse: bool = False) -> Tensor:
-    """The logarithm of the sum of exponentials of all elements up to each."""
+    """Return the cumulative logarithm of the sum of exponentials along one dim."""
     return _running(lax.cumlogsumexp, x, over, reverse)
 
 
@@ -225,38 +263,45 @@ def _running(fn: Callable[..., Any], x: Any, over: DimsLike, reverse: bool) -> T
     return computed(fn(x.array, axis=axis(x, over), reverse=reverse), x.dims)
 
 
-# ---- Contract --------------------------------------------------------------------------------------------------------
-# ``dot``: the product of tensors, summed over the dims that are named.
+# ---- Contraction -----------------------------------------------------------------------------------------------------
+# ``dot``: the product of tensors, summed over named dims.
 #
 #     md.dot(x, w, over="embed")                    x[batch seq embed] w[embed hidden] -> [batch seq hidden]
 #     md.dot(q, k, over="head")                     q[batch query heads head] k[batch key heads head]
 #                                                       -> [batch heads query key]
 #
-# Dims that several operands share and that are not summed are multiplied along. Of two operands
-# it is one ``lax.dot_general``, and the result has the order in which that leaves it, so nothing is
-# transposed: shared dims first, then those of the first operand, then those of the second.
+# Dims that several operands share and that are not summed are batch dims. Two operands are one ``lax.dot_general``, and
+# the result keeps its order of dims, so nothing is transposed: batch dims first, then those of the first operand, then
+# those of the second.
 
 
 def dot(*operands: Any, over: DimsLike, precision: Any = None, dtype: Any = None) -> Tensor:
-    """The product of the operands, summed over dims.
+    """Return the product of the operands, summed over dims; an einsum with names for letters.
 
     Args:
-      operands: two or more named tensors.
+      *operands: two or more named tensors.
       over: the dims to sum over, each in at least two operands; ``""`` for an outer product.
       precision: as in ``jax.numpy.einsum``.
-      dtype: in which sums are made and returned, as ``preferred_element_type``.
+      dtype: dtype of the sums and of the result, as ``preferred_element_type``.
 
-    Raises DimError for a dim that fewer than two operands have, or that has two sizes.
+    Returns:
+      A tensor with all other dims: those that both operands share, then those of the first operand, then the rest.
+
+    Raises:
+      DimError: fewer than two operands have a summed dim, or a dim has two sizes.
+
+    Example:
+      >>> hidden = md.dot(x, w, over="embed")     # x[batch seq embed] w[embed hidden] -> [batch seq hidden]
     """
-    read_in = [named_operand(x) for x in operands]
+    tensors = [named_operand(x) for x in operands]
     summed = read_names(over)
-    _check(read_in, summed)
-    if len(read_in) == 2:
-        return _two(read_in[0], read_in[1], summed, precision, dtype)
-    return _several(read_in, summed, precision, dtype)
+    _check(tensors, summed)
+    if len(tensors) == 2:
+        return _dot_general(tensors[0], tensors[1], summed, precision, dtype)
+    return _einsum(tensors, summed, precision, dtype)
 
 
-def _two(x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any) -> Tensor:
+def _dot_general(x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any) -> Tensor:
     shared = tuple(name for name in x.dims if name in y.dims and name not in summed)
     contracted = [tuple(z.dims.index(name) for name in summed) for z in (x, y)]
     batch = [tuple(z.dims.index(name) for name in shared) for z in (x, y)]
@@ -267,8 +312,8 @@ def _two(x: NamedArray, y: NamedArray, summed: Names, precision: Any, dtype: Any
     return computed(made, (*shared, *free))
 
 
-def _several(operands: Sequence[NamedArray], summed: Names, precision: Any, dtype: Any) -> Tensor:
-    """An einsum in the cheapest order of pairs; the result has the merged order of its operands."""
+def _einsum(operands: Sequence[NamedArray], summed: Names, precision: Any, dtype: Any) -> Tensor:
+    """Return an einsum in the cheapest order of pairs; the result has the merged order of the operands' dims."""
     number = {name: i for i, name in enumerate(common_order(x.dims for x in operands))}
     kept = tuple(name for name in number if name not in summed)
     spelled = [part for x in operands for part in (x.array, [number[name] for name in x.dims])]
@@ -297,18 +342,21 @@ def _faults(name: str, operands: Sequence[NamedArray]) -> list[str]:
     return []
 
 
-# ---- Loss ------------------------------------------------------------------------------------------------------------
-# Losses over named dims.
+# ---- Losses ----------------------------------------------------------------------------------------------------------
 
 
 def cross_entropy(logits: Any, labels: Any, over: DimsLike) -> Tensor:
-    """The negative log-likelihood of each label.
+    """Return the negative log-likelihood of each label.
 
     Args:
       logits: with the dim of classes, ``[batch seq vocab]``.
-      labels: integers, without that dim, ``[batch seq]``.
+      labels: integers without that dim, ``[batch seq]``.
       over: the dim of classes.
 
-    Returns one value per label, in the dims that are left of the logits.
+    Returns:
+      One value per label, with the other dims of the logits.
+
+    Example:
+      >>> loss = md.mean(md.cross_entropy(logits, tokens, over="vocab"))
     """
     return logsumexp(logits, over) - take(logits, labels, over)

@@ -3,18 +3,18 @@
     x = md.named(tokens, "batch seq")
     y = md.dot(x, w, over="embed") + bias          # dims meet by name, wherever they stand
 
-Nothing is added to the traced program: every operation runs the ``jax.numpy`` or ``lax``
-function that one would write by hand, on the arrays, with dims in place of axis numbers.
+Nothing is added to the traced program: every operation runs the ``jax.numpy`` or ``lax`` function that one would write
+by hand, on the arrays, with dims in place of axis numbers.
 
-*Order.* The dims of a result keep the order of all operands; where that leaves a choice, those
-of the first come first: ``a[batch embed] * b[seq embed]`` is ``[batch seq embed]``. Only where
-two operands contradict each other is one transposed: the one with fewer dims, or the second.
+*Order.* The dims of a result keep the order of all operands; where that leaves a choice, those of the first come first:
+``a[batch embed] * b[seq embed]`` is ``[batch seq embed]``. Only where two operands contradict each other, one is
+transposed: the one with fewer dims, or the second.
 
-*Without dims.* A result without dims is an ordinary scalar array, so a loss can go to ``jax.grad``.
+*Without dims.* A result without dims is an ordinary scalar array, so a loss can be passed to ``jax.grad``.
 
-*Other transforms.* A named tensor is a pytree of one leaf. ``jit``, ``grad``, ``tree.map``, optax and
-orbax see the array. ``lax.scan`` and ``jax.vmap`` take a leading axis off that array which the names
-do not know of; the next operation on it is an error that points to :func:`meshdsl.scan` and ``vmap``.
+*Other transforms.* A named tensor is a pytree of one leaf. ``jit``, ``grad``, ``tree.map``, optax and orbax see the
+array. ``lax.scan`` and ``jax.vmap`` remove a leading axis of that array without the names; the next operation on it
+raises an error that points to :func:`meshdsl.scan` and :func:`meshdsl.vmap`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,14 +35,14 @@ from meshdsl.nd.named_dims import Dims, DimsLike, read_dims, read_names
 from meshdsl.primitives.constrain import bind_constrain
 
 # ---- Order -----------------------------------------------------------------------------------------------------------
-# The order of dims where several tensors meet, and arrays brought into it.
+# The common order of dims of several tensors, and arrays transposed into it.
 
 
 Names = tuple[str, ...]
 
 
 def common_order(orders: Iterable[Names]) -> Names:
-    """All names, in an order that keeps that of every operand if there is one."""
+    """Return all names, in an order that keeps that of every operand if there is one."""
     return reduce(_merge, orders, ())
 
 
@@ -62,14 +62,14 @@ def _merge(a: Names, b: Names) -> Names:
 
 
 def permuted(array: Any, dims: Names, wanted: Names) -> Any:
-    """The array with its dims in the order of ``wanted``; itself if they are."""
+    """Return the array transposed to the order ``wanted``; unchanged if it has that order."""
     if dims == wanted:
         return array
     return jnp.transpose(array, [dims.index(name) for name in wanted])
 
 
 def aligned(array: Any, dims: Names, wanted: Names) -> Any:
-    """The array so that ``jax.numpy`` broadcasts it against arrays with the dims ``wanted``."""
+    """Return the array in a shape that ``jax.numpy`` broadcasts against arrays with the dims ``wanted``."""
     present = [name for name in wanted if name in dims]
     array = permuted(array, dims, tuple(present))
     missing = [i for i, name in enumerate(wanted) if name not in dims]
@@ -80,37 +80,34 @@ def aligned(array: Any, dims: Names, wanted: Names) -> Any:
 
 
 def leading(positions: Sequence[int]) -> int:
-    """How many of the positions are 0, 1, 2, ..."""
+    """Return how many of the positions, from the first, are 0, 1, 2, ..."""
     return next((n for n, i in enumerate(positions) if n != i), len(positions))
 
 
 def promoted(*arrays: Any) -> list[Any]:
-    """The arrays in their common dtype, as ``jax.numpy`` has them meet."""
+    """Return the arrays in their common dtype, by the promotion rules of ``jax.numpy``."""
     common = jnp.result_type(*arrays)
     return [x if x.dtype == common else x.astype(common) for x in arrays]
 
 
-# ---- Pinned ----------------------------------------------------------------------------------------------------------
-# Rules for what is computed inside a step: every named result carries its layout to the planner.
-#
-# While a step is traced under ``Rules(activations=...)``, the operations of the DSL state the layout
-# of what they compute, as ``md.constrain`` does; at any other time nothing is added. The rules in
-# force are part of the key under which jax keeps traced functions, so none is traced under one set
-# of rules and used under another.
+# ---- Pins of results -------------------------------------------------------------------------------------------------
+# While a step is traced under ``Rules(activations=...)``, the functions of this package constrain the layout of their
+# results, as ``md.constrain`` does; otherwise nothing is added. The active rules are part of the key under which jax
+# caches traced functions, so no function is traced under one set of rules and used under another.
 
 
-_inside = jax.make_user_context(None)
+_ACTIVE_RULES = jax.make_user_context(None)
 
 
 def pinning(table: Table | None) -> AbstractContextManager[Any]:
-    """Within it, results are pinned by these rules."""
-    manager: AbstractContextManager[Any] = _inside(tuple(table.items()) if table else None)
+    """Return a context in which results are constrained by these rules."""
+    manager: AbstractContextManager[Any] = _ACTIVE_RULES(tuple(table.items()) if table else None)
     return manager
 
 
 def pinned(array: Any, dims: Names) -> Any:
-    """A computed array with these dims, its layout stated if rules are in force that speak of one of them."""
-    rules = _inside.value
+    """Return an array with these dims, constrained if the active rules name one of them."""
+    rules = _ACTIVE_RULES.value
     if not rules or not dims:
         return array
     table = dict(rules)
@@ -128,18 +125,25 @@ Tensor: TypeAlias = Union["NamedArray", Any]  # named, or an ordinary scalar arr
 
 
 def _both_ways(fn: Callable[..., Any]) -> tuple[Callable[[Any, Any], Tensor], Callable[[Any, Any], Tensor]]:
-    """The operator of ``fn`` with the tensor on the left, and on the right."""
+    """Return the binary operator of ``fn`` and its reflected version."""
     return lambda x, y: lift(fn, x, y), lambda x, y: lift(fn, y, x)
 
 
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False, repr=False)
 class NamedArray:
-    """An array and the names of its dims, in order.
+    """An array and the names of its dims, in order; made by :func:`named`.
+
+    Arithmetic operators, comparisons and ``abs`` work as on arrays, with operands that meet by name.
 
     Args:
-      held: what a pytree put here: the array, or whatever a ``tree.map`` made of it.
+      held: the array, or whatever a ``tree.map`` put in its place.
       dims: one name per dim of the array, none twice.
+
+    Example:
+      >>> x = md.named(jnp.zeros((32, 512)), "batch embed")
+      >>> (x.dims, x.shape["embed"], x.array.shape)
+      (('batch', 'embed'), 512, (32, 512))
     """
 
     held: Any
@@ -170,16 +174,16 @@ class NamedArray:
         return self.held.dtype
 
     def astype(self, dtype: Any) -> "NamedArray":
-        """The same tensor in another dtype."""
+        """Return the tensor in another dtype."""
         return NamedArray(self.array.astype(dtype), self.dims)
 
     def tree_flatten_with_keys(self) -> tuple[tuple[tuple[GetAttrKey, Any]], Names]:
-        """The array is the only leaf; the names are structure."""
+        """Return the array as the only leaf; the names are structure."""
         return ((GetAttrKey("array"), self.held),), self.dims
 
     @classmethod
     def tree_unflatten(cls, dims: Names, leaves: Iterable[Any]) -> "NamedArray":
-        """Whatever a pytree operation puts in the array's place."""
+        """Return a tensor with whatever a pytree operation puts in the array's place."""
         (held,) = leaves
         return cls(held, dims)
 
@@ -251,17 +255,17 @@ class NamedArray:
 
 
 def wrap(array: Any, dims: Names) -> Tensor:
-    """The array with these names; itself if there are none."""
+    """Return the array with these names; the plain array if there are none."""
     return NamedArray(array, dims) if dims else array
 
 
 def computed(array: Any, dims: Names) -> Tensor:
-    """A result with these dims; the layout rules in force for results hold for it."""
+    """Return a result with these dims, constrained by the active rules."""
     return wrap(pinned(array, dims), dims)
 
 
 def read(x: Any) -> Tensor:
-    """An operand: a named tensor (also in a flax variable) or a scalar; DimError for arrays without names."""
+    """Return an operand: a named tensor (also of a flax variable) or a scalar; DimError for arrays without names."""
     if isinstance(x, NamedArray):
         return x
     x = x.get_value() if hasattr(x, "get_value") else x
@@ -273,14 +277,15 @@ def read(x: Any) -> Tensor:
 
 
 def given(x: Any) -> str:
-    """What was given instead of what is wanted."""
+    """Return what was given, for an error: ``"[batch=32] is a tensor"`` or ``"3 is an int"``."""
     return f"{described(x)} is a tensor" if isinstance(x, NamedArray) else is_a(x)
 
 
 def sizes_of(operands: Sequence[Any], free: Names = (), first: int = 0) -> dict[str, int]:
-    """Sizes by name over all operands; DimError shows both tensors where two differ, but in ``free`` dims.
+    """Return the sizes of all dims by name; DimError shows two tensors whose sizes differ, except in ``free`` dims.
 
-    ``first`` is where the operands begin among the arguments that the user wrote.
+    Args:
+      first: position of the first operand among the arguments of the user's call.
     """
     found: dict[str, tuple[int, int]] = {}
     for i, x in enumerate(operands):
@@ -292,7 +297,7 @@ def sizes_of(operands: Sequence[Any], free: Names = (), first: int = 0) -> dict[
 
 
 def lift(fn: Callable[..., Any], *operands: Any, first: int = 0) -> Tensor:
-    """``fn``, elementwise on arrays, on operands that meet by name; ``first`` as in :func:`sizes_of`."""
+    """Return the elementwise ``fn`` of operands that meet by name; ``first`` as in :func:`sizes_of`."""
     read_in = [read(x) for x in operands]
     sizes = sizes_of(read_in, first=first)
     dims = common_order(x.dims for x in read_in if isinstance(x, NamedArray))
@@ -309,7 +314,7 @@ def _conflict(name: str, operands: Sequence[Any], pair: tuple[int, int], called:
 
 
 def _sized(x: NamedArray) -> str:
-    """The dims with their sizes, whatever is held."""
+    """Return the dims with their sizes; without sizes if the held value has another rank."""
     sizes = getattr(x.held, "shape", ())
     return shown(x.dims, sizes) if len(sizes) == len(x.dims) else " ".join(x.dims)
 
@@ -336,17 +341,24 @@ def _stripped(dims: Names, held: Any) -> list[str]:
 
 
 # ---- Operands --------------------------------------------------------------------------------------------------------
-# How names come to arrays, and how an operation finds the dims it is asked to work over.
+# Names given to arrays, and the operands and dims of an operation.
 
 
 def named(array: Any, dims: DimsLike) -> Tensor:
-    """The array with names for its dims.
+    """Return the array with names for its dims.
 
     Args:
-      array: an array, or ``jax.ShapeDtypeStruct``, or what ``jax.numpy.asarray`` takes.
-      dims: one name per dim, ``"batch seq"``; where a size is stated it has to be the array's.
+      array: an array, a ``jax.ShapeDtypeStruct``, or anything that ``jax.numpy.asarray`` takes.
+      dims: one name per dim, ``"batch seq"``; a size, ``"batch=32 seq"``, has to be the array's.
 
-    Raises DimError if the names are not as many as the array's dims, or a size is another.
+    Returns:
+      A named tensor of the array's shape and dtype; a scalar array is returned as it is.
+
+    Raises:
+      DimError: the number of names is not that of dims, or a size differs.
+
+    Example:
+      >>> x = md.named(tokens, "batch seq")
     """
     if isinstance(array, NamedArray):
         raise fail(f"{described(array)} has names; md.rename changes them, .array is the plain array")
@@ -354,14 +366,14 @@ def named(array: Any, dims: DimsLike) -> Tensor:
     wanted, shape = read_dims(dims), tuple(array.shape)
     if len(wanted) != len(shape):
         raise fail(f"{len(wanted)} names [{wanted}] for an array of {len(shape)} dims, shape {shape}")
-    off = [(n, size) for n, size in zip(wanted, shape, strict=True) if wanted.stated(n) not in (None, size)]
+    off = [(n, size) for n, size in zip(wanted, shape, strict=True) if wanted.size_of(n) not in (None, size)]
     if off:
         raise fail([f"{n} is {size} in the array of shape {shape}, {n}={wanted[n]} in the names" for n, size in off])
     return wrap(array, wanted.names)
 
 
 def named_operand(x: Any) -> NamedArray:
-    """An operand that has to have dims."""
+    """Return an operand that must have dims; DimError otherwise."""
     x = read(x)
     if isinstance(x, NamedArray):
         return x
@@ -369,7 +381,7 @@ def named_operand(x: Any) -> NamedArray:
 
 
 def positions_of(x: Any, first: int = 0) -> Tensor:
-    """An operand of whole numbers, which may have dims; ``first`` as in :func:`axes`."""
+    """Return an operand of integers, with or without dims; ``first`` as in :func:`axes`."""
     x = read(x)
     dtype = jnp.result_type(x.array if isinstance(x, NamedArray) else x)
     if not jnp.issubdtype(dtype, jnp.integer):
@@ -379,7 +391,7 @@ def positions_of(x: Any, first: int = 0) -> Tensor:
 
 
 def number(x: Any, argument: str) -> Any:
-    """An argument that is one number, traced or not."""
+    """Return an argument that must be one number, traced or not."""
     x = read(x)
     if isinstance(x, NamedArray):
         raise fail(f"{argument} is one number, not a tensor with dims {described(x)}")
@@ -387,7 +399,7 @@ def number(x: Any, argument: str) -> Any:
 
 
 def one_name(given: DimsLike, argument: str = "over") -> str:
-    """The name where an argument takes one dim."""
+    """Return the name in an argument that takes one dim."""
     names = read_names(given)
     if len(names) != 1:
         raise fail(f"one dim is wanted here, not {len(names)}: {argument}={' '.join(names)!r}")
@@ -395,25 +407,26 @@ def one_name(given: DimsLike, argument: str = "over") -> str:
 
 
 def is_whole(n: Any) -> bool:
-    """Whether it is a whole number that is known while the step is traced; no bool."""
+    """Return whether ``n`` is an integer that is known while the step is traced, and no bool."""
     return isinstance(n, int | np.integer) and not isinstance(n, bool)
 
 
 def is_position(n: Any) -> bool:
-    """Whether it is a whole number, also one in an array without dims, traced or not."""
+    """Return whether ``n`` is an integer or a scalar array of one, traced or not."""
     scalar = getattr(n, "shape", None) == () and jnp.issubdtype(n.dtype, jnp.integer)
     return scalar or is_whole(n)
 
 
 def is_pair(widths: Any) -> bool:
-    """Whether it is what is added before and after."""
+    """Return whether ``widths`` is a pair of integers: (before, after)."""
     return isinstance(widths, tuple | list) and len(widths) == 2 and all(map(is_whole, widths))
 
 
 def axes(x: NamedArray, over: DimsLike | None, first: int = 0) -> tuple[int, ...]:
-    """Positions of the dims ``over``, all where that is None; DimError with the nearest name.
+    """Return the positions of the dims ``over``, all for None; DimError with the nearest name.
 
-    ``first`` is where ``x`` stands among the arguments that the user wrote.
+    Args:
+      first: position of ``x`` among the arguments of the user's call.
     """
     if over is None:
         return tuple(range(len(x.dims)))
@@ -426,32 +439,31 @@ def axes(x: NamedArray, over: DimsLike | None, first: int = 0) -> tuple[int, ...
 
 
 def axis(x: NamedArray, over: DimsLike, first: int = 0) -> int:
-    """Position of one dim."""
+    """Return the position of one dim."""
     return axes(x, (one_name(over),), first)[0]
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
-# Names of dims in a tree of arguments, whoever wrote them.
-#
-# A named tensor says its own. A flax model says them in metadata, and needs no rewriting:
+# Names of dims in a tree of arguments: those of named tensors, and those in the metadata of a flax model, which need not
+# be rewritten:
 #
 # * ``nnx.Param(value, out_sharding=("embed", "hidden"))``, or ``nnx.with_partitioning`` around an
 #   initialiser, in the variables of ``nnx.state(model)`` and of the optimizer state made from them;
 # * ``nn.with_partitioning`` and ``nn.with_logical_partitioning``: linen's boxes, and optax states of them.
 #
-# flax is not imported: what has these attributes is read.
+# flax is not imported; objects are recognised by these attributes.
 
 
-METADATA = ("out_sharding", "sharding_names", "sharding")  # flax's names for it, newest first
+METADATA = ("out_sharding", "sharding_names", "sharding")  # keys of dim names in flax's versions, newest first
 
 
 def has_names(node: Any) -> bool:
-    """Whether a node of a tree says the names of the array below it."""
+    """Return whether a node of a tree names the dims of the array below it."""
     return names_of(node) is not None
 
 
 def names_of(node: Any) -> Names | None:
-    """The names of the dims of the array below this node, "" for a dim without one; None if it says none."""
+    """Return the names of the dims of the array below a node, "" for a dim without one; None if it has none."""
     if isinstance(node, NamedArray):
         return node.dims
     if hasattr(node, "get_metadata") and hasattr(node, "get_value"):
@@ -466,9 +478,9 @@ def _of_variable(variable: Any) -> Names | None:
     if isinstance(value, NamedArray):
         return value.dims
     metadata = variable.get_metadata()
-    stated = next((metadata[key] for key in METADATA if metadata.get(key) is not None), None)
-    return _texts(stated) if isinstance(stated, tuple) else None
+    names = next((metadata[key] for key in METADATA if metadata.get(key) is not None), None)
+    return _texts(names) if isinstance(names, tuple) else None
 
 
-def _texts(stated: Any) -> Names:
-    return tuple(name if isinstance(name, str) else "" for name in stated)
+def _texts(names: Any) -> Names:
+    return tuple(name if isinstance(name, str) else "" for name in names)

@@ -1,10 +1,10 @@
-"""Dims: names of a tensor's dims, in order, each with its size where that is stated.
+"""``Dims``: names of a tensor's dims, in order, each with or without a size.
 
     dims ::= [ dim { (" " | ",") dim } ]
     dim  ::= name [ "=" size ]
 
-One value serves all: ``"batch seq embed"`` names what an array has, ``"embed=512 hidden=2048"``
-says what to make, and a model's sizes are read from where they stand once:
+The same notation names the dims of an array (``"batch seq embed"``), defines new tensors (``"embed=512 hidden=2048"``),
+and keeps the sizes of a model in one place:
 
     sizes = md.dims("embed=512 heads=8 head=64")
     md.normal(key, sizes("embed heads head"))        # the sizes of these three
@@ -24,10 +24,12 @@ DimsLike: TypeAlias = Union[str, "Dims", Iterable[str]]
 
 
 class Dims:
-    """Names in order, with sizes: iterating gives the names, ``dims["embed"]`` a size, ``dims("a b")`` some of them.
+    """Names in order, with sizes; made by :func:`dims`.
+
+    Iteration yields the names, ``sizes["embed"]`` is a size, ``sizes("a b")`` are the dims of these names.
 
     Args:
-      sizes: by name; None where the size is not stated.
+      sizes: sizes by name; None for a dim without a size.
     """
 
     __slots__ = ("_sizes",)
@@ -43,16 +45,16 @@ class Dims:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes, in order; DimError where one is not stated."""
+        """The sizes, in order; DimError if a dim has none."""
         return tuple(self[name] for name in self._sizes)
 
     @property
     def size(self) -> int:
-        """Elements in all; DimError where a size is not stated."""
+        """The product of all sizes; DimError if a dim has none."""
         return prod(self.sizes)
 
-    def stated(self, name: str) -> int | None:
-        """The size of one dim if it is stated."""
+    def size_of(self, name: str) -> int | None:
+        """Return the size of one dim; None if it has none."""
         return self._sizes.get(name)
 
     def __getitem__(self, name: str) -> int:
@@ -64,7 +66,7 @@ class Dims:
         return size
 
     def __call__(self, names: DimsLike) -> "Dims":
-        """The dims of these names, with the sizes that stand here."""
+        """Return the dims of these names, with their sizes here."""
         wanted = read_dims(names)
         missing = [f"no dim {name!r} in [{self}]{nearest(name, self.names)}" for name in wanted if name not in self]
         if missing:
@@ -104,12 +106,24 @@ class Dims:
 
 
 def dims(text: DimsLike) -> Dims:
-    """The dims of ``"batch seq embed"`` or ``"embed=512 hidden=2048"``; NotationError with a caret otherwise."""
+    """Return the dims of a text.
+
+    Args:
+      text: names with or without sizes, ``"batch seq embed"`` or ``"embed=512 hidden=2048"``, or an iterable of such.
+
+    Raises:
+      NotationError: the text is not one of dims; the message marks the place with a caret.
+
+    Example:
+      >>> sizes = md.dims("embed=512 heads=8 head=64")
+      >>> sizes["embed"], sizes("heads head").size
+      (512, 512)
+    """
     return read_dims(text)
 
 
 def read_dims(given: DimsLike) -> Dims:
-    """What a user wrote for dims, text or names, as the one value."""
+    """Return the dims of an argument: dims, a text, or an iterable of names."""
     if isinstance(given, Dims):
         return given
     if isinstance(given, str):
@@ -120,7 +134,7 @@ def read_dims(given: DimsLike) -> Dims:
 
 
 def read_names(given: DimsLike) -> tuple[str, ...]:
-    """The names of what a user wrote for dims."""
+    """Return the names of an argument for dims."""
     return read_dims(given).names
 
 
@@ -139,7 +153,7 @@ def _parse(text: str) -> Dims:
 def _add(found: dict[str, int | None], match: re.Match[str], text: str) -> None:
     name, equals, size = match.groups()
     if not name.isidentifier():
-        raise _error(text, match.start(1), f"{name!r} is no name of a dim; write letters, digits and _")
+        raise _error(text, match.start(1), f"{name!r} is not a name of a dim; write letters, digits and _")
     if name in found:
         raise _error(text, match.start(1), f"dim {name!r} is named twice")
     if equals and not (size.isdecimal() and int(size) >= 1):

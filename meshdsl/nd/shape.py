@@ -1,4 +1,11 @@
-"""Dims renamed, ordered, split and merged; tensors joined."""
+"""Rearrange, join and index tensors with named dims.
+
+    q = md.split(x, embed="heads=8 head")                  # [batch seq embed] -> [batch seq heads head]
+    embedded = md.take(table, tokens, over="vocab")        # table[vocab embed] tokens[batch seq]
+
+Functions take and return named tensors; dims are given by name, never by position. They raise DimError for a dim that a
+tensor lacks, would have twice, or has in another size.
+"""
 
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -30,11 +37,11 @@ from meshdsl.nd.named_array import (
 )
 from meshdsl.nd.named_dims import DimsLike, read_dims, read_names
 
-# ---- Shape -----------------------------------------------------------------------------------------------------------
+# ---- Rename, order, split, merge, join -------------------------------------------------------------------------------
 
 
 def rename(x: Any, /, **new: str) -> Tensor:
-    """``x`` with other names: ``md.rename(x, seq="key")``; the array is the same."""
+    """Return ``x`` with other names for dims: ``md.rename(x, seq="key")``; the array is the same."""
     x = named_operand(x)
     axes(x, tuple(new))
     names = tuple(one_name(new[name], name) if name in new else name for name in x.dims)
@@ -45,7 +52,7 @@ def rename(x: Any, /, **new: str) -> Tensor:
 
 
 def order(x: Any, dims: DimsLike) -> Tensor:
-    """``x`` with its dims in this order, all of them named."""
+    """Return ``x`` transposed to this order of dims; all are named: ``md.order(x, "batch heads seq head")``."""
     x = named_operand(x)
     names = read_names(dims)
     axes(x, names)
@@ -56,7 +63,11 @@ def order(x: Any, dims: DimsLike) -> Tensor:
 
 
 def split(x: Any, /, **parts: DimsLike) -> Tensor:
-    """Dims split in place, major part first: ``md.split(x, embed="heads=8 head")``; one size may be left out."""
+    """Return ``x`` with dims split in place, major part first; one size may be omitted.
+
+    Example:
+      >>> md.split(x, embed="heads=8 head")     # [batch embed] -> [batch heads head]
+    """
     x = named_operand(x)
     axes(x, tuple(parts))
     read_in = {name: _completed(x, name, text) for name, text in parts.items()}
@@ -65,9 +76,12 @@ def split(x: Any, /, **parts: DimsLike) -> Tensor:
 
 
 def merge(x: Any, /, **parts: DimsLike) -> Tensor:
-    """Dims merged into one, major first, where the first of them stands: ``md.merge(x, embed="heads head")``.
+    """Return ``x`` with dims merged into one, major first, at the place of the first.
 
-    Dims that do not stand side by side in this order are transposed first.
+    Dims that are not adjacent in this order are transposed first.
+
+    Example:
+      >>> md.merge(x, embed="heads head")       # [batch heads head] -> [batch embed]
     """
     x = named_operand(x)
     for new, text in parts.items():
@@ -80,13 +94,13 @@ def merge(x: Any, /, **parts: DimsLike) -> Tensor:
 
 
 def broadcast(x: Any, dims: DimsLike) -> Tensor:
-    """``x`` repeated along the dims that it lacks: ``md.broadcast(x, "batch=32 embed")``; all dims are named."""
+    """Return ``x`` repeated along the dims that it lacks; all dims are named: ``md.broadcast(x, "batch=32 embed")``."""
     x, wanted = read(x), read_dims(dims)
     known = sizes_of([x])
     absent_here = [name for name in known if name not in wanted]
     if absent_here:
         raise fail(f"[{wanted}] lacks dim {absent_here[0]!r} of {labels(1)[0]}{described(x)}")
-    off = [name for name in known if wanted.stated(name) not in (None, known[name])]
+    off = [name for name in known if wanted.size_of(name) not in (None, known[name])]
     if off:
         raise fail(f"{off[0]}={wanted[off[0]]} is asked of {labels(1)[0]}{described(x)}")
     shape = tuple(known[name] if name in known else wanted[name] for name in wanted)
@@ -95,7 +109,7 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
 
 
 def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
-    """The tensors one after the other along one dim; the order of dims is the first's."""
+    """Return the tensors concatenated along one dim; the order of dims is that of the first tensor."""
     read_in = [named_operand(x) for x in _listed(tensors)]
     name = one_name(over)
     rows = [absent(name, label, x) for label, x in _labelled(read_in) if name not in x.dims]
@@ -109,7 +123,7 @@ def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
 
 
 def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
-    """The tensors, all of the same dims, along a new leading dim: ``md.pack([x, y], over="layers")``."""
+    """Return tensors of equal dims stacked along a new leading dim: ``md.pack([x, y], over="layers")``."""
     read_in, over = [read(x) for x in _listed(tensors)], one_name(over)
     dims = read_in[0].dims if isinstance(read_in[0], NamedArray) else ()
     rows = _unlike([x for x in read_in if isinstance(x, NamedArray)])
@@ -123,7 +137,7 @@ def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
 
 
 def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
-    """``x`` longer along some dims, by elements before and after: ``md.padded(x, seq=(1, 0))``."""
+    """Return ``x`` padded with ``value``, by elements before and after per dim: ``md.padded(x, seq=(1, 0))``."""
     x = named_operand(x)
     axes(x, tuple(widths))
     rows = [
@@ -137,7 +151,7 @@ def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
 
 
 def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
-    """``x`` moved on by ``shift`` positions along one dim, the last ones to the front."""
+    """Return ``x`` rotated by ``shift`` positions along one dim; elements beyond the end move to the front."""
     x = named_operand(x)
     if not is_position(shift):
         raise fail(f"shift: {is_a(shift)}, not a number of positions")
@@ -145,20 +159,20 @@ def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
 
 
 def flip(x: Any, over: DimsLike) -> Tensor:
-    """``x`` from the last to the first along these dims."""
+    """Return ``x`` in reverse order along these dims."""
     x = named_operand(x)
     return wrap(jnp.flip(x.array, axes(x, over)), x.dims)
 
 
 def _completed(x: NamedArray, name: str, text: DimsLike) -> tuple[tuple[str, int], ...]:
-    """The parts of one dim with their sizes, the one left out among them."""
+    """Return the parts of one dim with their sizes, the omitted one included."""
     parts, whole = read_dims(text), x.shape[name]
-    stated = [size for part in parts if (size := parts.stated(part)) is not None]
+    stated = [size for part in parts if (size := parts.size_of(part)) is not None]
     missing = len(parts) - len(stated)
     if missing > 1 or whole % prod(stated) or (not missing and prod(stated) != whole):
         remedy = "the sizes of all parts but one have to be stated, and to multiply to it"
         raise fail(f"{name}={whole} of {labels(1)[0]}{described(x)} does not split into [{parts}]; {remedy}")
-    return tuple((part, parts.stated(part) or whole // prod(stated)) for part in parts)
+    return tuple((part, parts.size_of(part) or whole // prod(stated)) for part in parts)
 
 
 def _merged(x: NamedArray, new: str, names: Sequence[str]) -> NamedArray:
@@ -181,7 +195,7 @@ def _reshaped(x: NamedArray, pairs: Sequence[tuple[str, int]]) -> NamedArray:
 
 
 def _listed(tensors: Sequence[Any]) -> Sequence[Any]:
-    """The tensors that are joined, at least one."""
+    """Return the tensors to join as a list; DimError if there are none."""
     if isinstance(tensors, NamedArray) or not (isinstance(tensors, Iterable) and (found := list(tensors))):
         raise fail(f"{given(tensors)}, where a list of tensors is joined, at least one: [x, y]")
     return found
@@ -192,21 +206,22 @@ def _labelled(tensors: Sequence[NamedArray]) -> list[tuple[str, NamedArray]]:
 
 
 def _unlike(tensors: Sequence[NamedArray]) -> list[str]:
-    """A fault if the tensors have not all the same dims."""
+    """Return a fault if the tensors do not all have the same dims."""
     shown = [f"{label}{described(x)}" for label, x in _labelled(tensors)]
     same = all(set(x.dims) == set(tensors[0].dims) for x in tensors)
     return [] if same else [f"tensors that are joined have the same dims, not {', '.join(shown)}"]
 
 
-# ---- Index -----------------------------------------------------------------------------------------------------------
-# Elements picked by name: positions and slices, rows of a table, the largest, the order of elements.
+# ---- Index and sort --------------------------------------------------------------------------------------------------
 
 
 def index(x: Any, /, **at: Any) -> Tensor:
-    """Positions and slices by name: ``md.index(x, seq=-1, embed=slice(0, 64))``.
+    """Return elements at positions and slices by name; a position removes its dim, a slice keeps it.
 
-    A position takes its dim away, a slice keeps it. Positions may be traced scalars;
-    for tensors of positions there is :func:`take`.
+    Positions may be traced scalars; for tensors of positions see :func:`take`.
+
+    Example:
+      >>> md.index(x, seq=-1, embed=slice(0, 64))
     """
     x = named_operand(x)
     axes(x, tuple(at))
@@ -220,12 +235,17 @@ def index(x: Any, /, **at: Any) -> Tensor:
 
 
 def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
-    """The elements of ``x`` at these positions along one dim, which gives way to the dims of ``positions``.
+    """Return the elements of ``x`` at these positions along one dim, which is replaced by the dims of ``positions``.
 
         md.take(table, tokens, over="vocab")     table[vocab embed] tokens[batch seq] -> [batch seq embed]
         md.take(logits, labels, over="vocab")    logits[batch vocab] labels[batch] -> [batch]
 
-    Dims that both have are walked along together, as in the second line.
+    Dims that both tensors have are batch dims, as in the second line.
+
+    Args:
+      x: a named tensor.
+      positions: integers, with or without dims.
+      over: the dim of ``x`` that the positions index.
     """
     x, positions = named_operand(x), positions_of(positions, first=1)
     at = axis(x, over)
@@ -239,9 +259,15 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
 
 
 def update(x: Any, part: Any, /, **start: Any) -> Tensor:
-    """``x`` with ``part`` written over it, from these positions on: ``md.update(cache, keys, seq=length)``.
+    """Return ``x`` with ``part`` written over it, starting at these positions.
 
-    ``part`` has the dims of ``x``; from where it starts in those that are not named is 0.
+    Args:
+      x: a named tensor.
+      part: a tensor with the dims and the dtype of ``x``.
+      **start: start position per dim, traced or not; 0 for dims that are not named.
+
+    Example:
+      >>> cache = md.update(cache, keys, seq=length)
     """
     x, part = named_operand(x), named_operand(part)
     axes(x, tuple(start))
@@ -259,7 +285,7 @@ def update(x: Any, part: Any, /, **start: Any) -> Tensor:
 
 
 def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest elements along one dim, largest first, and their positions; the dim then has size ``k``."""
+    """Return the ``k`` largest elements along one dim, in descending order, and their positions; its size is ``k``."""
     x = named_operand(x)
     at = axis(x, over)
     size = x.array.shape[at]
@@ -272,19 +298,19 @@ def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
 
 
 def sort(x: Any, over: DimsLike, descending: bool = False) -> Tensor:
-    """The elements in rising order along one dim."""
+    """Return the elements in ascending order along one dim."""
     x = named_operand(x)
     return wrap(jnp.sort(x.array, axis=axis(x, over), descending=descending), x.dims)
 
 
 def argsort(x: Any, over: DimsLike, descending: bool = False) -> Tensor:
-    """Positions that put the elements in rising order along one dim."""
+    """Return the positions that sort the elements in ascending order along one dim."""
     x = named_operand(x)
     return wrap(jnp.argsort(x.array, axis=axis(x, over), descending=descending), x.dims)
 
 
 def _bad_position(x: NamedArray, name: str, i: Any, count: int = 1) -> list[str]:
-    """A fault if ``count`` elements from this position on are none of the dim's, as far as the position is known."""
+    """Return a fault if ``count`` elements from this position on are out of range, if the position is known."""
     size = x.shape[name]
     if not is_position(i):
         return [

@@ -1,10 +1,10 @@
-"""Convolutions and pooling: windows that slide along named dims.
+"""Convolution and pooling: windows that slide along named dims.
 
     md.conv(images, kernel, over="height width", sum="channels")
         images[batch height width channels] kernel[height width channels filters] -> [batch height width filters]
 
-The dims ``over`` slide, ``sum`` is multiplied and summed away, the kernel's other dim is new and stands
-where ``sum`` stood; any order of dims will do, nothing is transposed.
+The window slides along the dims ``over``, the dim ``sum`` is contracted, and the kernel's other dim takes its place.
+Any order of dims is accepted; nothing is transposed.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,18 +45,27 @@ def conv(
     groups: int = 1,
     precision: Any = None,
 ) -> Tensor:
-    """A convolution along dims, as ``lax.conv_general_dilated``.
+    """Return a convolution along dims, as ``lax.conv_general_dilated``.
 
     Args:
-      x: one dim besides ``over`` and ``sum``: the batch.
-      kernel: one dim besides them: what is made.
-      over: the dims along which the kernel slides; their sizes in the kernel are the window's.
-      sum: the dim that is summed; with ``groups`` its size in the kernel is that of one group.
-      stride: steps of the window, one for all or one per dim of ``over``.
-      padding: "SAME", "VALID", or (before, after) per dim of ``over``.
-      dilation: distance of the kernel's elements, one for all or one per dim.
-      groups: in how many groups ``sum`` and what is made are cut, group by group.
+      x: has one dim besides ``over`` and ``sum``: the batch.
+      kernel: has one dim besides them: the output channels. Its sizes along ``over`` are those of the window.
+      over: the dims along which the kernel slides.
+      sum: the contracted dim, the input channels; with ``groups``, its size in the kernel is that of one group.
+      stride: step of the window, one for all dims or one per dim of ``over``.
+      padding: "SAME", "SAME_LOWER", "VALID", or (before, after) per dim of ``over``.
+      dilation: distance of the kernel's elements, one for all dims or one per dim.
+      groups: number of groups that input and output channels are divided into.
       precision: as in ``jax.numpy.einsum``.
+
+    Returns:
+      A tensor with the dims of ``x``, where the output channels replace ``sum``.
+
+    Raises:
+      DimError: a dim is missing, superfluous or of a size that does not fit.
+
+    Example:
+      >>> md.conv(images, kernel, over="height width", sum="channels")
     """
     x, kernel, space, summed = named_operand(x), named_operand(kernel), read_names(over), one_name(sum, "sum")
     batch, made = _rest("x", x, (*space, summed)), _rest("kernel", kernel, (*space, summed))
@@ -91,14 +100,14 @@ def conv(
 
 
 def max_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
-    """The largest element of each window along these dims; ``stride`` is the window's size if not given."""
+    """Return the largest element of each window along these dims; ``stride`` defaults to the window's size."""
     x = named_operand(x)
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     return _pool(x, lax.max, np.array(least, x.dtype), over, window, stride, padding)
 
 
 def sum_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
-    """The sum of each window along these dims."""
+    """Return the sum of each window along these dims; ``stride`` defaults to the window's size."""
     x = named_operand(x)
     return _pool(x, lax.add, 0, over, window, stride, padding)
 
@@ -125,7 +134,7 @@ def _pool(
 
 
 def _rest(label: str, x: NamedArray, known: Names) -> str:
-    """The one dim besides the known ones."""
+    """Return the one dim besides the known ones."""
     missing = [absent(name, label, x) for name in known if name not in x.dims]
     rest = [name for name in x.dims if name not in known]
     if missing or len(rest) != 1:
@@ -134,7 +143,7 @@ def _rest(label: str, x: NamedArray, known: Names) -> str:
 
 
 def _each(argument: str, steps: Steps, space: Names) -> tuple[int, ...]:
-    """One number per dim, as ``window`` and ``stride`` give them."""
+    """Return one number per dim, for arguments such as ``window`` and ``stride``."""
     given = (steps,) * len(space) if isinstance(steps, int) else steps
     if isinstance(given, tuple | list) and len(given) == len(space) and all(is_whole(n) and n >= 1 for n in given):
         return tuple(given)
@@ -144,7 +153,7 @@ def _each(argument: str, steps: Steps, space: Names) -> tuple[int, ...]:
 
 
 def _around(padding: Padding, space: Names) -> Padding:
-    """What is added around, if it is a word for it or a pair per dim."""
+    """Return the padding if it is a known word or a pair per dim; DimError otherwise."""
     if isinstance(padding, str) and padding.upper() in _PADDINGS:
         return padding
     if isinstance(padding, tuple | list) and len(padding) == len(space) and all(map(is_pair, padding)):
