@@ -444,8 +444,8 @@ def axis(x: NamedArray, over: DimsLike, first: int = 0) -> int:
 
 
 # ---- Names -----------------------------------------------------------------------------------------------------------
-# Names of dims in a tree of arguments: those of named tensors, and those in the metadata of a flax model, which need not
-# be rewritten:
+# Names of dims in a tree of arguments: those of named tensors, and those in the metadata of a flax model, which need
+# not be rewritten:
 #
 # * ``nnx.Param(value, out_sharding=("embed", "hidden"))``, or ``nnx.with_partitioning`` around an
 #   initialiser, in the variables of ``nnx.state(model)`` and of the optimizer state made from them;
