@@ -1,16 +1,15 @@
-"""Walking a planned graph: the one skeleton behind every target.
+"""An interpreter of graphs, parameterised by a target (a visitor): the skeleton behind every way to run a graph.
 
-A target says how a value is kept, how an operand is read and how an operation runs; the walk
-does the rest, loops and conditionals included:
+A target decides how a value is stored, how an operand is read and how an operation runs; the interpreter does the
+rest, loops and conditionals included:
 
     env = inputs
     for op in graph:
         operands = read(op, 0), read(op, 1), ...
-        env += the results of the op's program: structured ones from the table below,
-               all others by the target's ``run``
+        env += results of the op: structured ones from the table below, all others by the target's ``run``
 
-A body is walked by the same target with an environment of its own, because it sees nothing
-of the graph around it but its inputs.
+A body runs under the same target with an environment of its own, since it sees nothing of the graph around it but its
+inputs. The planned program (``program``), the widened check (``numerics``) and the microbatched step run this way.
 """
 
 from abc import ABC, abstractmethod
@@ -21,41 +20,42 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
+from meshdsl.ir.loops import split_operands
 
 Arrays = tuple[jax.Array, ...]
 Program = Callable[["Target", Op, Arrays], Sequence[jax.Array]]
 
 
 class Target(ABC):
-    """An environment for one graph, and the way its operations run."""
+    """An environment for one graph, and how its operations run."""
 
     @abstractmethod
     def inner(self) -> "Target":
-        """The same target with an empty environment, for a body."""
+        """Returns the same target with an empty environment, for a body."""
 
-    def enter(self, body: Graph, consts: int, carries: int, arrays: Arrays) -> Arrays:
-        """What a loop's body starts with, given consts, carries and slices; ``arrays`` as they are by default."""
+    def enter(self, op: Op, arrays: Arrays) -> Arrays:
+        """Returns the inputs of an iteration of loop ``op``, given consts, carries and slices; the same by default."""
         return arrays
 
     def literal(self, x: Literal) -> jax.Array:
-        """A literal as an operand, of exactly its dtype by default."""
+        """Returns a literal as an operand, of exactly its dtype by default."""
         return literal(x)
 
     @abstractmethod
     def define(self, value: Value, array: jax.Array) -> None:
-        """Keep ``array`` as ``value``."""
+        """Stores ``array`` as ``value``."""
 
     @abstractmethod
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
-        """Operand ``index`` of ``op``, which is ``value``, the way ``op`` reads it."""
+        """Returns operand ``index`` of ``op``, which is ``value``, as ``op`` uses it."""
 
     @abstractmethod
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
-        """The results of an operation without bodies."""
+        """Returns the results of an operation without bodies."""
 
 
 def run_graph(graph: Graph, arrays: Sequence[jax.Array], target: Target) -> Arrays:
-    """What ``graph`` returns for ``arrays``, with ``target`` as its empty environment."""
+    """Returns the results of ``graph`` on ``arrays``, with ``target`` as its empty environment."""
     _define(target, graph.inputs, arrays)
     for op in graph.ops[:-1]:
         _define(target, op.outputs, _run(target, op))
@@ -74,7 +74,7 @@ def _operands(target: Target, op: Op) -> Arrays:
 
 
 def literal(x: Literal) -> jax.Array:
-    """A literal as an array of exactly its dtype."""
+    """Returns a literal as an array of exactly its dtype."""
     opaque = jnp.issubdtype(x.dtype, jax.dtypes.extended)
     array: jax.Array = x.value if opaque else jnp.asarray(x.value, dtype=x.dtype)
     return array
@@ -98,30 +98,28 @@ def _same(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
 
 
 def _scan(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
-    (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
-    closed, carry, xs = arrays[:consts], arrays[consts : consts + carries], arrays[consts + carries :]
+    (body,), operands = op.bodies, split_operands(op, arrays)
+    carries = len(operands.carry)
 
     def step(carry: Arrays, slices: Arrays) -> tuple[Arrays, Arrays]:
-        results = run_graph(body, target.enter(body, consts, carries, (*closed, *carry, *slices)), target.inner())
+        results = run_graph(body, target.enter(op, (*operands.consts, *carry, *slices)), target.inner())
         return results[:carries], results[carries:]
 
     options = {name: op.params[name] for name in ("reverse", "unroll") if name in op.params}
-    carry, stacked = lax.scan(step, carry, xs, length=op.params["length"], **options)
+    carry, stacked = lax.scan(step, operands.carry, operands.slices, length=op.params["length"], **options)
     return (*carry, *stacked)
 
 
 def _while(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
-    (condition, body), split = op.bodies, op.params["cond_nconsts"]
-    start = split + op.params["body_nconsts"]
-    asked, closed, carry = arrays[:split], arrays[split:start], arrays[start:]
+    (condition, body), operands = op.bodies, split_operands(op, arrays)
 
-    def goes_on(carry: Arrays) -> jax.Array:
-        return run_graph(condition, (*asked, *carry), target.inner())[0]
+    def holds(carry: Arrays) -> jax.Array:
+        return run_graph(condition, (*operands.condition, *carry), target.inner())[0]
 
     def step(carry: Arrays) -> Arrays:
-        return run_graph(body, target.enter(body, len(closed), len(carry), (*closed, *carry)), target.inner())
+        return run_graph(body, target.enter(op, (*operands.consts, *carry)), target.inner())
 
-    result: Arrays = lax.while_loop(goes_on, step, carry)
+    result: Arrays = lax.while_loop(holds, step, operands.carry)
     return result
 
 
@@ -129,7 +127,8 @@ def _cond(target: Target, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
     def branch(body: Graph) -> Callable[..., Arrays]:
         return lambda *operands: run_graph(body, operands, target.inner())
 
-    result: Arrays = lax.switch(arrays[0], [branch(body) for body in op.bodies], *arrays[1:])
+    operands = split_operands(op, arrays)
+    result: Arrays = lax.switch(operands.predicate[0], [branch(body) for body in op.bodies], *operands.consts)
     return result
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
+from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.rewrite import Table, substitute, values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
@@ -114,10 +115,15 @@ def opaque_copy(x: jax.Array, count: int, axis: str, size: int) -> jax.Array:
 # trip; the barrier computes nothing.
 
 
-def varying(body: Graph, consts: int, carries: int) -> list[int]:
-    """Inputs of a loop's body that change from trip to trip: slices, and carries that are not just handed on."""
-    handed = [i for i in range(carries) if body.returned[i] is body.inputs[consts + i]]
-    return [i for i in range(consts, len(body.inputs)) if i - consts not in handed]
+def varying(op: Op) -> list[int]:
+    """Positions of the inputs of a loop's body that change between iterations: slices, and carries that are updated."""
+    body, found = op.bodies[-1], list[int]()
+    for port in loop_ports(op):
+        changes = port.role in (PortRole.SLICE, PortRole.CARRY)
+        for which, i in port.inputs if changes else ():
+            if which == len(op.bodies) - 1 and not any(body.returned[j] is body.inputs[i] for _, j in port.outputs):
+                found.append(i)
+    return found
 
 
 def gathered_inside(body: Graph, change: Collection[int], solution: Solution) -> list[int]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value
+from meshdsl.ir.graph import Leaf, Literal, Op, TracedProgram, Value
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
@@ -52,9 +52,9 @@ class LocalTarget(Target):
         """An empty environment under the same solution."""
         return LocalTarget(self.solution, self.repeats)
 
-    def enter(self, body: Graph, consts: int, carries: int, arrays: Arrays) -> Arrays:
-        """The body's inputs, with those tied to the trip whose collectives are planned inside the loop."""
-        change = varying(body, consts, carries)
+    def enter(self, op: Op, arrays: Arrays) -> Arrays:
+        """The body's inputs; those with collectives planned inside the loop are tied to the iteration."""
+        body, change = op.bodies[-1], varying(op)
         return tie_to_iteration(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
 
     def define(self, value: Value, array: jax.Array) -> None:

@@ -22,7 +22,7 @@ import jax
 from meshdsl.errors import VerifyError, faults, first_line
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import CompileTarget
-from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_module, compiled_collectives
+from meshdsl.lowering.hlo.collectives import CompiledCollective, collectives_of_module
 from meshdsl.lowering.hlo.dedup import deduplicate
 from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
@@ -148,14 +148,6 @@ class PlannedCollective(Protocol):
     def trips(self) -> int:
         """Executions per step."""
         ...
-
-
-def verify_compiled(planned: Sequence[PlannedCollective], text: str, mesh: Mesh) -> VerifyReport:
-    """Compare planned collectives with the compiled HLO ``text`` of the step.
-
-    Raises VerifyError, with both sides per kind and axes, if they differ.
-    """
-    return equal_or_error(compare(planned, compiled_collectives(text, mesh), mesh), "compiled")
 
 
 def equal_or_error(report: VerifyReport, judged: str) -> VerifyReport:

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
-from meshdsl.lowering.hlo.parse import Instruction, Module
+from meshdsl.lowering.hlo.parse import CALLED, Instruction, Module
 
-_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _NEVER_ONE = ("while", "conditional", "optimization-barrier")  # to XLA, which leaves them alone
 _OWN = re.compile(r"channel_id=\d+|, metadata=\{[^}]*\}|, origin=\{.*?\}\}")
 
@@ -50,7 +49,7 @@ class _Numbered:
 
     def _attributes(self, line: Instruction) -> str:
         plain = _OWN.sub("", line.attributes)
-        return _CALLED.sub(lambda match: f"{match.group(1)}={self.computation(match.group(2))}", plain)
+        return CALLED.sub(lambda match: f"{match.group(1)}={self.computation(match.group(2))}", plain)
 
     def _number(self, key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

@@ -19,7 +19,7 @@ from math import prod
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
-_CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
@@ -131,7 +131,7 @@ def called(line: Instruction) -> list[str]:
     """The computations that an instruction calls, reducers of single elements left out."""
     if line.opcode in _CALLERS:
         branches = (name.strip().lstrip("%") for match in _BRANCHES.findall(line.rest) for name in match.split(","))
-        return [name for _, name in _CALLED.findall(line.rest)] + list(branches)
+        return [name for _, name in CALLED.findall(line.rest)] + list(branches)
     return []
 
 
@@ -139,7 +139,7 @@ def trip_count(loop: Instruction, module: Module) -> int | None:
     """Trip count the compiler knows, else the constant that the condition compares with, else None."""
     if match := _TRIPS.search(loop.rest):
         return int(match.group(1))
-    condition = next(name for role, name in _CALLED.findall(loop.rest) if role == "condition")
+    condition = next(name for role, name in CALLED.findall(loop.rest) if role == "condition")
     lines = list(_all_lines(condition, module))
     bounds = {line.rest.split(")")[0] for line in lines if line.opcode == "constant" and _INTEGER.fullmatch(line.type)}
     compares = [line for line in lines if line.opcode == "compare"]

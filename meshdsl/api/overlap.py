@@ -17,6 +17,7 @@ from math import floor, log2
 
 from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.graph import LOOPS, Graph, Op, TracedProgram, Value
+from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
@@ -114,20 +115,23 @@ class _OverlapWindows:
         now, available = 0.0, dict.fromkeys((v.id for v in graph.inputs), 0.0) | ready
         for op in graph.ops:
             length = self.duration(op, graph.trips)
+            ports = list(loop_ports(op))
+            slices = {port.operand for port in ports if port.role is PortRole.SLICE}
+            stacks = {port.result for port in ports if port.role is PortRole.STACK}
             for i, operand in enumerate(op.inputs):
                 if isinstance(operand, Value):
+                    delay = length / 2 if i in slices else 0.0
                     if op.name == "return":
                         delay = (late or {}).get(i, 0.0)
-                    else:
-                        delay = length / 2 if _reads_slices(op, i) else 0.0
                     window = now + delay - available[operand.id]
                     self.by_value[operand.id] = min(self.by_value.get(operand.id, window), window)
             for i, value in enumerate(op.outputs):
-                available[value.id] = now + (length / 2 if _stacks(op, i) else length)
-            for body in op.bodies:
+                available[value.id] = now + (length / 2 if i in stacks else length)
+            for which, body in enumerate(op.bodies):
                 one = self._iteration(body)
-                ahead = {body.inputs[i].id: -one for i in _available_ahead(op, body)}
-                self.add(body, ahead, {i: one for i in range(len(body.returned)) if _stacks(op, i)})
+                early = [port.inputs for port in ports if port.role in (PortRole.CONST, PortRole.SLICE)]
+                ahead = {body.inputs[i].id: -one for inputs in early for b, i in inputs if b == which}
+                self.add(body, ahead, dict.fromkeys(stacks, one))
             now += length
 
     def duration(self, op: Op, iterations: int) -> float:
@@ -140,23 +144,3 @@ class _OverlapWindows:
 
     def _iteration(self, body: Graph) -> float:
         return sum(self.duration(op, body.trips) for op in body.ops)
-
-
-def _reads_slices(op: Op, i: int) -> bool:
-    """Return whether operand ``i`` is read slice by slice."""
-    return op.name == "scan" and i >= op.params["num_consts"] + op.params["num_carry"]
-
-
-def _stacks(op: Op, i: int) -> bool:
-    """Return whether result ``i`` is made slice by slice."""
-    return op.name == "scan" and i >= op.params["num_carry"]
-
-
-def _available_ahead(op: Op, body: Graph) -> set[int]:
-    """Return the inputs of a loop's body that are available one iteration ahead: all but carries."""
-    if op.name == "scan":
-        first = op.params["num_consts"]
-        return set(range(len(body.inputs))) - set(range(first, first + op.params["num_carry"]))
-    if op.name == "while":
-        return set(range(op.params["cond_nconsts" if body is op.bodies[0] else "body_nconsts"]))
-    return set()

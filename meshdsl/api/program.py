@@ -12,6 +12,7 @@ from typing import Any
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
+from meshdsl.ir.loops import split_operands
 from meshdsl.ir.rewrite import makers_of, origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -117,8 +118,7 @@ def stacked_parameters(program: TracedProgram) -> list[str]:
     found: list[tuple[int, list[str]]] = []
     for op in graph.ops:
         if op.name == "scan" and op.phase == FORWARD:
-            stacks = op.inputs[op.params["num_consts"] + op.params["num_carry"] :]
-            origins = (origin(x, makers) for x in values(stacks))
+            origins = (origin(x, makers) for x in values(split_operands(op, op.inputs).slices))
             found.append((op.params["length"], [paths[x.id] for x in origins if x.id in paths]))
     return max((own for own in found if own[1]), default=(0, []))[1]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from meshdsl.ir.graph import LOOPS, Atom, Graph, Literal, Op, TracedProgram, Value, walk
-from meshdsl.ir.loops import body_operands, carried_inputs
+from meshdsl.ir.graph import LOOPS, Graph, Literal, Op, TracedProgram, Value, walk
+from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports, split_operands
 from meshdsl.ir.rewrite import values
 from meshdsl.ir.solution import Solution
 from meshdsl.layouts.collective_cost import COLLECTIVES
@@ -76,28 +76,30 @@ def turns(op: Op) -> bool:
 
 
 def _by_slice(op: Op) -> list[Value]:
-    """What a scan reads and stacks trip by trip."""
-    if op.name != "scan":
-        return []
-    carried = carried_inputs(op)[0]
-    return [*values(op.inputs[carried.stop :]), *op.outputs[len(carried) :]]
+    """The stacks that a scan reads and writes slice by slice."""
+    ports = [port for port in loop_ports(op) if port.stacked]
+    read = values(op.inputs[port.operand] for port in ports if port.operand != ABSENT)
+    return [*read, *(op.outputs[port.result] for port in ports if port.result != ABSENT)]
 
 
 def _alike(op: Op) -> Iterator[Pair]:
     """Values that are stacks together, if their first dims are as long."""
     if op.bodies:
-        for body, operands, carried in zip(op.bodies, body_operands(op), carried_inputs(op), strict=True):
-            whole = len(operands) if op.name != "scan" else carried.stop
-            yield from _pairs(operands[:whole], body.inputs[:whole])
-            results = body.returned if op.name != "scan" else body.returned[: len(carried)]
-            yield from _pairs(results, op.outputs) if len(results) <= len(op.outputs) else ()
+        for port in loop_ports(op):
+            if not port.stacked and port.role is not PortRole.PREDICATE:
+                yield from _pairs(op, port)
     elif not ends_fusion(op.name) and not turns(op):
         read = list(values(op.inputs))
         yield from ((v, made) for v in read for made in op.outputs)
 
 
-def _pairs(some: Sequence[Atom], others: Sequence[Value]) -> Iterator[Pair]:
-    return ((a, b) for a, b in zip(some, others, strict=False) if isinstance(a, Value))
+def _pairs(op: Op, port: LoopPort) -> Iterator[Pair]:
+    """The operand of a loop and what the bodies take of it, what they return and the result."""
+    if port.operand != ABSENT and isinstance(outer := op.inputs[port.operand], Value):
+        yield from ((outer, op.bodies[body].inputs[i]) for body, i in port.inputs)
+    for body, j in port.outputs:
+        if isinstance(returned := op.bodies[body].returned[j], Value):
+            yield returned, op.outputs[port.result]
 
 
 # ---- Streams ---------------------------------------------------------------------------------------------------------
@@ -350,16 +352,16 @@ class _TaskBuilder:
 
 
 def _scan(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
-    consts, length = op.params["num_consts"], op.params["length"]
-    end = consts + op.params["num_carry"]
-    part, carry = run.maker.part(op.bodies[0]), given[consts:end]
-    stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[end - consts :]]
+    operands, length = split_operands(op, given), op.params["length"]
+    part, carry = run.maker.part(op.bodies[0]), list(operands.carry)
+    carries = len(carry)
+    stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[carries:]]
     for trips in _trips(op):
         places = [length - 1 - i for i in trips] if op.params["reverse"] else list(trips)
-        slices = [(_union([s[i] for i in places]) if len(s) == length else _union(s),) for s in given[end:]]
-        made = run.run(part, [*given[:consts], *carry, *slices], len(places))
-        carry = made[: end - consts]
-        for stack, one in zip(stacked, made[end - consts :], strict=True):
+        slices = [(_union([s[i] for i in places]) if len(s) == length else _union(s),) for s in operands.slices]
+        made = run.run(part, [*operands.consts, *carry, *slices], len(places))
+        carry = made[:carries]
+        for stack, one in zip(stacked, made[carries:], strict=True):
             for i in places:
                 stack[i] = _union(one)
     return [*carry, *map(tuple, stacked)]
@@ -378,15 +380,14 @@ def _trips(op: Op) -> Iterator[Sequence[int]]:
 
 
 def _while(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
-    asked, closed = op.params["cond_nconsts"], op.params["body_nconsts"]
-    trips, start = max(1, op.bodies[1].trips // run.graph.trips), asked + closed
-    run.run(run.maker.part(op.bodies[0]), [*given[:asked], *given[start:]], trips)
-    return run.run(run.maker.part(op.bodies[1]), given[asked:], trips)
+    operands, trips = split_operands(op, given), max(1, op.bodies[1].trips // run.graph.trips)
+    run.run(run.maker.part(op.bodies[0]), [*operands.condition, *operands.carry], trips)
+    return run.run(run.maker.part(op.bodies[1]), [*operands.consts, *operands.carry], trips)
 
 
 def _cond(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     """Every branch, as the plan counts them."""
-    made = [run.run(run.maker.part(body), given[1:]) for body in op.bodies]
+    made = [run.run(run.maker.part(body), split_operands(op, given).consts) for body in op.bodies]
     return [(_union([refs for slices in results for refs in slices]),) for results in zip(*made, strict=True)]
 
 

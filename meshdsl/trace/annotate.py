@@ -25,7 +25,7 @@ import numpy as np
 
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
-from meshdsl.ir.loops import body_operands, carried_inputs
+from meshdsl.ir.loops import LoopPort, PortRole, body_operands, carried_inputs, loop_ports
 from meshdsl.ir.rewrite import makers_of, renumber, value_ids, values
 
 FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
@@ -208,46 +208,49 @@ def _times(op: Op) -> tuple[Sequence[int], bool]:
 
 def counted(op: Op) -> int | None:
     """Returns the iterations of ``while i < stop: i += stride`` if start, stop and stride are literals, else None."""
-    condition, body = op.bodies
+    condition, _ = op.bodies
     test = _made_by(condition, condition.returned[0])
     if test is None or test.name != "lt":
         return None
-    index = _carry_of(condition, test.inputs[0], op.params["cond_nconsts"])
+    index = _carry_of(op, test.inputs[0])
     if index is None or not np.issubdtype(test.inputs[0].dtype, np.integer):
         return None
-    start, stride = _initial(op, index), _stride(body, op.params["body_nconsts"], index)
-    stop = _fixed(op, condition, test.inputs[1])
+    start, stride, stop = _number(op.inputs[index.operand]), _stride(op, index), _fixed(op, test.inputs[1])
     if start is None or stop is None or stride is None or stride <= 0:
         return None
     return max(0, -((start - stop) // stride))
 
 
-def _stride(body: Graph, consts: int, index: int) -> int | None:
-    """The literal that an iteration adds to carry ``index``, if it does nothing else to it."""
-    step = _made_by(body, body.returned[index])
+def _stride(op: Op, carry: LoopPort) -> int | None:
+    """The literal that an iteration adds to a carry, if it does nothing else to it."""
+    before, after = _around_iteration(op, carry)
+    step = _made_by(op.bodies[1], after)
     if step is None or step.name != "add":
         return None
-    carry = body.inputs[consts + index]
-    other = [x for x in step.inputs if x is not carry]
+    other = [x for x in step.inputs if x is not before]
     return _number(other[0]) if len(other) == 1 else None
 
 
-def _fixed(op: Op, condition: Graph, x: Atom) -> int | None:
+def _fixed(op: Op, x: Atom) -> int | None:
     """The number that the condition reads as ``x``: a literal, or a carry that no iteration changes."""
-    index = _carry_of(condition, x, op.params["cond_nconsts"])
-    if index is None:
+    carry = _carry_of(op, x)
+    if carry is None:
         return _number(x)
+    before, after = _around_iteration(op, carry)
+    return _number(op.inputs[carry.operand]) if before is after else None
+
+
+def _carry_of(op: Op, x: Atom) -> LoopPort | None:
+    """The carry of a ``while`` that its condition reads as ``x``."""
+    condition = op.bodies[0]
+    carries = (port for port in loop_ports(op) if port.role is PortRole.CARRY)
+    return next((port for port in carries if condition.inputs[port.inputs[0][1]] is x), None)
+
+
+def _around_iteration(op: Op, carry: LoopPort) -> tuple[Atom, Atom]:
+    """A carry of a ``while`` as its body takes it and as it returns it."""
     body = op.bodies[1]
-    unchanged = body.returned[index] is body.inputs[op.params["body_nconsts"] + index]
-    return _initial(op, index) if unchanged else None
-
-
-def _initial(op: Op, index: int) -> int | None:
-    return _number(op.inputs[op.params["cond_nconsts"] + op.params["body_nconsts"] + index])
-
-
-def _carry_of(graph: Graph, x: Atom, consts: int) -> int | None:
-    return next((i for i, v in enumerate(graph.inputs[consts:]) if v is x), None)
+    return body.inputs[carry.inputs[1][1]], body.returned[carry.outputs[0][1]]
 
 
 def _made_by(graph: Graph, x: Atom) -> Op | None:

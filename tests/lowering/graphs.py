@@ -13,9 +13,16 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, S, Split
 from meshdsl.layouts.reshard import arrange, complete, reshard
+from meshdsl.lowering.hlo.collectives import compiled_collectives
+from meshdsl.lowering.verify import compare, equal_or_error
 
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "copy")
+
+
+def verify_text(planned, text, mesh):
+    """The report on planned collectives and compiled HLO text; VerifyError if they differ."""
+    return equal_or_error(compare(planned, compiled_collectives(text, mesh), mesh), "compiled")
 
 
 def program_of(step, *args):

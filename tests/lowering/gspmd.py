@@ -1,9 +1,8 @@
-"""The peer that the lowering is compared with: the planned program, sharded by the XLA partitioner.
+"""A second target for comparison: the planned program, sharded by the XLA partitioner (GSPMD, Xu et al. 2021).
 
-Nothing is local here: the graph runs on global arrays, and every value that is ``S`` or ``B``
-in the plan carries that layout as a sharding constraint. The compiler inserts the collectives;
-which ones, the plan does not say. Partial values stay unconstrained, because a partial value
-has no sharding. It serves comparison, and programs that have to stay in automatic mode.
+The graph runs on global arrays, and every value that is ``S`` or ``B`` in the plan carries that layout as a sharding
+constraint. The compiler chooses and inserts the collectives. Partial values stay unconstrained, because a partial value
+has no sharding.
 """
 
 from collections.abc import Callable, Sequence

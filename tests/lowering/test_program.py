@@ -11,8 +11,7 @@ from meshdsl.lowering.hlo.collectives import compiled_collectives
 from meshdsl.lowering.numerics import check_numbers
 from meshdsl.lowering.program import sharded_function
 from meshdsl.lowering.shardings import device_mesh, input_layouts, output_layouts, place, shardings
-from meshdsl.lowering.verify import verify_compiled
-from tests.lowering.graphs import Hand, planned, program_of
+from tests.lowering.graphs import Hand, planned, program_of, verify_text
 
 MESH = Mesh(x=4, y=2)
 
@@ -44,7 +43,7 @@ def run_planned(step, args, solution_of, inputs, outputs, mesh=MESH):
     outs = shardings(output_layouts(program, solution), program.graph.returned, devices)
     jitted = jax.jit(sharded_function(program, solution, devices), in_shardings=ins, out_shardings=outs)
     text = jitted.lower(*args).compile().as_text()
-    report = verify_compiled(planned(program, solution), text, mesh)
+    report = verify_text(planned(program, solution), text, mesh)
     got = jitted(*place(args, ins))
     assert [x.sharding for x in got] == list(outs)
     expected = jax.tree.leaves(jax.jit(step)(*args))

@@ -7,8 +7,8 @@ import pytest
 from meshdsl.errors import VerifyError
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.collectives import CompiledCollective
-from meshdsl.lowering.verify import compare, verify_compiled
-from tests.lowering.graphs import Planned
+from meshdsl.lowering.verify import compare
+from tests.lowering.graphs import Planned, verify_text
 
 MESH = Mesh(x=4, y=2, one=1)
 GROUPS = "replica_groups={{0,1},{2,3},{4,5},{6,7}}"
@@ -33,7 +33,7 @@ def test_combined_collectives_are_equal():
         Planned("all-reduce", ("y", "one"), 32, 1),
         Planned("all-gather", ("y",), 128, 1),
     ]
-    report = verify_compiled(planned, TEXT, MESH)
+    report = verify_text(planned, TEXT, MESH)
     assert str(report).splitlines() == [
         "collective           axes                    planned bytes   compiled bytes",
         "all-gather           y                                 128              128",
@@ -44,7 +44,7 @@ def test_combined_collectives_are_equal():
 def test_difference_is_named():
     planned = [Planned("all-reduce", ("y",), 160, 3), Planned("all-gather", ("y",), 128, 1)]
     with pytest.raises(VerifyError) as caught:
-        verify_compiled([*planned, Planned("all-to-all", ("y", "x"), 1024, 2)], TEXT, MESH)
+        verify_text([*planned, Planned("all-to-all", ("y", "x"), 1024, 2)], TEXT, MESH)
     assert str(caught.value).splitlines() == [
         "the compiled program communicates otherwise than planned (bytes per device and step)",
         "  all-reduce           y                                 480              160   differs by -320",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from jax import lax
 
 from meshdsl.ir.graph import Graph, Op
-from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
+from meshdsl.ir.loops import LoopPort, PortRole, body_operands, loop_ports, with_ports
 from meshdsl.ir.rewrite import (
     Table,
     broadcast_params,
@@ -57,14 +57,18 @@ def inline_single_trip_loops(graph: Graph) -> Graph:
 def _repeats(op: Op) -> bool:
     (body,) = op.bodies
     read = {v.id for inner in body.ops for v in values(inner.inputs)}
-    changes = any(v.id in read for v in body.inputs[op.params["num_consts"] :])
-    return not changes and not any(inner.effects for inner in body.ops) and op.params["length"] > 0
+    varies = (i for port in loop_ports(op) if not port.invariant for _, i in port.inputs)
+    return (
+        not any(body.inputs[i].id in read for i in varies)
+        and not any(inner.effects for inner in body.ops)
+        and op.params["length"] > 0
+    )
 
 
 def _inlined(op: Op, table: Table) -> Iterator[Op]:
     """The operations of the only iteration; adds the replacements of the loop's results to ``table``."""
-    body, inputs = op.bodies[1], op.inputs[op.params["cond_nconsts"] :]
-    inside: Table = {v.id: x for v, x in zip(body.inputs, inputs, strict=True)}
+    body = op.bodies[1]
+    inside: Table = {v.id: x for v, x in zip(body.inputs, body_operands(op)[1], strict=True)}
     for inner in body.ops[:-1]:
         yield substitute(inner, inside)
     table.update((v.id, look_up(x, inside)) for v, x in zip(op.outputs, body.returned, strict=True))
