@@ -48,7 +48,7 @@ def test_on_many_axes_the_bound_is_seen_in_parts_when_time_is_up():
         best, bound = searched(model)
         bounds.append(bound)
         assert clock.has_stopped == (clock.seconds is not None)
-    seen = sum(Certificate(NetworkBuilder(part), part.seen(best)).bound for part in projections(model))
+    seen = sum(Certificate(NetworkBuilder(each.model), each.plan(best)).bound for each in projections(model))
     assert bounds[1] == pytest.approx(model.scale.seconds(seen))
     assert 0 < bounds[1] < bounds[0]
 

@@ -213,7 +213,7 @@ def bound_on_many_axes(model: Model, best: CostedPlan, quick: bool) -> float:
         if is_light(certificate):
             raise_bound(certificate, prune=True)
             return rebuild_and_raise(certificate, enough=limits.bounds_wide_gap).bound
-    return sum(raise_bound(Certificate(NetworkBuilder(part), part.seen(best))) for part in projections(model))
+    return sum(raise_bound(Certificate(NetworkBuilder(each.model), each.plan(best))) for each in projections(model))
 
 
 def has_few_layouts(model: Model) -> bool:

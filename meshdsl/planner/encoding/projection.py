@@ -1,70 +1,76 @@
-"""A bound for meshes whose joint states are too many: the same problem seen on a part of the axes.
+"""A lower bound for meshes whose joint states are too many: the problem projected on pairs of mesh axes.
 
-The axes are dealt into parts. On each part a plan leaves a trace: the rows that every node takes
-there. A part charges its share of what the nodes cost, whatever the best the other axes could do,
-and of every move between layouts what it costs at least, shared between the parts in which it
-changes something. So the minima of all parts together are no more than any plan costs.
+The axes are divided into parts. On each part a plan has a projection: the rows that every node takes there. Every part
+counts its share of the cost of each node, minimised over the other axes, and of every reshard step between layouts at
+least its cost, divided among the parts in which it changes a placement. So the sum of the minima of all parts is no
+more than the cost of any plan.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
-from meshdsl.planner.costs.reshard_cost import Axes, Groups, LayoutDomains, ReshardCosts
+from meshdsl.layouts.placement import REDUCTIONS
+from meshdsl.planner.costs.reshard_cost import Axes, Groups, ReshardCosts
 from meshdsl.planner.objective import CostedPlan
-from meshdsl.planner.problem.model import Model, ReshardCostsByValue, SearchHints
+from meshdsl.planner.problem.model import Model
 from meshdsl.util.arrays import Costs, Ids, object_id
 
 
-class Projection(Model):
-    """A model on one of the parts into which the mesh axes are dealt; its costs are lower bounds."""
+@dataclass(frozen=True)
+class Projection:
+    """A model on one part of the mesh axes, whose costs are lower bounds."""
 
-    def __init__(self, whole: Model, part: Axes, parts: Groups) -> None:
-        self.problem, self.mesh, self.nodes, self.scale = whole.problem, whole.mesh, whole.nodes, whole.scale
-        self.deadline, self.wiring, self.limits = whole.deadline, whole.wiring, whole.limits
-        self.tables, self.axes = whole.tables, tuple(whole.axes[axis] for axis in part)
-        self.orders, self.width, self._part = [self.axes] * len(self.nodes), len(part), part
-        others = tuple(axis for axis in range(whole.width) if axis not in part)
-        every = {object_id(unit): unit for unit in whole.unary}  # those of equal nodes are one object
-        shares = {key: np.floor(unit.min(axis=others) / len(parts)) for key, unit in every.items()}
-        self.unary = [shares[object_id(unit)] for unit in whole.unary]
-        self._distances = {d: _Projected(d, part, parts) for d in whole.reshard_costs.distinct}
-        self.reshard_costs = ReshardCostsByValue(list(self._distances.values()), whole.reshard_costs.index_of)
-        self._finite, self._closures, self._twins, self.hints = {}, LayoutDomains(), whole._twins, SearchHints()
-        self._begin()
+    model: Model
+    axes: Axes
 
-    def seen(self, choice: CostedPlan) -> CostedPlan:
-        """A plan's rows on these axes, with its whole cost."""
-        return CostedPlan(choice.rows[:, self._part], choice.cost, {})
+    def plan(self, whole: CostedPlan) -> CostedPlan:
+        """Returns the rows of a plan on these axes, with its whole cost."""
+        return CostedPlan(whole.rows[:, self.axes], whole.cost, {})
 
 
 def projections(model: Model) -> list[Projection]:
-    """One on each two of the mesh axes."""
-    parts = tuple(model.parallel_axes[i : i + 2] for i in range(0, len(model.parallel_axes), 2))
-    return [Projection(model, part, parts) for part in parts]
+    """Returns the projections of a model on pairs of the axes that have more than one device."""
+    axes = model.parallel_axes
+    parts = tuple(axes[i : i + 2] for i in range(0, len(axes), 2))
+    return [_project(model, part, parts) for part in parts]
 
 
-class _Projected(ReshardCosts):
-    """What moves cost at least on some axes; layouts go by their placements there, whatever their order."""
+def _project(model: Model, part: Axes, parts: Groups) -> Projection:
+    others = tuple(axis for axis in range(model.width) if axis not in part)
+    every = {object_id(unary): unary for unary in model.unary}  # those of equal nodes are one object
+    shares = {key: np.floor(unary.min(axis=others) / len(parts)) for key, unary in every.items()}
+    costs = {each: ProjectedCosts(each, part, parts) for each in model.reshard_costs.distinct}
+    return Projection(model.on_axes(part, [shares[object_id(unary)] for unary in model.unary], costs), part)
+
+
+class ProjectedCosts(ReshardCosts):
+    """The least that reshard steps cost on a part of the axes.
+
+    Layouts are numbered by their placements on these axes, whatever the order of axes in a dim. Only what domains of
+    layouts need is defined: ``rank``, ``codes``, ``feasible``, ``edges`` and ``ids``. A projection has no memory prices
+    and is never materialised, so sizes and the space of layouts are not read.
+    """
 
     def __init__(self, whole: ReshardCosts, part: Axes, parts: Groups) -> None:
         self._whole, self._parts, self._known_edges = whole, parts, {}
-        sizes = (whole.rank + 4,) * len(part)
+        sizes = (whole.rank + 1 + len(REDUCTIONS),) * len(part)
         self._number = np.ravel_multi_index(tuple(whole.codes[:, axis] for axis in part), sizes)
-        present = np.unique(self._number[whole.feasible])
         self.rank, self.codes = whole.rank, np.stack(np.unravel_index(np.arange(np.prod(sizes)), sizes), axis=1)
-        self.feasible, self._sizes = present, sizes
+        self.feasible, self._sizes = np.unique(self._number[whole.feasible]), sizes
 
     def _edges(self, partial: bool) -> tuple[Ids, Ids, Costs]:
-        """Each real move, as it is seen here: the parts in which it changes a placement share its price."""
+        """Returns each reshard step, projected, with its cost divided by the parts in which it changes a placement."""
         source, target, price = self._whole.edges(partial)
         codes = self._whole.codes
         changed = codes[source] != codes[target]
         parts = sum(changed[:, part].any(axis=1).astype(np.float64) for part in self._parts)
         ends = self._number[source], self._number[target]
-        here = ends[0] != ends[1]
-        return ends[0][here], ends[1][here], np.floor(price[here] / parts[here])
+        is_visible = ends[0] != ends[1]
+        return ends[0][is_visible], ends[1][is_visible], np.floor(price[is_visible] / parts[is_visible])
 
     def ids(self, order: tuple[str, ...]) -> Ids:
-        """Layout numbers by placement codes; one past the last where there is none."""
+        """Returns layout numbers by placement codes; one past the last where there is no layout."""
         ids = np.full(len(self.codes), len(self.codes))
         ids[self.feasible] = self.feasible
         return ids.reshape(self._sizes)

@@ -271,6 +271,24 @@ class Model:
         other._begin()
         return other
 
+    def on_axes(self, axes: Axes, unary: Sequence[Costs], costs: Mapping[ReshardCosts, ReshardCosts]) -> "Model":
+        """Returns a view on some of the mesh axes, at other costs and without memory prices.
+
+        Args:
+          axes: by number.
+          unary: costs of each node in every joint state on these axes, one object for equal nodes.
+          costs: by the present reshard costs, those in their place.
+        """
+        other = copy(self)
+        other.axes, other.width = tuple(self.axes[axis] for axis in axes), len(axes)
+        other.orders, other.unary = [other.axes] * len(self.nodes), list(unary)
+        other.first_states = self.first_states[:, axes]
+        other._distances = {old: costs[old] for old in self.reshard_costs.distinct}
+        other.reshard_costs = ReshardCostsByValue(list(other._distances.values()), self.reshard_costs.index_of)
+        other._finite, other._closures, other.hints = {}, LayoutDomains(), SearchHints()
+        other._begin()
+        return other
+
     def representatives_in(self, rows: Assignment) -> Ids:
         """Per node, the first with equal tables and pins that is in the same state of a plan."""
         return self._twins.representatives_in(rows)

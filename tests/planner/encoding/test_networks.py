@@ -142,8 +142,8 @@ def test_no_plan_is_below_what_its_traces_on_parts_of_the_axes_cost(readers):
         choice = evaluator.evaluate(whole.domains.rows(chosen))
         bound = 0.0
         for part in projections(model):
-            joint, rows = NetworkBuilder(part), part.seen(choice).rows
+            joint, rows = NetworkBuilder(part.model), part.plan(choice).rows
             at = [int((states.rows == row).all(axis=1).argmax()) for states, row in zip(joint.domains.states, rows)]
             assert all((states.rows[i] == row).all() for states, row, i in zip(joint.domains.states, rows, at))
-            bound += minimum(joint.bounds(part.seen(evaluator.evaluate(model.first_states))).network, at)
+            bound += minimum(joint.bounds(part.plan(evaluator.evaluate(model.first_states))).network, at)
         assert 0.0 < bound <= choice.cost
