@@ -18,7 +18,7 @@ from meshdsl.training.metrics import Record
 
 
 @dataclass(frozen=True)
-class Stated:
+class Goal:
     metric: str
     least: float = float("-inf")
     most: float = float("inf")
@@ -30,25 +30,25 @@ class Stated:
         return f">= {self.least}" if self.most == float("inf") else f"<= {self.most}"
 
 
-STATED = {
-    "digits": Stated("accuracy", least=0.95),
-    "gpt": Stated("held-out loss", most=4.95),
-    "vit": Stated("accuracy", least=0.875),
-    "dlrm": Stated("AUC", least=0.695),
-    "movies": Stated("AUC", least=0.765),
-    "moe": Stated("held-out loss", most=4.35),
+GOALS = {
+    "digits": Goal("accuracy", least=0.95),
+    "gpt": Goal("held-out loss", most=4.95),
+    "vit": Goal("accuracy", least=0.875),
+    "dlrm": Goal("AUC", least=0.695),
+    "movies": Goal("AUC", least=0.765),
+    "moe": Goal("held-out loss", most=4.35),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=STATED, default=list(STATED))
-    rows = [_said(measured(name)) for name in parser.parse_args().only]
+    parser.add_argument("--only", nargs="+", choices=GOALS, default=list(GOALS))
+    rows = [_said(train_example(name)) for name in parser.parse_args().only]
     print(table(("example", "steps", "seconds", "metric", "stated", "found"), rows), f"\n{machine()}")
     sys.exit(any(row[-1].endswith("short of it") for row in rows))
 
 
-def measured(name: str) -> tuple[str, ...]:
+def train_example(name: str) -> tuple[str, ...]:
     """A row of the table: the example trained, and its last evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         begun = perf_counter()
@@ -60,12 +60,12 @@ def measured(name: str) -> tuple[str, ...]:
                 name,
                 "",
                 f"{seconds:.0f}",
-                STATED[name].metric,
-                str(STATED[name]),
+                GOALS[name].metric,
+                str(GOALS[name]),
                 f"ended with {ended}, short of it",
             )
         steps, metrics = Record(Path(folder) / "metrics.jsonl", sys.maxsize).history.evaluations[-1]
-    stated = STATED[name]
+    stated = GOALS[name]
     found = metrics[stated.metric]
     verdict = f"{found:.3f}" + ("" if stated.holds(found) else ", short of it")
     return name, str(steps), f"{seconds:.0f}", stated.metric, str(stated), verdict

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from bench.memory import FAMILIES
-from bench.programs import filled
+from bench.programs import random_array
 from bench.published.plot import points
 from bench.report import machine, table
 from bench.step import stepper
@@ -114,7 +114,7 @@ def _keep(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> Non
     if file.exists():
         return
     try:
-        found = measured(make(), mesh, steps)
+        found = time_step(make(), mesh, steps)
     except ModuleNotFoundError as error:
         print(f"{name}: left out, {error}")
         return
@@ -123,11 +123,11 @@ def _keep(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> Non
     print(f"{name}: {seconds_text(found['measured'])}, predicted {seconds_text(found['predicted'])}", flush=True)
 
 
-def measured(program: Program, mesh: Mesh, steps: int) -> Facts:
+def time_step(program: Program, mesh: Mesh, steps: int) -> Facts:
     """Median seconds of a step, those predicted, and how many programs wanted the machine meanwhile."""
     sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=(0, 1))
     plan = sharded.plan(*program.args)
-    args = jax.tree.map(filled, program.args)
+    args = jax.tree.map(random_array, program.args)
     step = stepper(sharded, args, sharded.input_shardings(*args)[0])
     jax.block_until_ready(step())
     seconds = [_timed(step) for _ in range(steps)]

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.apart import rows_apart
+from bench.fresh_process import measure_in_processes
 from bench.report import table, versions
 from meshdsl import models
 from meshdsl.api import parallelize
@@ -53,7 +53,7 @@ HEADER = ("step", "mesh", "operations", "trace, s", "stages, s", "plan, s", "pre
 
 def main() -> None:
     """The command."""
-    rows = rows_apart("bench.models", __doc__, CASES, measure)
+    rows = measure_in_processes("bench.models", __doc__, CASES, measure)
     print(f"{STRATEGY}, {TOPOLOGY}\n{table(HEADER, rows)}\n{versions()}")
 
 

@@ -1,9 +1,9 @@
-"""Pipelines: their predictions, their step time and their memory, beside no pipeline and beside the peers' way.
+"""Pipelines: predicted and measured step time and memory, against no pipeline and against a rolled buffer.
 
 python -m bench.pipeline --rounds 10 writes the tables of docs/pipelines.md and its picture.
 
-One decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. The peers' way is in bench/rolled.py; its
-numbers are compared with ours before anything is timed.
+A decoder in plain JAX, its layers in a scan, on 8 virtual CPU devices. ``bench/rolled_buffer.py`` implements pipelining
+as MaxText does; its losses are compared with ours before anything is timed.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 import meshdsl as md
 from bench import pipeline_page as page
 from bench.report import interleave, ratio, table
-from bench.rolled import DATA, STAGES, Peer, Sizes, arguments, step
+from bench.rolled_buffer import DATA, STAGES, Peer, Sizes, arguments, step
 from meshdsl.calibrate import calibrate
 from meshdsl.layouts.topology import Topology
 from meshdsl.util.text import bytes_text

@@ -9,7 +9,7 @@ A case makes a sharded step and its arguments; none of them is run, and no devic
 * ``zoo``: models of other libraries, where these are installed
 * ``pipelines``: every schedule over a scan of layers and over ``md.stage`` cuts; microbatches without stages
 * ``memory``: limits that bind, and limits that no plan fits
-* ``pins``: pinned inputs, outputs and intermediate values, and replanning with ``Sharded.pinned``
+* ``pins``: pinned inputs, outputs and intermediate values, and replanning with ``Sharded.with_pins``
 * ``uneven``: dims that do not divide over the mesh, padded or not
 * ``overlap``: plans chosen by the time with overlap
 * ``steps``: named dims with loops, recurrence, an evaluation, a loop that data ends
@@ -30,8 +30,8 @@ import optax
 from jax import lax
 
 import meshdsl as md
-from bench import memory, rolled, unrolled, varied
-from bench.planner.cases import FAMILIES, MESHES, TOPOLOGY, stated
+from bench import deep_steps, memory, rolled_buffer, unrolled
+from bench.planner.cases import FAMILIES, MESHES, TOPOLOGY, program_of
 from bench.planning import THREE, TWO
 from bench.programs import deep_gpt, load_example
 from bench.strategies import FILES, Strategy
@@ -86,7 +86,7 @@ def repinned(pins: Mapping[str, str | None], make: Callable[[], Problem]) -> Pro
     """A problem that is planned, then taken under other pins, to be planned again from there."""
     first = make()
     first.sharded.plan(*first.args)
-    return Problem(first.sharded.pinned(pins), first.args)
+    return Problem(first.sharded.with_pins(pins), first.args)
 
 
 def built(name: str, strategy: str = "data", **sizes: int) -> md.Program:
@@ -112,7 +112,7 @@ def _models() -> Cases:
             options = {"rules": "batch:data", "memory": UNLIMITED}
             yield (
                 f"{name}/{axes}",
-                Case(partial(sharded, partial(stated, name), node(axes), **options), few and name in quick),
+                Case(partial(sharded, partial(program_of, name), node(axes), **options), few and name in quick),
             )
 
 
@@ -164,13 +164,13 @@ def _zoo_program(name: str) -> md.Program:
     """The step of a case, whose parameters take a while to initialise."""
     from bench.zoo import measure
 
-    return measure.built(name).program()
+    return measure.build_case(name).program()
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
 
 LAYERS_OVER_PIPE = {"params/layers/*": "pipe=S(0)", "batch/*": "data=S(0)"}
-SIZES = rolled.Sizes(layers=8, embed=64, hidden=256, words=256, seq=16, microbatches=8, each=4)
+SIZES = rolled_buffer.Sizes(layers=8, embed=64, hidden=256, words=256, seq=16, microbatches=8, each=4)
 
 
 def _pipelines() -> Cases:
@@ -212,7 +212,7 @@ def _pipelines() -> Cases:
 
 def _decoder() -> md.Program:
     """A decoder in plain JAX, its layers in a scan."""
-    return md.Program(rolled.step, rolled.arguments(SIZES))
+    return md.Program(rolled_buffer.step, rolled_buffer.arguments(SIZES))
 
 
 def _cut_program() -> md.Program:
@@ -268,9 +268,9 @@ def _memory() -> Cases:
             Case(partial(limited, part, _two_products, "data=4,model=2"), True),
         )
     yield "fits only padded/model=8", Case(partial(sharded, _wide_product, "model=8", memory="12MB"), True)
-    mlp = partial(sharded, partial(stated, "mlp"), node("data=8"), rules="batch:data", memory="1MB")
+    mlp = partial(sharded, partial(program_of, "mlp"), node("data=8"), rules="batch:data", memory="1MB")
     yield "mlp, no plan fits/data=8", Case(mlp, True)
-    llama = partial(sharded, partial(stated, "llama3-8b"), node(MESHES[1]), rules="batch:data")
+    llama = partial(sharded, partial(program_of, "llama3-8b"), node(MESHES[1]), rules="batch:data")
     yield f"llama3-8b, no plan fits/{MESHES[1]}", Case(llama)
     large = partial(built, "gpt3-175b", "fsdp", batch=8)
     yield "gpt3-175b, no plan fits/data=8", Case(partial(sharded, large, node("data=8")))
@@ -295,7 +295,7 @@ def _pins() -> Cases:
     demo = partial(sharded, lambda: load_example("gpt").program, where)
     plain = partial(sharded, _two_products, where)
     pinned = {"batch": "data=S(0)", "params/up": "model=S(1)", "params/down": "data=S(1)"}
-    gpt = partial(sharded, partial(stated, "gpt2-124m"), node(where), rules="batch:data", memory=UNLIMITED)
+    gpt = partial(sharded, partial(program_of, "gpt2-124m"), node(where), rules="batch:data", memory=UNLIMITED)
     tight = partial(limited, 0.9, _two_products, where)
     yield f"inputs/{where}", Case(partial(sharded, _two_products, where, layouts=pinned), True)
     yield (
@@ -334,7 +334,7 @@ def _tied(vocabulary: int, pin: str = "", width: int = 16, tokens: int = 32) -> 
         logits = params["embed"][batch["ids"]] @ params["embed"].T + params["bias"]
         return unrolled.cross_entropy(md.constrain(logits, pin) if pin else logits, batch["labels"])
 
-    return unrolled.trained(loss, optax.adam(1e-2), params, {"ids": ids, "labels": ids}, {})
+    return unrolled.training_program(loss, optax.adam(1e-2), params, {"ids": ids, "labels": ids}, {})
 
 
 def _uneven() -> Cases:
@@ -363,23 +363,23 @@ def _overlap() -> Cases:
             Case(partial(sharded, program, "data=4,model=2", **options), family == "mlp"),
         )
     options = {"rules": "batch:data", "memory": UNLIMITED, "overlap": True}
-    yield f"gpt2-124m/{MESHES[1]}", Case(partial(sharded, partial(stated, "gpt2-124m"), node(MESHES[1]), **options))
+    yield f"gpt2-124m/{MESHES[1]}", Case(partial(sharded, partial(program_of, "gpt2-124m"), node(MESHES[1]), **options))
     piped = {"layouts": LAYERS_OVER_PIPE, "pipeline": md.Pipeline(8), "overlap": True}
     yield "scan, 1f1b/pipe=4,data=2", Case(partial(sharded, _decoder, "pipe=4,data=2", **piped))
 
 
 def _steps() -> Cases:
-    lstm = partial(varied.recurrent, steps=20, width=512, batch=256)
+    lstm = partial(deep_steps.unrolled_lstm, steps=20, width=512, batch=256)
     for axes in ("data=4,model=2", "pod=2,data=2,model=2"):
         yield f"LSTM, 20 time steps/{axes}", Case(partial(sharded, lstm, node(axes)), axes == "data=4,model=2")
         yield f"named dims/{axes}", Case(partial(sharded, _named, node(axes)), True)
         yield f"loop that data ends/{axes}", Case(partial(sharded, _until_small, axes), axes == "data=4,model=2")
     yield "evaluation/data=4,model=2", Case(partial(sharded, _evaluation, "data=4,model=2"), True)
-    small = partial(varied.accumulated, layers=2, microbatches=4, width=512, batch=64)
+    small = partial(deep_steps.gradient_accumulation, layers=2, microbatches=4, width=512, batch=64)
     yield "4 microbatches written out/data=4,model=2", Case(partial(sharded, small, node("data=4,model=2")))
-    pair = partial(varied.translated, layers=2, width=512, batch=64, length=128)
+    pair = partial(deep_steps.encoder_decoder, layers=2, width=512, batch=64, length=128)
     yield "encoder and decoder/data=4,model=2", Case(partial(sharded, pair, node("data=4,model=2")))
-    low = partial(varied.adapted, layers=2, width=1024, batch=16)
+    low = partial(deep_steps.low_rank_adapters, layers=2, width=1024, batch=16)
     yield "adapters/data=4,model=2", Case(partial(sharded, low, node("data=4,model=2")))
 
 

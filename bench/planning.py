@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from bench import unrolled, varied
-from bench.apart import rows_apart
+from bench import deep_steps, unrolled
+from bench.fresh_process import measure_in_processes
 from bench.programs import deep_gpt, load_example
 from bench.report import table, versions
 from meshdsl import models
@@ -48,18 +48,18 @@ CASES: dict[str, Case] = {
     "GPT-3 175B, unrolled, three axes": Case(unrolled.gpt3, THREE),
     "Llama 3 405B, unrolled": Case(unrolled.llama3, TWO),
     "Llama 3 405B, unrolled, three axes": Case(unrolled.llama3, THREE),
-    "12 layers, 8 microbatches, unrolled": Case(varied.accumulated, SMALLER),
-    "encoder and decoder, 24 layers each, unrolled": Case(varied.translated, SMALLER),
-    "80 layers with adapters, unrolled": Case(varied.adapted, SMALLER),
-    "LSTM, 200 time steps, unrolled": Case(varied.recurrent, SMALLER),
-    "LSTM, 200 time steps, unrolled, three axes": Case(varied.recurrent, THREE),
-    "encoder and decoder, 24 layers each, unrolled, three axes": Case(varied.translated, THREE),
+    "12 layers, 8 microbatches, unrolled": Case(deep_steps.gradient_accumulation, SMALLER),
+    "encoder and decoder, 24 layers each, unrolled": Case(deep_steps.encoder_decoder, SMALLER),
+    "80 layers with adapters, unrolled": Case(deep_steps.low_rank_adapters, SMALLER),
+    "LSTM, 200 time steps, unrolled": Case(deep_steps.unrolled_lstm, SMALLER),
+    "LSTM, 200 time steps, unrolled, three axes": Case(deep_steps.unrolled_lstm, THREE),
+    "encoder and decoder, 24 layers each, unrolled, three axes": Case(deep_steps.encoder_decoder, THREE),
 }
 HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", "peak memory of the process")
 
 
 def main() -> None:
-    rows = rows_apart("bench.planning", __doc__, CASES, measure)
+    rows = measure_in_processes("bench.planning", __doc__, CASES, measure)
     print(table(HEADER, rows), f"\n{versions()}")
 
 

@@ -49,7 +49,7 @@ def random_batch(program: Program, vocabulary: int = 2048) -> dict[str, np.ndarr
     return {name: rng.integers(0, vocabulary, x.shape).astype(x.dtype) for name, x in program.args[-1].items()}
 
 
-def filled(x: Any) -> Any:
+def random_array(x: Any) -> Any:
     """Numbers for what is known by shape; none below 0, for some are squares."""
     if not isinstance(x, jax.ShapeDtypeStruct):
         return x

@@ -56,7 +56,7 @@ def percent(gap: float) -> str:
     return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
 
 
-def kept(page: str, title: str) -> list[str]:
+def page_section(page: str, title: str) -> list[str]:
     """A section of a page, from its first line to the next heading; nothing if it is not there."""
     first = title.strip().splitlines()[0]
     lines = page.splitlines()

@@ -38,14 +38,14 @@ def main() -> None:
     peers |= {name: by_hand(devices, name) for name in SCHEMES}
     compiled = {OURS: sharded.lower(*program.args).compile()}
     compiled |= {name: jitted.lower(*program.args).compile() for name, (jitted, _) in peers.items()}
-    sent = {name: sent_bytes(executable.as_text(), mesh) for name, executable in compiled.items()}
+    sent = {name: bytes_sent(executable.as_text(), mesh) for name, executable in compiled.items()}
     args = (*program.init(), random_batch(program))
     steps = {OURS: stepper(sharded, args, sharded.input_shardings(*args)[0])}
     steps |= {name: stepper(compiled[name], args, shardings) for name, (_, shardings) in peers.items()}
     print(_report(interleave(steps, options.rounds), sent), f"\n{options.rounds} interleaved steps; {machine()}")
 
 
-def sent_bytes(text: str, mesh: Mesh) -> float:
+def bytes_sent(text: str, mesh: Mesh) -> float:
     """Bytes that one device sends in one step of a compiled program, loops counted."""
     return float(sum(c.bytes * c.trips for c in compiled_collectives(text, mesh)))
 

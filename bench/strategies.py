@@ -68,7 +68,7 @@ def _joined(devices: float) -> str:
     return f"{devices} devices with " if devices else ""
 
 
-def sent(plan: Plan) -> tuple[Counter[str], Counter[str]]:
+def sent_by_collective(plan: Plan) -> tuple[Counter[str], Counter[str]]:
     """Bytes that one device sends per step, and runs, by kind and axes."""
     total, runs = Counter[str](), Counter[str]()
     for c in plan.collectives:
@@ -80,7 +80,7 @@ def sent(plan: Plan) -> tuple[Counter[str], Counter[str]]:
 
 def rows(strategy: Strategy, plan: Plan) -> Iterator[list[Any]]:
     """One row per kind and axes, of the plan or of the formula."""
-    total, runs = sent(plan)
+    total, runs = sent_by_collective(plan)
     published = strategy.published()
     name, mesh, memory = f"[{strategy.name}](#{strategy.name})", f"`{strategy.mesh}`", bytes_text(plan.memory)
     for what in dict.fromkeys((*published, *total)):

@@ -58,10 +58,12 @@ def _program(logits: Callable[[Params, jax.Array], jax.Array], params: Params, b
         made = logits(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), batch)
         return cross_entropy(made, jnp.roll(batch, -1, 1))
 
-    return trained(loss, ADAM, params, jax.ShapeDtypeStruct((batch, length), jnp.int32), {"batch": "data=S(0)"})
+    return training_program(
+        loss, ADAM, params, jax.ShapeDtypeStruct((batch, length), jnp.int32), {"batch": "data=S(0)"}
+    )
 
 
-def trained(
+def training_program(
     loss: Callable[[Params, Any], jax.Array],
     optimizer: optax.GradientTransformation,
     params: Params,
@@ -80,22 +82,22 @@ def trained(
 
 def _gpt_block(p: Params, x: jax.Array) -> jax.Array:
     h = _layer_norm(x, p["norm1"])
-    q, k, v = (heads(h @ p[name], 96) for name in ("q", "k", "v"))
-    x = x + attended(q, k, v).reshape(h.shape) @ p["out"]
+    q, k, v = (split_heads(h @ p[name], 96) for name in ("q", "k", "v"))
+    x = x + dot_product_attention(q, k, v).reshape(h.shape) @ p["out"]
     h = _layer_norm(x, p["norm2"])
     return x + jax.nn.gelu(h @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
 
 
 def _llama_block(p: Params, x: jax.Array) -> jax.Array:
     h = _rms_norm(x, p["norm1"])
-    q, k, v = (heads(h @ p[name], n) for name, n in (("q", 128), ("k", 8), ("v", 8)))
-    q, k, v = _rotated(q), jnp.repeat(_rotated(k), 16, 2), jnp.repeat(v, 16, 2)
-    x = x + attended(q, k, v).reshape(h.shape) @ p["out"]
+    q, k, v = (split_heads(h @ p[name], n) for name, n in (("q", 128), ("k", 8), ("v", 8)))
+    q, k, v = _rotary(q), jnp.repeat(_rotary(k), 16, 2), jnp.repeat(v, 16, 2)
+    x = x + dot_product_attention(q, k, v).reshape(h.shape) @ p["out"]
     h = _rms_norm(x, p["norm2"])
     return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
 
-def attended(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> jax.Array:
+def dot_product_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> jax.Array:
     """What queries take from values by their keys, all ``[batch length heads head]``."""
     scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
     if causal:
@@ -104,12 +106,12 @@ def attended(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> j
     return jnp.einsum("bhst,bthd->bshd", weights.astype(v.dtype), v)
 
 
-def heads(x: jax.Array, count: int) -> jax.Array:
+def split_heads(x: jax.Array, count: int) -> jax.Array:
     """``[batch length width]`` as ``[batch length count head]``."""
     return x.reshape(*x.shape[:2], count, -1)
 
 
-def _rotated(x: jax.Array) -> jax.Array:
+def _rotary(x: jax.Array) -> jax.Array:
     """Rotary positions (Su et al. 2021)."""
     half = x.shape[-1] // 2
     angle = jnp.arange(x.shape[1])[:, None] / 500_000 ** (jnp.arange(half) / half)

@@ -1,6 +1,6 @@
 """Step times measured here beside predicted ones: scores, ranking and the page."""
 
-from bench.measured import kendall, measured, page, picture
+from bench.measured import kendall, page, picture, time_step
 from meshdsl.api import Program
 from meshdsl.layouts.mesh import Mesh
 
@@ -42,5 +42,5 @@ def test_a_step_is_timed(monkeypatch):
 
     array = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     program = Program(lambda w, s, x: (w, s, jnp.sum(x @ w) + s.sum()), (array, array, array), {"x": "data=S(0)"})
-    found = measured(program, Mesh(data=2), 3)
+    found = time_step(program, Mesh(data=2), 3)
     assert 0 < found["fastest"] <= found["measured"] and found["predicted"] > 0

@@ -30,7 +30,7 @@ RULES = Rules("batch:data")
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedStep:
     """A plan, memory aside, with what it took; seconds are those of the processor, tracing not counted."""
 
     model: Model
@@ -47,7 +47,7 @@ class Planned:
     @property
     def gap(self) -> float:
         """Part of the cost that is not proved to be needed."""
-        return rounded(1 - self.bound / self.cost)
+        return without_rounding(1 - self.bound / self.cost)
 
     @property
     def equations(self) -> int:
@@ -55,35 +55,35 @@ class Planned:
         return sum(1 for _ in walk(self.model.problem.program.graph))
 
 
-def rounded(gap: float) -> float:
+def without_rounding(gap: float) -> float:
     """A gap without what sums of floats round by."""
     return 0.0 if gap < 1e-8 else gap
 
 
 @cache
-def traced(name: str, **sizes: int) -> Traced:
+def traced_step(name: str, **sizes: int) -> Traced:
     """The training step of a model."""
-    program = stated(name, **sizes)
+    program = program_of(name, **sizes)
     return trace(program.step, program.args)
 
 
-def stated(name: str, **sizes: int) -> Program:
+def program_of(name: str, **sizes: int) -> Program:
     """The program of a model."""
     return mlp.program() if name == "mlp" else models.build(name, "data", **sizes)
 
 
-def unrolled(layers: int) -> tuple[Traced, Program]:
+def unrolled_gpt(layers: int) -> tuple[Traced, Program]:
     """The GPT of the demo with so many layers, each with its own equations."""
     program = deep_gpt(layers)
     return trace(program.step, program.args), program
 
 
 @gc_paused
-def planned(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> Planned:
+def plan_on(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> PlannedStep:
     """The plan of a step on a mesh."""
     start = time.process_time()
     on = Mesh.parse(mesh, TOPOLOGY)
     pins = make_pins(program, on, rules=rules, **stated)
     model = Model(make_problem(program, on, pins))
     found = search(model)
-    return Planned(model, pins, found.plan, found.lower_bound(), time.process_time() - start)
+    return PlannedStep(model, pins, found.plan, found.lower_bound(), time.process_time() - start)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.planner.pictures import draw_gaps, draw_times
 from bench.planner.texts import AGAIN, AXES, CHECK, EQUATIONS, GAPS, INTRO, OVERLAP, PEERS, SIZES, STEPS
-from bench.report import kept, percent, table
+from bench.report import page_section, percent, table
 from meshdsl.util.text import bytes_text, seconds_text
 
 DOCS, PAGE = Path(__file__).parent.parent.parent / "docs", "planner.md"
@@ -29,7 +29,7 @@ def write(found: Found, versions: str, folder: Path = DOCS) -> None:
     parts = [INTRO]
     for part, (title, body) in SECTIONS.items():
         rows = found[part]
-        parts += [title, *body(rows)] if rows else kept(before, title)
+        parts += [title, *body(rows)] if rows else page_section(before, title)
         if rows and part in PICTURES:
             PICTURES[part](rows, folder)
     file.write_text("\n".join((*parts, AGAIN, f"2 x86-64 cores, busy with other programs; {versions}\n")))

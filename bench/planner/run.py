@@ -17,7 +17,17 @@ from typing import Any
 
 import jax
 
-from bench.planner.cases import FAMILIES, MESHES, RULES, TOPOLOGY, Planned, planned, stated, traced, unrolled
+from bench.planner.cases import (
+    FAMILIES,
+    MESHES,
+    RULES,
+    TOPOLOGY,
+    PlannedStep,
+    plan_on,
+    program_of,
+    traced_step,
+    unrolled_gpt,
+)
 from bench.planner.page import write
 from bench.planner.steps import PEERS, steps
 from bench.report import versions
@@ -43,7 +53,7 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     CACHE.mkdir(parents=True, exist_ok=True)
     for part in () if asked.page else asked.parts or PARTS:
-        planned(traced("mlp"), MESHES[1])
+        plan_on(traced_step("mlp"), MESHES[1])
         rows: list[Row] = []
         for row in PARTS[part]():
             print(part, row, flush=True)
@@ -61,13 +71,13 @@ def gaps() -> Iterator[Row]:
     """Every family on every mesh."""
     for name in FAMILIES:
         for mesh in MESHES:
-            yield {"name": name, "mesh": mesh, **_facts(planned(traced(name), mesh))}
+            yield {"name": name, "mesh": mesh, **_facts(plan_on(traced_step(name), mesh))}
 
 
 def check() -> Iterator[Row]:
     """Every family on one axis, against HiGHS on the whole problem, 60 s each."""
     for name in FAMILIES:
-        plan = planned(traced(name), MESHES[0])
+        plan = plan_on(traced_step(name), MESHES[0])
         start = time.process_time()
         try:
             cost, bound = Whole(plan.model, plan.choice.cost / 1e6).solve(60)
@@ -81,19 +91,19 @@ def peers() -> Iterator[Row]:
     """Ours and theirs, predicted time and bytes, on one and two axes."""
     for name in FAMILIES:
         for mesh in MESHES[:2]:
-            plan = planned(traced(name), mesh)
-            row: Row = {"name": name, "mesh": mesh, "ours": [plan.cost, sent_by(plan, plan.choice)]}
+            plan = plan_on(traced_step(name), mesh)
+            row: Row = {"name": name, "mesh": mesh, "ours": [plan.cost, bytes_sent_by(plan, plan.choice)]}
             for peer, choose in PEERS.items():
                 found = choose(plan.model)
-                row[peer] = [plan.model.scale.seconds(found.cost), sent_by(plan, found)]
+                row[peer] = [plan.model.scale.seconds(found.cost), bytes_sent_by(plan, found)]
             yield row
 
 
 def equations() -> Iterator[Row]:
     """GPTs of more and more layers, unrolled, on two axes."""
     for layers in LAYERS:
-        program, stated = unrolled(layers)
-        plan = planned(program, "data=8,model=8", None, layouts=stated.layouts)
+        program, stated = unrolled_gpt(layers)
+        plan = plan_on(program, "data=8,model=8", None, layouts=stated.layouts)
         yield {"layers": layers, **_facts(plan)}
 
 
@@ -101,23 +111,23 @@ def axes() -> Iterator[Row]:
     """One to five axes of two devices."""
     for count in range(1, 6):
         mesh = ",".join(["data=2", *(f"a{i}=2" for i in range(1, count))])
-        yield {"axes": count, "name": "mlp", **_facts(planned(traced("mlp"), mesh))}
-        yield {"axes": count, "name": "gpt2-124m", **_facts(planned(traced("gpt2-124m"), mesh))}
+        yield {"axes": count, "name": "mlp", **_facts(plan_on(traced_step("mlp"), mesh))}
+        yield {"axes": count, "name": "gpt2-124m", **_facts(plan_on(traced_step("gpt2-124m"), mesh))}
 
 
 def sizes() -> Iterator[Row]:
     """Two axes of more and more devices, 2 to 4,096."""
-    program = traced("llama3-8b", batch=8192)
+    program = traced_step("llama3-8b", batch=8192)
     for data in (2, 8, 64, 512, 4096):
         for model in (2, 32, 4096):
-            yield {"data": data, "model": model, **_facts(planned(program, f"data={data},model={model}"))}
+            yield {"data": data, "model": model, **_facts(plan_on(program, f"data={data},model={model}"))}
 
 
 def overlap() -> Iterator[Row]:
     """Every family on one and two axes: the plan of least seconds, and the one chosen by the time with overlap."""
     for name in FAMILIES:
         for mesh in MESHES[:2]:
-            program, row = stated(name), {"name": name, "mesh": mesh}
+            program, row = program_of(name), {"name": name, "mesh": mesh}
             for how in (False, True):
                 over = Mesh.parse(mesh, TOPOLOGY)
                 sharded = parallelize(program.step, over, rules=RULES, memory="1000TB", overlap=how)
@@ -128,11 +138,11 @@ def overlap() -> Iterator[Row]:
             yield row
 
 
-def _facts(plan: Planned) -> Row:
+def _facts(plan: PlannedStep) -> Row:
     return {"equations": plan.equations, "cost": plan.cost, "gap": plan.gap, "seconds": plan.seconds}
 
 
-def sent_by(plan: Planned, choice: CostedPlan) -> float:
+def bytes_sent_by(plan: PlannedStep, choice: CostedPlan) -> float:
     """Bytes per device and step."""
     peak = MemoryFitter(plan.model, plan.pins).peak(choice)
     solution = solution_of(plan.model, plan.pins, choice, peak)

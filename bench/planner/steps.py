@@ -14,9 +14,9 @@ import numpy as np
 from bench.memory import FAMILIES
 from bench.peers import partitioned
 from bench.planner.peers import axis_by_axis, by_names, greedy
-from bench.programs import filled
+from bench.programs import random_array
 from bench.report import interleave, ratio
-from bench.step import sent_bytes
+from bench.step import bytes_sent
 from meshdsl.api import Program
 from meshdsl.api.executable import Executable
 from meshdsl.calibrate import calibrate
@@ -50,7 +50,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
     plans = plans_of(program, mesh)
-    devices, leaves = device_mesh(mesh), [filled(x) for x in jax.tree.leaves(program.args)]
+    devices, leaves = device_mesh(mesh), [random_array(x) for x in jax.tree.leaves(program.args)]
     runs = {who: _run(Executable(traced, plan, devices), leaves) for who, (traced, plan) in plans.items()}
     sent: dict[str, float] = {who: plan.bytes for who, (_, plan) in plans.items()}
     runs["xla"], sent["xla"] = _by_xla(program, plans["ours"][1], mesh, leaves)
@@ -84,4 +84,4 @@ def _by_xla(program: Program, plan: Plan, mesh: Mesh, leaves: list[Any]) -> tupl
     jitted, shardings = partitioned(program, device_mesh(mesh), plan, donate=False)
     args = jax.device_put(jax.tree.unflatten(jax.tree.structure(program.args), leaves), shardings)
     compiled = jitted.lower(*args).compile()
-    return lambda: compiled(*args), sent_bytes(compiled.as_text(), mesh)
+    return lambda: compiled(*args), bytes_sent(compiled.as_text(), mesh)

@@ -103,8 +103,8 @@ with equal tables and equal messages contribute equally, which is computed once 
 Only where values skip a layer, as an encoder's may, one pass over the full step follows. Signatures, work, costs and
 reshards are computed once per class of equal operations; the memory of a plan takes a few passes over arrays laid out
 once per program. GPT-3 and Llama 3 405B with every layer written out are in `bench/unrolled.py`, steps that are more
-than one stack of layers (microbatches, encoder and decoder, adapters, time steps) in `bench/varied.py`; their figures
-are in `docs/benchmarks.md`.
+than one stack of layers (microbatches, encoder and decoder, adapters, time steps) in `bench/deep_steps.py`; their
+figures are in `docs/benchmarks.md`.
 
 ![planning time against equations](planner-time.svg)
 """

@@ -12,7 +12,7 @@ from bench.published import dgxc, maxtext, megatron, mosaic
 from bench.published.case import Case
 from bench.published.fit import fit
 from bench.published.page import write_page
-from bench.published.predict import predictions, read_kept
+from bench.published.predict import predictions, read_predictions
 from bench.published.score import Scored, error
 
 TABLES = {
@@ -37,7 +37,7 @@ def main() -> None:
         fit(case for name in asked.tables or TABLES for case in TABLES[name]())
         return
     cases = [case for name in asked.tables or TABLES for case in TABLES[name]()]
-    known = read_kept(asked.kept)
+    known = read_predictions(asked.kept)
     chosen = [case for case in cases if case.key in known] if asked.page else cases
     scored = list(_scored(chosen, asked.kept))
     if not asked.tables:

@@ -29,7 +29,7 @@ _FREE = 1e30
 
 
 @dataclass(frozen=True)
-class Priced:
+class FittedRow:
     """A planned row whose products can be priced again.
 
     Args:
@@ -72,14 +72,14 @@ def fit(cases: Iterable[Case]) -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def _loss(priced: list[Priced], rate: float, half_side: float) -> float:
+def _loss(priced: list[FittedRow], rate: float, half_side: float) -> float:
     errors: dict[str, list[float]] = {}
     for row in priced:
         errors.setdefault(row.table, []).append(abs(row.error(rate, half_side)))
     return float(np.mean([np.mean(each) for each in errors.values()]))
 
 
-def _priced(case: Case) -> Priced:
+def _priced(case: Case) -> FittedRow:
     sharded, args = case.sharded(topology(case.hardware))
     planned = sharded.stages(*args).planned
     program, plan = planned.program, planned.plan
@@ -98,4 +98,4 @@ def _priced(case: Case) -> Priced:
     trips = np.array([graph.trips for graph, _ in walk(program.graph)])
     before = known.flops16, known.half_side
     seconds_now = plan.simulated_seconds if case.overlap else plan.seconds
-    return Priced(case.table, case.measured, seconds_now, before, powers, traffic, trips)
+    return FittedRow(case.table, case.measured, seconds_now, before, powers, traffic, trips)

@@ -81,7 +81,7 @@ def _shares(plan: Plan, microbatches: int) -> tuple[float, float, float]:
 
 def predictions(cases: Iterable[Case], kept: Path | None) -> Iterator[tuple[Case, Prediction]]:
     """Every row with its prediction; those in the file ``kept`` are taken from there, others are added to it."""
-    known = read_kept(kept)
+    known = read_predictions(kept)
     for case in cases:
         if case.key not in known:
             known[case.key] = predict(case, topology(case.hardware))
@@ -91,7 +91,7 @@ def predictions(cases: Iterable[Case], kept: Path | None) -> Iterator[tuple[Case
         yield case, known[case.key]
 
 
-def read_kept(file: Path | None) -> dict[str, Prediction]:
+def read_predictions(file: Path | None) -> dict[str, Prediction]:
     """The predictions in a file, by the keys of their rows; none if there is no file yet."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     return {key: Prediction(**found) for key, found in map(json.loads, lines)}

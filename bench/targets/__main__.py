@@ -87,7 +87,7 @@ def _cases(part: str) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]
     if part == "gallery":
         for strategy in map(Strategy, FILES):
             for target in GALLERY[strategy.mesh.size]:
-                yield strategy.name, target, lambda s=strategy, t=target: judged(s.sharded(), s.program.args, t)
+                yield strategy.name, target, lambda s=strategy, t=target: compile_for(s.sharded(), s.program.args, t)
         return
     for name, (rules, make, usual, sides) in MODELS.items():
         for batch in (usual,) if part == "models" else sides:
@@ -97,10 +97,10 @@ def _cases(part: str) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]
 def _model(program: Program) -> dict[str, Any]:
     mesh = Mesh(data=4, model=2, topology="tpu-v5e")
     sharded = parallelize(program.step, mesh, rules=program.rules, memory="1TB", donate_argnums=(0, 1))
-    return judged(sharded, program.args, TPU)
+    return compile_for(sharded, program.args, TPU)
 
 
-def judged(sharded: Sharded, args: Any, target: str) -> dict[str, Any]:
+def compile_for(sharded: Sharded, args: Any, target: str) -> dict[str, Any]:
     """What verify says, as plain values; a step that does not fit has what its compiler says of it."""
     plan = sharded.plan(*args)
     found: dict[str, Any] = {"bytes": plan.bytes, "memory": plan.memory, "compiler": parse_target(target).compiler}

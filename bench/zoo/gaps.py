@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 
-from bench.planner.cases import MESHES, rounded
+from bench.planner.cases import MESHES, without_rounding
 from bench.planner.cases import TOPOLOGY as NODE
-from bench.report import kept, percent, table, versions
-from bench.zoo.measure import CASES, built, on_mesh
+from bench.report import page_section, percent, table, versions
+from bench.zoo.measure import CASES, build_case, on_mesh
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.util.text import seconds_text
 
@@ -49,24 +49,24 @@ def main() -> None:
         (CACHE / f"{name}.json").write_text(json.dumps(rows))
     files = [CACHE / f"{name}.json" for name in CASES]
     rows = [row for file in files if file.exists() for row in json.loads(file.read_text())]
-    PAGE.write_text(placed(PAGE.read_text(), _section(rows)))
+    PAGE.write_text(replace_section(PAGE.read_text(), _section(rows)))
 
 
 def gaps(name: str) -> Iterator[Row]:
     """A case on every topology and mesh."""
-    program = built(name).program()
+    program = build_case(name).program()
     for topology in (Mesh(data=8).topology.name, NODE):
         for axes in MESHES:
             start = time.process_time()
             plan = on_mesh(program, Mesh.parse(axes, topology)).plan(*program.args)
             took = time.process_time() - start
-            facts = {"cost": plan.seconds, "gap": rounded(plan.gap), "seconds": took}
+            facts = {"cost": plan.seconds, "gap": without_rounding(plan.gap), "seconds": took}
             yield {"name": name, "topology": topology, "mesh": axes, **facts}
 
 
-def placed(page: str, section: str) -> str:
+def replace_section(page: str, section: str) -> str:
     """The page with a section of gaps, in the place of the one that it has."""
-    before = "\n".join(kept(page, TITLE)).strip()
+    before = "\n".join(page_section(page, TITLE)).strip()
     rest = page.replace(f"{before}\n\n", "") if before else page
     return rest.replace(NEXT, f"{section.strip()}\n\n{NEXT}")
 

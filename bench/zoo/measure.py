@@ -15,9 +15,9 @@ import jax
 
 from bench.fallbacks import fallbacks
 from bench.report import interleave, machine, ratio
-from bench.step import sent_bytes, stepper
+from bench.step import bytes_sent, stepper
 from bench.zoo.case import Case
-from bench.zoo.peer import alone, between, right
+from bench.zoo.peer import at_layouts, numbers_agree, xla_layouts
 from meshdsl.api import Program, Sharded, parallelize
 from meshdsl.errors import MeshDSLError
 from meshdsl.ir.graph import walk
@@ -45,7 +45,7 @@ DONATED = (0, 1)  # parameters and optimizer state
 OURS, XLA = "meshdsl", "XLA partitioner"
 
 
-def built(name: str) -> Case:
+def build_case(name: str) -> Case:
     """A case by its name."""
     make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
     return make()
@@ -53,7 +53,7 @@ def built(name: str) -> Case:
 
 def measure(name: str, part: str, folder: Path, rounds: int) -> None:
     """Write down one part of what is measured of a case: ``plan`` or ``time``."""
-    case, file = built(name), folder / f"{name}.json"
+    case, file = build_case(name), folder / f"{name}.json"
     known = json.loads(file.read_text()) if file.exists() and part == "time" else {}
     for found in _planned(case) if part == "plan" else _timed(case, rounds):
         known |= found
@@ -71,11 +71,11 @@ def _planned(case: Case) -> Facts:
     yield from _compared(sharded, program)
     yield {"bytes": _bytes(sharded, program)}
     jitted = jax.jit(program.step)(*program.args)[-1]
-    compiled, shardings = between(program, plan)
-    yield {"XLA bytes": sent_bytes(compiled.as_text(), MESH)}
-    yield {"XLA right": right(jitted, stepper(compiled, program.args, shardings)())}
-    compiled, inputs, outputs = alone(program, MESH, case.dim)
-    yield {"XLA bytes, own layouts": sent_bytes(compiled.as_text(), MESH)}
+    compiled, shardings = at_layouts(program, plan)
+    yield {"XLA bytes": bytes_sent(compiled.as_text(), MESH)}
+    yield {"XLA right": numbers_agree(jitted, stepper(compiled, program.args, shardings)())}
+    compiled, inputs, outputs = xla_layouts(program, MESH, case.dim)
+    yield {"XLA bytes, own layouts": bytes_sent(compiled.as_text(), MESH)}
     stated = {array.path: layout for array, layout in zip(plan.inputs, inputs, strict=True)}
     returned = {array.path: layout for array, layout in zip(plan.outputs, outputs, strict=True)}
     pinned = parallelize(program.step, MESH, stated, returned)
@@ -88,7 +88,7 @@ def _timed(case: Case, rounds: int) -> Facts:
     start = time.perf_counter()
     plan = sharded.plan(*program.args)
     yield {"plan seconds": time.perf_counter() - start}
-    compiled, shardings = between(program, plan)
+    compiled, shardings = at_layouts(program, plan)
     ours = stepper(sharded, program.args, sharded.input_shardings(*program.args)[0])
     steps = {OURS: ours, XLA: stepper(compiled, program.args, shardings)}
     seconds = interleave(steps, rounds)
@@ -113,4 +113,4 @@ def _compared(sharded: Sharded, program: Program) -> Facts:
 
 
 def _bytes(sharded: Sharded, program: Program) -> float:
-    return sent_bytes(sharded.lower(*program.args).compile().as_text(), MESH)
+    return bytes_sent(sharded.lower(*program.args).compile().as_text(), MESH)

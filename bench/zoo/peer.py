@@ -16,13 +16,13 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.plan.plan import Plan
 
 
-def between(program: Program, plan: Plan) -> tuple[Any, Any]:
+def at_layouts(program: Program, plan: Plan) -> tuple[Any, Any]:
     """The compiled step between the input and output layouts of a plan, and the shardings of its arguments."""
     jitted, shardings = partitioned(program, device_mesh(plan.mesh), plan)
     return jitted.lower(*program.args).compile(), shardings
 
 
-def alone(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layout], list[Layout]]:
+def xla_layouts(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layout], list[Layout]]:
     """The compiled step where the batch alone is stated, and the layouts that XLA chose for inputs and outputs."""
     batch = NamedSharding(device_mesh(mesh), PartitionSpec(*(None,) * dim, mesh.names[0]))
     free = (None,) * (len(program.args) - 1)
@@ -39,7 +39,7 @@ def _layout(sharding: NamedSharding, mesh: Mesh) -> Layout:
     return Layout(**split, **{axis: B for axis in mesh.names if axis not in split})
 
 
-def right(expected: Any, got: Any) -> bool:
+def numbers_agree(expected: Any, got: Any) -> bool:
     """Whether the results are those of the unsharded step."""
     expected, got = jax.tree.leaves(expected), jax.tree.leaves(got)
     try:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import jax
 
-from bench.report import kept
-from bench.zoo.gaps import TITLE, placed
+from bench.report import page_section
+from bench.zoo.gaps import TITLE, replace_section
 from bench.zoo.measure import CASES, measure
 from bench.zoo.page import page
 
@@ -42,7 +42,7 @@ def main() -> None:
     files = [asked.results / f"{name}.json" for name in CASES]
     before = asked.page.read_text() if asked.page.exists() else ""
     after = page({file.stem: json.loads(file.read_text()) for file in files if file.exists()}, CASES)
-    asked.page.write_text(placed(after, "\n".join(kept(before, TITLE))))
+    asked.page.write_text(replace_section(after, "\n".join(page_section(before, TITLE))))
 
 
 def _apart(name: str, part: str, asked: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import sys
 import jax
 import pytest
 
-from bench.strategies import FILES, PAGE, Strategy, sent
+from bench.strategies import FILES, PAGE, Strategy, sent_by_collective
 from meshdsl.api import parallelize
 from tests.models.values import filled
 
@@ -24,7 +24,7 @@ def compiled_fast():
 def test_a_strategy_sends_what_was_published_and_runs_as_planned(file):
     strategy = Strategy(file)
     sharded, args = strategy.sharded(), filled(strategy.program.args)
-    total, _ = sent(sharded.plan(*args))
+    total, _ = sent_by_collective(sharded.plan(*args))
     assert dict(total) == {what: value for what, (_, value) in strategy.published().items()}
     sharded.verify(*args)
     sharded.check(*args)

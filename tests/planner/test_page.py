@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from bench.planner import page
-from bench.report import kept
+from bench.report import page_section
 from bench.zoo import gaps
 
 NOTHING = {part: [] for part in page.SECTIONS}
@@ -26,19 +26,19 @@ def test_of_parts_that_were_not_measured_the_page_keeps_what_it_says(folder):
 
 
 def test_a_part_that_was_measured_is_written_anew(folder):
-    before = kept((folder / page.PAGE).read_text(), page.AXES)
+    before = page_section((folder / page.PAGE).read_text(), page.AXES)
     page.write({**NOTHING, "sizes": [ROW]}, "some versions", folder)
     after = (folder / page.PAGE).read_text()
-    assert kept(after, page.AXES) == before and len(before) > 5
-    rows = [line for line in kept(after, page.SIZES) if line.startswith("| 3")]
+    assert page_section(after, page.AXES) == before and len(before) > 5
+    rows = [line for line in page_section(after, page.SIZES) if line.startswith("| 3")]
     assert rows == ["| 3 | 5 | 7 | 1 s | 0 | 2.0 |"]
 
 
 def test_gaps_of_the_zoo_take_the_place_of_those_before():
     before = (page.DOCS / "zoo.md").read_text()
-    after = gaps.placed(before, f"{gaps.TITLE}\nnothing")
-    assert kept(after, gaps.TITLE)[-1] == "nothing"
-    assert gaps.placed(after, "\n".join(kept(before, gaps.TITLE))) == before
+    after = gaps.replace_section(before, f"{gaps.TITLE}\nnothing")
+    assert page_section(after, gaps.TITLE)[-1] == "nothing"
+    assert gaps.replace_section(after, "\n".join(page_section(before, gaps.TITLE))) == before
 
 
 def test_a_page_that_is_not_there_has_what_was_measured(tmp_path):

@@ -3,9 +3,9 @@
 import pytest
 
 import meshdsl as md
-from bench.planner.cases import planned, stated, traced
+from bench.planner.cases import plan_on, program_of, traced_step
 from bench.planner.peers import axis_by_axis, by_names, greedy
-from bench.planner.run import sent_by
+from bench.planner.run import bytes_sent_by
 from bench.planner.steps import PEERS, plans_of
 from tests.planner.graphs import ONE, STEPS, TWO, exhaustive, problem_of, searched
 
@@ -27,9 +27,9 @@ def test_without_sharing_and_on_one_axis_the_integer_program_is_the_optimum():
 
 
 def test_the_parts_of_the_benchmark_that_compare_plans_run_on_small_steps():
-    plan = planned(traced("mlp"), "data=2,model=2")
-    others = {who: sent_by(plan, choose(plan.model)) for who, choose in PEERS.items()}
-    assert sent_by(plan, plan.choice) < others["greedy"]
-    plans = plans_of(stated("mlp"), md.Mesh(data=2, model=2))
+    plan = plan_on(traced_step("mlp"), "data=2,model=2")
+    others = {who: bytes_sent_by(plan, choose(plan.model)) for who, choose in PEERS.items()}
+    assert bytes_sent_by(plan, plan.choice) < others["greedy"]
+    plans = plans_of(program_of("mlp"), md.Mesh(data=2, model=2))
     assert plans.keys() == {"ours", *PEERS}
     assert all(plan.seconds >= plans["ours"][1].seconds > 0 for _, plan in plans.values())

@@ -1,7 +1,7 @@
 """Plans within a limit from known ones: with some operations held, the others are decided anew."""
 
 import meshdsl as md
-from bench import varied
+from bench import deep_steps
 from bench.programs import deep_gpt
 from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.networks import NetworkBuilder
@@ -50,7 +50,11 @@ def test_a_layer_that_keeps_all_is_faster_within_little_less_memory(monkeypatch)
 
 def test_so_are_two_microbatches_on_many_axes(monkeypatch):
     """Where all axes are too many to be looked at jointly, from neighbourhood to neighbourhood."""
-    program, mesh, found = varied.accumulated(1, 2, 256, 32), md.Mesh(pod=2, data=4, model=2, topology="dgx-h100"), []
+    program, mesh, found = (
+        deep_steps.gradient_accumulation(1, 2, 256, 32),
+        md.Mesh(pod=2, data=4, model=2, topology="dgx-h100"),
+        [],
+    )
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, program.layouts)
 

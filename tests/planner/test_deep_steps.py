@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import varied
+from bench import deep_steps
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.blocks import LayerBlocks
@@ -23,10 +23,10 @@ def model_of(program):
 @pytest.mark.parametrize(
     ("program", "copies"),
     [
-        (varied.translated(10, 2048, 512), 3),
-        (varied.adapted(10), 6),
-        (varied.accumulated(8, 2), 5),
-        (varied.recurrent(12), 7),
+        (deep_steps.encoder_decoder(10, 2048, 512), 3),
+        (deep_steps.low_rank_adapters(10), 6),
+        (deep_steps.gradient_accumulation(8, 2), 5),
+        (deep_steps.unrolled_lstm(12), 7),
     ],
     ids=["encoder and decoder", "adapters", "microbatches", "time steps"],
 )
@@ -37,7 +37,7 @@ def test_equal_layers_are_found(program, copies):
 
 @pytest.mark.parametrize("rounds", [True, False])
 def test_weights_that_many_read_are_proved_to_lie_well(rounds):
-    model = model_of(varied.accumulated(2, 4))
+    model = model_of(deep_steps.gradient_accumulation(2, 4))
     if not rounds:
         model = limited(model, search_rounds_entries=0, search_rounds_nodes=0)
     best, bound = searched(model)
@@ -47,7 +47,7 @@ def test_weights_that_many_read_are_proved_to_lie_well(rounds):
 @pytest.mark.parametrize("sizes", [(4, 1024, 256), (6, 512, 512)], ids=["jointly", "in neighbourhoods"])
 def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
     """Although the plans on the way to it do not."""
-    program, mesh = varied.recurrent(*sizes), Mesh(pod=4, data=4, model=4, topology="dgx-h100")
+    program, mesh = deep_steps.unrolled_lstm(*sizes), Mesh(pod=4, data=4, model=4, topology="dgx-h100")
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, program.layouts)
     free = solved(traced, mesh, pins, 1e15)
@@ -56,7 +56,7 @@ def test_a_limit_that_the_fastest_plan_keeps_takes_nothing(sizes):
 
 def test_a_bound_that_is_asked_for_later_speaks_of_all_layouts():
     """Whatever layouts the model looks at in the meantime."""
-    model = model_of(varied.accumulated(1, 4))
+    model = model_of(deep_steps.gradient_accumulation(1, 4))
     expected = search(model, lambda _: False).lower_bound()
     found = search(model, lambda _: False)
     best = found.plan

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 
-def rows_apart(
+def measure_in_processes(
     module: str, doc: str, cases: Iterable[str], measure: Callable[[str], tuple[object, ...]]
 ) -> list[list[str]]:
     """A row per case; in the process of one case it prints its row and ends.

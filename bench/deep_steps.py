@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from bench.unrolled import Params, attended, cross_entropy, heads, shape, trained
+from bench.unrolled import Params, cross_entropy, dot_product_attention, shape, split_heads, training_program
 from meshdsl.api import Program
 
 BATCH = {"batch/inputs": "data=S(0)", "batch/labels": "data=S(0)"}
 
 
-def accumulated(layers: int = 12, microbatches: int = 8, width: int = 2048, batch: int = 512) -> Program:
+def gradient_accumulation(layers: int = 12, microbatches: int = 8, width: int = 2048, batch: int = 512) -> Program:
     """A transformer whose weights are read, and their gradients summed, in every microbatch."""
     block = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
     params = {"embed": shape(50304, width), "norm": shape(width), "layers": [block] * layers}
@@ -27,8 +27,8 @@ def accumulated(layers: int = 12, microbatches: int = 8, width: int = 2048, batc
     def loss(params: Params, tokens: jax.Array, labels: jax.Array) -> jax.Array:
         x = params["embed"][tokens]
         for p in params["layers"]:
-            x = _fed(p, _attended(p, x, _normed(x, p["norm1"])) + x)
-        return cross_entropy(_normed(x, params["norm"]) @ params["embed"].T, labels)
+            x = _add_mlp(p, _attention_output(p, x, _rms_norm(x, p["norm1"])) + x)
+        return cross_entropy(_rms_norm(x, params["norm"]) @ params["embed"].T, labels)
 
     def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
         made = [jax.value_and_grad(loss)(params, batch["inputs"][i], batch["labels"][i]) for i in range(microbatches)]
@@ -43,7 +43,7 @@ def accumulated(layers: int = 12, microbatches: int = 8, width: int = 2048, batc
     return Program(step, (params, jax.eval_shape(adam.init, params), _batch(tokens, tokens)), layouts)
 
 
-def translated(layers: int = 24, width: int = 2048, batch: int = 512, length: int = 512) -> Program:
+def encoder_decoder(layers: int = 24, width: int = 2048, batch: int = 512, length: int = 512) -> Program:
     """An encoder and a decoder, every layer of which reads what the encoder's last has made; Adafactor."""
     encoder = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
     decoder = {**encoder, "across": _attention(width), "norm3": shape(width)}
@@ -53,17 +53,17 @@ def translated(layers: int = 24, width: int = 2048, batch: int = 512, length: in
     def loss(params: Params, batch: Any) -> jax.Array:
         x, y = params["embed"][batch["inputs"]], params["embed"][batch["labels"]]
         for p in params["encoder"]:
-            x = _fed(p, _attended(p, x, _normed(x, p["norm1"]), causal=False) + x)
+            x = _add_mlp(p, _attention_output(p, x, _rms_norm(x, p["norm1"]), causal=False) + x)
         for p in params["decoder"]:
-            y = y + _attended(p, y, _normed(y, p["norm1"]))
-            y = _fed(p, y + _attended(p["across"], _normed(y, p["norm3"]), x, causal=False))
-        return cross_entropy(_normed(y, params["norm"]) @ params["embed"].T, batch["labels"])
+            y = y + _attention_output(p, y, _rms_norm(y, p["norm1"]))
+            y = _add_mlp(p, y + _attention_output(p["across"], _rms_norm(y, p["norm3"]), x, causal=False))
+        return cross_entropy(_rms_norm(y, params["norm"]) @ params["embed"].T, batch["labels"])
 
     tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    return trained(loss, optax.adafactor(1e-3), params, _batch(tokens, tokens), BATCH)
+    return training_program(loss, optax.adafactor(1e-3), params, _batch(tokens, tokens), BATCH)
 
 
-def adapted(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 128) -> Program:
+def low_rank_adapters(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 128) -> Program:
     """Adapters of low rank (Hu et al. 2021) on weights in bfloat16 that stay as they are; layers are recomputed."""
     block = {**_attention(width), **_mlp(width, 28672), "norm1": shape(width), "norm2": shape(width)}
     ends = {"embed": shape(128256, width), "norm": shape(width), "head": shape(width, 128256)}
@@ -73,20 +73,20 @@ def adapted(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 12
     def layer(p: Params, adapter: Params, x: jax.Array) -> jax.Array:
         more = {name: (adapter[f"{name}_a"] @ adapter[f"{name}_b"]).astype(x.dtype) for name in "qv"}
         p = {**p, **{name: p[name] + w for name, w in more.items()}}
-        return _fed(p, _attended(p, x, _normed(x, p["norm1"])) + x)
+        return _add_mlp(p, _attention_output(p, x, _rms_norm(x, p["norm1"])) + x)
 
     def loss(adapters: Params, batch: Any) -> jax.Array:
         frozen = batch["frozen"]
         x = frozen["embed"][batch["inputs"]]
         for p, adapter in zip(frozen["layers"], adapters, strict=True):
             x = jax.checkpoint(layer)(p, adapter, x)
-        return cross_entropy(_normed(x, frozen["norm"]) @ frozen["head"], batch["labels"])
+        return cross_entropy(_rms_norm(x, frozen["norm"]) @ frozen["head"], batch["labels"])
 
     tokens = jax.ShapeDtypeStruct((batch, 4096), jnp.int32)
-    return trained(loss, optax.adam(1e-4), [one] * layers, {**_batch(tokens, tokens), "frozen": frozen}, BATCH)
+    return training_program(loss, optax.adam(1e-4), [one] * layers, {**_batch(tokens, tokens), "frozen": frozen}, BATCH)
 
 
-def recurrent(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program:
+def unrolled_lstm(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program:
     """An LSTM (Hochreiter and Schmidhuber 1997) over time steps that are written out: all read the same weights."""
     params = {"w": shape(width, 4 * width), "u": shape(width, 4 * width), "b": shape(4 * width)}
     params["out"] = shape(width, 1024)
@@ -101,7 +101,7 @@ def recurrent(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program
         return cross_entropy(h @ params["out"], batch["labels"])
 
     inputs, labels = shape(batch, steps, width), jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return trained(loss, optax.adam(1e-3), params, _batch(inputs, labels), BATCH)
+    return training_program(loss, optax.adam(1e-3), params, _batch(inputs, labels), BATCH)
 
 
 def _batch(inputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct) -> dict[str, jax.ShapeDtypeStruct]:
@@ -116,16 +116,16 @@ def _mlp(width: int, hidden: int | None = None) -> dict[str, jax.ShapeDtypeStruc
     return {"up": shape(width, hidden or 4 * width), "down": shape(hidden or 4 * width, width)}
 
 
-def _attended(p: Params, x: jax.Array, memory: jax.Array, causal: bool = True) -> jax.Array:
+def _attention_output(p: Params, x: jax.Array, memory: jax.Array, causal: bool = True) -> jax.Array:
     """What ``x`` takes from ``memory``, ``[batch length width]``, by heads of 128."""
-    q, k, v = (heads(y, y.shape[-1] // 128) for y in (x @ p["q"], memory @ p["k"], memory @ p["v"]))
-    return attended(q, k, v, causal).reshape(x.shape) @ p["out"]
+    q, k, v = (split_heads(y, y.shape[-1] // 128) for y in (x @ p["q"], memory @ p["k"], memory @ p["v"]))
+    return dot_product_attention(q, k, v, causal).reshape(x.shape) @ p["out"]
 
 
-def _fed(p: Params, x: jax.Array) -> jax.Array:
-    return x + jax.nn.gelu(_normed(x, p["norm2"]) @ p["up"]) @ p["down"]
+def _add_mlp(p: Params, x: jax.Array) -> jax.Array:
+    return x + jax.nn.gelu(_rms_norm(x, p["norm2"]) @ p["up"]) @ p["down"]
 
 
-def _normed(x: jax.Array, scale: jax.Array) -> jax.Array:
+def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
     return centred * lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
