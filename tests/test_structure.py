@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl
+from bench.structure import Tree, imported
 from meshdsl import nd
 from meshdsl.util.stubs import stub_names
 
@@ -30,45 +31,19 @@ ENTRY_POINTS = {  # modules that something other than an import statement loads
     "meshdsl.pytest_plugin": "the entry point pytest11",
     "meshdsl.training.demo": "make demo",
 }
+PUBLIC_NAME_USERS = ("models",)  # packages that are written with ``import meshdsl as md``, as a user's program is
 OWN_NAMES = {  # packages whose files may use a class name that another file uses, with the reason
     "models": "every model is one file to be read and copied alone, with layers named as in its paper",
 }
 
 
-@cache
-def modules():
-    """Modules of the package by name, with their files."""
-    found = {}
-    for folder, package in FOLDERS.items():
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            inner = file.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join([package, *(part for part in inner if part != "__init__")])] = file
-    return found
-
-
-def imported(file):
-    """Modules and names that a file imports at any depth, also under TYPE_CHECKING and inside functions."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-def module_of(name):
-    """The module of ours that a dotted name is or lives in; None for other libraries."""
-    while name and name not in modules():
-        name = name.rpartition(".")[0]
-    return name or None
+TREE = Tree(ROOT, FOLDERS)
 
 
 @cache
 def graph():
-    """Modules of ours that each module imports."""
-    return {
-        module: {target for name in imported(file) if (target := module_of(name)) and target != module}
-        for module, file in modules().items()
-    }
+    """Modules of ours that each module imports, also under TYPE_CHECKING and inside functions."""
+    return TREE.imports()
 
 
 def package(module):
@@ -86,11 +61,15 @@ def allowed():
 
 def test_packages_import_only_what_the_architecture_allows():
     table, wrong = allowed(), []
-    assert {package(module) for module in modules()} - {"meshdsl"} == set(table)
+    assert {package(module) for module in TREE.files} - {"meshdsl"} == set(table)
     for module, targets in graph().items():
         for target in targets:
             own, other = package(module), package(target)
-            if own not in (other, "meshdsl") and other != "meshdsl" and other not in table[own]:
+            if other == "meshdsl":  # the public names
+                permitted = own in PUBLIC_NAME_USERS
+            else:
+                permitted = own in (other, "meshdsl") or other in table[own]
+            if not permitted:
                 wrong.append(f"{module} imports {target}")
     assert wrong == []
 
@@ -123,31 +102,34 @@ def test_few_modules_lie_outside_of_packages():
 
 
 def test_no_class_name_is_defined_twice():
-    places = {}
-    for module, file in modules().items():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and package(module) not in OWN_NAMES:
-                places.setdefault(node.name, set()).add(module)
-    twice = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    places = {
+        name: [module for module in sorted(found) if package(module) not in OWN_NAMES]
+        for name, found in TREE.classes().items()
+    }
+    twice = {name: found for name, found in places.items() if len(found) > 1}
     assert twice == {}
 
 
 def test_every_module_is_used_by_something_that_is_not_a_test():
     used = {target for targets in graph().values() for target in targets}
     for folder in NON_TEST_IMPORTERS:
-        used |= {module_of(name) for file in (ROOT / folder).rglob("*.py") for name in imported(file)}
+        used |= {
+            TREE.module_of(name)
+            for file in (ROOT / folder).rglob("*.py")
+            for name in imported(ast.parse(file.read_text()))
+        }
     used |= {name for stub in ROOT.glob("meshdsl/**/*.pyi") for name in stub_names(stub).values()}
     makefile = (ROOT / "Makefile").read_text()
     unused = {
         module
-        for module, file in modules().items()
+        for module, file in TREE.files.items()
         if module not in used and file.name != "__init__.py" and f"-m {module} " not in makefile
     }
     assert unused - set(ENTRY_POINTS) == set()
 
 
 def test_every_package_says_what_it_is_for():
-    faces = {module: file for module, file in modules().items() if file.name == "__init__.py"}
+    faces = {module: file for module, file in TREE.files.items() if file.name == "__init__.py"}
     assert [module for module, file in faces.items() if not ast.get_docstring(ast.parse(file.read_text()))] == []
 
 
@@ -165,13 +147,13 @@ def test_layouts_do_not_import_jax():
 
 
 def test_no_relative_imports():
-    for file in modules().values():
+    for file in TREE.files.values():
         assert not any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(ast.parse(file.read_text()))), file
 
 
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    packages = {module for module, file in modules().items() if file.name == "__init__.py"}
+    packages = {module for module, file in TREE.files.items() if file.name == "__init__.py"}
     assert packages == set(listed)
 
 
@@ -179,6 +161,6 @@ def test_no_public_name_is_hidden_by_a_module():
     """Importing a module sets an attribute of its package, which ``__getattr__`` is then not asked for any more."""
     for namespace in (meshdsl, nd):
         prefix = f"{namespace.__name__}."
-        below = {module.removeprefix(prefix).split(".")[0] for module in modules() if module.startswith(prefix)}
+        below = {module.removeprefix(prefix).split(".")[0] for module in TREE.files if module.startswith(prefix)}
         names = below & {*stub_names(Path(namespace.__file__).with_suffix(".pyi")), *nd.__all__}
         assert names <= {"nd", "calibrate"}  # the one is meant as a module, the other can be called as one
