@@ -31,7 +31,7 @@ ENTRY_POINTS = {  # modules that something other than an import statement loads
     "meshdsl.pytest_plugin": "the entry point pytest11",
     "meshdsl.training.demo": "make demo",
 }
-PUBLIC_NAME_USERS = ("models",)  # packages that are written with ``import meshdsl as md``, as a user's program is
+PUBLIC_NAME_USERS = ("models", "cli")  # models are written as a user's programs are; the command prints the version
 OWN_NAMES = {  # packages whose files may use a class name that another file uses, with the reason
     "models": "every model is one file to be read and copied alone, with layers named as in its paper",
 }
