@@ -240,7 +240,7 @@ def test_dims_that_are_none_have_a_caret():
         ("a a", "dim 'a' is named twice"),
         ("a=0", "a size is"),
         ("a =3", "'=' stands"),
-        ("2b", "no name"),
+        ("2b", "not a name of a dim"),
     ):
         with pytest.raises(NotationError) as caught:
             md.dims(text)
