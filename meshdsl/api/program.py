@@ -12,8 +12,9 @@ from typing import Any
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
+from meshdsl.ir.index import producers
 from meshdsl.ir.loops import split_operands
-from meshdsl.ir.rewrite import makers_of, origin, values
+from meshdsl.ir.rewrite import origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -111,7 +112,7 @@ def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProg
 def stacked_parameters(program: TracedProgram) -> list[str]:
     """Return the paths of the stacked parameters: those that the longest forward scan over parameters slices."""
     graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
-    makers = makers_of(graph)
+    makers = producers(graph)
     paths = {
         v.id: leaf.path for i, (v, leaf) in enumerate(zip(graph.inputs, program.inputs, strict=True)) if i in replaced
     }

@@ -37,11 +37,6 @@ def value_ids(atoms: Iterable[Atom]) -> list[int]:
     return [x.id for x in atoms if isinstance(x, Value)]
 
 
-def makers_of(graph: Graph) -> dict[int, Op]:
-    """The operation that makes each value, bodies apart."""
-    return {v.id: op for op in graph.ops for v in op.outputs}
-
-
 def origin(x: Value, makers: Mapping[int, Op], through: Callable[[Value], bool] = lambda _: True) -> Value:
     """What a stack was made of, cast or transposed, as far as ``through`` lets pass."""
     while x.id in makers and through(x):

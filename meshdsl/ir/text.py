@@ -18,13 +18,12 @@ from functools import cache
 from hashlib import sha256
 from types import NoneType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from meshdsl.ir.graph import Graph, Leaf, Literal, Op, TracedProgram, Value
+from meshdsl.util.lazy import memoize_by_object
 
-_KNOWN: WeakKeyDictionary[Graph, list[str]] = WeakKeyDictionary()
 _PLAIN = (NoneType, bool, int)
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
 _str, _repr = cache(str), cache(repr)  # of dtypes: numpy works theirs out each time
@@ -41,10 +40,13 @@ def program_text(program: TracedProgram, sources: bool = False) -> str:
 
 def fingerprint(program: TracedProgram) -> str:
     """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
-    if program.graph not in _KNOWN:
-        _KNOWN[program.graph] = list(_lines(program.graph, "  ", False))
-    text = "\n".join(_framed(program, _KNOWN[program.graph])) + "\n"
+    text = "\n".join(_framed(program, _graph_lines(program.graph))) + "\n"
     return sha256(text.encode()).hexdigest()
+
+
+@memoize_by_object
+def _graph_lines(graph: Graph) -> tuple[str, ...]:
+    return tuple(_lines(graph, "  ", False))
 
 
 def _framed(program: TracedProgram, lines: Iterable[str]) -> Iterator[str]:

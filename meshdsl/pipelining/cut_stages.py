@@ -24,7 +24,8 @@ from itertools import accumulate
 
 from meshdsl.errors import PipelineError, faults, shortened
 from meshdsl.ir.graph import Atom, Graph, Op, Value
-from meshdsl.ir.rewrite import makers_of, values
+from meshdsl.ir.index import producers
+from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Split
 from meshdsl.pipelining.time_axis import TimePlacement
 from meshdsl.schedules.partition import partition_faults, partition_layers
@@ -175,11 +176,11 @@ class _TimeAssignment:
 
     def _leading(self) -> set[int]:
         """Returns ids of operations that lead to the first cut and use anything but the batch: those of part 0."""
-        producers = makers_of(self.graph)
+        producer_of = producers(self.graph)
         pending, found = [self.cuts[0].forward], set[int]()
         while pending:
             op = pending.pop()
-            above = [producers[v.id] for v in values(op.inputs) if v.id in producers]
+            above = [producer_of[v.id] for v in values(op.inputs) if v.id in producer_of]
             above = [each for each in above if self.placement.is_per_microbatch(each)]
             pending += [each for each in above if each.id not in found]
             found |= {each.id for each in above}

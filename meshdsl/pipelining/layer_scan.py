@@ -20,8 +20,9 @@ from jax import lax
 
 from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
+from meshdsl.ir.index import producers
 from meshdsl.ir.loops import SplitOperands, split_operands
-from meshdsl.ir.rewrite import makers_of, origin, values
+from meshdsl.ir.rewrite import origin, values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, S
@@ -114,15 +115,15 @@ def find_layer_scan(program: TracedProgram, placement: TimePlacement, split: Lay
     Raises PipelineError if there are several such scans or axes, or if such layers are indexed, not scanned.
     """
     graph = program.graph
-    producers = makers_of(graph)
+    producer_of = producers(graph)
     found: dict[str, dict[Op, list[int]]] = {}
     for op in graph.ops:
         if op.name == "scan" and placement.is_per_microbatch(op):
-            origins = [o for x, _ in LayerScan(op).stacks if (o := _origin(x, producers, placement)) in split]
+            origins = [o for x, _ in LayerScan(op).stacks if (o := _origin(x, producer_of, placement)) in split]
             for axis, origin in ((axis, i) for i in origins for axis in split[i]):
                 found.setdefault(axis, {}).setdefault(op, []).append(origin)
     if not found:
-        _check_not_indexed(graph, placement, split, producers)
+        _check_not_indexed(graph, placement, split, producer_of)
         return None
     axis, scans = next(iter(found.items()))
     forward = [op for op in scans if op.phase == "forward"]
@@ -131,9 +132,9 @@ def find_layer_scan(program: TracedProgram, placement: TimePlacement, split: Lay
     return PipelinedScans(axis, [*forward, *(op for op in scans if op is not forward[0])])
 
 
-def _origin(x: Atom, producers: Mapping[int, Op], placement: TimePlacement) -> int:
+def _origin(x: Atom, producer_of: Mapping[int, Op], placement: TimePlacement) -> int:
     """Returns the id of the input that a stack was cast or transposed from before the loop; else its own id."""
-    return origin(x, producers, lambda y: placement.of(y) is B).id if isinstance(x, Value) else -1
+    return origin(x, producer_of, lambda y: placement.of(y) is B).id if isinstance(x, Value) else -1
 
 
 def _several(program: TracedProgram, found: Mapping[str, Mapping[Op, Sequence[int]]]) -> PipelineError:
@@ -156,14 +157,14 @@ def _several(program: TracedProgram, found: Mapping[str, Mapping[Op, Sequence[in
     return PipelineError(faults("exactly one layer scan can be pipelined; found several:", rows, remedy))
 
 
-def _check_not_indexed(graph: Graph, placement: TimePlacement, split: LayerAxes, producers: Mapping[int, Op]) -> None:
+def _check_not_indexed(graph: Graph, placement: TimePlacement, split: LayerAxes, producer_of: Mapping[int, Op]) -> None:
     """Raise PipelineError if layers that are split over an axis are indexed, in a loop or one by one."""
     rows = [f"{v.dtype}{list(v.shape)}, split over {split[v.id][0]}" for v in _sliced_inputs(graph, split)]
     for op in graph.ops:
         if op.name == "scan" and placement.is_per_microbatch(op):
             layers = LayerScan(op)
             for x, v in layers.consts:
-                axes = split.get(_origin(x, producers, placement))
+                axes = split.get(_origin(x, producer_of, placement))
                 indexed = any(
                     v in inner.inputs and inner.name in ("dynamic_slice", "gather") for inner in layers.body.ops
                 )

@@ -25,8 +25,9 @@ import numpy as np
 
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value, walk
+from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.loops import LoopPort, PortRole, body_operands, carried_inputs, loop_ports
-from meshdsl.ir.rewrite import makers_of, renumber, value_ids, values
+from meshdsl.ir.rewrite import renumber, value_ids, values
 
 FORWARD, BACKWARD, OPTIMIZER = PHASES = ("forward", "backward", "optimizer")
 GUESS = 10  # iterations of a loop whose number is unknown
@@ -55,10 +56,7 @@ def mark_phases(graph: Graph) -> None:
 def _mark(graph: Graph, updated: Set[int], in_loop: bool = True) -> None:
     """Marks a graph whose inputs ``updated`` depend on backward results."""
     after = _after(graph, updated)
-    readers: Readers = {}
-    for op in graph.ops:
-        for value in value_ids(op.inputs):
-            readers.setdefault(value, []).append(op)
+    readers = consumers(graph)
     for op in graph.ops:
         op.phase = _first_guess(op, after)
     if in_loop:
@@ -88,7 +86,7 @@ def _first_guess(op: Op, after: Set[int]) -> str:
 
 def _mark_accumulators(graph: Graph, readers: Readers) -> None:
     """Marks ``carry + gradient`` in a loop body as backward if the carry has no other use, with what leads there."""
-    made = makers_of(graph)
+    made = producers(graph)
     carries = {v.id for v in graph.inputs if len(readers.get(v.id, ())) == 1}
     for x in values(graph.returned):
         op = made.get(x.id)

@@ -1,21 +1,20 @@
-"""Values that are worked out when they are first read, as they may never be."""
+"""Values computed on first use: one that may never be read, and results that belong to an object."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import wraps
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
-# ---- Later -----------------------------------------------------------------------------------------------------------
-
-
 T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class Lazy(Generic[T]):
-    """A value, made when it is first asked for; compared, copied and pickled as what it is.
+    """A value computed when it is first read; it compares, copies and pickles as the value itself.
 
     Args:
-      make: called once at most, and let go of with all that it holds.
+      make: computes the value. It is called at most once, and then released with everything that it refers to.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -24,7 +23,7 @@ class Lazy(Generic[T]):
 
     @classmethod
     def known(cls, value: T) -> "Lazy[T]":
-        """One that is there already."""
+        """Returns a lazy value that is computed already."""
         return cls(lambda: value)
 
     @property
@@ -47,21 +46,25 @@ class Lazy(Generic[T]):
         return Lazy.known, (self.value,)
 
 
-# ---- Once ------------------------------------------------------------------------------------------------------------
-# What follows from an object alone is worked out once, and kept as long as the object is.
+def memoize_by_object(make: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """Returns ``make`` with its results stored for as long as its first argument, a graph say, lives.
 
+    The first argument is told apart by identity and equality as the key of a dictionary, further ones by equality. A
+    result must not refer to the first argument: it would keep it alive.
 
-R = TypeVar("R")
-
-
-def memoize_by_object(make: Callable[[T], R]) -> Callable[[T], R]:
-    """A function of one object, a graph say, that is called once for each; what it returns must not keep hold of it."""
-    known: WeakKeyDictionary[T, R] = WeakKeyDictionary()
+        @memoize_by_object
+        def graph_index(graph: Graph) -> GraphIndex: ...
+    """
+    results: WeakKeyDictionary[T, dict[Hashable, R]] = WeakKeyDictionary()
 
     @wraps(make)
-    def found(of: T) -> R:
-        if of not in known:
-            known[of] = make(of)
-        return known[of]
+    def recall(of: T, *args: P.args, **kwargs: P.kwargs) -> R:
+        known = results.get(of)
+        if known is None:
+            known = results[of] = {}
+        key = (*args, *kwargs.items())
+        if key not in known:
+            known[key] = make(of, *args, **kwargs)
+        return known[key]
 
-    return found
+    return recall

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Atom, Graph, Op, Value
-from meshdsl.ir.rewrite import fresh_ids, in_bodies, makers_of, value_ids, values, with_ops
+from meshdsl.ir.index import consumers, producers
+from meshdsl.ir.rewrite import fresh_ids, in_bodies, value_ids, values, with_ops
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace.read_jaxpr import Frame, inline
@@ -97,16 +98,12 @@ class Flow:
     @cached_property
     def makers(self) -> dict[int, Op]:
         """By value id, its producer."""
-        return makers_of(self._graph)
+        return producers(self._graph)
 
     @cached_property
     def readers(self) -> dict[int, list[Op]]:
-        """By value id, its consumers, each once."""
-        found: dict[int, list[Op]] = {}
-        for op in self._graph.ops:
-            for value in dict.fromkeys(value_ids(op.inputs)):
-                found.setdefault(value, []).append(op)
-        return found
+        """By value id, its consumers."""
+        return consumers(self._graph)
 
     def region(self, cut: DimSlice) -> tuple[dict[int, int], bool]:
         """Returns the dims, by value id, that must be extended with this slice, and whether all of them can be."""

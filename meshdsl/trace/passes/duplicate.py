@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.loops import loop_ports, with_ports
 from meshdsl.ir.rewrite import (
     Table,
     filtered,
     fresh_ids,
     in_bodies,
-    makers_of,
     new_value,
     substitute,
     value_ids,
@@ -133,13 +133,13 @@ def partial_casts(graph: Graph) -> dict[int, tuple[str, ...]]:
     constraints = [op for op in graph.ops if op.name == "constrain" and _sums(op)]
     if not constraints:
         return {}
-    makers, uses = makers_of(graph), _use_counts(graph)
+    makers, uses = producers(graph), _use_counts(graph)
     found = ((_cast(op, makers), op) for op in constraints)
     return {cast.id: _sums(op) for cast, op in found if cast is not None and uses[cast.outputs[0].id] == 1}
 
 
 def _with_own_casts(graph: Graph, ids: Iterator[int]) -> Graph:
-    makers, uses = makers_of(graph), _use_counts(graph)
+    makers, uses = producers(graph), _use_counts(graph)
     ops: list[Op] = []
     for op in graph.ops:
         cast = _cast(op, makers)
@@ -165,4 +165,4 @@ def _sums(constraint: Op) -> tuple[str, ...]:
 
 def _use_counts(graph: Graph) -> Counter[int]:
     """By value id, its number of uses."""
-    return Counter([x for op in graph.ops for x in value_ids(op.inputs)])
+    return Counter({value: len(ops) for value, ops in consumers(graph).items()})
