@@ -58,7 +58,7 @@ def memoize_by_object(make: Callable[Concatenate[T, P], R]) -> Callable[Concaten
     results: WeakKeyDictionary[T, dict[Hashable, R]] = WeakKeyDictionary()
 
     @wraps(make)
-    def recall(of: T, *args: P.args, **kwargs: P.kwargs) -> R:
+    def recall(of: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
         known = results.get(of)
         if known is None:
             known = results[of] = {}

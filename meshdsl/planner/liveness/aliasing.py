@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +25,7 @@ from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, ends_fusion, material
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.util.arrays import Ids, index_array, ranges
+from meshdsl.util.lazy import memoize_by_object
 
 # ---- Narrow ----------------------------------------------------------------------------------------------------------
 # What XLA's backend for TPUs keeps in another way than others: the copies that memory is counted for.
@@ -218,15 +218,10 @@ class BufferAliases:
         self.lies = [_body(*part.owner) if part.owner else whole for part in numbers.blocks]
 
 
-_KNOWN: WeakKeyDictionary[Graph, dict[str, BufferAliases]] = WeakKeyDictionary()
-
-
+@memoize_by_object
 def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
     """The facts of a program, worked out once for a backend."""
-    known = _KNOWN.setdefault(graph, {})
-    if backend not in known:
-        known[backend] = BufferAliases(graph, backend)
-    return known[backend]
+    return BufferAliases(graph, backend)
 
 
 def _views(numbers: GraphIndex) -> Ids:

@@ -11,7 +11,6 @@ from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.planner.costs.op_cost import workspace_bytes
 from meshdsl.planner.liveness.aliasing import BufferAliases, OperandReads, buffer_aliases
 from meshdsl.util.arrays import Ids, index_array, object_id
+from meshdsl.util.lazy import memoize_by_object
 
 # ---- Timeline --------------------------------------------------------------------------------------------------------
 
@@ -106,15 +106,10 @@ class Timeline:
         return found
 
 
-_KNOWN: WeakKeyDictionary[Graph, dict[str, Timeline]] = WeakKeyDictionary()
-
-
+@memoize_by_object
 def timeline_of(graph: Graph, backend: str) -> Timeline:
     """The facts of a program, worked out once for a backend."""
-    known = _KNOWN.setdefault(graph, {})
-    if backend not in known:
-        known[backend] = Timeline(graph, buffer_aliases(graph, backend))
-    return known[backend]
+    return Timeline(graph, buffer_aliases(graph, backend))
 
 
 def _rooms(numbers: GraphIndex) -> Iterator[Workspace]:
