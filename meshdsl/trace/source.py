@@ -1,4 +1,9 @@
-"""Where an operation comes from: the user's line, and the name stack."""
+"""Where an operation comes from: the user's line, and the name stack.
+
+Every file on the call stack is user code, an installed library, or internal: jax, the standard library, this package.
+Of this package only the folders in ``_PROGRAMS`` count as user code, so a new internal file never becomes the source of
+an operation by accident.
+"""
 
 import sysconfig
 from functools import cache, lru_cache
@@ -14,51 +19,48 @@ _OWN = Path(__file__).resolve().parent.parent
 _INTERNAL = (str(Path(jax.__file__).parent) + "/", sysconfig.get_path("stdlib") + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _TRACE = str(_OWN / "trace") + "/"
-_BESIDE = (
-    _OWN if (_OWN / "layouts").exists() else _OWN.parent
-)  # of layouts, lowering and models: installed, or a checkout
-# Models and training code of this package are programs like any other. Everything else of it serves programs.
-_PROGRAMS = (f"{_BESIDE}/models/", f"{_OWN}/training/")
-_PACKAGE = (f"{_OWN}/", f"{_BESIDE}/layouts/", f"{_BESIDE}/lowering/")
-_KNOWN = 1 << 12  # places
+# layouts, lowering and models are in the package once it is installed, and next to it in a checkout
+_SIBLINGS = _OWN if (_OWN / "layouts").exists() else _OWN.parent
+_PROGRAMS = (f"{_SIBLINGS}/models/", f"{_OWN}/training/")
+_PACKAGE = (f"{_OWN}/", f"{_SIBLINGS}/layouts/", f"{_SIBLINGS}/lowering/")
+_CACHE_SIZE = 1 << 12  # places: name stack and traceback of an equation
 _NOWHERE = Source()
 
 
 class SourceContext(NamedTuple):
-    """Where an operation stands: the name stack around it and the user's line."""
+    """The name stack around an operation and the user's line."""
 
     scope: str = ""
     source: Source = _NOWHERE
 
     def at(self, info: Any) -> "SourceContext":
-        """The place of an equation with this ``source_info``, in a body or call that stands here.
+        """Returns the context of an equation with this ``source_info`` in a body or call with this context.
 
-        A function that jax has traced before and kept has lost its callers. If no line of the
-        user's is left in it, its equations have the line of the call.
+        A function whose jaxpr jax has cached has lost its callers. If its traceback has no user line, its equations
+        get the line of the call.
         """
-        return _placed(self, info.name_stack, info.traceback)
+        return _context(self, info.name_stack, info.traceback)
 
 
-@lru_cache(_KNOWN)
-def _placed(around: SourceContext, name_stack: Any, traceback: Any) -> SourceContext:
-    """As ``SourceContext.at``; equal layers, called from one line, ask the same again and again."""
+@lru_cache(_CACHE_SIZE)
+def _context(around: SourceContext, name_stack: Any, traceback: Any) -> SourceContext:
+    """As ``SourceContext.at``; cached, since equal layers called from one line have equal contexts."""
     own = str(name_stack)
     scope = f"{around.scope}/{own}" if around.scope and own else around.scope or own
     return SourceContext(scope, _source_of(traceback, around.source))
 
 
 def _source_of(traceback: Any, call: Source) -> Source:
-    """The innermost line of the user's in the ``traceback`` of an equation, else the line of the ``call``.
+    """Returns the innermost user line in the ``traceback`` of an equation, else the line of the ``call``.
 
-    Frames of jax, of the standard library and of this package's own functions never count;
-    frames of installed packages count if there is nothing else. Frames outside ``trace`` are not
-    looked at: who asked for the trace is not who wrote the operation.
+    Internal frames never count; frames of libraries count if there is no user frame. Frames outside ``trace`` are
+    ignored: the caller of the trace did not write the operation.
     """
     if traceback is None:
         return call
     library = call if call.file else None
     for code, position in zip(*traceback.raw_frames(), strict=True):
-        kind = _kind(code.co_filename)
+        kind = file_kind(code.co_filename)
         if kind == "trace":
             break
         if kind == "user":
@@ -69,8 +71,8 @@ def _source_of(traceback: Any, call: Source) -> Source:
 
 
 def raised_at(error: Exception) -> Source:
-    """The innermost line of the user's that an error came through, or else of a library's."""
-    lines = [(_kind(frame.f_code.co_filename), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    """Returns the innermost user line that an error passed through, else the innermost line of a library."""
+    lines = [(file_kind(frame.f_code.co_filename), frame, line) for frame, line in walk_tb(error.__traceback__)]
     for wanted in ("user", "library"):
         for kind, frame, line in reversed(lines):
             if kind == wanted:
@@ -83,7 +85,8 @@ def _source(traceback: Any, code: Any, position: int) -> Source:
 
 
 @cache
-def _kind(file: str) -> str:
+def file_kind(file: str) -> str:
+    """Returns "user", "library", "trace", or "internal" for files of jax, the standard library and this package."""
     if file.startswith(_TRACE):
         return "trace"
     if file.startswith(_PROGRAMS):
