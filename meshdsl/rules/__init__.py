@@ -1,4 +1,26 @@
-"""Rules of JAX primitives: what each operation does to placements on one mesh axis."""
+"""Sharding rules of JAX primitives: what each operation does to placements on one mesh axis.
+
+A rule (``layouts.sharding_rule``, as Shardy's OpShardingRule) names the factors of an operation's dims and the
+properties that let partial values pass: linear, increasing, decreasing, commuting. The table of signatures, one row of
+placements per operand and result, is derived from it; N axes take one row each. ``tests/rules`` proves every row by
+brute force on simulated devices.
+
+One file per family of operations, and for most of them a file of the same name in ``lowering/local`` with the program
+that one device runs:
+
+    registry      ``@rule(names)``, ``RULES``, and the table of an operation
+    elementwise   one table of properties for all elementwise operations       (runs unchanged on blocks)
+    matmul        dot_general, scaled and ragged products: bilinear            (runs unchanged on blocks)
+    reduction     reductions, running reductions, sort, top_k, argmax
+    shape         data movement: reshape, transpose, pad, slice, roll, ...
+    indexing      gather, scatter, dynamic slices
+    convolution   convolution and pooling, on ``halo``: windows that slide over blocks
+    linalg        FFT and decompositions: batches only
+    random        keys, bits, and calls with effects
+
+A new primitive gets its rule in the file of its family, and a local program only if its parameters contain shapes or
+positions, or if its devices exchange data.
+"""
 
 from meshdsl.rules import (
     convolution,

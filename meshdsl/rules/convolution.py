@@ -1,18 +1,16 @@
 """Rules of operations on windows: convolution and pooling.
 
-Windows overlap, so a block of a split dim needs the edges of its neighbours (see ``Sliding``).
-For convolution there are two ways to see this, because the sum over the places in a kernel and
-the result's places are alike, and each may be the one that is split:
+Windows overlap, so a block of a split dim needs the edges of its neighbours (``halo.Sliding``). In a convolution the
+places of the kernel and those of the result are symmetric, and either may be split:
 
     result split    step = stride            reach = (kernel - 1) * kernel dilation
     kernel split    step = kernel dilation   reach = (result - 1) * stride     sum over the kernel
 
-The second is the weight gradient, whose "kernel" are the result's cotangents. The data gradient is
-of the first kind; its operand is dilated by the stride.
+The second is the weight gradient, whose "kernel" is the cotangent of the result. The data gradient is of the first
+kind; its operand is dilated by the stride.
 
-The features of a convolution are factors. ``g`` are groups of features, ``h`` groups of
-the batch; a group is a block of the result's features, so groups can be split, and a device
-runs its own number of groups:
+Convolution is bilinear, and its features are factors: ``g`` are groups of features, ``h`` groups of the batch. A group
+is a block of the result's features, so groups can be split, and a device runs its own groups:
 
     images (h b) (g i), kernels (h g o) i -> b (h g o)      sum over i
 
@@ -69,7 +67,7 @@ def _spatial(op: Op) -> Iterator[Signature]:
 
 
 def conv_windows(op: Op, k: int) -> tuple[Sliding, Sliding]:
-    """The k-th spatial dim, with the windows of the result and with those of the kernel."""
+    """The k-th spatial dim as windows of the result, and as windows of the kernel."""
     spec, params = op.params["dimension_numbers"], op.params
     n, kernel = op.inputs[0].shape[spec.lhs_spec[2 + k]], op.inputs[1].shape[spec.rhs_spec[2 + k]]
     result = op.outputs[0].shape[spec.out_spec[2 + k]]
@@ -96,7 +94,7 @@ def reduce_window_extreme(op: Op) -> Rule:
 
 @rule("reduce_window")
 def reduce_window(op: Op) -> Rule:
-    """Any reduction: operands first, then a start for each."""
+    """Any reduction: operands first, then an initial value for each."""
     return _pooled(op)
 
 
@@ -127,13 +125,13 @@ def pool_windows(op: Op, d: int) -> Sliding:
 
 @rule("select_and_gather_add")
 def select_and_gather_add(op: Op) -> Rule:
-    """The element of the first operand at the place where the second has its maximum: data movement in the first."""
+    """Selects elements of the first operand where the second has its maximum: data movement in the first."""
     return _pooled(op, commuting=((0,),))
 
 
 @rule("select_and_scatter_add")
 def select_and_scatter_add(op: Op) -> Rule:
-    """The gradient of max pooling: from windows (first operand) back to the places of their maxima."""
+    """The gradient of max pooling, linear in the first operand: windows write to the places of their maxima."""
     whole: Dims = ((),) * len(op.inputs[1].shape)
     spread = [(d, scatter_windows(op, d)) for d in range(len(whole))]
     extra = (Signature((S(d), S(d)), (S(d),), collectives=s.exchanges(d)) for d, s in spread if s.splits)

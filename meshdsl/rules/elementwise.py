@@ -1,18 +1,17 @@
 """Rules of elementwise operations, as one table of properties.
 
-Every elementwise operation runs on blocks unchanged; operands of rank 0, and dims of length 1
-that the result has longer, are broadcast. What else it allows follows from what it *is*, so the
-tables below group names by property:
+Every elementwise operation runs on blocks unchanged; operands of rank 0, and dims of length 1 that are longer in the
+result, are broadcast. Which partial values may pass follows from the algebra of the operation, so the tables below
+group names by property:
 
-* linear     -> sums pass through it;
-* increasing -> maxima and minima pass through it; decreasing -> they swap;
-* lattice    -> max of maxima is a max (``or`` is the max of bools, ``and`` the min).
+* linear     -> partial sums pass through it;
+* increasing -> partial maxima and minima pass; decreasing -> they swap;
+* lattice    -> a max of maxima is a max (``or`` is the max of bools, ``and`` the min).
 
-A property has to hold for the parts, not only for their total. The parts of a ``P(max)``
-may be any lower values, down to ``-inf``: ``log`` of such a part is NaN, so ``log`` passes
-minima on (all parts above it are in its domain) but not maxima. Integers wrap, so adding is
-monotone on floats only. And nothing moves a sum across a cast that rounds, unless the user
-states that the result of the cast is partial.
+A property has to hold for the parts, not only for their total. The parts of a ``P(max)`` may be any lower values, down
+to ``-inf``: ``log`` of such a part is NaN, so minima pass through ``log`` (all other parts are above, in its domain) but
+maxima do not. Integers wrap, so adding is monotone on floats only. A sum never passes a cast that rounds, unless the
+user constrains the result of the cast to be partial.
 """
 
 from collections.abc import Iterator
@@ -26,15 +25,15 @@ from meshdsl.rules.registry import rule
 
 MAX, MIN = P("max"), P("min")
 Groups = tuple[tuple[int, ...], ...]
-# Blocks only.
+# No property: only blocks pass.
 UNRELATED = (
     "abs acos acosh asin atan2 atanh bessel_i0e bessel_i1e clz cos cosh digamma eq eq_to erf_inv "
     "igamma igamma_grad_a igammac is_finite lgamma mulhi ne one_minus_square polygamma population_count pow "
     "regularized_incomplete_beta rem sin square tan xor zeta"
 ).split()
-# Values are only passed on: any reduction commutes.
-PASSED_ON = "copy name optimization_barrier stop_gradient".split()
-# Linear in each group jointly, the other operands being whole.
+# The identity on values: any reduction commutes.
+IDENTITIES = "copy name optimization_barrier stop_gradient".split()
+# Linear in each group of operands jointly, the other operands being whole.
 LINEAR: dict[str, Groups] = {
     **dict.fromkeys("conj imag neg real".split(), ((0,),)),
     **dict.fromkeys("add add_any complex sub".split(), ((0, 1),)),
@@ -62,20 +61,20 @@ LATTICE: dict[str, tuple[Signature, ...]] = {
     "min": (Signature((MIN, MIN), (MIN,)),),
     "clamp": (Signature((MAX, MAX, B), (MAX,)), Signature((B, MIN, MIN), (MIN,)), Signature((MIN, B, MIN), (MIN,))),
 }
-TABLES = (UNRELATED, PASSED_ON, LINEAR, INCREASING, DECREASING, BELOW, ABOVE, RISING, FALLING)
+TABLES = (UNRELATED, IDENTITIES, LINEAR, INCREASING, DECREASING, BELOW, ABOVE, RISING, FALLING)
 BY_DTYPE = (INCREASING_SIGNED, INCREASING_UNSIGNED, "and", "or", "convert_element_type", "div", "integer_pow")
 BY_LITERAL = ("polynomial", "select_n")
 
 
 @rule(*(name for table in TABLES for name in table), *BY_DTYPE, *BY_LITERAL)
 def elementwise(op: Op) -> Rule:
-    """Blocks of every dim, and what the tables say of the operation."""
+    """Blocks of every dim, and the properties of the operation."""
     name, shape = op.name, op.outputs[0].shape
     return Rule(
         inputs=tuple(_blocks(x.shape, shape) for x in op.inputs),
         outputs=(_blocks(shape, shape),),
         linear=LINEAR.get(name, ()) + _linear_here(op),
-        commuting=_passed_on(op),
+        commuting=_commuting(op),
         increasing=INCREASING.get(name, ()) + _monotone_here(op, rising=True),
         decreasing=DECREASING.get(name, ()) + _monotone_here(op, rising=False),
         extra=(*LATTICE.get(name, ()), *_on_domain(name), *_on_bools(op)),
@@ -84,12 +83,12 @@ def elementwise(op: Op) -> Rule:
 
 
 def _blocks(shape: tuple[int, ...], result: tuple[int, ...]) -> Dims:
-    """Dims of an operand; one that is stretched to the result's length is whole."""
+    """The factors of an operand's dims; a dim that is broadcast to the result's length is whole."""
     return tuple((f"d{i}",) if n == result[i] else () for i, n in enumerate(shape))
 
 
 def _linear_here(op: Op) -> Groups:
-    """Linear for these dtypes."""
+    """Groups in which the operation is linear for its dtypes."""
     if op.name == "div" and jnp.issubdtype(op.outputs[0].dtype, jnp.inexact):
         return ((0,),)
     if op.name == "polynomial":
@@ -102,21 +101,21 @@ def _linear_here(op: Op) -> Groups:
 
 
 def _rounding_here(op: Op) -> Groups:
-    """Linear but for rounding: a cast of floats to such as do not hold them all."""
+    """Groups in which it is linear but for rounding: a cast of floats to shorter ones."""
     if op.name != "convert_element_type" or _linear_here(op):
         return ()
     return ((0,),) if all(jnp.issubdtype(x.dtype, jnp.inexact) for x in (*op.inputs, *op.outputs)) else ()
 
 
 def is_zero(x: Value | Literal) -> bool:
-    """Whether an operand is the literal 0, which is a part of every sum."""
+    """Whether an operand is the literal 0, which is a valid part of any sum."""
     return isinstance(x, Literal) and not x.value
 
 
-def _passed_on(op: Op) -> Groups:
+def _commuting(op: Op) -> Groups:
     if op.name == "select_n":
         return (tuple(range(1, len(op.inputs))),)
-    return ((0,),) if op.name in PASSED_ON else ()
+    return ((0,),) if op.name in IDENTITIES else ()
 
 
 def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
@@ -140,12 +139,12 @@ def _monotone_here(op: Op, rising: bool) -> tuple[int, ...]:
 
 
 def _has_literal(op: Op) -> bool:
-    """A literal is whole, so it keeps the cases of a select from being partial together."""
+    """Whether an operand is a literal: literals are whole, so the cases of such a select cannot be partial together."""
     return any(isinstance(x, Literal) for x in op.inputs)
 
 
 def _scaled(op: Op, rising: bool) -> tuple[int, ...]:
-    """Scaling by a literal is increasing if it is positive, decreasing if it is negative."""
+    """Operands scaled by a literal: increasing if it is positive, decreasing if it is negative."""
     factors = {i: x.value for i, x in enumerate(op.inputs) if isinstance(x, Literal)}
     scaled = [i for i in range(2) if i not in factors and (op.name == "mul" or i == 0)]
     return tuple(i for i in scaled for scale in factors.values() if (scale > 0 if rising else scale < 0))
@@ -157,7 +156,7 @@ def _on_domain(name: str) -> Iterator[Signature]:
 
 
 def _on_bools(op: Op) -> Iterator[Signature]:
-    """``or`` and ``and`` are the max and min of bools."""
+    """Rows of ``or`` and ``and``, which are the max and min of bools."""
     if op.name in ("or", "and") and op.outputs[0].dtype == jnp.bool_:
         own = MAX if op.name == "or" else MIN
         yield Signature((own, own), (own,))
@@ -169,7 +168,7 @@ def _only(i: int, placed: Placement, count: int) -> tuple[Placement, ...]:
 
 
 def keeps_sums(before: jnp.dtype, after: jnp.dtype) -> bool:
-    """Whether a cast commutes with sums: floats that are not rounded, integers modulo the smaller power of two."""
+    """Whether a cast commutes with sums: of floats without rounding, of integers modulo the smaller power of two."""
     if jnp.issubdtype(before, jnp.integer) and jnp.issubdtype(after, jnp.integer):
         return after.itemsize <= before.itemsize
     if not jnp.issubdtype(before, jnp.inexact) or not jnp.issubdtype(after, jnp.inexact):
@@ -179,7 +178,7 @@ def keeps_sums(before: jnp.dtype, after: jnp.dtype) -> bool:
 
 
 def keeps_order(before: jnp.dtype, after: jnp.dtype) -> bool:
-    """Whether a cast is increasing: rounding is; wrapping is not, nor is infinity where the result has none."""
+    """Whether a cast is increasing: rounding is; wrapping is not, nor is a cast of infinity to a dtype without one."""
     if before == jnp.bool_:
         return True
     if jnp.issubdtype(after, jnp.floating):

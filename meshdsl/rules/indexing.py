@@ -1,16 +1,15 @@
-"""Rules of operations that read and write at positions given by data.
+"""Rules of reads and writes at positions given by data: gather, scatter, dynamic slices.
 
-The dims of a gather fall into kinds, and each kind has one reason to be split:
+The dims of a gather fall into four kinds, each of which can be split for a reason of its own:
 
 * *batch* dims of the indices become dims of the result: each device looks up its own queries
 * *window* dims, read whole: each device reads its own columns of every row
 * *batching* dims pair operand and indices, like the batch of a matmul
-* *looked up* dims, read one element at a time: each device answers for the rows it holds and
-  says zero for the others, so the result is partial
+* *looked up* dims, read one element at a time: each device returns the rows it holds and zeros for the others, so the
+  result is partial
 
-A scatter is the transpose: there the batch dims vanish, so split updates give partial results,
-and each device drops the updates for rows it does not hold. Positions speak of the whole
-tensor; the local programs shift them.
+A scatter is the transpose: there the batch dims vanish, so split updates give partial results, and each device drops
+the updates of rows that it does not hold. Positions refer to the whole tensor; the local programs shift them.
 
     gather       t[vocab@S, embed], ids[batch]               -> P       the embedding lookup
     scatter-add  t: P, ids[batch@S], g[batch@S, embed]       -> P       its gradient
@@ -31,7 +30,7 @@ from meshdsl.rules.shape import kept, named
 
 @dataclass(frozen=True)
 class Lookup:
-    """What the dims of a gather or scatter mean; *slices* is the gather's result, or the scatter's updates.
+    """The roles of the dims of a gather or scatter; *slices* is the gather's result, or the scatter's updates.
 
     Args:
       operand, indices, slices: a label per dim, None where it cannot be split.
@@ -51,7 +50,7 @@ class Lookup:
 
 
 def gather_dims(op: Op) -> Lookup:
-    """The dims of a gather."""
+    """Returns the roles of the dims of a gather."""
     n = op.params["dimension_numbers"]
     removed = (*n.collapsed_slice_dims, *n.operand_batching_dims)
     pairs = tuple(zip(n.operand_batching_dims, n.start_indices_batching_dims, strict=True))
@@ -59,7 +58,7 @@ def gather_dims(op: Op) -> Lookup:
 
 
 def scatter_dims(op: Op) -> Lookup:
-    """The dims of a scatter."""
+    """Returns the roles of the dims of a scatter."""
     n = op.params["dimension_numbers"]
     removed = (*n.inserted_window_dims, *n.operand_batching_dims)
     pairs = tuple(zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True))
@@ -98,7 +97,7 @@ def _lookup(
 
 @rule("gather")
 def gather(op: Op) -> Rule:
-    """Batch, window and batching dims stay; looked up dims give partial results. Data movement in the operand."""
+    """Batch, window and batching dims pass; looked up dims give partial results. Data movement in the operand."""
     dims = gather_dims(op)
     extra = tuple(Signature((S(d), B), (masked(op.inputs[0].dtype),)) for d in dims.looked_up)
     inputs = (named(*dims.operand), named(*dims.indices))
@@ -106,13 +105,13 @@ def gather(op: Op) -> Rule:
 
 
 def masked(dtype: Any) -> Placement:
-    """What a value is when one device holds it and the others hold zeros."""
+    """The placement of a value that one device holds while the others hold zeros."""
     return P if carries(P, dtype) else P("max")
 
 
 @rule("scatter-add", "scatter-sub")
 def scatter_add(op: Op) -> Rule:
-    """Linear in operand and updates together; as whole numbers wrap, monotone for floats only."""
+    """Linear in operand and updates jointly; monotone for floats only, since integers wrap."""
     rising, alone = jnp.issubdtype(op.inputs[0].dtype, jnp.floating), (2,) if _apart(op) else ()
     added = op.name == "scatter-add"
     return _scatter(
@@ -144,7 +143,7 @@ def scatter_min(op: Op) -> Rule:
 
 @rule("scatter")
 def scatter(op: Op) -> Rule:
-    """Data movement; but where updates collide, each device could let another one win, so they must not be partial."""
+    """Data movement, if no updates collide: of colliding ones, each device might keep another."""
     return _scatter(op, None, commuting=((0, 2),) if _apart(op) else ())
 
 
@@ -155,7 +154,7 @@ def _scatter_extreme(op: Op, held: Placement) -> Rule:
 
 
 def _scatter(op: Op, held: Placement | None, extra: tuple[Signature, ...] = (), **properties: Any) -> Rule:
-    """Dims of any scatter; ``held`` is what operand and result are where each device has a part of the updates."""
+    """The rule of any scatter; ``held`` is the placement of operand and result where updates are split."""
     dims = scatter_dims(op)
     rows = [Signature((S(d), B, B), (S(d),)) for d in dims.looked_up]
     if held is not None:
@@ -165,19 +164,19 @@ def _scatter(op: Op, held: Placement | None, extra: tuple[Signature, ...] = (), 
 
 
 def _lost(dims: Lookup) -> list[tuple[int, int]]:
-    """Batch dims that the result does not have: the dim of the indices and that of the updates."""
+    """Batch dims that vanish in the result: pairs of a dim of the indices and a dim of the updates."""
     return [(q, at) for q, at in enumerate(dims.queries) if dims.indices[q] not in dims.operand]
 
 
 def _apart(op: Op) -> bool:
-    """Whether no element is updated twice."""
+    """Whether no element is updated more than once."""
     queries = op.inputs[1].shape[:-1]
     return bool(op.params["unique_indices"]) or all(n == 1 for n in queries)
 
 
 @rule("dynamic_slice")
 def dynamic_slice(op: Op) -> Rule:
-    """Dims kept whole; from a dim that is cut, each device gives what it holds of the window."""
+    """Dims that are not cut; of a dim that is, each device returns its part of the window and zeros."""
     operand, sizes = op.inputs[0], op.params["slice_sizes"]
     dims, cut = window(operand.shape, sizes)
     starts = (B,) * (len(op.inputs) - 1)
@@ -187,7 +186,7 @@ def dynamic_slice(op: Op) -> Rule:
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(op: Op) -> Rule:
-    """Dims updated whole; in a dim where a window is updated, each device writes what it holds of it."""
+    """Dims that are updated whole; along others, each device writes the part of the window that falls in its block."""
     operand, update, *starts = op.inputs
     dims, cut = window(operand.shape, update.shape)
     blank = carries(masked(operand.dtype), operand.dtype)  # keys have no zeros to put around a window
@@ -196,6 +195,6 @@ def dynamic_update_slice(op: Op) -> Rule:
 
 
 def window(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Dims, tuple[int, ...]]:
-    """Dims of which all is taken, and dims of which a window is."""
+    """Returns the dims, of which those taken whole can be split, and the positions of those that are cut."""
     cut = [d for d, (n, size) in enumerate(zip(shape, sizes, strict=True)) if n != size]
     return kept(len(shape), *cut), tuple(d for d in cut if sizes[d])

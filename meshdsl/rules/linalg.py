@@ -1,4 +1,4 @@
-"""Rules of transforms and decompositions of whole matrices: only batches of them are split.
+"""Rules of transforms and decompositions of whole matrices: only their batch dims are split.
 
 fft               linear; the transformed dims stay whole
 ormqr, *_solve    linear in the right-hand side, whose other dim is one more batch
@@ -23,7 +23,7 @@ CORE = {
 
 @rule("fft")
 def fft(op: Op) -> Rule:
-    """Batches of transforms."""
+    """Batches of transforms; linear."""
     rank, transformed = len(op.inputs[0].shape), len(op.params["fft_lengths"])
     dims = kept(rank, *range(rank - transformed, rank))
     return Rule((dims,), (dims,), linear=((0,),))

@@ -1,7 +1,8 @@
-"""The rule of matrix products: batch, free and contracted dims.
+"""Rules of matrix products: batch, free and contracted dims.
 
-``b m k, b k n -> b m n``: batch and free dims go through in blocks, blocks of a contracted
-dim give partial sums, and the product is linear in each operand.
+``b m k, b k n -> b m n``: batch and free dims pass in blocks, blocks of a contracted dim give partial sums, and the
+product is linear in each operand (bilinear), so a partial sum of one operand passes if the other is whole. The local
+program is the product itself, on blocks.
 """
 
 from math import gcd
@@ -14,7 +15,7 @@ from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.registry import rule
 from meshdsl.rules.shape import kept, named
 
-# ---- Contraction -----------------------------------------------------------------------------------------------------
+# ---- Dense products --------------------------------------------------------------------------------------------------
 
 
 MAX = P("max")
@@ -28,7 +29,7 @@ def dot_general(op: Op) -> Rule:
 
 
 def _of_bools(op: Op) -> tuple[Signature, ...]:
-    """A product of bools is an *or* of *ands*, which parts of an *or* pass through."""
+    """Rows of products of bools: an *or* of *ands*, through which parts of an *or* pass."""
     return (Signature((MAX, B), (MAX,)), Signature((B, MAX), (MAX,))) if op.outputs[0].dtype == jnp.bool_ else ()
 
 
@@ -47,7 +48,7 @@ def scaled_dot(op: Op) -> Rule:
 
 
 def _product(op: Op) -> tuple[Dims, Dims, Dims, dict[str, str]]:
-    """Factors of the operands and of the result, which has batch, left free, right free dims; and the summed ones."""
+    """Factors of both operands and of the result (batch, left free, right free dims), and those that are reduced."""
     (contracted, batch) = op.params["dimension_numbers"]
     ranks = [len(x.shape) for x in op.inputs[:2]]
     shared = [dict(zip(batch[side], _names("b"), strict=False)) for side in (0, 1)]
@@ -72,26 +73,25 @@ def _labels(rank: int, known: dict[int, str], free: str) -> Dims:
 
 
 def bilinear(op: Op) -> tuple[tuple[int, ...], ...]:
-    """A product is linear in both operands; but parts of a sum of whole numbers may have wrapped, which others see."""
+    """Groups in which a product is linear: both operands, unless parts of an integer sum wrap in a narrower dtype."""
     result = op.outputs[0].dtype
     kept = jnp.issubdtype(result, jnp.integer) and all(x.dtype.itemsize >= result.itemsize for x in op.inputs[:2])
     whole = any(jnp.issubdtype(x.dtype, jnp.integer) for x in op.inputs[:2])
     return () if whole and not kept else ((0,), (1,))
 
 
-# ---- Ragged ----------------------------------------------------------------------------------------------------------
-# The rule of ragged matmuls: rows in groups, one matrix per group (mixtures of experts).
+# ---- Ragged products -------------------------------------------------------------------------------------------------
+# Rows in groups, one matrix per group (mixtures of experts).
 #
 #     lhs [rows, k], rhs [group, k, n], sizes [group] -> [rows, n]      the experts' outputs
 #     lhs [k, rows], rhs [rows, n],     sizes [group] -> [group, k, n]  their weight gradients
 #
-# Which rows belong to which group is known only at run time, so neither rows nor groups can be
-# split; every other dim is as in a matmul.
+# The group of a row is known only at run time, so neither rows nor groups can be split; other dims are as above.
 
 
 @rule("ragged_dot_general")
 def ragged_dot(op: Op) -> Rule:
-    """Bilinear; contracted dims give partial sums. Sizes that differ from batch to batch keep all dims whole."""
+    """Bilinear; contracted dims give partial sums. Group sizes per batch keep all dims whole."""
     if len(op.inputs[2].shape) > 1:
         return Rule(tuple(kept(0) for _ in op.inputs), (kept(0),), linear=bilinear(op))
     numbers = op.params["ragged_dot_dimension_numbers"]
@@ -114,5 +114,5 @@ def ragged_dot(op: Op) -> Rule:
 
 
 def _ragged_labels(free: str, rank: int, shared: dict[int, str], whole: set[int]) -> tuple[str | None, ...]:
-    """A label per dim: a shared one, none, or one of its own."""
+    """A label per dim: shared with the other operand, none for a whole dim, or its own."""
     return tuple(None if i in whole else shared.get(i, f"{free}{i}") for i in range(rank))

@@ -1,12 +1,12 @@
-"""Rules of random numbers: their values never depend on the layout.
+"""Rules of random numbers, whose values never depend on the layout, and of calls with effects.
 
-Operations on keys are elementwise over an array of keys. The bits that one key gives are a
-function of the key and of each element's position, so a device can make its own block of them
-(as JAX does with ``jax_threefry_partitionable``, which is its default): ``random_bits`` counts
-from where the block starts. For other kinds of keys every device makes all bits.
+Operations on keys are elementwise over an array of keys. The bits of a key are a function of the key and of each
+element's position, so a device can compute its own block (as JAX does with ``jax_threefry_partitionable``, the default):
+``random_bits`` counts from the start of the block (Threefry: Salmon et al. 2011). For other kinds of keys every device
+computes all bits.
 
-Keys of JAX's hardware generator (``rbg``) are not independent: what one key of an array gives
-depends on the other keys beside it, so such arrays stay whole.
+Keys of JAX's hardware generator (``rbg``) are not independent: the bits of one key in an array depend on the other
+keys, so such arrays stay whole.
 """
 
 import jax
@@ -21,13 +21,13 @@ from meshdsl.rules.shape import kept, named
 # ---- Random ----------------------------------------------------------------------------------------------------------
 
 
-# Keys of which each is used alone, by the name of their dtype; what other kinds do in arrays is unknown.
+# Dtypes of keys that are independent of each other in an array; for other kinds that is unknown.
 ALONE = ("key<fry>", "key<fry4>", "key<phx2>", "key<phx4>")
 
 
 @rule("random_bits")
 def random_bits(op: Op) -> Rule:
-    """One block of bits per key; threefry can count its way into the block."""
+    """Blocks over independent keys; over the bits of one key only where they are counted."""
     keys = len(op.inputs[0].shape)
     alone, made = _alone(op.inputs[0]), counted(op)
     labels = (f"d{i}" if (alone and i < keys) or made else None for i in range(len(op.outputs[0].shape)))
@@ -43,21 +43,21 @@ def counted(op: Op) -> bool:
 
 @rule("random_wrap", "random_unwrap", "random_clone")
 def leading(op: Op) -> Rule:
-    """Arrays of keys: dims beyond those of the keys belong to one key each."""
+    """Arrays of keys: trailing dims belong to one key each."""
     shared = min(len(op.inputs[0].shape), len(op.outputs[0].shape))
     return Rule((_first(op.inputs[0].shape, shared),), (_first(op.outputs[0].shape, shared),))
 
 
 @rule("random_seed", "random_split")
 def made(op: Op) -> Rule:
-    """New keys, each from a number or a key."""
+    """New keys, each from one number or key."""
     shared = len(op.inputs[0].shape) if _alone(op.outputs[0]) else 0
     return Rule((_first(op.inputs[0].shape, shared),), (_first(op.outputs[0].shape, shared),))
 
 
 @rule("random_fold_in")
 def random_fold_in(op: Op) -> Rule:
-    """A number for each key; dims of length 1 are stretched."""
+    """One number for each key; dims of length 1 are broadcast."""
     shape, alone = op.outputs[0].shape, _alone(op.inputs[0])
     inputs = tuple(
         named(*(f"d{i}" if alone and n == m else None for i, (n, m) in enumerate(zip(x.shape, shape, strict=False))))
@@ -75,13 +75,13 @@ def threefry(op: Op) -> Rule:
 
 @rule("iota_2x32_shape")
 def counters(op: Op) -> Rule:
-    """High and low words of every element's position: each device counts from where its block starts."""
+    """High and low words of every element's position: each device counts from the start of its block."""
     return Rule((), (kept(len(op.outputs[0].shape)),) * 2)
 
 
 @rule("random_gamma")
 def random_gamma(op: Op) -> Rule:
-    """A key makes its own draws, as many as there are, so they stay together."""
+    """The samples of one key depend on each other, so they stay together."""
     keys = len(op.inputs[0].shape)
     drawn = _first(op.outputs[0].shape, keys if _alone(op.inputs[0]) else 0)
     return Rule((drawn[:keys], drawn), (drawn,))
@@ -96,15 +96,13 @@ def _first(shape: tuple[int, ...], shared: int) -> Dims:
 
 
 # ---- Effects ---------------------------------------------------------------------------------------------------------
-# The rule of a call that is made for what it does, and returns something: it is made once.
-#
-# The first device makes it, the others have zeros: so its results are partial sums on every axis,
-# and partial maxima where they are bools. Who reads them decides how they are put together.
+# A call with effects runs once: the first device makes it and the others have zeros. So its results are partial sums on
+# every axis, and partial maxima where they are bools.
 
 
 @rule("io_callback")
 def once(op: Op) -> Rule:
-    """Whole operands, partial results, and nothing else."""
+    """Whole operands and partial results; no other row is legal."""
     whole, none = (B,) * len(op.inputs), tuple(named(*(None for _ in v.shape)) for v in op.outputs)
     held = tuple(P("max") if v.dtype == jnp.bool_ else P for v in op.outputs)
     copies = {(whole, (B,) * len(op.outputs))} if op.outputs else set()

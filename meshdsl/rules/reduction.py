@@ -1,9 +1,12 @@
-"""Rules of operations that work along one dim: scans, sorts, choices of the largest.
+"""Rules of operations along one dim: reductions, running reductions, sorts, selections of the largest.
 
-The dims beside it are independent of each other. The dim itself can be split if the devices
-exchange something: blocks that are sorted, the totals of blocks that are scanned, and where the
-largest are chosen, what each has found. Sums pass through a running sum,
-maxima through a running maximum.
+All other dims are batch dims. Which rows the dim itself allows depends on the algebra:
+
+* A reduction over a split dim gives partial results: sums give ``P``, maxima ``P(max)``, minima ``P(min)``; on bools
+  ``or`` is the max and ``and`` the min. It also commutes with partial values of its own kind.
+* There is no placement for partial products, bits or positions; there, and in scans, sorts and selections, the devices
+  exchange totals, blocks or candidates inside the operation.
+* A running sum is linear, and a running maximum commutes with maxima, so these partial values pass.
 """
 
 from typing import Any
@@ -17,7 +20,7 @@ from meshdsl.layouts.sharding_rule import Rule, Signature
 from meshdsl.rules.registry import rule
 from meshdsl.rules.shape import kept, named
 
-# ---- Ordering --------------------------------------------------------------------------------------------------------
+# ---- Running reductions, sorts, selections ---------------------------------------------------------------------------
 
 
 _PASSING = {"cumsum": P, "cummax": P("max"), "cummin": P("min")}
@@ -25,7 +28,7 @@ _PASSING = {"cumsum": P, "cummax": P("max"), "cummin": P("min")}
 
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def cumulative(op: Op) -> Rule:
-    """A running reduction commutes with the reduction it runs; blocks are joined by the totals of those before."""
+    """A running reduction commutes with its own reduction; a block needs the totals of the blocks before it."""
     passing, dim = _PASSING.get(op.name), int(op.params["axis"])
     blocks = Signature((S(dim),), (S(dim),), collectives=(Exchange("gather", 1, dim, length=1),))
     return along(op, dim, extra=(blocks, Signature((passing,), (passing,))) if passing else (blocks,))
@@ -33,9 +36,9 @@ def cumulative(op: Op) -> Rule:
 
 @rule("sort")
 def sort(op: Op) -> Rule:
-    """The first operands are keys. The others are moved as the keys say, and moving commutes with any reduction.
+    """The first operands are keys; the others are permuted with them, and a permutation commutes with any reduction.
 
-    Where equal keys may change places, others would on blocks; unless all operands are keys, that shows.
+    An unstable sort may order equal keys differently on blocks, which shows unless all operands are keys.
     """
     moved = range(op.params["num_keys"], len(op.inputs))
     values = moved if op.params["is_stable"] else range(0)
@@ -54,21 +57,21 @@ def _moved(op: Op, placed: Placement, group: tuple[int, ...]) -> Signature:
 
 @rule("top_k")
 def top_k(op: Op) -> Rule:
-    """Values and positions: those of the whole are among the candidates of the blocks."""
+    """Values and positions: the largest of all are among the largest of the blocks."""
     dim = top_k_dim(op)
     inside = (Exchange("gather", 0, dim, length=op.params["k"]), Exchange("gather", 2))
     return along(op, dim, extra=(Signature((S(dim),), (B, B), collectives=inside),))
 
 
 def top_k_dim(op: Op) -> int:
-    """The dim in which a top_k chooses; older versions of JAX always take the last one."""
+    """Returns the dim along which a top_k selects; in older versions of JAX always the last one."""
     rank = len(op.inputs[0].shape)
     return int(op.params.get("axis", -1)) % rank
 
 
 @rule("approx_top_k")
 def approx_top_k(op: Op) -> Rule:
-    """Values and positions. Of equal elements any may be chosen, so candidates of blocks could be others."""
+    """Values and positions, of which any approximation is legal: only the other dims are split."""
     return along(op, op.params["reduction_dimension"])
 
 
@@ -79,23 +82,17 @@ def along(op: Op, axis: int, **properties: Any) -> Rule:
     return Rule((dims,) * len(op.inputs), (dims,) * len(op.outputs), **properties)
 
 
-# ---- Reduction -------------------------------------------------------------------------------------------------------
-# Rules of reductions: a split dim that is reduced leaves parts to be reduced.
-#
-# Which parts depends on the reduction: sums leave ``P``, maxima ``P(max)``, minima ``P(min)``;
-# on bools *or* is the max and *and* the min. A reduction also commutes with parts of its own
-# kind. There is no placement for partial products or bits, nor for partial positions, so there the
-# devices exchange what each has found at once.
+# ---- Reductions ------------------------------------------------------------------------------------------------------
 
 
 REDUCES = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
-JOINED = ("reduce_prod", "reduce_xor", "reduce_or", "reduce_and")  # what all devices found is reduced once more
+JOINED = ("reduce_prod", "reduce_xor", "reduce_or", "reduce_and")  # the results of all devices are reduced once more
 REDUCES_BOOLS = {"reduce_or": "max", "reduce_and": "min"}
 
 
 @rule("argmax", "argmin")
 def position(op: Op) -> Rule:
-    """Blocks of the dims that stay; of the one that goes, the devices exchange what each has found."""
+    """Blocks of the other dims; along the reduced one, the devices exchange their extremes."""
     (dim,), rank = map(int, op.params["axes"]), len(op.inputs[0].shape)
     left = named(*(f"d{i}" for i in range(rank) if i != dim))
     inside = (Exchange("gather", 0, dim, length=1), Exchange("gather", 1))
@@ -104,7 +101,7 @@ def position(op: Op) -> Rule:
 
 @rule(*REDUCES, *REDUCES_BOOLS, "reduce_prod", "reduce_xor")
 def reduction(op: Op) -> Rule:
-    """Blocks of the dims that stay; from those that go parts, or all devices' results where parts have no name."""
+    """Blocks of the other dims; reduced ones give partial results, or are gathered where there is no such placement."""
     axes, rank = op.params["axes"], len(op.inputs[0].shape)
     left = named(*(f"d{i}" for i in range(rank) if i not in axes))
     kind = reduces(op)
@@ -118,7 +115,7 @@ def reduction(op: Op) -> Rule:
 
 
 def reduces(op: Op) -> str | None:
-    """The reduction of placements that this operation does, if there is one."""
+    """Returns the reduction of partial placements that this operation computes, or None."""
     if op.name in REDUCES_BOOLS and op.outputs[0].dtype == jnp.bool_:
         return REDUCES_BOOLS[op.name]
     return REDUCES.get(op.name)
@@ -126,7 +123,7 @@ def reduces(op: Op) -> str | None:
 
 @rule("reduce")
 def reduce(op: Op) -> Rule:
-    """Any reduction of several operands at once: operands first, then a start for each."""
+    """Any reduction of several operands at once: operands first, then an initial value for each."""
     count, rank, gone = len(op.outputs), len(op.inputs[0].shape), op.params["dimensions"]
     left = named(*(f"d{i}" for i in range(rank) if i not in gone))
     return Rule((kept(rank, *gone),) * count + ((),) * count, (left,) * count)

@@ -1,4 +1,4 @@
-"""The registry of rules by primitive name, and the table of an operation."""
+"""The registry of rules by primitive name, and the one-axis table of an operation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from meshdsl.layouts.sharding_rule import Rule, Signature
 
 RuleOf = Callable[[Op], Rule]
 RULES: dict[str, RuleOf] = {}
-ONCE = ("debug_callback", "debug_print", "io_callback")  # effects: on the first device, with whole operands
+ONCE = ("debug_callback", "debug_print", "io_callback")  # run for their effects: on the first device, whole operands
 
 
 def rule(*names: str) -> Callable[[RuleOf], RuleOf]:
-    """Register a function from an operation to its rule, for primitives of these names."""
+    """Returns a decorator that registers a function from an operation to its rule for primitives of these names."""
 
     def register(make: RuleOf) -> RuleOf:
         for name in names:
@@ -27,7 +27,7 @@ def rule(*names: str) -> Callable[[RuleOf], RuleOf]:
 
 
 def rows_of(op: Op) -> tuple[Signature, ...]:
-    """The one-axis table of ``op``; the all-``B`` row alone where no rule is registered."""
+    """Returns the one-axis table of ``op``; only the all-``B`` row if no rule is registered."""
     made = RULES.get(op.name)
     if made is None:
         return (all_broadcast(op),)
@@ -35,18 +35,18 @@ def rows_of(op: Op) -> tuple[Signature, ...]:
 
 
 def asked_rows_of(op: Op) -> tuple[Signature, ...]:
-    """Rows that ``op`` takes on an axis only if a layout that is stated for its result asks for them there."""
+    """Returns the rows that are legal on an axis only where the user constrains the result to their placement."""
     made = RULES.get(op.name)
     return () if made is None else tuple(row for row in made(op).asked() if _fits(row, op))
 
 
 def all_broadcast(op: Op) -> Signature:
-    """Every operand and result ``B``: legal for any operation."""
+    """Returns the row with every operand and result ``B``, which is legal for any operation."""
     return Signature((B,) * len(op.inputs), (B,) * len(op.outputs))
 
 
 def carries(placed: Placement, dtype: Any) -> bool:
-    """Whether values of ``dtype`` can be placed so: bools have no sum, complex numbers no order, keys neither."""
+    """Whether values of ``dtype`` can have this placement: bools have no sum, complex numbers no order."""
     if not isinstance(placed, Partial):
         return True
     if dtypes.issubdtype(dtype, dtypes.extended):
@@ -55,7 +55,7 @@ def carries(placed: Placement, dtype: Any) -> bool:
 
 
 def _fits(row: Signature, op: Op) -> bool:
-    """Literals are never placed, and every placement suits its dtype."""
+    """Whether literals are ``B`` and every placement suits its dtype."""
     operands = zip(row.inputs, op.inputs, strict=True)
     results = zip(row.outputs, op.outputs, strict=True)
     return all(p is B or not isinstance(x, Literal) for p, x in operands) and all(

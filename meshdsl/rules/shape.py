@@ -1,8 +1,8 @@
-"""Rules of operations that only move data: which dims stay whole blocks.
+"""Rules of data movement: reshapes, permutations, pads and slices.
 
-Data movement commutes with any elementwise reduction, so sums, maxima and minima all pass
-through. Dims that are cut, padded or joined cannot be split; the others can, and so can dims that
-are reversed, rolled or moved by their padding, if blocks change places or hand on their ends.
+Data movement commutes with any elementwise reduction, so partial sums, maxima and minima all pass. Dims that are cut,
+padded or concatenated cannot be split; all others can, and so can dims that are reversed, rolled or shifted by their
+padding, if the devices permute blocks or send their ends.
 """
 
 from math import gcd
@@ -22,7 +22,7 @@ def named(*labels: str | None) -> Dims:
 
 
 def kept(rank: int, *touched: int) -> Dims:
-    """Dims that keep their place, ``d0 d1 ...``, but for the touched ones."""
+    """Dims ``d0 d1 ...`` in place, except for the touched ones, which cannot be split."""
     return named(*(None if i in touched else f"d{i}" for i in range(rank)))
 
 
@@ -32,7 +32,7 @@ def _rank(op: Op) -> int:
 
 @rule("broadcast_in_dim")
 def broadcast_in_dim(op: Op) -> Rule:
-    """New dims can be made in blocks; a dim of length 1 that is stretched counts as new. Zeros are parts of a zero."""
+    """New dims are computed in blocks, as are broadcast dims of length 1. A zero is a valid part of a zero sum."""
     shape, places = op.params["shape"], op.params["broadcast_dimensions"]
     operand = op.inputs[0].shape
     source = named(*(f"d{at}" if n == shape[at] else None for n, at in zip(operand, places, strict=True)))
@@ -42,19 +42,19 @@ def broadcast_in_dim(op: Op) -> Rule:
 
 @rule("iota")
 def iota(op: Op) -> Rule:
-    """Each device counts from where its block starts."""
+    """Each device counts from the start of its block."""
     return Rule((), (kept(len(op.outputs[0].shape)),))
 
 
 @rule("transpose")
 def transpose(op: Op) -> Rule:
-    """Dims change places."""
+    """Dims are permuted."""
     return Rule((kept(_rank(op)),), (named(*(f"d{i}" for i in op.params["permutation"])),), commuting=((0,),))
 
 
 @rule("squeeze")
 def squeeze(op: Op) -> Rule:
-    """Dims of length 1 go."""
+    """Dims of length 1 are dropped."""
     gone = op.params["dimensions"]
     left = named(*(f"d{i}" for i in range(_rank(op)) if i not in gone))
     return Rule((kept(_rank(op), *gone),), (left,), commuting=((0,),))
@@ -62,7 +62,7 @@ def squeeze(op: Op) -> Rule:
 
 @rule("rev")
 def rev(op: Op) -> Rule:
-    """Dims that are not reversed; blocks of a reversed one change places."""
+    """Dims that are not reversed; blocks of a reversed one are mirrored."""
     turned = op.params["dimensions"]
     dims, inside = kept(_rank(op), *turned), (Exchange("mirror", 0),)
     extra = tuple(Signature((S(d),), (S(d),), collectives=inside) for d in turned)
@@ -71,7 +71,7 @@ def rev(op: Op) -> Rule:
 
 @rule("roll")
 def roll(op: Op) -> Rule:
-    """Dims that are not rolled; blocks of a rolled one are handed on."""
+    """Dims that are not rolled; along a rolled one, blocks send their ends."""
     dim, shift = op.params["axis"], op.params["shift"]
     inside = (Exchange("cycle", 0, dim, before=shift, after=-shift),)
     dims = kept(_rank(op), dim)
@@ -80,14 +80,14 @@ def roll(op: Op) -> Rule:
 
 @rule("deal")
 def permute_rule(op: Op) -> Rule:
-    """All dims but the first, whose elements change places: blocks of it send each other what they lack."""
+    """All dims but the first, whose elements are permuted: its blocks exchange the elements that they need."""
     dims, inside = kept(_rank(op), 0), (Exchange("deal", 0, 0, which=op.params["which"]),)
     return Rule((dims,), (dims,), commuting=((0,),), extra=(Signature((S(0),), (S(0),), collectives=inside),))
 
 
 @rule("slice")
 def slice_(op: Op) -> Rule:
-    """Dims that are kept whole, those of which every k-th element is kept, and those that lose little at their ends."""
+    """Dims that are not cut, dims sliced with a matching stride, and dims that lose little at their ends."""
     cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
     dims, moved = kept(_rank(op), *cut), [(d, slice_windows(op, d)) for d in cut]
     extra = tuple(Signature((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
@@ -95,17 +95,17 @@ def slice_(op: Op) -> Rule:
 
 
 def slice_windows(op: Op, d: int) -> Sliding:
-    """The places of the result along dim d, as windows of one place each."""
+    """The places of the result along dim d as windows of one place each."""
     stride = op.params["strides"][d] if op.params["strides"] else 1
     return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], stride, 0, -op.params["start_indices"][d], 1)
 
 
 @rule("pad")
 def pad(op: Op) -> Rule:
-    """Dims without padding, or moved by it: what a block loses behind, the next one gets in front.
+    """Dims without padding, or shifted by it: each block sends its end to the next one.
 
-    Of a dim that only grows at its end a device can make its own block, given the whole operand.
-    The padding is part of the value: a partial operand needs a partial or zero padding.
+    If a dim only grows at its end, a device can compute its own block from the whole operand. The padding is part of
+    the value: a partial operand needs a partial or zero padding.
     """
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
     moved = [(d, pad_windows(op, d)) for d in padded if not grows_at_end(op, d)]
@@ -121,20 +121,20 @@ def pad(op: Op) -> Rule:
 
 
 def pad_windows(op: Op, d: int) -> Sliding:
-    """The places of the result along dim d, as windows of one place each."""
+    """The places of the result along dim d as windows of one place each."""
     low, _, between = map(int, op.params["padding_config"][d])
     return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], 1, 0, low, between + 1)
 
 
 def grows_at_end(op: Op, d: int) -> bool:
-    """Whether a pad adds to the end of dim ``d`` only, and so little that a block is no longer than the operand."""
+    """Whether a pad only adds to the end of dim ``d``, and not more than the operand has."""
     low, high, inner = op.params["padding_config"][d]
     return bool(low == inner == 0 < high <= op.inputs[0].shape[d])
 
 
 @rule("bitcast_convert_type")
 def bitcast_convert_type(op: Op) -> Rule:
-    """Elements of another width come from, or become, a last dim of their pieces."""
+    """Elements of another width are split into, or joined from, a last dim."""
     ranks = [len(x.shape) for x in (*op.inputs, *op.outputs)]
     shared = kept(min(ranks))
     source, result = ((*shared, *((),) * (rank - len(shared))) for rank in ranks)
@@ -143,7 +143,7 @@ def bitcast_convert_type(op: Op) -> Rule:
 
 @rule("concatenate")
 def concatenate(op: Op) -> Rule:
-    """Dims other than the one along which the operands are joined."""
+    """Dims other than the concatenated one."""
     dims = kept(_rank(op), op.params["dimension"])
     return Rule((dims,) * len(op.inputs), (dims,), commuting=(tuple(range(len(op.inputs))),))
 
@@ -165,7 +165,7 @@ def stack(op: Op) -> Rule:
 
 @rule("unstack")
 def unstack(op: Op) -> Rule:
-    """Dims other than the one that is taken apart."""
+    """Dims other than the one that is unstacked."""
     at = op.params["axis"]
     dims = kept(_rank(op), at)
     return Rule((dims,), ((*dims[:at], *dims[at + 1 :]),) * len(op.outputs), commuting=((0,),))
@@ -180,10 +180,10 @@ def tile(op: Op) -> Rule:
 
 @rule("reshape")
 def reshape(op: Op) -> Rule:
-    """Factors that operand and result have in common, row major.
+    """The common factors of operand and result, row major.
 
-    Both shapes are read from the left; as long as they are aligned, the greatest common
-    divisor of the dims at hand is a factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
+    Both shapes are read from the left; while they are aligned, the greatest common divisor of the current dims is a
+    factor of both: (12, 6) -> (4, 18) is ``(a b) c -> a (b c)``.
     """
     before, after = op.inputs[0].shape, op.outputs[0].shape
     order = op.params["dimensions"] or range(len(before))
@@ -193,7 +193,7 @@ def reshape(op: Op) -> Rule:
 
 
 def common_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[Dims, Dims, dict[str, int]]:
-    """Factors per dim of both shapes, and the lengths of those that do not fill their dims."""
+    """Returns the factors of each dim of both shapes, and the sizes of factors that do not fill their dims."""
     dims: tuple[list[list[str]], ...] = ([[] for _ in before], [[] for _ in after])
     rest = (list(before), list(after))
     at: list[int] = [0, 0]
