@@ -9,9 +9,9 @@ group names by property:
 * lattice    -> a max of maxima is a max (``or`` is the max of bools, ``and`` the min).
 
 A property has to hold for the parts, not only for their total. The parts of a ``P(max)`` may be any lower values, down
-to ``-inf``: ``log`` of such a part is NaN, so minima pass through ``log`` (all other parts are above, in its domain) but
-maxima do not. Integers wrap, so adding is monotone on floats only. A sum never passes a cast that rounds, unless the
-user constrains the result of the cast to be partial.
+to ``-inf``: ``log`` of such a part is NaN, so minima pass through ``log`` (all other parts are above, in its domain)
+but maxima do not. Integers wrap, so adding is monotone on floats only. A sum never passes a cast that rounds, unless
+the user constrains the result of the cast to be partial.
 """
 
 from collections.abc import Iterator

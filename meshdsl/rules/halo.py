@@ -2,11 +2,11 @@
 
 Windows overlap, so a block of a split dim needs the edges of its neighbours: its *halo*. Let the n elements of a dim be
 ``dilation`` apart and padded by ``low``; ``count`` windows start ``step`` apart and extend by ``reach`` from their
-first place to their last. Blocks of the dim match blocks of the windows if ``step * count == dilation * n``. Then every device
-needs equally many elements on either side, none where windows do not overlap (pooling, patches, 1x1 kernels). Else
-the windows drift away from the blocks, by ``step * count - dilation * n`` over the whole dim: the devices fetch the
-largest halo that any of them needs, and each takes its own part. Padding and slicing are the simplest cases: each place
-of the result is a window of one place.
+first place to their last. Blocks of the dim match blocks of the windows if ``step * count == dilation * n``. Then every
+device needs equally many elements on either side, none where windows do not overlap (pooling, patches, 1x1 kernels).
+Else the windows drift away from the blocks, by ``step * count - dilation * n`` over the whole dim: the devices fetch
+the largest halo that any of them needs, and each takes its own part. Padding and slicing are the simplest cases: each
+place of the result is a window of one place.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Rules of random numbers, whose values never depend on the layout, and of calls with effects.
 
 Operations on keys are elementwise over an array of keys. The bits of a key are a function of the key and of each
-element's position, so a device can compute its own block (as JAX does with ``jax_threefry_partitionable``, the default):
-``random_bits`` counts from the start of the block (Threefry: Salmon et al. 2011). For other kinds of keys every device
-computes all bits.
+element's position, so a device can compute its own block (as JAX does with ``jax_threefry_partitionable``, the
+default): ``random_bits`` counts from the start of the block (Threefry: Salmon et al. 2011). For other kinds of keys
+every device computes all bits.
 
 Keys of JAX's hardware generator (``rbg``) are not independent: the bits of one key in an array depend on the other
 keys, so such arrays stay whole.
