@@ -1,5 +1,7 @@
 """Planning again under other pins: the same plans as anew, without tracing or building tables again."""
 
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import jax
@@ -8,8 +10,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.api import plan_variants
 from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.ir.solution import Pins
+from meshdsl.planner.limits import SearchLimits
 from meshdsl.planner.problem.build import make_problem, repin
 from meshdsl.planner.problem.model import Model, is_refinement
 from meshdsl.trace import trace
@@ -91,7 +95,8 @@ def test_the_bound_stays_where_a_pin_changes_that_costs_little():
 
 def test_a_bound_that_a_pin_raises_is_not_that_of_the_pins_before(monkeypatch):
     """The pin costs little, so the bound without it holds; what memory says with it does not when it is taken out."""
-    monkeypatch.setattr(solve_module, "_NEAR", 0.05)
+    limits = replace(SearchLimits(), solve_replan_cost=0.05)
+    monkeypatch.setattr(plan_variants, "solve", partial(solve_module.solve, limits=limits))
 
     def step(w, x):
         def loss(w):
@@ -159,7 +164,8 @@ def test_a_limit_is_kept_from_the_prices_that_met_it():
 def test_where_memory_is_short_it_goes_on_at_the_price_that_met_it(monkeypatch):
     """Nothing is searched again memory aside, unless that has become another question."""
     searched, search = [], solve_module.search
-    monkeypatch.setattr(solve_module, "_LITTLE", 0)
+    limits = replace(SearchLimits(), solve_small_nodes=0)
+    monkeypatch.setattr(plan_variants, "solve", partial(solve_module.solve, limits=limits))
     monkeypatch.setattr(solve_module, "search", lambda *given: searched.append(given) or search(*given))
     limit = 0.9 * sharded().plan(*ARGS).memory
     tight = sharded(memory=limit)

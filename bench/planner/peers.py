@@ -70,7 +70,7 @@ def axis_by_axis(model: Model) -> CostedPlan:
 
 def _evaluated(model: Model, rows: Assignment) -> CostedPlan:
     evaluator = Evaluator(model)
-    return evaluator.exact(evaluator.evaluate(rows))
+    return evaluator.with_exact_cost(evaluator.evaluate(rows))
 
 
 class _Names:

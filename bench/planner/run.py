@@ -34,8 +34,8 @@ from bench.report import versions
 from meshdsl.api import parallelize
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.memory.fit import MemoryFitter
-from meshdsl.planner.objective import CostedPlan
+from meshdsl.planner.memory.fit import PeakCache
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.solve import solution_of
 from tests.planner.integer import Whole
 
@@ -144,7 +144,7 @@ def _facts(plan: PlannedStep) -> Row:
 
 def bytes_sent_by(plan: PlannedStep, choice: CostedPlan) -> float:
     """Bytes per device and step."""
-    peak = MemoryFitter(plan.model, plan.pins).peak(choice)
+    peak = PeakCache(Evaluator(plan.model), plan.pins.donated).peak(choice)
     solution = solution_of(plan.model, plan.pins, choice, peak)
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes
 

@@ -26,8 +26,8 @@ from meshdsl.lowering.shardings import device_mesh
 from meshdsl.pins import make_pins
 from meshdsl.plan import Plan
 from meshdsl.plan.build import build_plan
-from meshdsl.planner.memory.fit import MemoryFitter
-from meshdsl.planner.objective import CostedPlan
+from meshdsl.planner.memory.fit import PeakCache
+from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.search.search import search
@@ -70,7 +70,8 @@ def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
     model = Model(make_problem(traced, mesh, pins))
     ours = search(model).plan
     choices = {"ours": ours, **{who: choose(model) for who, choose in PEERS.items()}}
-    peaks = {who: MemoryFitter(model, pins).peak(choice) for who, choice in choices.items()}
+    cache = PeakCache(Evaluator(model), pins.donated)
+    peaks = {who: cache.peak(choice) for who, choice in choices.items()}
     solutions = {who: solution_of(model, pins, choice, peaks[who]) for who, choice in choices.items()}
     return {who: (traced, build_plan(traced, solution, pins)) for who, solution in solutions.items()}
 

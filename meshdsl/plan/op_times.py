@@ -129,7 +129,7 @@ def make_spans(
       work: what computing takes.
     """
     s, graph = solution, reasons.program.graph
-    memory = Liveness(copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees), donated).points()
+    memory = Liveness(copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees), donated).bytes_by_op()
     heads: list[_Head] = []
     sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
     for inside, op in reasons.ops():

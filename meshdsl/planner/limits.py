@@ -20,6 +20,10 @@ class SearchLimits:
 
     # ---- solve: which stages run ---------------------------------------------------------------------------------
 
+    solve_small_nodes: int = 600  # nodes below which plans over the memory limit get rounds of search as well (they may
+    # lead to a better one within it), and changed pins a search of their own
+    solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
+
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------
 
     # ---- problem: variables, repeated layers ---------------------------------------------------------------------
@@ -113,7 +117,59 @@ class SearchLimits:
 
     # ---- memory: prices, crossover, branch and bound, dual bound -------------------------------------------------
 
+    memory_rounds: int = 14  # prices that are tried until a plan fits, for each way to price waiting values
+    memory_price_factor: float = 3.0  # ratio of one price to the last
+    memory_price_negligible: float = 100.0  # ratio of the first price to one that is as good as none
+    memory_plans_per_price: int = 2  # plans at one price whose peaks were not priced yet, before the price rises
+    memory_priced_nodes: int = (
+        20_000  # nodes below which both ways to price waiting values are tried; of all bisections
+    )
+    memory_bisections: int = 6  # prices between one at which a plan fits and one at which none does ...
+    memory_bisections_least: int = 1  # ... and as many in any case if no lower price was tried
+    memory_gap_small: float = 2e-3  # part of the cost without a limit; plans this near to another are left as they are
+    memory_gap_wide: float = 5e-2  # a plan that costs more gets another price and a neighbourhood search ...
+    memory_gap_wide_many_axes: float = 1e-2  # ... the latter from here on where mesh axes are not searched jointly
+    memory_donors: int = 3  # plans over the limit whose parts are adopted
+    memory_lns_price: float = 0.25  # part of the price at which plans fit, for neighbourhood search
+    memory_lns_samples: int = 24  # neighbourhoods ...
+    memory_lns_samples_per_group: int = 8  # ... and per group of mesh axes where these are not searched jointly
+    memory_lns_nodes: int = 40_000  # nodes of all neighbourhoods together
+    memory_mesh_doublings: int = 4  # larger meshes that an error about memory reports on ...
+    memory_mesh_plans: int = 2  # ... with as many plans on each
+    memory_waiting_values: int = 10_000  # values that wait for a consumer which the lower bound on memory counts
+    memory_part_share: float = 0.5  # part of all nodes; a larger part of a difference of plans is divided by layer
+    memory_part_nodes: int = 8  # nodes that half of a part must have to be adopted by itself
+    memory_part_worth: float = 1e-4  # part of a plan's cost that a part must save for that
+    memory_crossover_nodes: int = 50_000  # nodes of all plans together that adopt halves of parts
+    memory_crossover_failures: int = 3  # halves in a row that exceed the limit, before the others are halved untried
+    memory_knapsack_rounds: int = 8  # knapsacks that are solved, each with the points that the last plan has exceeded
+    memory_knapsack_patience: int = 4  # rounds after which every point gets less room
+    memory_knapsack_items: int = 100  # items up to which a knapsack is solved as an integer program
+    memory_reserve: float = 2e-3  # part of the limit that is reserved for points that are no constraints ...
+    memory_reserve_parts: int = 100  # ... if a difference has more parts
+    memory_branch_nodes: int = 150  # nodes up to which branch and bound is affordable
+    memory_branch_boxes: int = 5_000  # boxes times nodes
+    memory_branch_boxes_smallest: int = 10_000  # the same if no plan was found that fits
+    memory_branch_entries: int = 200_000_000  # entries of the networks of all boxes together
+    memory_branch_price_step: float = 1.5  # ratio of prices at which boxes are solved
+    memory_branch_price: float = 8.0  # price that finds small plans: seconds of a plan per limit
+    memory_box_table_entries: int = 1 << 16  # entries of the largest table when a box is solved
+    memory_dual_nodes: int = 8_000  # nodes up to which the dual bound tries several prices ...
+    memory_dual_steps: int = 4  # ... and how many more, where mesh axes are searched jointly
+    memory_dual_rise: float = 1e-3  # part of the bound; a gap or rise below is not worth another price or network
+    memory_dual_price_step: float = 1.15  # ratio of prices where known plans suggest none
+    memory_dual_price_apart: float = 2e-2  # part of a price by which another one is known to give nearly its bound
+    memory_dual_price_tolerance: float = 0.1  # the same for a bound that was started before all plans were known
+    memory_dual_worth: float = 2e-3  # part of a plan's cost that the dual bound of a large step must promise to add
+    memory_dual_entries: int = 2_000_000  # entries of a network that goes through rounds ...
+    memory_dual_entries_small: int = 200_000_000  # ... and of one of a small step
+    memory_dual_work: int = 18_000_000_000  # entries that rounds may touch at a price ...
+    memory_dual_work_last: int = 48_000_000_000  # ... and at the last one
+
     # ---- liveness ------------------------------------------------------------------------------------------------
+
+    liveness_points: int = 24  # program points over the limit that crossover of plans considers ...
+    liveness_spacing: int = 48  # ... so many parts of the step or more apart
 
 
 @dataclass(frozen=True)

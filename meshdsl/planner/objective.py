@@ -1,4 +1,12 @@
-"""From a state of every node to a Solution: rows, layouts, moves, seconds and memory."""
+"""The objective: the exact cost of an assignment, the price of its memory, and its decoding to a ``Solution``.
+
+An assignment takes a state of every node; its cost is
+
+    sum over nodes of  unary cost   +   sum over values of  trips * (cheapest tree of reshard steps to all consumers)
+
+where the tree is a minimum Steiner arborescence in the graph of layouts (``costs.steiner``). Where memory is short,
+bytes have prices (``problem.model.Prices``), and an assignment also pays for what it holds.
+"""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,113 +27,121 @@ from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.costs.op_cost import local_share
 from meshdsl.planner.costs.reshard_cost import ReshardCosts
 from meshdsl.planner.costs.steiner import Edges, steiner_tree, tree_steps
-from meshdsl.planner.problem.model import Assignment, Model
+from meshdsl.planner.problem.model import Assignment, Model, Prices
 from meshdsl.planner.problem.ports import End, ReshardGroup
 from meshdsl.planner.problem.variables import map_classes
 from meshdsl.util.arrays import Costs, Ids, group_by, index_array, intern_ids, object_id, row_ids
 
-# ---- Kept ------------------------------------------------------------------------------------------------------------
-# What is kept of a value for a reader that comes later: some copy on the way there, at least the smallest one.
+# ---- Copies that wait for a later consumer ---------------------------------------------------------------------------
+# Of a value with a later consumer, memory holds some copy on the resharding path to it, at least the smallest one after
+# the path to the other consumers has branched off:
+#
+#     producer [64, 64] --all-gather--> [128, 64] --slice--> [32, 64]  later consumer
+#                                           |
+#                                           +--> earlier consumer           held: at least [32, 64]
 
 
 class ResidentCopies:
-    """Answers for plans of one model; equal values that are moved alike are looked at once."""
+    """Sizes of the smallest copies that wait, for plans of one model; equal values are computed once."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self._ports: dict[tuple[End, End | None], tuple[Value, int, int | None, list[int]]] = {}
-        self._known: dict[tuple[int, Edges, int, int | None, frozenset[int]], int] = {}  # elements
+        self._elements: dict[tuple[int, Edges, int, int | None, frozenset[int]], int] = {}
 
-    def paid(self, rows: Assignment, edges: Mapping[int, Edges]) -> float:
-        """What a plan pays at the model's present prices for what is kept."""
-        if not (prices := self.model.prices.path_copy):
+    def cost(self, prices: Mapping[End, float], rows: Assignment, edges: Mapping[int, Edges]) -> float:
+        """Returns the cost of the smallest copies in a plan, at a price per byte for each consumer's port."""
+        if not prices:
             return 0.0
-        held = np.array(self.bytes(prices.keys(), self.model.ports.layouts(rows), edges))
+        held = np.array(self.smallest(prices.keys(), self.model.ports.layouts(rows), edges))
         return float(self.model.scale.pack(held * np.array(list(prices.values()))).sum())
 
-    def bytes(self, ends: Iterable[End], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
-        """Of the smallest copy on the way to each reader, from where it has gone to the others that read the value.
+    def smallest(self, ends: Iterable[End], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
+        """Returns the bytes of the smallest copy on the path to each consumer, from where it leaves the other paths.
 
         Args:
-          layouts: of the ports in a plan. edges: by value, its moves.
+          layouts: of the ports in a plan.
+          edges: of the plan, by value.
         """
         numbers = layouts.tolist()
-        return [self._least(end, None, numbers, edges) for end in ends]
+        return [self._smallest(end, None, numbers, edges) for end in ends]
 
-    def besides(self, ends: Iterable[tuple[End, End]], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
-        """The same, but nothing where that copy may be the one that another reader takes meanwhile.
+    def smallest_unless(self, ends: Iterable[tuple[End, End]], layouts: Ids, edges: Mapping[int, Edges]) -> list[float]:
+        """Returns as ``smallest``, but 0 where another consumer can use that copy.
 
         Args:
-          ends: of later readers, each with that of the other one.
+          ends: each with the end of that other consumer.
         """
         numbers = layouts.tolist()
-        return [self._least(end, meanwhile, numbers, edges) for end, meanwhile in ends]
+        return [self._smallest(end, other, numbers, edges) for end, other in ends]
 
-    def _least(self, end: End, meanwhile: End | None, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
-        model, known = self.model, self._ports.get((end, meanwhile))
-        value, port, its, others = known or self._of(end, meanwhile)
-        distances, moved = model.reshard_costs[value.id], edges.get(value.id, ())
-        taken = None if its is None else layouts[its]
-        key = object_id(distances), moved, layouts[port], taken, frozenset([layouts[other] for other in others])
-        if key not in self._known:
-            space, sizes = distances.space, model.mesh.sizes_by_name
-            way = {move.after: move.before for move in tree_steps(space, value.shape, value.itemsize, moved)}
-            gone = {layout for other in key[-1] for layout in _back(space.layouts[other], way)}
-            there = list(_until(gone, _back(space.layouts[key[2]], way)))
-            free = taken is not None and space.layouts[taken] in there
-            self._known[key] = 0 if free else min(prod(layout.local_shape(value.shape, sizes)) for layout in there)
-        return float(self._known[key] * value.itemsize)
+    def _smallest(self, end: End, other: End | None, layouts: Sequence[int], edges: Mapping[int, Edges]) -> float:
+        value, port, its, others = self._ports.get((end, other)) or self._ports_of(end, other)
+        costs, tree = self.model.reshard_costs[value.id], edges.get(value.id, ())
+        used = None if its is None else layouts[its]
+        key = object_id(costs), tree, layouts[port], used, frozenset([layouts[at] for at in others])
+        if key not in self._elements:
+            space, sizes = costs.space, self.model.mesh.sizes_by_name
+            sources = {step.after: step.before for step in tree_steps(space, value.shape, value.itemsize, tree)}
+            elsewhere = {layout for at in key[-1] for layout in _path_back(space.layouts[at], sources)}
+            path = list(_until(elsewhere, _path_back(space.layouts[key[2]], sources)))
+            is_shared = used is not None and space.layouts[used] in path
+            least = min(prod(layout.local_shape(value.shape, sizes)) for layout in path)
+            self._elements[key] = 0 if is_shared else least
+        return float(self._elements[key] * value.itemsize)
 
-    def _of(self, end: End, meanwhile: End | None) -> tuple[Value, int, int | None, list[int]]:
-        """What is read, the ports of its reader, of the one that reads meanwhile, and of others; known from now on."""
+    def _ports_of(self, end: End, other: End | None) -> tuple[Value, int, int | None, list[int]]:
+        """Returns the value at an end, the ports of its consumer and of the other one, and of the remaining ones."""
         wiring = self.model.wiring
-        value, its = wiring.value_at(end), meanwhile and wiring.port(meanwhile)
+        value, its = wiring.value_at(end), other and wiring.port(other)
         port, *others = map(wiring.port, (end, *wiring.ends_of(value)[1:]))
         found = self.model.problem.index.value(value), port, its, [at for at in others if at not in (port, its)]
-        self._ports[end, meanwhile] = found
+        self._ports[end, other] = found
         return found
 
 
-def _back(layout: Layout, way: Mapping[Layout, Layout]) -> Iterator[Layout]:
-    """A layout, and those that it is made from, one from the other."""
+def _path_back(layout: Layout, sources: Mapping[Layout, Layout]) -> Iterator[Layout]:
+    """Yields a layout, the one it is made from, and so on."""
     yield layout
-    while layout in way:
-        layout = way[layout]
+    while layout in sources:
+        layout = sources[layout]
         yield layout
 
 
-def _until(those: set[Layout], layouts: Iterator[Layout]) -> Iterator[Layout]:
-    """Layouts up to the first that is among those, with it."""
+def _until(stops: set[Layout], layouts: Iterator[Layout]) -> Iterator[Layout]:
+    """Yields layouts up to the first of ``stops``, with it."""
     for layout in layouts:
         yield layout
-        if layout in those:
+        if layout in stops:
             return
 
 
-# ---- Paying ----------------------------------------------------------------------------------------------------------
-# What nodes pay for memory where it is short: over their joint states, and in a plan, with the copies they read.
+# ---- Price of memory -------------------------------------------------------------------------------------------------
 
 
-def payers(model: Model) -> list[int]:
-    """The nodes whose states cost more at the model's present prices, copies aside."""
+def priced_nodes(model: Model) -> list[int]:
+    """Returns the nodes whose states cost more at the model's prices, copies aside."""
     wiring = model.wiring
-    made = wiring.node_of[wiring.producer[model.problem.index.numbers_of(model.prices.own_layout)]].tolist()
-    return sorted({*made, *(n for n, _ in model.prices.resident)})
+    producers = wiring.node_of[wiring.producer[model.problem.index.numbers_of(model.prices.own_layout)]].tolist()
+    return sorted({*producers, *(n for n, _ in model.prices.resident)})
 
 
-def terms(model: Model, n: int) -> Hashable:
-    """What the price of a node consists of: nodes with one table and equal terms pay alike."""
-    own, held, wiring = model.prices.own_layout, model.prices.resident, model.wiring
-    made = tuple([(p, own[value]) for p, value in wiring.defined_values(n) if value in own])
-    there = [(p, *held[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in held]
-    return made, tuple([(p, price, object_id(share)) for p, price, share in there])
+def memory_cost_key(model: Model, n: int) -> Hashable:
+    """Returns a key of ``node_memory_cost``: it is equal for nodes with equal tables and equal keys."""
+    own, resident, wiring = model.prices.own_layout, model.prices.resident, model.wiring
+    produced = tuple([(p, own[value]) for p, value in wiring.defined_values(n) if value in own])
+    held = [(p, *resident[n, p]) for p in range(len(wiring.ports(n))) if (n, p) in resident]
+    return produced, tuple([(p, price, object_id(share)) for p, price, share in held])
 
 
-def paid(model: Model, n: int) -> Costs:
-    """What a node pays in every joint state; for bytes that are there whatever the plan, rounded down."""
+def node_memory_cost(model: Model, n: int) -> Costs:
+    """Returns [joint states], the cost of memory of a node; of bytes that are certainly held it is rounded down."""
     total = np.zeros_like(model.unary[n])
-    for price, share in _made(model, n):
-        total += model.scale.pack(price * share)
+    for p, value in model.wiring.defined_values(n):
+        if price := model.prices.own_layout.get(value, 0.0):
+            tensor = model.problem.index.value(value)
+            split = model.tables[n].codes[p] < len(tensor.shape)
+            total += model.scale.pack(price * (local_share(model.mesh, split) * tensor.bytes))
     for p in range(len(model.wiring.ports(n))):
         if (n, p) in model.prices.resident:
             price, share = model.prices.resident[n, p]
@@ -133,40 +149,35 @@ def paid(model: Model, n: int) -> Costs:
     return total
 
 
-def paid_in(model: Model, rows: Assignment) -> float:
-    """What a plan pays for the values that it makes and the copies that it reads."""
-    prices, wiring, layouts = model.prices, model.wiring, model.ports.layouts(rows)
-    made, read = (
-        wiring.producer[model.problem.index.numbers_of(prices.own_layout)],
-        index_array(map(wiring.port, prices.copy)),
-    )
-    ports, price, total = np.append(made, read), np.array([*prices.own_layout.values(), *prices.copy.values()]), 0.0
-    copies = np.arange(ports.size) >= made.size
-    there = ~copies | (layouts[ports] != layouts[wiring.port_producer[ports]])
-    ports, price = ports[there], price[there]
+def _memory_cost(model: Model, prices: Prices, rows: Assignment) -> float:
+    """Returns the cost of the values that an assignment produces and of the copies that it uses."""
+    wiring, layouts = model.wiring, model.ports.layouts(rows)
+    produced = wiring.producer[model.problem.index.numbers_of(prices.own_layout)]
+    ports = np.append(produced, index_array(map(wiring.port, prices.copy)))
+    price, total = np.array([*prices.own_layout.values(), *prices.copy.values()]), 0.0
+    is_copy = np.arange(ports.size) >= produced.size
+    held = ~is_copy | (layouts[ports] != layouts[wiring.port_producer[ports]])
+    ports, price = ports[held], price[held]
     spaces, layouts = model.spaces[ports], layouts[ports]
-    for alike in group_by(spaces):
-        layout = model.reshard_costs.distinct[spaces[alike[0]]]
-        held = layout.bytes * layout.shares[layouts[alike]]
-        total += float(model.scale.pack(price[alike] * held).sum())
+    for same in group_by(spaces):
+        costs = model.reshard_costs.distinct[spaces[same[0]]]
+        size = costs.bytes * costs.shares[layouts[same]]
+        total += float(model.scale.pack(price[same] * size).sum())
     return total
 
 
-def _made(model: Model, n: int) -> Iterator[tuple[float, Costs]]:
-    """Price per byte, and bytes per joint state, of what a node defines."""
-    for p, made in model.wiring.defined_values(n):
-        if price := model.prices.own_layout.get(made, 0.0):
-            value = model.problem.index.value(made)
-            split = model.tables[n].codes[p] < len(value.shape)
-            yield price, local_share(model.mesh, split) * value.bytes
-
-
-# ---- Extract ---------------------------------------------------------------------------------------------------------
+# ---- Cost of an assignment -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class CostedPlan:
-    """A state with its cost, as exact integers (see ``Scale``), and per value its moves between numbered layouts."""
+    """An assignment with its cost.
+
+    Args:
+      rows: [nodes, mesh axes], the row of each node's rule table.
+      cost: exact (see ``FixedPoint``).
+      edges: per value id, the edges of its resharding tree, between numbered layouts.
+    """
 
     rows: Assignment
     cost: float
@@ -174,160 +185,169 @@ class CostedPlan:
 
 
 class Evaluator:
-    """The objective of a state: node costs and, per value, the cheapest tree of moves."""
+    """Evaluates assignments of one model; resharding trees are computed once for equal values."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        numbers = model.class_ids(lambda n: object_id(model.unary[n]))
-        alike = group_by(numbers)
-        self._nodes = np.concatenate([index_array(()), *alike])  # those of equal costs together
-        self._units = [(model.unary[int(nodes[0])].ravel(), nodes.size) for nodes in alike]
-        shapes = np.array([model.unary[int(nodes[0])].shape for nodes in alike], dtype=np.intp)
-        shapes = shapes.reshape(-1, model.width)[numbers]
-        self._steps = np.ones_like(shapes)  # per node and mesh axis, so many costs further on is the next row
-        self._steps[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
-        self._known: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
-        self._exact: dict[ReshardCosts, dict[tuple[int, int], float]] = defaultdict(dict)
-        self._kept = ResidentCopies(model)
+        classes = model.class_ids(lambda n: object_id(model.unary[n]))
+        same = group_by(classes)
+        self._nodes = np.concatenate([index_array(()), *same])  # nodes with equal costs next to each other
+        self._unary = [(model.unary[int(nodes[0])].ravel(), nodes.size) for nodes in same]
+        shapes = np.array([model.unary[int(nodes[0])].shape for nodes in same], dtype=np.intp)
+        shapes = shapes.reshape(-1, model.width)[classes]
+        self._strides = np.ones_like(shapes)  # [nodes, mesh axes], of the flattened costs
+        self._strides[:, :-1] = np.cumprod(shapes[:, :0:-1], axis=1)[:, ::-1]
+        self._trees: dict[tuple[int, int, tuple[int, ...]], tuple[float, Edges]] = {}
+        self._path_costs: dict[ReshardCosts, dict[tuple[int, int], float]] = defaultdict(dict)
+        self._resident = ResidentCopies(model)
 
-    def at(self, model: Model) -> "Evaluator":
-        """Returns an evaluator of a view of the model, which shares the costs that are known."""
+    def at(self, view: Model) -> "Evaluator":
+        """Returns the evaluator for a view of its model, with other prices or other states; they share their tables."""
         other = copy(self)
-        other.model = model
+        other.model = view
         return other
 
     def evaluate(self, rows: Assignment) -> CostedPlan:
-        """Cost and moves of a state."""
-        ports, trips, total = self.model.ports, self.model.port_trips, self._alone(rows)
+        """Returns an assignment with its cost and its trees, over the layouts that the model leaves."""
+        ports, trips, total = self.model.ports, self.model.port_trips, float(self._unary_costs(rows).sum())
         edges: dict[int, Edges] = {}
-        for read in ports.resharded(ports.layouts(rows)):
-            cost, found = self._tree(read)
-            if found:
-                total += cost * int(trips[read.producers].sum())
-                edges.update(dict.fromkeys(read.values, found))
+        for group in ports.resharded(ports.layouts(rows)):
+            cost, tree = self._tree(group)
+            if tree:
+                total += cost * int(trips[group.producers].sum())
+                edges.update(dict.fromkeys(group.values, tree))
         return CostedPlan(rows, total, edges)
 
-    def shares(self, rows: Assignment) -> tuple[Costs, Costs]:
-        """What each node of a state costs, and by the port that makes it, what the moves of each value do."""
+    def breakdown(self, rows: Assignment) -> tuple[Costs, Costs]:
+        """Returns [nodes], the cost of each, and [ports], by producing port the cost of resharding its value."""
         here = self.at(view_of_plan(self.model, rows))
         ports, trips = self.model.ports, self.model.port_trips
-        nodes, moves = np.empty(len(rows)), np.zeros(trips.size)
-        nodes[self._nodes] = self._costs(rows)
-        for read in ports.resharded(ports.layouts(rows)):
-            moves[read.producers] = here._tree(read)[0] * trips[read.producers]
-        return nodes, moves
+        nodes, reshards = np.empty(len(rows)), np.zeros(trips.size)
+        nodes[self._nodes] = self._unary_costs(rows)
+        for group in ports.resharded(ports.layouts(rows)):
+            reshards[group.producers] = here._tree(group)[0] * trips[group.producers]
+        return nodes, reshards
 
     def allowed(self, rows: Assignment) -> NDArray[np.bool_]:
-        """Whether the pins allow the state of each node."""
+        """Returns [nodes], whether the pins allow its state."""
         found = np.empty(len(rows), dtype=np.bool_)
-        found[self._nodes] = np.isfinite(self._costs(rows))
+        found[self._nodes] = np.isfinite(self._unary_costs(rows))
         return found
 
-    def _alone(self, rows: Assignment) -> float:
-        """What the nodes of a state cost, moves aside."""
-        return float(self._costs(rows).sum())
+    def local_cost(self, n: int, values: Iterable[int], rows: Assignment, groups: Mapping[int, ReshardGroup]) -> float:
+        """Returns the cost of a node and of resharding some values.
 
-    def _costs(self, rows: Assignment) -> Costs:
-        """The same node by node, those of equal costs together."""
-        at, costs, begin = np.einsum("ij,ij->i", rows, self._steps)[self._nodes], np.empty(len(rows)), 0
-        for unit, count in self._units:
-            costs[begin : begin + count] = unit[at[begin : begin + count]]
+        Args:
+          groups: the reshards of all values.
+        """
+        reshards = (self._tree(groups[v])[0] * self.model.trips(v) for v in values if v in groups)
+        return float(self.model.unary[n][tuple(rows[n])]) + sum(reshards)
+
+    def priced_cost(self, plan: CostedPlan) -> float:
+        """Returns the cost of a plan with that of its memory at the model's prices."""
+        prices = self.model.prices
+        waiting = self._resident.cost(prices.path_copy, plan.rows, plan.edges)
+        return plan.cost + _memory_cost(self.model, prices, plan.rows) + waiting
+
+    def with_exact_cost(self, plan: CostedPlan) -> CostedPlan:
+        """Returns the plan with every edge at the cost of the cheapest path over all layouts.
+
+        On many mesh axes ``evaluate`` sees only the layouts near the assignment's own.
+        """
+        if self.model.unrestricted and len(self.model.parallel_axes) <= 2:  # these are all layouts
+            return plan
+        groups = list(self._edge_groups(plan.edges))
+        needed = defaultdict[ReshardCosts, set[tuple[int, int]]](set)
+        for costs, edges, _ in groups:
+            needed[costs].update(edges)
+        for costs, pairs in needed.items():
+            self._compute_paths(costs, pairs - self._path_costs[costs].keys())
+        reshards = (sum(map(self._path_costs[costs].__getitem__, edges)) * trips for costs, edges, trips in groups)
+        return CostedPlan(plan.rows, float(self._unary_costs(plan.rows).sum()) + sum(reshards), plan.edges)
+
+    def _unary_costs(self, rows: Assignment) -> Costs:
+        """Returns the cost of each node, nodes with equal costs next to each other."""
+        at, costs, begin = np.einsum("ij,ij->i", rows, self._strides)[self._nodes], np.empty(len(rows)), 0
+        for unary, count in self._unary:
+            costs[begin : begin + count] = unary[at[begin : begin + count]]
             begin += count
         return costs
 
-    def around(self, n: int, values: Iterable[int], rows: Assignment, elsewhere: Mapping[int, ReshardGroup]) -> float:
-        """What a node and the moves of these values cost, ``elsewhere`` being what all values are moved to."""
-        moves = (self._tree(elsewhere[v])[0] * self.model.trips(v) for v in values if v in elsewhere)
-        return float(self.model.unary[n][tuple(rows[n])]) + sum(moves)
+    def _edge_groups(self, edges_of: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, int]]:
+        """Yields reshard costs, a tree and how often it runs in all, per group of values with equal trees."""
+        model, index, every = self.model, self.model.problem.index, list(edges_of.values())
+        values = index_array(edges_of)
+        spaces, trips = model.reshard_costs.index_of[values], index.trips[index.numbers_of(edges_of)]
+        trees = intern_ids(map(object_id, every))  # equal trees are mostly one object
+        for same in group_by(row_ids((spaces, trees))):
+            first = int(same[0])
+            yield model.reshard_costs.distinct[spaces[first]], every[first], int(trips[same].sum())
 
-    def objective(self, choice: CostedPlan) -> float:
-        """The cost of a choice, the model's present prices of memory included."""
-        return choice.cost + paid_in(self.model, choice.rows) + self._kept.paid(choice.rows, choice.edges)
-
-    def exact(self, choice: CostedPlan) -> CostedPlan:
-        """The choice with each of its moves taking the cheapest way of all (see ``Model.restricted``)."""
-        if self.model.unrestricted and len(self.model.parallel_axes) <= 2:  # there is no other
-            return choice
-        ways = list(self._ways(choice.edges))
-        asked = defaultdict[ReshardCosts, set[tuple[int, int]]](set)
-        for distances, edges, _ in ways:
-            asked[distances].update(edges)
-        for distances, moves in asked.items():
-            self._price(distances, moves - self._exact[distances].keys())
-        moved = (sum(map(self._exact[distances].__getitem__, edges)) * trips for distances, edges, trips in ways)
-        return CostedPlan(choice.rows, self._alone(choice.rows) + sum(moved), choice.edges)
-
-    def _ways(self, moved: Mapping[int, Edges]) -> Iterator[tuple[ReshardCosts, Edges, int]]:
-        """How values are moved, those together that have equal layouts and are moved alike, and how often in all."""
-        model, numbers, every = self.model, self.model.problem.index, list(moved.values())
-        values = index_array(moved)
-        spaces, trips = model.reshard_costs.index_of[values], numbers.trips[numbers.numbers_of(moved)]
-        ways = intern_ids(map(object_id, every))  # those that lead alike are mostly one object
-        for alike in group_by(row_ids((spaces, ways))):
-            first = int(alike[0])
-            yield model.reshard_costs.distinct[spaces[first]], every[first], int(trips[alike].sum())
-
-    def _price(self, distances: ReshardCosts, moves: Iterable[tuple[int, int]]) -> None:
-        """Work out the cheapest ways of moves between numbered layouts."""
-        ends = np.array(sorted(moves), dtype=np.intp).reshape(-1, 2)
+    def _compute_paths(self, costs: ReshardCosts, pairs: Iterable[tuple[int, int]]) -> None:
+        """Computes the costs of cheapest paths between pairs of numbered layouts."""
+        ends = np.array(sorted(pairs), dtype=np.intp).reshape(-1, 2)
         starts, row = np.unique(ends[:, 0], return_inverse=True)
         targets, column = np.unique(ends[:, 1], return_inverse=True)
         if starts.size:
-            costs = distances.all_pairs(starts, distances.feasible, targets)[1][row, column]
-            self._exact[distances].update(((a, b), c) for (a, b), c in zip(ends.tolist(), costs.tolist(), strict=True))
+            found = costs.all_pairs(starts, costs.feasible, targets)[1][row, column]
+            self._path_costs[costs].update(((a, b), c) for (a, b), c in zip(ends.tolist(), found.tolist(), strict=True))
 
-    def _tree(self, read: ReshardGroup) -> tuple[float, Edges]:
-        """Cost and moves of values from their own layout to those in which they are read."""
-        closure = self.model.domain(read.values[0])
-        key = closure.number, read.own, read.others
-        if key not in self._known:
-            start, *wanted = closure.place_of[[read.own, *read.others]].tolist()
-            cost, edges = steiner_tree(closure.costs, closure.transit_costs, start, wanted)
-            self._known[key] = cost, tuple((int(closure.layouts[a]), int(closure.layouts[b])) for a, b in edges)
-        return self._known[key]
+    def _tree(self, group: ReshardGroup) -> tuple[float, Edges]:
+        """Returns the cheapest tree from the producers' layout to those of all consumers, with its cost."""
+        domain = self.model.domain(group.values[0])
+        key = domain.number, group.own, group.others
+        if key not in self._trees:
+            start, *targets = domain.place_of[[group.own, *group.others]].tolist()
+            cost, edges = steiner_tree(domain.costs, domain.transit_costs, start, targets)
+            self._trees[key] = cost, tuple((int(domain.layouts[a]), int(domain.layouts[b])) for a, b in edges)
+        return self._trees[key]
 
 
 def view_of_plan(model: Model, rows: Assignment) -> Model:
-    """Returns a view in which a plan can be evaluated; on many axes, reshard paths stay near its layouts."""
+    """Returns a view in which an assignment can be evaluated: on many axes, reshard paths stay near its layouts."""
     return model.restricted_to_plan(rows) if len(model.parallel_axes) > 2 else model
 
 
+# ---- Decoding to a solution ------------------------------------------------------------------------------------------
+
+
 def rows_by_op(model: Model, rows: Assignment) -> dict[int, tuple[Signature, ...]]:
-    """Per op id, its row on every mesh axis; equal operations in equal states get the same rows."""
+    """Returns per op id its signature on every mesh axis; equal ops in equal states share theirs."""
     states = rows.tolist()
 
-    def row(n: int) -> tuple[Signature, ...]:
+    def signatures(n: int) -> tuple[Signature, ...]:
         node = model.nodes[n]
-        return tuple(_full_row(node.op, node.rows[r]) for r in states[n]) if node.op else ()
+        return tuple(_with_literals(node.op, node.rows[r]) for r in states[n]) if node.op else ()
 
-    found = map_classes(model.representatives_in(rows), row)
+    found = map_classes(model.representatives_in(rows), signatures)
     return {node.op.id: mine for node, mine in zip(model.nodes, found, strict=True) if node.op}
 
 
-def _full_row(op: Op, row: Signature) -> Signature:
-    """A row with the literals put back."""
-    at = iter(row.outputs)
-    inputs = tuple(B if isinstance(v, Literal) else next(at) for v in op.inputs)
-    real = [i for i, v in enumerate((*op.inputs, *op.outputs)) if not isinstance(v, Literal)]
-    inside = tuple(replace(e, port=real[e.port]) for e in row.collectives)
-    return Signature(inputs, tuple(next(at) for _ in op.outputs), row.size, inside)
+def _with_literals(op: Op, row: Signature) -> Signature:
+    """Returns a row with placements for literal operands, which nodes have no ports for."""
+    placements = iter(row.outputs)
+    inputs = tuple(B if isinstance(v, Literal) else next(placements) for v in op.inputs)
+    ports = [i for i, v in enumerate((*op.inputs, *op.outputs)) if not isinstance(v, Literal)]
+    collectives = tuple(replace(each, port=ports[each.port]) for each in row.collectives)
+    return Signature(inputs, tuple(next(placements) for _ in op.outputs), row.size, collectives)
 
 
 def layouts_of(model: Model, rows: Assignment) -> tuple[dict[int, Layout], dict[Use, Layout]]:
-    """The layout of every value, and of every operand as it is read."""
-    ports, every, wiring, numbers = model.ports, list(model.ports.all_layouts), model.wiring, model.problem.index
+    """Returns the layout of every value by its id, and of every use."""
+    ports, every, wiring, index = model.ports, list(model.ports.all_layouts), model.wiring, model.problem.index
     found = [every[i] for i in ports.layout_numbers(ports.layouts(rows)).tolist()]
-    made, read = wiring.producer[wiring.producer >= 0], wiring.port_of_use.tolist()
-    own = {value: found[port] for value, port in zip(wiring.value_ids[made].tolist(), made.tolist(), strict=True)}
-    return own, {reading: found[port] for reading, port in zip(numbers.uses, read, strict=True) if port >= 0}
+    producers, used = wiring.producer[wiring.producer >= 0], wiring.port_of_use.tolist()
+    values = wiring.value_ids[producers].tolist()
+    own = {value: found[port] for value, port in zip(values, producers.tolist(), strict=True)}
+    return own, {use: found[port] for use, port in zip(index.uses, used, strict=True) if port >= 0}
 
 
-def trees_of(model: Model, choice: CostedPlan) -> dict[int, tuple[ReshardStep, ...]]:
-    """The moves of every value that has any, in program order."""
-    return {value: moves_along(model, value, edges) for value, edges in sorted(choice.edges.items())}
+def trees_of(model: Model, plan: CostedPlan) -> dict[int, tuple[ReshardStep, ...]]:
+    """Returns the reshard steps of every value that has any, in program order."""
+    return {value: steps_of(model, value, edges) for value, edges in sorted(plan.edges.items())}
 
 
-def moves_along(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
-    """The moves of a value between numbered layouts."""
+def steps_of(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
+    """Returns the reshard steps along the edges of a value's tree."""
     tensor = model.problem.index.value(value)
     return tree_steps(model.reshard_costs[value].space, tensor.shape, tensor.itemsize, edges)

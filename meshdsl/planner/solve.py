@@ -1,6 +1,17 @@
-"""The stages of planning, in a straight line."""
+"""The stages of planning, in a straight line: build, search, fit, polish, certify.
 
-from collections.abc import Callable, Mapping
+    solve      1. build    the problem as arrays (``problem``), networks over its joint states (``encoding``)
+               2. search   the cheapest plan, whatever its memory (``search``)
+               3. fit      if that exceeds the limit, the cheapest plan within it (``memory``)
+    .polish    4. polish   a cheaper plan within the limit, and of equally cheap ones the one with fewest layouts
+    .certify   5. certify  seconds that no plan within the limit undercuts (``bounds``, ``memory.dual``)
+
+Each stage keeps its result: ``SearchResult`` holds the model, the plan without the limit, the plan within it with its
+peak, and the bounds that are still to be computed. It can also be planned again under other pins (``replan``), or with
+reshards that are cheaper because they overlap with compute (``with_overlap``).
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +22,7 @@ from meshdsl.planner.costs.reshard_cost import OverlapWindow
 from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.liveness.peak import Peak
 from meshdsl.planner.memory.dual import PendingBound, dual_bound, start_bound
-from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.memory.fit import FitResult, MemoryFitter, Pricing, joint_networks
 from meshdsl.planner.objective import CostedPlan, layouts_of, rows_by_op, trees_of
 from meshdsl.planner.problem.build import make_problem, repin, split_stacks
 from meshdsl.planner.problem.model import Model, is_refinement
@@ -24,157 +35,189 @@ from meshdsl.planner.search.search import (
     searches_jointly,
 )
 from meshdsl.planner.search.tie_break import fewest_layouts
+from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import Deadline, Submit, gc_paused
 
-_LITTLE = (
-    600  # nodes up to which a plan is worth rounds although it does not fit: they may find a better one that does;
-)
-# and up to which other pins are worth a search from the beginning
-_NEAR = 1e-2  # part of a plan's cost that another pin may cost, for the bound to stay as it is
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 class KnownBound(NamedTuple):
-    """What was found under some pins: seconds that no plan can be below, and what the plan costs."""
+    """Seconds that no plan undercuts under some pins, and the cost of the plan that was found."""
 
     pins: Pins
-    bound: float
+    seconds: float
     cost: float
 
 
 @dataclass(frozen=True)
-class SearchResult:
-    """The best plan found within the memory; how good it is at least is proved when it is asked for.
+class FreeBound:
+    """Seconds that no plan undercuts, whatever its memory.
 
     Args:
-      limit: of memory, in bytes. peak: the plan's fullest point.
-      free: the best plan found, memory aside; the same if it fits.
-      prove: seconds that no plan can be below, whether it fits or not.
-      pending: a bound on those that fit. loosest: what was found before under pins that these add to.
+      known: proved already, under looser pins.
+      search: of the search, computed when it is first read; None if the known bound suffices.
+    """
+
+    known: float = 0.0
+    search: Lazy[float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The higher of both bounds."""
+        return max(self.known, self.search.value) if self.search else self.known
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchResult:
+    """A plan within the memory limit, and the steps that may follow.
+
+    Args:
+      model: the problem as arrays.
+      fitter: evaluates memory, and improves the plan.
+      fit: the plan, the plan without the limit, and prices of memory.
+      peak: of the plan.
+      free_bound: whatever the memory; computed by ``certify``.
+      pending: a bound on plans within the limit, computed concurrently since ``polish``.
+      loosest: the bound under the loosest pins that the present ones refine.
     """
 
     model: Model
     fitter: MemoryFitter
-    limit: float
-    free: CostedPlan
-    choice: CostedPlan
+    fit: FitResult
     peak: Peak
-    prove: Callable[[], float]
+    free_bound: FreeBound
     pending: PendingBound | None = None
-    loosest: "KnownBound | None" = None
+    loosest: KnownBound | None = None
 
     @property
     def seconds(self) -> float:
-        """What the plan takes."""
-        return self.model.scale.seconds(self.choice.cost)
+        """Predicted seconds of the step."""
+        return self.model.scale.seconds(self.fit.plan.cost)
 
-    def certify(self) -> float:
-        """Seconds that no plan can be below that fits; nothing is searched any more."""
-        bound = self._prove_short()
-        if bound <= self.model.scale.seconds(self.free.cost):
-            bound = max(bound, self.prove())
-        self.model.release_domains()
-        return bound
+    @property
+    def limit(self) -> float:
+        """The memory limit, in bytes per device."""
+        return self.fit.limit
 
-    def solution(self) -> Solution:
-        """The plan with its bound."""
-        return replace(self.unproved_solution(), lower_bound=self.certify())
+    def __repr__(self) -> str:
+        free = f"{self.model.scale.seconds(self.fit.free.cost):.6g} s without limit"
+        return f"SearchResult({self.seconds:.6g} s, {self.peak.bytes} of {self.limit:.0f} bytes; {free})"
 
     def polish(self, submit: Submit) -> "SearchResult":
-        """The same or a better plan, where memory is short, and of such as cost the same a simpler one.
+        """Returns the same or a better plan: cheaper within the limit, or as cheap with fewer distinct layouts.
 
         Args:
           submit: runs the bound of a large step concurrently.
         """
-        choice, short = self.choice, self.choice is not self.free
-        bound = None
-        if short:
-            fitting = self.fitter.nearer(choice, self.free, self.limit)
-            bound = start_bound(self.fitter, self.free, fitting[0], self.limit, submit)
-            choice, _ = self.fitter.proved(self.fitter.cheaper(fitting, self.free, self.limit), self.limit)
+        fit, pending = self.fit, None
+        is_constrained = fit.is_constrained
+        if is_constrained:
+            fit = self.fitter.bisect(fit)
+            pending = start_bound(self.fitter, fit, submit)
+            fit = self.fitter.prove(self.fitter.improve(fit))
+        plan = fit.plan
         if searches_jointly(self.model):
-            choice = fewest_layouts(self.model, self.fitter.evaluator, choice, self._fits)
-        return replace(
-            self, choice=choice, peak=self.fitter.peak(choice), free=self.free if short else choice, pending=bound
-        )
+            plan = fewest_layouts(self.model, self.fitter.evaluator, plan, lambda plan: self._bytes(plan) <= self.limit)
+        fit = replace(fit, plan=plan, free=fit.free if is_constrained else plan)
+        return replace(self, fit=fit, peak=self.fitter.peak(plan), pending=pending)
 
-    def _fits(self, choice: CostedPlan) -> bool:
-        return self.fitter.peak(choice).bytes <= self.limit
+    def certify(self) -> float:
+        """Returns seconds that no plan within the limit undercuts. Nothing can be searched afterwards."""
+        bound, seconds = 0.0, self.model.scale.seconds
+        if self.fit.is_constrained:
+            cost = dual_bound(self.fitter, self.fit, self.pending)
+            bound = seconds(min(cost, self.fit.plan.cost) - ROUNDING * abs(cost))
+        if bound <= seconds(self.fit.free.cost):
+            bound = max(bound, self.free_bound.seconds)
+        self.model.release_domains()
+        return bound
 
-    def _prove_short(self) -> float:
-        """Seconds that no plan can be below that fits; 0 where memory says nothing."""
-        if self.choice is self.free:
-            return 0.0
-        least = dual_bound(self.fitter, self.free, self.choice, self.limit, self.pending)
-        return self.model.scale.seconds(min(least, self.choice.cost) - ROUNDING * abs(least))
+    def solution(self) -> Solution:
+        """Returns the plan with its certified bound."""
+        return replace(self.unproved_solution(), lower_bound=self.certify())
 
     def unproved_solution(self) -> Solution:
-        """The plan, with no bound yet."""
-        return solution_of(self.model, self.fitter.pins, self.choice, self.peak)
+        """Returns the plan with a lower bound of 0."""
+        return solution_of(self.model, self.fitter.pins, self.fit.plan, self.peak)
+
+    def released(self) -> "SearchResult":
+        """Returns the result without networks and pending bounds, which may be large; it can still be planned again."""
+        return replace(self, fitter=self.fitter.without_networks(), free_bound=FreeBound(), pending=None)
 
     def with_overlap(self, windows: Mapping[int, OverlapWindow]) -> "SearchResult":
-        """The best plan found where moves of some values cost less; cost and bound are those without that.
-
-        Raises MemoryLimitError if none was found that fits.
-        """
-        model, pins = self.model.with_overlap(windows), self.fitter.pins
-        fitter = MemoryFitter(model, pins, self.fitter)
-        free = search(model, lambda _: False, fitter.joint, None, fitter.evaluator).plan
-        rows = fitter.fit(free, self.limit)[0].rows
-        choice = evaluate_plan(self.model, self.fitter.evaluator, rows)
-        return replace(self, choice=choice, peak=self.fitter.peak(choice))
-
-    def replan(self, pins: Pins, bound: float) -> "SearchResult | None":
-        """The best plan found from this one on, under other pins, without rounds; None if it takes another problem.
+        """Returns the best plan where reshards of some values are cheaper; its cost and bound are those without that.
 
         Args:
-          bound: seconds that no plan can be below under the present pins. Nor can one under others that add to them;
-            where these cost little, that is as good as a proof of its own.
+          windows: by value id.
+
+        Raises:
+          MemoryLimitError: if no plan within the limit is found.
+        """
+        model, pins = self.model.with_overlap(windows), self.fitter.pins
+        fitter = MemoryFitter(model, pins, joint_networks(model), is_replan=True)
+        free = search(model, lambda _: False, fitter.networks, None, fitter.evaluator).plan
+        rows = fitter.fit(free, self.limit, fitter.pricing(self.fit.pricing)).plan.rows
+        plan = evaluate_plan(self.model, self.fitter.evaluator, rows)
+        return replace(self, fit=replace(self.fit, plan=plan), peak=self.fitter.peak(plan))
+
+    # ---- Other pins ----
+
+    def replan(self, pins: Pins, bound: float) -> "SearchResult | None":
+        """Returns the best plan under other pins that is found from this one; None if they need a problem of their own.
+
+        Args:
+          bound: seconds that no plan undercuts under the present pins. It also holds under pins that refine these, and
+            where these cost little it is as good as a proof of its own.
         """
         problem = repin(self.model.problem, pins)
         if problem is None:
             return None
-        fitter, mesh = MemoryFitter(self.model.repinned(problem), pins, self.fitter), self.model.mesh
-        before = (self.loosest, KnownBound(self.fitter.pins, bound, self.choice.cost))
+        model, mesh = self.model.repinned(problem), self.model.mesh
+        fitter = MemoryFitter(model, pins, is_replan=True)
+        before = (self.loosest, KnownBound(self.fitter.pins, bound, self.fit.plan.cost))
         known = [each for each in before if each and is_refinement(pins, each.pins, mesh)]
-        enough = (1 + _NEAR) * min((each.cost for each in known), default=0.0)
-        found = self._resumed(fitter, enough) or self._refound(fitter)
-        least, prove = max((each.bound for each in known), default=0.0), found.prove
-        proof = (lambda: least) if found.choice.cost <= enough else (lambda: max(least, prove()))
-        return replace(found, prove=proof, loosest=known[0] if known else None)
+        tolerance = 1 + self.model.limits.solve_replan_cost
+        enough = tolerance * min((each.cost for each in known), default=0.0)
+        pricing, found = fitter.pricing(self.fit.pricing), None
+        if self.fit.is_constrained and enough and len(model.nodes) > self.model.limits.solve_small_nodes:
+            found, pricing = self._resume(fitter, pricing, enough)
+        found = found or self._search_again(fitter, pricing)
+        least = max((each.seconds for each in known), default=0.0)
+        free_bound = FreeBound(least, None if found.fit.plan.cost <= enough else found.free_bound.search)
+        return replace(found, free_bound=free_bound, loosest=known[0] if known else None)
 
-    def _resumed(self, fitter: MemoryFitter, enough: float) -> "SearchResult | None":
-        """The best plan found at the price that bytes have, if memory is short still, and it costs so much at most."""
+    def _resume(self, fitter: MemoryFitter, pricing: Pricing, enough: float) -> "tuple[SearchResult | None, Pricing]":
+        """Returns the best plan at the present price of memory, and the pricing after that.
+
+        The result is None if the limit binds no longer, or the plan costs more than ``enough``.
+        """
         model, evaluator = fitter.model, fitter.evaluator
-        if self.choice is self.free or not enough or len(model.nodes) <= _LITTLE:
-            return None
-        known, free = (repair_for_pins(model, evaluator, plan.rows) for plan in (self.choice, self.free))
+        known, free = (repair_for_pins(model, evaluator, plan.rows) for plan in (self.fit.plan, self.fit.free))
         if fitter.peak(free).bytes <= self.limit:
-            return None
-        choice = fitter.resumed(known, free, self.limit)
-        if choice is None or choice.cost > enough:
-            return None
-        return SearchResult(
-            model, fitter, self.limit, free, choice, fitter.peak(choice), lambda: quick_bound(model, free)
-        )
+            return None, pricing
+        fit = fitter.resume(known, free, self.limit, pricing)
+        peak = fitter.peak(fit.plan)
+        if peak.bytes > self.limit or fit.plan.cost > enough:
+            return None, fit.pricing
+        bound = FreeBound(search=Lazy(lambda: quick_bound(model, free)))
+        return SearchResult(model, fitter, fit, peak, bound), fit.pricing
 
-    def _refound(self, fitter: MemoryFitter) -> "SearchResult":
-        """The best plan found from this one on, memory aside, and then within it."""
-        model = fitter.model
-        found = search(model, lambda _: False, fitter.joint, self.choice.rows, fitter.evaluator)
-        best = found.plan
-        choice, peak = fitter.fit(best, self.limit)
-        if choice is not best and len(model.nodes) <= _LITTLE:
-            choice = fitter.cheaper(fitter.nearer(choice, best, self.limit), best, self.limit)
-        elif choice is not best:
-            choice = fitter.mixed(choice, fitter.over or [best], self.limit)
-        if choice is not best:
-            choice, peak = fitter.proved(choice, self.limit)
-        return SearchResult(model, fitter, self.limit, best, choice, peak, found.lower_bound)
+    def _search_again(self, fitter: MemoryFitter, pricing: Pricing) -> "SearchResult":
+        """Returns the best plan found from this one, first whatever its memory, then within the limit."""
+        fitter = fitter.with_networks()
+        found = search(fitter.model, lambda _: False, fitter.networks, self.fit.plan.rows, fitter.evaluator)
+        fit = fitter.fit(found.plan, self.limit, pricing)
+        if fit.is_constrained:
+            is_small = len(fitter.model.nodes) <= fitter.model.limits.solve_small_nodes
+            fit = fitter.prove(fitter.improve(fitter.bisect(fit)) if is_small else fitter.adopt(fit))
+        bound = FreeBound(search=Lazy(found.lower_bound))
+        return SearchResult(fitter.model, fitter, fit, fitter.peak(fit.plan), bound)
 
-    def released(self) -> "SearchResult":
-        """Without what has found it and proved the bound, which may be large."""
-        self.fitter.let_go()
-        return replace(self, prove=lambda: 0.0, pending=None)
+    def _bytes(self, plan: CostedPlan) -> int:
+        return self.fitter.peak(plan).bytes
+
+
+# ---- Entry point -----------------------------------------------------------------------------------------------------
 
 
 @gc_paused
@@ -186,18 +229,16 @@ def solve(
     deadline: Deadline | None = None,
     limits: SearchLimits = DEFAULT_LIMITS,
 ) -> SearchResult:
-    """Returns a good plan of a program that fits the memory, with the steps that are left: polish and certify.
+    """Returns a good plan of a program within the memory limit: stages 1 to 3.
 
-    The stages in order: build the model, search for the cheapest plan whatever its memory, and if that does not fit,
-    search for the cheapest one that does. Of several programs (padded in different ways, say) only the best one is
-    worth the rest:
+    Of several programs (padded in different ways, say) only the best one is worth the other stages:
 
         with worker_pool() as submit:
             best = solve(program, mesh, pins).polish(submit)
             solution = best.solution()  # certified
 
     Args:
-      memory: limit in bytes per device; None takes the topology's.
+      memory: limit in bytes per device; None takes the topology's memory.
       deadline: after which improvements are skipped.
 
     Raises:
@@ -206,32 +247,33 @@ def solve(
     """
     limit = mesh.topology.memory if memory is None else memory
     model = Model(make_problem(program, mesh, pins), deadline, limits)
-    fitter = MemoryFitter(model, pins)
-    is_small = len(model.nodes) <= _LITTLE
+    fitter = MemoryFitter(model, pins, joint_networks(model))
+    is_small = len(model.nodes) <= limits.solve_small_nodes
 
     def is_worth_rounds(plan: CostedPlan) -> bool:
         return is_small or fitter.peak(plan).bytes <= limit
 
-    found = search(model, is_worth_rounds, fitter.joint, None, fitter.evaluator)
-    return SearchResult(model, fitter, limit, found.plan, *fitter.fit(found.plan, limit), found.lower_bound)
+    found = search(model, is_worth_rounds, fitter.networks, None, fitter.evaluator)
+    fit = fitter.fit(found.plan, limit)
+    return SearchResult(model, fitter, fit, fitter.peak(fit.plan), FreeBound(search=Lazy(found.lower_bound)))
 
 
-def solution_of(model: Model, pins: Pins, choice: CostedPlan, peak: Peak) -> Solution:
-    """A choice, with its fullest point, as a solution that nothing is proved of."""
+def solution_of(model: Model, pins: Pins, plan: CostedPlan, peak: Peak) -> Solution:
+    """Returns a plan, with its peak, as a solution whose lower bound is 0."""
     problem = model.problem
-    own, uses = layouts_of(model, choice.rows)
-    trees = trees_of(model, choice)
-    kept = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(trees)]
+    own, uses = layouts_of(model, plan.rows)
+    trees = trees_of(model, plan)
+    stacks = [stack for stack in split_stacks(problem.program, pins, problem.mesh) if stack.stays_split(trees)]
     return Solution(
         mesh=problem.mesh,
-        rows=rows_by_op(model, choice.rows),
+        rows=rows_by_op(model, plan.rows),
         layouts=own,
         uses=uses,
         trees=trees,
-        seconds=model.scale.seconds(choice.cost),
+        seconds=model.scale.seconds(plan.cost),
         lower_bound=0.0,
         peak=peak.bytes,
         peak_op=peak.op.id if peak.op else -1,
-        held=peak.held(),
-        notes=tuple(dict.fromkeys(map(str, kept))),
+        held=peak.bytes_by_value(),
+        notes=tuple(dict.fromkeys(map(str, stacks))),
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
+from meshdsl.planner.memory.fit import MemoryFitter, joint_networks
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
@@ -68,6 +69,11 @@ def limited(model, **limits):
     other = copy(model)
     other.limits = replace(model.limits, **limits)
     return other
+
+
+def fitter_of(model, pins):
+    """The memory fitter of a model, with its networks."""
+    return MemoryFitter(model, pins, joint_networks(model))
 
 
 def solved(program, mesh, pins, memory=None):

@@ -132,16 +132,16 @@ def latest(home, value, readers, found):
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_fused_operations_run_with_their_last_readers(graph, backend):
     places, numbers = buffer_aliases(graph, backend), graph_index(graph)
-    kept = set(numbers.ids(places.kept))
+    kept = set(numbers.ids(places.materialized))
     for part in numbers.blocks:
         home = home_of(part, graph)
-        assert (places.runs[part.start : part.stop] - part.start).tolist() == runs(home, kept)
+        assert (places.runs_at[part.start : part.stop] - part.start).tolist() == runs(home, kept)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "tpu"])
 def test_results_may_be_written_over_operands_that_are_as_large_through_fused_ones(graph, backend):
     places, numbers = buffer_aliases(graph, backend), graph_index(graph)
-    kept, fused, wanted = set(numbers.ids(places.kept)), {}, {}
+    kept, fused, wanted = set(numbers.ids(places.materialized)), {}, {}
     for op in (op for op in numbers.ops if op and RULES.get(op.name) is elementwise):
         (made,) = op.outputs
         over = []
@@ -172,7 +172,7 @@ def test_what_is_fused_many_times_over_is_an_option_once():
         return x
 
     places = buffer_aliases(trace(step, (shape(4, 8),)).graph, "tpu")
-    assert places.reuses.over.size == len(set(places.reuses.over.tolist())) == 2 * 40
+    assert places.reuses.uses.size == len(set(places.reuses.uses.tolist())) == 2 * 40
 
 
 def test_what_cheap_operations_make_of_nothing_is_found(graph):

@@ -168,5 +168,5 @@ class Certificate:
         """Notes decoded states, and takes their plan as the incumbent if it can be evaluated and is better."""
         self._decoded = chosen
         if evaluator:
-            found = evaluator.exact(evaluator.evaluate(self.builder.domains.rows(chosen)))
+            found = evaluator.with_exact_cost(evaluator.evaluate(self.builder.domains.rows(chosen)))
             self.best = min(self.best, found, key=lambda plan: plan.cost)

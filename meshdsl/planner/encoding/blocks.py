@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.objective import payers, terms
+from meshdsl.planner.objective import memory_cost_key, priced_nodes
 from meshdsl.planner.problem.layers import RepeatedLayers
 from meshdsl.planner.problem.model import Model
 from meshdsl.planner.problem.ports import End
@@ -173,8 +173,8 @@ class LayerBlocks:
     def _node_prices(self) -> Ids:
         """Returns a number per node, the same for nodes that pay the same for memory; 0 for none."""
         found = np.zeros(self.count, dtype=np.intp)
-        if paying := payers(self.model):
-            found[paying] = 1 + intern_ids(terms(self.model, n) for n in paying)
+        if paying := priced_nodes(self.model):
+            found[paying] = 1 + intern_ids(memory_cost_key(self.model, n) for n in paying)
         return found
 
     def _use_prices(self) -> Ids:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from meshdsl.planner.costs.fixed_point import scale_costs
 from meshdsl.planner.mrf.network import Memo, Network
-from meshdsl.planner.objective import paid, terms
+from meshdsl.planner.objective import memory_cost_key, node_memory_cost
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.planner.problem.ports import End
 from meshdsl.planner.problem.variables import map_classes
@@ -262,11 +262,11 @@ class HubEncoder:
         states, model = self.domains.states[n], self.model
 
         def make(unit: Costs, rows: Assignment) -> Costs:
-            return np.asarray(paid(model, n)[tuple(rows.T)])
+            return np.asarray(node_memory_cost(model, n)[tuple(rows.T)])
 
         cost = states.cost
         if priced:
-            price: Costs = self.memo.get(("paid", terms(model, n)), (model.unary[n], states.rows), make)
+            price: Costs = self.memo.get(("paid", memory_cost_key(model, n)), (model.unary[n], states.rows), make)
             cost = self.memo.sum(cost, price)
         network.add_variable(n, cost, states.rows)
 

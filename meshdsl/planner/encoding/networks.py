@@ -26,7 +26,7 @@ from meshdsl.planner.encoding.fanout import FanoutEncoder, TreeBudget, Underpaid
 from meshdsl.planner.encoding.hubs import FORK, Domains, HubEncoder, Remaining
 from meshdsl.planner.encoding.reduced_depth import Assembly
 from meshdsl.planner.mrf.network import Memo, Network
-from meshdsl.planner.objective import CostedPlan, payers
+from meshdsl.planner.objective import CostedPlan, priced_nodes
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.util.arrays import Ids
 
@@ -79,7 +79,7 @@ class NetworkBuilder:
 
     def _reduce_parts(self) -> None:
         """Encodes all nodes and all values but the wide ones, block by block, and reduces these networks."""
-        model, hubs, paying = self.model, self._hubs, frozenset(payers(self.model))
+        model, hubs, paying = self.model, self._hubs, frozenset(priced_nodes(self.model))
         self._parts: list[_Part] = []
         for block in self._blocks.blocks:
             network = Network(self._memo, len(self.domains.states))

@@ -1,15 +1,15 @@
-"""In which memory a value can be made: what is true of a program under all of its layouts.
+"""Which values of a program have memory, and which may share it: true for all plans of the program.
 
-    runs     an operation fused into its readers runs with the last of them, and what it reads must be there until then
+These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser``, ``HloAliasAnalysis``):
+
+    fusion   a fused op runs with its last consumer, and its operands must stay live until then
     views    a reshape is its operand under another shape, and takes no memory
-    reuses   an elementwise result may be written over an operand that nobody reads afterwards, through fused ones
-             too; an update over what it updates; the result of a loop over what the loop starts from
-    slices   what a loop reads of a stack in each trip is a copy where it is not fused
-
-These are the rules of XLA's buffer assignment (``CanShareOperandBufferWithUser``, ``HloAliasAnalysis``).
+    reuse    an elementwise result may overwrite an operand that has no later use, through fused ops too; an update its
+             operand; the result of a loop the initial value of its carry
+    slices   what a loop reads of a stacked operand in each iteration is a copy, unless it is fused
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -18,271 +18,244 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.ir.graph import LOOPS, Graph, Op, Value, walk
-from meshdsl.ir.index import Flags, GraphIndex, graph_index
+from meshdsl.ir.index import Flags, GraphIndex, Use, graph_index
 from meshdsl.ir.loops import ABSENT, PortRole, carried_inputs, loop_ports
-from meshdsl.layouts.layout import Layout
 from meshdsl.planner.costs.op_cost import PRODUCTS, VIEWS, ends_fusion, materialized
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.util.arrays import Ids, index_array, ranges
 from meshdsl.util.lazy import memoize_by_object
 
-# ---- Narrow ----------------------------------------------------------------------------------------------------------
-# What XLA's backend for TPUs keeps in another way than others: the copies that memory is counted for.
+# ---- Storage on TPUs -------------------------------------------------------------------------------------------------
+# A TPU's matrix unit reads float32 operands as bfloat16 unless more precision is requested. So a value that only
+# products use is stored in 16 bits, through reshapes, slices, reshards and the stacks that one loop passes to another:
 #
-# A TPU's matrix unit reads float32 in bfloat16 unless it is asked for more precision. So what only products read is
-# kept in 16 bits, through reshapes, slices, moves between devices and the stacks that a loop hands to another:
-#
-#     narrow(value)  =  float32, and every reader is a product, or hands it on to something that is narrow
+#     half_width(value)  =  float32, and every consumer is a product, or passes it on to a value of half width
 #
 # and the same for a copy of a value in another layout. A scatter of one element per row, such as the gradient of
-# picking each label's logit, becomes a comparison of positions, which is fused. And what could be fused is computed
-# again by each of its readers, products too (``materialised``). All of this was read from programs that libtpu 0.0.52
-# compiled (``docs/targets.md``).
+# picking each label's logit, becomes a comparison of positions, which is fused. And a value that could be fused is
+# recomputed for each of its consumers, for products too (``materialized``). All of this was read from programs that
+# libtpu 0.0.52 compiled (``docs/targets.md``).
 
-
-_HANDS_ON = VIEWS | set("transpose slice dynamic_slice broadcast_in_dim copy constrain".split())
-Reading = tuple[int, int]  # op id, operand
-Copied = tuple[int, Layout]  # value id, layout
+_PASSES_ON = VIEWS | set("transpose slice dynamic_slice broadcast_in_dim copy constrain".split())
 
 
 @dataclass
-class OperandReads:
-    """How the float32 values of a program are read.
+class OperandUses:
+    """Which uses of float32 values need all 32 bits.
 
     Args:
-      all: value id per reading. full: the readings that need all 32 bits.
-      read: ids of the values that are read. wide: ids of those that are read in full.
+      all: value id per use.
+      full: uses that need all bits.
+      values: ids of the values with uses.
+      full_values: ids of those with a use that needs all bits.
     """
 
-    all: dict[Reading, int] = field(default_factory=dict)
-    full: set[Reading] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
-    wide: set[int] = field(default_factory=set)
+    all: dict[Use, int] = field(default_factory=dict)
+    full: set[Use] = field(default_factory=set)
+    values: set[int] = field(default_factory=set)
+    full_values: set[int] = field(default_factory=set)
 
-    def note(self, op: Op, operand: int, full: bool) -> None:
-        """Note a reading."""
+    def add(self, op: Op, operand: int, full: bool) -> None:
+        """Adds a use."""
         x = op.inputs[operand]
         if isinstance(x, Value) and x.dtype == jnp.float32:
             self.all[op.id, operand] = x.id
-            self.read.add(x.id)
+            self.values.add(x.id)
             if full:
                 self.full.add((op.id, operand))
-                self.wide.add(x.id)
+                self.full_values.add(x.id)
 
-    def in_full(self, value: Value) -> bool:
-        """Whether a value is kept in full, when all that read it have been noted."""
-        return value.id in self.wide or value.id not in self.read
-
-    def copies(self, own: Mapping[int, Layout], uses: Mapping[Reading, Layout], given: Iterable[int]) -> set[Copied]:
-        """The copies that are kept in 16 bits, by value id and layout, under a choice of layouts.
-
-        Args:
-          own: per value id, its own layout. uses: per reading, the layout read.
-          given: ids of the arguments, which lie as they were given.
-        """
-        found = {(value, uses[reading]) for reading, value in self.all.items()}
-        found -= {(self.all[reading], uses[reading]) for reading in self.full}
-        found -= {(value, own[value]) for value in (*self.wide, *given)}
-        return found | {(value, own[value]) for value in self.read - self.wide - set(given)}
+    def needs_full(self, value: Value) -> bool:
+        """Returns whether a value is stored in full, once all its uses were added."""
+        return value.id in self.full_values or value.id not in self.values
 
 
-def reads(graph: Graph) -> OperandReads:
-    """How the graph and its bodies read float32 values; what the step returns is read in full."""
-    found = OperandReads()
-    _visit(graph, [True] * len(graph.returned), found)
+def operand_uses(graph: Graph) -> OperandUses:
+    """Returns how a graph and its bodies use float32 values; the results of the step are used in full."""
+    found = OperandUses()
+    _add_uses(graph, [True] * len(graph.returned), found)
     return found
 
 
-def _visit(graph: Graph, returned: Sequence[bool], found: OperandReads) -> None:
-    """Note the readings of the graph and its bodies, the last ones first.
+def _add_uses(graph: Graph, returned: Sequence[bool], found: OperandUses) -> None:
+    """Adds the uses in a graph and its bodies, the last ones first.
 
     Args:
-      returned: per result, whether somebody outside reads it in full.
+      returned: per result, whether it is used in full outside.
     """
     for i, full in enumerate(returned):
-        found.note(graph.ops[-1], i, full)
+        found.add(graph.ops[-1], i, full)
     for op in reversed(graph.ops[:-1]):
-        for i, full in enumerate(_reads(op, found)):
-            found.note(op, i, full)
+        for i, full in enumerate(_needs_full(op, found)):
+            found.add(op, i, full)
 
 
-def _reads(op: Op, found: OperandReads) -> Iterable[bool]:
-    """Per operand, whether the operation reads it in full."""
-    if op.name == "scan":
-        return list(_scanned(op, found))
+def _needs_full(op: Op, found: OperandUses) -> Iterable[bool]:
+    """Returns per operand whether the op uses it in full."""
+    if op.name == "scan":  # as its body does; carries are stored in full
+        (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
+        stacks = [found.needs_full(value) for value in op.outputs[carries:]]
+        _add_uses(body, [*[True] * carries, *stacks], found)
+        is_carry = range(consts, consts + carries)
+        return [i in is_carry or found.needs_full(value) for i, value in enumerate(body.inputs)]
     for body in op.bodies:
-        _visit(body, [True] * len(body.returned), found)
+        _add_uses(body, [True] * len(body.returned), found)
     if op.name == "optimization_barrier":
-        return [found.in_full(value) for value in op.outputs]
+        return [found.needs_full(value) for value in op.outputs]
     if op.name in PRODUCTS:
-        return [not _default(op.params.get("precision"))] * len(op.inputs)
-    hands_on = op.name in _HANDS_ON and not found.in_full(op.outputs[0])
-    return [i > 0 or not hands_on for i in range(len(op.inputs))]
+        precision = op.params.get("precision")
+        parts = precision if isinstance(precision, tuple) else (precision,)
+        is_default = all(part is None or getattr(part, "name", "") == "DEFAULT" for part in parts)
+        return [not is_default] * len(op.inputs)
+    passes_on = op.name in _PASSES_ON and not found.needs_full(op.outputs[0])
+    return [i > 0 or not passes_on for i in range(len(op.inputs))]
 
 
-def _scanned(op: Op, found: OperandReads) -> Iterator[bool]:
-    """A loop reads what its body reads; what it carries is kept in full."""
-    (body,), consts, carries = op.bodies, op.params["num_consts"], op.params["num_carry"]
-    stacks = [found.in_full(value) for value in op.outputs[carries:]]
-    _visit(body, [*[True] * carries, *stacks], found)
-    for i, value in enumerate(body.inputs):
-        yield consts <= i < consts + carries or found.in_full(value)
-
-
-def _default(precision: object) -> bool:
-    """Whether a product is as precise as the backend likes."""
-    parts = precision if isinstance(precision, tuple) else (precision,)
-    return all(part is None or getattr(part, "name", "") == "DEFAULT" for part in parts)
-
-
-def picks(graph: Graph) -> frozenset[int]:
-    """Ids of the results of scatters of one element per row, and of the zeros that these are added to."""
-    found = [op for _, op in walk(graph) if _picks(op)]
+def one_hot_scatters(graph: Graph) -> frozenset[int]:
+    """Returns the ids of results of scatters of one element per row, and of the zeros that these add to."""
+    found = [op for _, op in walk(graph) if _is_one_hot_scatter(op)]
     filled = {op.outputs[0].id for _, op in walk(graph) if op.name == "broadcast_in_dim"}
     zeros = {x.id for op in found if isinstance(x := op.inputs[0], Value)}
     return frozenset({op.outputs[0].id for op in found} | (zeros & filled))
 
 
-def _picks(op: Op) -> bool:
+def _is_one_hot_scatter(op: Op) -> bool:
     if op.name not in ("scatter-add", "scatter_add", "scatter"):
         return False
     dims, rows = op.params["dimension_numbers"], op.inputs[2].shape
-    alone = prod(op.inputs[0].shape[d] for d in dims.operand_batching_dims) == prod(rows)
-    return not dims.update_window_dims and alone
+    is_one_per_row = prod(op.inputs[0].shape[d] for d in dims.operand_batching_dims) == prod(rows)
+    return not dims.update_window_dims and is_one_per_row
 
 
-# ---- Places ----------------------------------------------------------------------------------------------------------
+# ---- Shared memory ---------------------------------------------------------------------------------------------------
 
-
-_SAME = VIEWS | {"constrain", "optimization_barrier"}
+_IDENTITIES = VIEWS | {"constrain", "optimization_barrier"}
 _UPDATES = ("dynamic_update_slice", "scatter")
 
 
 class InPlaceReuse(NamedTuple):
-    """Results that may be written over operands, in the order of positions.
+    """Results that may overwrite operands, in the order of positions.
 
     Args:
-      at: their positions. made: the values.
-      options: per result, and one past the last, the first of the readings (``over``) that it may be written over.
+      at: positions of the results.
+      results: their values.
+      options: [results + 1], the first option of each.
+      uses: [options], uses of operands that may be overwritten.
     """
 
     at: Ids
-    made: Ids
+    results: Ids
     options: Ids
-    over: Ids
+    uses: Ids
 
 
 @dataclass(frozen=True)
-class Body:
-    """How the values of a body lie in the memory of the operation around it.
+class BodyAliases:
+    """How the values of a body lie in the memory of the enclosing op.
 
     Args:
-      carried: (input, position among what is returned) that are one place.
-      given: positions of what is returned straight into the results of the operation.
-      sliced: inputs that are slices of a stack, and are copies.
+      carried: (input, position among the returned values) that share memory.
+      returned: positions of returned values that are directly results of the op.
+      sliced: inputs that are slices of a stack, and copies.
     """
 
     carried: tuple[tuple[int, int], ...] = ()
-    given: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
     sliced: frozenset[int] = frozenset()
 
 
 class BufferAliases:
-    """The facts of a program; positions, values and readings go by their numbers.
+    """The facts of a program, by the numbers of ``index``.
 
     Args:
-      backend: XLA's, which compiles for the devices (see ``Topology``).
-      kept: the values that are written to memory.
-      reads: how float32 is read, if that decides how it is kept.
-      runs: per position, the one at which its operation runs.
-      views: positions of operations whose result is their operand.
-      reuses: what may be written over what.
-      lies: per part of the program, how its values lie in the memory around it.
+      backend: XLA's backend, which compiles for the devices (see ``Topology``).
+
+    Attributes:
+      materialized: [values], whether they are written to memory.
+      operand_uses: how float32 values are used, if that decides how they are stored.
+      runs_at: [positions], the one at which an op runs: that of its last consumer if it is fused.
+      views: positions of ops whose result is their operand.
+      reuses: which results may overwrite which operands.
+      bodies: per graph of the program, how its values lie in the memory around it.
     """
 
     def __init__(self, graph: Graph, backend: str) -> None:
-        from meshdsl.planner.liveness.aliasing_kernels import (
-            run_at,  # with its compiler, too much to import for those who plan nothing
-        )
+        from meshdsl.planner.liveness.aliasing_kernels import run_positions  # numba is slow to import
 
-        tpu = backend == "tpu"
-        self.numbers = numbers = graph_index(graph)
-        kept = materialized(graph, again=tpu)
-        self.kept = kept & ~numbers.mask_of(picks(graph)) if tpu else kept
-        self.reads = reads(graph) if tpu else OperandReads()
-        self.runs: Ids = run_at(numbers, self.kept)
-        self.views = _views(numbers)
-        self.reuses = _reuses(numbers, self.kept)
-        whole = Body(sliced=frozenset(range(len(graph.inputs))))
-        self.lies = [_body(*part.owner) if part.owner else whole for part in numbers.blocks]
+        is_tpu = backend == "tpu"
+        self.index = index = graph_index(graph)
+        stored = materialized(graph, again=is_tpu)
+        self.materialized = stored & ~index.mask_of(one_hot_scatters(graph)) if is_tpu else stored
+        self.operand_uses = operand_uses(graph) if is_tpu else OperandUses()
+        self.runs_at: Ids = run_positions(index, self.materialized)
+        candidates = np.flatnonzero(index.positions_named((*_IDENTITIES, "transpose"))).tolist()
+        self.views = index_array(at for at in candidates if (op := index.ops[at]) and _is_view(op))
+        self.reuses = _reuses(index, self.materialized)
+        whole = BodyAliases(sliced=frozenset(range(len(graph.inputs))))
+        self.bodies = [_body(*block.owner) if block.owner else whole for block in index.blocks]
 
 
 @memoize_by_object
 def buffer_aliases(graph: Graph, backend: str) -> BufferAliases:
-    """The facts of a program, worked out once for a backend."""
+    """Returns the facts of a program for a backend, which are worked out once."""
     return BufferAliases(graph, backend)
 
 
-def _views(numbers: GraphIndex) -> Ids:
-    maybe = np.flatnonzero(numbers.positions_named((*_SAME, "transpose"))).tolist()
-    return index_array(at for at in maybe if (op := numbers.ops[at]) and _is_view(op))
-
-
 def _is_view(op: Op) -> bool:
-    """Whether the result is the operand, at most under another shape."""
+    """Returns whether the result is the operand, at most under another shape."""
     if op.name == "transpose":  # of dims of length 1
         order = [d for d in op.params["permutation"] if op.inputs[0].shape[d] > 1]
         return order == sorted(order)
-    return op.name in _SAME
+    return op.name in _IDENTITIES
 
 
-def _reuses(numbers: GraphIndex, kept: Flags) -> InPlaceReuse:
-    """What may be written over what: by elementwise operations, through fused ones too, and by updates and loops."""
-    from meshdsl.planner.liveness.aliasing_kernels import written_over  # with its compiler, as above
+def _reuses(index: GraphIndex, stored: Flags) -> InPlaceReuse:
+    """Returns what elementwise ops may overwrite, through fused ones too, and what updates and loops may."""
+    from meshdsl.planner.liveness.aliasing_kernels import overwritable  # numba is slow to import
 
-    names = set(numbers.op_names)
-    by_element = numbers.positions_named(name for name in names if RULES.get(name) is elementwise)
-    found, options = written_over(numbers, by_element, kept)
-    updates = numbers.positions_named(name for name in names if name.startswith(_UPDATES))
-    others = np.flatnonzero(updates | numbers.positions_named(LOOPS)).tolist()
-    more = index_array(x for at in others if (op := numbers.ops[at]) for pair in _written_over(op) for x in (at, *pair))
-    at, results, operands = more.reshape(-1, 3).T
-    over = numbers.use_numbers_at(at, operands)
-    there = np.flatnonzero(over >= 0)
-    begins = options.size + np.arange(there.size)
-    rows = np.stack([at[there], numbers.first_result[at[there]] + results[there], begins, begins + 1], axis=1)
-    every = np.concatenate((found, rows))
-    at, made, begins, ends = every[np.argsort(every[:, 0], kind="stable")].T
-    options = np.append(options, over[there])[ranges(begins, ends - begins)]
-    return InPlaceReuse(at, made, np.cumsum([0, *(ends - begins)]), options)
+    names = set(index.op_names)
+    is_elementwise = index.positions_named(name for name in names if RULES.get(name) is elementwise)
+    found, options = overwritable(index, is_elementwise, stored)
+    updates = index.positions_named(name for name in names if name.startswith(_UPDATES))
+    others = np.flatnonzero(updates | index.positions_named(LOOPS)).tolist()
+    pairs = index_array(x for at in others if (op := index.ops[at]) for pair in _overwritten(op) for x in (at, *pair))
+    at, results, operands = pairs.reshape(-1, 3).T
+    uses = index.use_numbers_at(at, operands)
+    is_value = np.flatnonzero(uses >= 0)
+    begins = options.size + np.arange(is_value.size)
+    values = index.first_result[at[is_value]] + results[is_value]
+    rows = np.concatenate((found, np.stack([at[is_value], values, begins, begins + 1], axis=1)))
+    at, results, begins, ends = rows[np.argsort(rows[:, 0], kind="stable")].T
+    options = np.append(options, uses[is_value])[ranges(begins, ends - begins)]
+    return InPlaceReuse(at, results, np.cumsum([0, *(ends - begins)]), options)
 
 
-def _written_over(op: Op) -> Iterator[tuple[int, int]]:
-    """Results of an update or a loop, and the operand that each may be written over, by position."""
+def _overwritten(op: Op) -> Iterator[tuple[int, int]]:
+    """Yields (result, operand) by position: results of an update or a loop, and the operand that each may overwrite."""
     if op.name.startswith(_UPDATES):
         yield 0, 0
     elif op.name in ("scan", "while"):
         ports = [port for port in loop_ports(op) if port.operand != ABSENT]
         others = [op.inputs[port.operand] for port in ports if port.role is not PortRole.CARRY]
         for port in ports:
-            # a carry may overwrite its initial value unless the loop reads that in every iteration too
+            # an initial value that the loop also uses in every iteration must stay
             if port.role is PortRole.CARRY and not any(op.inputs[port.operand] is x for x in others):
                 yield port.result, port.operand
 
 
-def _body(op: Op, which: int) -> Body:
+def _body(op: Op, which: int) -> BodyAliases:
     body = op.bodies[which]
     if op.name == "cond":
-        return Body(given=tuple(range(len(body.returned))))
+        return BodyAliases(returned=tuple(range(len(body.returned))))
     if body is not op.bodies[-1]:  # the condition of a loop
-        return Body()
+        return BodyAliases()
     carried = carried_inputs(op)[-1]
-    return Body(tuple((at, i) for i, at in enumerate(carried)), sliced=_sliced(body, carried.stop))
+    unfused = [inner for inner in body.ops if inner.bodies or _breaks_fusion(inner)]
+    used = {x.id for inner in unfused for x in inner.inputs if isinstance(x, Value)}
+    sliced = frozenset(i for i, v in enumerate(body.inputs) if i >= carried.stop and v.id in used)
+    return BodyAliases(tuple((at, i) for i, at in enumerate(carried)), sliced=sliced)
 
 
-def _sliced(body: Graph, first: int) -> frozenset[int]:
-    """Inputs from ``first`` on that something reads that is not fused."""
-    heavy = [op for op in body.ops if op.bodies or (ends_fusion(op.name) and not op.name.startswith("reduce_"))]
-    read = {x.id for op in heavy for x in op.inputs if isinstance(x, Value)}
-    return frozenset(i for i, v in enumerate(body.inputs) if i >= first and v.id in read)
+def _breaks_fusion(op: Op) -> bool:
+    return ends_fusion(op.name) and not op.name.startswith("reduce_")

@@ -1,6 +1,6 @@
-"""What is fused into its readers: compiled loops over the line of a program (``places``).
+"""Fusion and in-place reuse: compiled loops over the positions of a program (see ``aliasing``).
 
-Arrays are made before them: what makes arrays takes long to compile.
+Arrays are allocated outside of them: code that allocates arrays takes long to compile.
 """
 
 import numpy as np
@@ -10,70 +10,71 @@ from meshdsl.util.arrays import Ids
 from meshdsl.util.jit import njit_cached
 
 
-def run_at(numbers: GraphIndex, kept: Flags) -> Ids:
-    """Per position, the one at which its operation runs: the last reader's if nothing that it makes is kept.
+def run_positions(index: GraphIndex, materialized: Flags) -> Ids:
+    """Returns [positions], where each op runs: at its last consumer if no result is materialized."""
+    runs_at = np.arange(len(index.ops))
+    last_use = np.full(materialized.size, -1)
+    _run_positions(index.first_result, index.first_use, index.use_value, materialized, runs_at, last_use)
+    return runs_at
+
+
+def overwritable(index: GraphIndex, is_elementwise: Flags, materialized: Flags) -> tuple[Ids, Ids]:
+    """Returns what materialized results of elementwise ops may overwrite: operands as large, and those of fused ones.
 
     Args:
-      kept: the values that are written to memory.
+      is_elementwise: [positions].
+
+    Returns:
+      [results, 4]: position, value, and the range of its options; and the options, which are uses.
     """
-    runs = np.arange(len(numbers.ops))
-    _run(numbers.first_result, numbers.first_use, numbers.use_value, kept, runs, np.full(kept.size, -1))
-    return runs
-
-
-def written_over(numbers: GraphIndex, by_element: Flags, kept: Flags) -> tuple[Ids, Ids]:
-    """What kept results of elementwise operations may be written over: operands as large, and those of fused ones.
-
-    Args:
-      by_element: positions of such operations.
-
-    Returns [results, 4], where each is made, the value, and from where to where its options lie; and these readings.
-    """
-    found, fused = np.empty((by_element.size, 4), dtype=np.intp), np.zeros((kept.size, 2), dtype=np.intp)
-    options, taken = np.empty(numbers.use_value.size, dtype=np.intp), np.full(numbers.use_value.size, -1)
-    line = by_element, numbers.first_result, numbers.first_use, numbers.use_value, numbers.shape, kept
-    count, size, options = _write_over(*line, found, fused, options, taken)
+    found, fused = np.empty((is_elementwise.size, 4), dtype=np.intp), np.zeros((materialized.size, 2), dtype=np.intp)
+    options = np.empty(index.use_value.size, dtype=np.intp)
+    last_option_of = np.full(index.use_value.size, -1)
+    arrays = is_elementwise, index.first_result, index.first_use, index.use_value, index.shape, materialized
+    count, size, options = _overwritable(*arrays, found, fused, options, last_option_of)
     return found[:count], options[:size]
 
 
 @njit_cached
-def _run(makes: Ids, first: Ids, read: Ids, kept: Flags, runs: Ids, read_last: Ids) -> None:
-    for at in range(runs.size - 1, -1, -1):
-        fused, last = makes[at] < makes[at + 1], -1
-        for value in range(makes[at], makes[at + 1]):
-            fused &= not kept[value]
-            last = max(last, read_last[value] if read_last[value] >= 0 else at)
+def _run_positions(
+    first_result: Ids, first_use: Ids, use_value: Ids, materialized: Flags, runs_at: Ids, last_use: Ids
+) -> None:
+    for at in range(runs_at.size - 1, -1, -1):
+        fused, last = first_result[at] < first_result[at + 1], -1
+        for value in range(first_result[at], first_result[at + 1]):
+            fused &= not materialized[value]
+            last = max(last, last_use[value] if last_use[value] >= 0 else at)
         if fused:
-            runs[at] = last
-        for reading in range(first[at], first[at + 1]):
-            read_last[read[reading]] = max(read_last[read[reading]], runs[at])
+            runs_at[at] = last
+        for use in range(first_use[at], first_use[at + 1]):
+            last_use[use_value[use]] = max(last_use[use_value[use]], runs_at[at])
 
 
 @njit_cached
-def _write_over(
-    by_element: Flags,
-    makes: Ids,
-    first: Ids,
-    read: Ids,
+def _overwritable(
+    is_elementwise: Flags,
+    first_result: Ids,
+    first_use: Ids,
+    use_value: Ids,
     shape: Ids,
-    kept: Flags,
+    materialized: Flags,
     found: Ids,
     fused: Ids,
     options: Ids,
-    taken: Ids,
+    last_option_of: Ids,
 ) -> tuple[int, int, Ids]:
-    """Fill ``found``, and for each value that is fused, from where to where its options lie; return how many there are.
+    """Fills ``found``, and per fused value the range of its options; returns how many results and options there are.
 
     Args:
-      taken: per reading, the position that it was the last option of.
+      last_option_of: [uses], the latest position that each was an option of.
     """
     count = size = 0
-    for at in range(by_element.size):
-        if not by_element[at]:
+    for at in range(is_elementwise.size):
+        if not is_elementwise[at]:
             continue
-        result, begin = makes[at], size
-        for reading in range(first[at], first[at + 1]):
-            value = read[reading]
+        result, begin = first_result[at], size
+        for use in range(first_use[at], first_use[at + 1]):
+            value = use_value[use]
             if shape[value] != shape[result]:
                 continue
             most = size + 1 + fused[value, 1] - fused[value, 0]
@@ -82,14 +83,14 @@ def _write_over(
                 for i in range(size):
                     larger[i] = options[i]
                 options = larger
-            options[size] = reading
+            options[size] = use
             size += 1
             for i in range(fused[value, 0], fused[value, 1]):
-                if taken[options[i]] != at:
-                    taken[options[i]] = at
+                if last_option_of[options[i]] != at:
+                    last_option_of[options[i]] = at
                     options[size] = options[i]
                     size += 1
-        if not kept[result]:
+        if not materialized[result]:
             fused[result, 0] = begin
             fused[result, 1] = size
         elif size > begin:

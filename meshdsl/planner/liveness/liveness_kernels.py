@@ -1,8 +1,8 @@
-"""When copies live, and which of them lie in one place: compiled loops over the line of a program (``timeline``).
+"""Live ranges of copies, and which of them share memory: compiled loops over the positions of a program.
 
-A copy lives from the operation that makes it, or first needs it, to the last that reads it. A smaller one that moves
-make is made as soon as nobody else needs what it is made from. A view adds to the life of what it views; a result that
-is written over an operand ends the life of that one before its own begins.
+A copy is live from the op that produces or first needs it to its last use. A resharded copy that is smaller than its
+source is made as soon as the source has no other use. A view extends the live range of the viewed copy; a result that
+overwrites an operand ends the live range of that one before its own begins.
 """
 
 import numpy as np
@@ -13,97 +13,100 @@ from meshdsl.util.arrays import Ids
 from meshdsl.util.jit import njit_cached
 
 
-def live_ranges(line: TimelineArrays, copies: Copies, made: Ids, fixed: Flags) -> tuple[Ids, Ids]:
-    """Where copies begin and end; ``NOWHERE`` for what is never needed, a view, or in memory around its body.
+def live_ranges(arrays: TimelineArrays, copies: Copies, producer: Ids, never_overwritten: Flags) -> tuple[Ids, Ids]:
+    """Returns the first and the last position of copies.
+
+    The last is ``NOWHERE`` for copies that are never needed, views, and copies in the memory around their body.
 
     Args:
-      made: per value, where it is made. fixed: inputs that are never written over.
+      producer: [values], the position of each.
+      never_overwritten: [values], inputs that no result overwrites.
     """
-    nowhere = np.full(copies.values.size - made.size, NOWHERE)
-    first, last = np.append(made, nowhere + 1), np.append(made, nowhere)
-    late = np.empty(first.size, dtype=np.intp)
-    late = late[: _read(line, copies, first, last, late)]
-    _shrink(line.enters, copies.sources, late, first, last, np.zeros(line.enters.size, dtype=np.intp))
+    nowhere = np.full(copies.values.size - producer.size, NOWHERE)
+    first, last = np.append(producer, nowhere + 1), np.append(producer, nowhere)
+    smaller = np.empty(first.size, dtype=np.intp)
+    smaller = smaller[: _find_uses(arrays, copies, first, last, smaller)]
+    _make_early(arrays.is_entry, copies.sources, smaller, first, last, np.zeros(arrays.is_entry.size, dtype=np.intp))
     viewed, root = np.full(first.size, -1), np.arange(first.size)
-    _view(line, copies.read, last, viewed)
-    _reuse(line, copies, fixed, viewed, root, last)
+    _extend_viewed(arrays, copies.used, last, viewed)
+    _overwrite(arrays, copies, never_overwritten, viewed, root, last)
     elsewhere, until = viewed >= 0, np.full(first.size, -1)
-    carries = np.zeros(first.size, dtype=np.bool_)
-    carries[line.carried] = True
-    _carry(line, copies, first, last, viewed, root, elsewhere, until, carries)
+    is_carry = np.zeros(first.size, dtype=np.bool_)
+    is_carry[arrays.carried] = True
+    _share_with_carries(arrays, copies, first, last, viewed, root, elsewhere, until, is_carry)
     last[elsewhere] = NOWHERE
     return first, last
 
 
 @njit_cached
-def _read(line: TimelineArrays, copies: Copies, first: Ids, last: Ids, late: Ids) -> int:
-    """Note where copies are first needed and last read; what makes them is read where they are first needed.
+def _find_uses(arrays: TimelineArrays, copies: Copies, first: Ids, last: Ids, smaller: Ids) -> int:
+    """Sets the first and last use of copies; a source is used where a copy of it is first needed.
 
-    ``late`` are the smaller ones that may be made sooner; returns how many there are.
+    ``smaller`` gets the copies that are smaller than their source and may be made earlier; returns how many there are.
     """
-    begins, runs, read, sources, sizes = line.first, line.runs, copies.read, copies.sources, copies.bytes
-    waiting = 0
-    for at in range(runs.size):
-        for reading in range(begins[at], begins[at + 1]):
-            copy = read[reading]
+    begins, runs_at, used, sources, sizes = arrays.first_use, arrays.runs_at, copies.used, copies.sources, copies.bytes
+    count = 0
+    for at in range(runs_at.size):
+        for use in range(begins[at], begins[at + 1]):
+            copy = used[use]
             while copy >= 0:
-                last[copy] = max(last[copy], runs[at])
+                last[copy] = max(last[copy], runs_at[at])
                 if first[copy] >= 0:
                     break
                 first[copy], source = at, sources[copy]
                 if source >= 0 and first[source] >= 0 and sizes[copy] < sizes[source]:
-                    late[waiting] = copy
-                    waiting, source = waiting + 1, -1
+                    smaller[count] = copy
+                    count, source = count + 1, -1
                 copy = source
-    return waiting
+    return count
 
 
 @njit_cached
-def _shrink(enters: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids, taken: Ids) -> None:
-    """Make smaller copies as soon as nobody else needs what they are made from, one after the other.
+def _make_early(is_entry: Flags, sources: Ids, smaller: Ids, first: Ids, last: Ids, made: Ids) -> None:
+    """Makes smaller copies as soon as their source has no other use, one after the other.
 
     Args:
-      taken: how many are made so after each position: none yet.
+      made: [positions], how many are made after each: zeros.
     """
     for i in range(smaller.size):
         copy = smaller[i]
         source = sources[copy]
-        after = last[source] + enters[last[source]]
-        first[copy] = min(first[copy], after + taken[after])
+        after = last[source] + is_entry[last[source]]
+        first[copy] = min(first[copy], after + made[after])
         last[source] = max(first[copy], after)
-        taken[after] += 1
+        made[after] += 1
 
 
 @njit_cached
-def _view(line: TimelineArrays, read: Ids, last: Ids, viewed: Ids) -> None:
-    """Readings of views are readings of what they view, if that is in memory."""
-    views, seen, kept = line.views, line.seen, line.kept
+def _extend_viewed(arrays: TimelineArrays, used: Ids, last: Ids, viewed: Ids) -> None:
+    """Uses of views are uses of the viewed copies, if these have memory."""
+    views, uses, materialized = arrays.views, arrays.viewed, arrays.materialized
     for i in range(views.size):
-        view, copy = views[i], read[seen[i]]
-        if _in_memory(kept, copy):
+        view, copy = views[i], used[uses[i]]
+        if _has_memory(materialized, copy):
             last[copy] = max(last[copy], last[view])
             viewed[view] = copy
 
 
 @njit_cached
-def _reuse(line: TimelineArrays, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, last: Ids) -> None:
-    """Results are written over operands that are not needed any more: the first such."""
-    places, results, options, over, kept = line.at, line.made, line.options, line.over, line.kept
-    read, sizes = copies.read, copies.bytes
+def _overwrite(arrays: TimelineArrays, copies: Copies, fixed: Flags, viewed: Ids, root: Ids, last: Ids) -> None:
+    """Results overwrite the first of their options that has no later use."""
+    positions, results, options = arrays.reuse_at, arrays.reuse_results, arrays.reuse_options
+    uses, materialized, used, sizes = arrays.reuse_uses, arrays.materialized, copies.used, copies.bytes
     for i in range(results.size):
-        at, made = places[i], results[i]
+        at, result = positions[i], results[i]
         for option in range(options[i], options[i + 1]):
-            copy = _end(viewed, read[over[option]])
-            mine = copy >= fixed.size or not fixed[copy]
-            free = mine and _in_memory(kept, copy) and last[copy] == at
-            if free and sizes[copy] == sizes[made] and viewed[made] < 0:
-                last[copy], root[made] = at - 1, root[copy]
+            copy = _viewed_in_the_end(viewed, used[uses[option]])
+            may_change = copy >= fixed.size or not fixed[copy]
+            is_free = may_change and _has_memory(materialized, copy) and last[copy] == at
+            if is_free and sizes[copy] == sizes[result] and viewed[result] < 0:
+                last[copy], root[result] = at - 1, root[copy]
                 break
 
 
 @njit_cached
-def _carry(
-    line: TimelineArrays,
+def _share_with_carries(
+    arrays: TimelineArrays,
     copies: Copies,
     first: Ids,
     last: Ids,
@@ -111,39 +114,40 @@ def _carry(
     root: Ids,
     elsewhere: Flags,
     until: Ids,
-    carries: Flags,
+    is_carry: Flags,
 ) -> None:
-    """What is written over the start of a carry lies in its place, and its end if nobody needs that any more.
+    """Marks copies that lie in the memory around their body.
 
-    So does what is given straight to the operation around.
+    These are results that overwrite the initial value of a carry, the final value of a carry if its initial value has
+    no later use, and values that are returned directly to the enclosing op.
 
     Args:
-      until: when the place of each copy is needed last; not known yet. carries: copies that are carries.
+      root: the copy whose memory each overwrites in the end.
+      until: the last use of the memory of each root; filled here.
     """
     for copy in range(root.size):
         until[root[copy]] = max(until[root[copy]], last[copy])
-        elsewhere[copy] |= carries[root[copy]]
-    for i in range(line.carried.size):
-        start, back = line.carried[i], line.back[i]
-        end = _end(viewed, copies.read[back]) if back >= 0 else -1
+        elsewhere[copy] |= is_carry[root[copy]]
+    for i in range(arrays.carried.size):
+        start, back = arrays.carried[i], arrays.carried_back[i]
+        end = _viewed_in_the_end(viewed, copies.used[back]) if back >= 0 else -1
         if end >= 0 and root[end] != start and first[end] > until[start]:
             elsewhere[end] = True
-    for i in range(line.given.size):
-        reading = line.given[i]
-        copy = _end(viewed, copies.read[reading]) if reading >= 0 else -1
-        if copy >= 0 and not line.inputs[copies.values[copy]]:
+    for i in range(arrays.returned.size):
+        use = arrays.returned[i]
+        copy = _viewed_in_the_end(viewed, copies.used[use]) if use >= 0 else -1
+        if copy >= 0 and not arrays.is_input[copies.values[copy]]:
             elsewhere[copy] = True
 
 
 @njit_cached
-def _in_memory(kept: Flags, copy: int) -> bool:
-    """Whether a copy is there at all: what is fused into its readers is not."""
-    return copy >= kept.size or kept[copy]
+def _has_memory(materialized: Flags, copy: int) -> bool:
+    """Returns whether a copy exists at all: fused values do not."""
+    return copy >= materialized.size or materialized[copy]
 
 
 @njit_cached
-def _end(viewed: Ids, copy: int) -> int:
-    """What a copy views in the end."""
+def _viewed_in_the_end(viewed: Ids, copy: int) -> int:
     while viewed[copy] >= 0:
         copy = viewed[copy]
     return copy

@@ -1,10 +1,15 @@
-"""Predicted memory: the bytes that one device holds at every program point.
+"""Predicted memory: the bytes that one device holds at every program point, and its peak.
 
-A copy of a value (in its own layout, or one made by moves) lives from the operation that first
-needs it to the last one that reads it. Arguments live through the whole step, and an output
-that replaces a donated argument takes its place. Values that are fused into their reader take
-no memory. A loop adds the peak of its body while it runs. What may lie in the same memory is
-told by ``planner/places.py``, when copies live by ``planner/lives.py``.
+A copy of a value (in the layout of its producer, or made by a reshard) is live from the op that makes or first needs it
+to its last use. Undonated inputs are live through the whole step, and an output that aliases a donated input takes its
+place. Fused values take no memory. A loop adds the peak of its body while it runs.
+
+    w = input           w ========================
+    a = x @ w             a ========
+    b = tanh(a)                    b ====           overwrites a in place
+    c = b @ w                         c ==========
+
+``aliasing`` says which values share memory, ``liveness_kernels`` when copies are live.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,18 +26,28 @@ from meshdsl.planner.liveness.timeline import NOWHERE, CopyTimeline, Timeline
 from meshdsl.util.arrays import Ids, index_array
 from meshdsl.util.lazy import Lazy
 
-_POINTS, _APART = 24, 48  # that are too full: at most, and of how many parts of the step they stand in others
+
+class ProgramPoint(NamedTuple):
+    """An op, with the bytes that are live while it runs.
+
+    Args:
+      bytes: per device, those of the enclosing graphs included.
+      path: positions of the enclosing loops, the outermost first, and of the op.
+    """
+
+    bytes: int
+    path: tuple[int, ...]
 
 
 class BufferCopy(NamedTuple):
-    """One layout of one value, or what an operation needs beside its first result while it runs."""
+    """A value in one layout, or the workspace of the op that produces it."""
 
     value: Value
     layout: Layout
     bytes: int
 
 
-class LiveBuffer(NamedTuple):
+class LiveBuffers(NamedTuple):
     """Copies, by the numbers of their values and layouts, and their bytes."""
 
     values: Ids
@@ -42,25 +57,27 @@ class LiveBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class Peak:
-    """The fullest program point: its operation and the graphs around it; what lives there is listed when asked for.
+    """The program point at which most bytes are live; the copies there are listed on demand.
 
     Args:
-      places: the positions of the loops around the operation, and its own.
+      op: None for the point at which the inputs enter.
+      path: see ``ProgramPoint``.
     """
 
     bytes: int
     op: Op | None
-    alive: Lazy[tuple[BufferCopy, ...]]
-    places: tuple[int, ...] = ()
+    live: Lazy[tuple[BufferCopy, ...]]
+    path: tuple[int, ...] = ()
 
     @property
     def copies(self) -> tuple[BufferCopy, ...]:
-        """What lives there."""
-        return self.alive.value
+        """The live copies."""
+        return self.live.value
 
-    def held(self) -> tuple[tuple[int, int], ...]:
-        """(value id, bytes) of what lives there, largest first."""
-        return tuple(sorted(((c.value.id, c.bytes) for c in self.copies), key=lambda held: (-held[1], held[0])))
+    def bytes_by_value(self) -> tuple[tuple[int, int], ...]:
+        """Returns (value id, bytes) of each live copy, the largest first."""
+        sizes = ((copy.value.id, copy.bytes) for copy in self.copies)
+        return tuple(sorted(sizes, key=lambda each: (-each[1], each[0])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,107 +85,110 @@ class Liveness:
     """Memory of a program under given layouts.
 
     Args:
-      donated: indices of arguments whose memory is given up.
+      placed: the program under its layouts.
+      donated: positions of the inputs whose memory is given up.
     """
 
     placed: CopyTimeline
     donated: frozenset[int] = frozenset()
 
     def peak(self) -> Peak:
-        """The fullest point of the step."""
-        return self.at(*self._fullest(self.placed.timeline.step))
+        """Returns the peak of the step."""
+        return self.peak_at(self._fullest(self.placed.timeline.step))
 
-    def at(self, total: int, places: tuple[int, ...]) -> Peak:
-        """A point, given as ``_point`` gives it."""
-        op = self.placed.timeline.numbers.ops[places[-1]]
-        alive = [held for at in places for held in self._alive(at)]
-        return Peak(total, op, Lazy(partial(_listed, self.placed.timeline, self.placed.layouts, alive)), places)
+    def peak_at(self, point: ProgramPoint) -> Peak:
+        """Returns a program point with its live copies."""
+        op = self.placed.timeline.index.ops[point.path[-1]]
+        live = [buffers for at in point.path for buffers in self._live(at)]
+        copies = Lazy(partial(_list_copies, self.placed.timeline, self.placed.layouts, live))
+        return Peak(point.bytes, op, copies, point.path)
 
-    def by_value(self, places: tuple[int, ...]) -> Ids:
-        """Bytes at a point, by the numbers of the values that they are of or needed with."""
-        found = [held for at in places for held in self._alive(at)]
-        values, sizes = (np.concatenate(column) for column in zip(*((h.values, h.bytes) for h in found), strict=True))
+    def bytes_by_value(self, path: tuple[int, ...]) -> Ids:
+        """Returns [values], the bytes of each at a program point; a workspace counts for the op's first result."""
+        live = [buffers for at in path for buffers in self._live(at)]
+        values, sizes = (np.concatenate(column) for column in zip(*((b.values, b.bytes) for b in live), strict=True))
         return np.bincount(values, sizes, self.placed.own.size).astype(np.intp)
 
-    def points(self) -> dict[int, int]:
-        """Bytes while each operation runs, by op id; for a loop, without what its body adds."""
-        return dict(self._points(self.placed.timeline.step, 0))
+    def bytes_by_op(self) -> dict[int, int]:
+        """Returns the live bytes while each op runs, by its id; for a loop, without what its body adds."""
+        return dict(self._bytes_by_op(self.placed.timeline.step, 0))
 
-    def _points(self, stretch: BlockRange, outside: int) -> Iterator[tuple[int, int]]:
-        ops = self.placed.timeline.numbers.ops[stretch.start : stretch.stop]
-        held = (self._held[stretch.start : stretch.stop] + outside).tolist()
+    def _bytes_by_op(self, block: BlockRange, outside: int) -> Iterator[tuple[int, int]]:
+        ops = self.placed.timeline.index.ops[block.start : block.stop]
+        held = (self._held[block.start : block.stop] + outside).tolist()
         yield from ((op.id, total) for op, total in zip(ops, held, strict=True) if op)
-        for at, bodies in stretch.loops:
+        for at, bodies in block.loops:
             for body in bodies:
-                yield from self._points(body, held[at - stretch.start])
+                yield from self._bytes_by_op(body, held[at - block.start])
 
-    def over(self, limit: float) -> list[tuple[int, tuple[int, ...]]]:
-        """Some points that hold more than a limit, apart from each other, the fullest first, as ``_point``."""
-        held, inside = self._totals(self.placed.timeline.step)
-        left, found, apart = np.where(held > limit, held, 0), list[int](), -(-held.size // _APART)
-        while len(found) < _POINTS and left.any():
-            at = int(left.argmax())
+    def points_over(self, limit: float, count: int, spacing: int) -> list[ProgramPoint]:
+        """Returns up to ``count`` program points over a limit of bytes, the fullest first.
+
+        Args:
+          spacing: two points are at least this part (1 / spacing) of the step's ops apart.
+        """
+        held, inner = self._totals(self.placed.timeline.step)
+        over, found, apart = np.where(held > limit, held, 0), list[int](), -(-held.size // spacing)
+        while len(found) < count and over.any():
+            at = int(over.argmax())
             found.append(at)
-            left[max(0, at - apart + 1) : at + apart] = 0
-        return [self._point(self.placed.timeline.step, held, inside, at) for at in found]
+            over[max(0, at - apart + 1) : at + apart] = 0
+        return [_point(self.placed.timeline.step, held, inner, at) for at in found]
 
-    def _fullest(self, stretch: BlockRange) -> tuple[int, tuple[int, ...]]:
-        """The fullest point of a graph, as ``_point``."""
-        held, inside = self._totals(stretch)
-        return self._point(stretch, held, inside, int(held.argmax()))
+    def _fullest(self, block: BlockRange) -> ProgramPoint:
+        held, inner = self._totals(block)
+        return _point(block, held, inner, int(held.argmax()))
 
-    def _totals(self, stretch: BlockRange) -> tuple[Ids, dict[int, tuple[int, tuple[int, ...]]]]:
-        """Bytes while each operation of a graph runs, and by position of those with bodies, the fullest point there."""
-        inside = {at: max(map(self._fullest, bodies), key=lambda found: found[0]) for at, bodies in stretch.loops}
-        held = self._held[stretch.start : stretch.stop].copy()
-        for at, (more, _) in inside.items():
-            held[at - stretch.start] += more
-        return held, inside
+    def _totals(self, block: BlockRange) -> tuple[Ids, dict[int, ProgramPoint]]:
+        """Returns the bytes while each op of a graph runs, and per op with bodies the fullest point in these."""
+        inner = {at: max(map(self._fullest, bodies), key=lambda point: point.bytes) for at, bodies in block.loops}
+        held = self._held[block.start : block.stop].copy()
+        for at, point in inner.items():
+            held[at - block.start] += point.bytes
+        return held, inner
 
-    @staticmethod
-    def _point(
-        stretch: BlockRange, held: Ids, inside: dict[int, tuple[int, tuple[int, ...]]], at: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """Bytes at an operation of a graph, and its position, those of the operations in loops after it."""
-        return int(held[at]), (stretch.start + at, *inside.get(stretch.start + at, (0, ()))[1])
-
-    def _alive(self, at: int) -> tuple[LiveBuffer, LiveBuffer]:
-        """What lives at a position, and what its operation needs besides."""
-        placed, (first, last) = self.placed, self._spans
-        here, rooms = np.flatnonzero((first <= at) & (at <= last)), [r for r in placed.timeline.rooms if r.at == at]
-        values = index_array(room.value for room in rooms)
-        more = LiveBuffer(values, placed.own[values], index_array(map(placed.room, rooms)))
-        return LiveBuffer(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
+    def _live(self, at: int) -> tuple[LiveBuffers, LiveBuffers]:
+        """Returns the copies that are live at a position, and the workspaces of its op."""
+        placed, (first, last) = self.placed, self._ranges
+        here = np.flatnonzero((first <= at) & (at <= last))
+        workspaces = [workspace for workspace in placed.timeline.workspaces if workspace.at == at]
+        values = index_array(workspace.value for workspace in workspaces)
+        more = LiveBuffers(values, placed.own[values], index_array(map(placed.workspace_bytes, workspaces)))
+        return LiveBuffers(placed.copies.values[here], placed.copies.layouts[here], placed.copies.bytes[here]), more
 
     @cached_property
     def _held(self) -> Ids:
-        """Bytes of the copies that live at each position."""
-        (first, last), sizes = self._spans, self.placed.copies.bytes
-        there = first <= last
-        change = np.zeros(len(self.placed.timeline.numbers.ops) + 1, dtype=np.intp)
-        np.add.at(change, first[there], sizes[there])
-        np.subtract.at(change, last[there] + 1, sizes[there])
+        """[positions], bytes that are live in the graph of each."""
+        (first, last), sizes = self._ranges, self.placed.copies.bytes
+        is_live = first <= last
+        change = np.zeros(len(self.placed.timeline.index.ops) + 1, dtype=np.intp)
+        np.add.at(change, first[is_live], sizes[is_live])
+        np.subtract.at(change, last[is_live] + 1, sizes[is_live])
         held = change.cumsum()
-        for room in self.placed.timeline.rooms:
-            held[room.at] += self.placed.room(room)
+        for workspace in self.placed.timeline.workspaces:
+            held[workspace.at] += self.placed.workspace_bytes(workspace)
         return held
 
     @cached_property
-    def _spans(self) -> tuple[Ids, Ids]:
-        """From where to where each copy is in memory; one that is nowhere ends before it begins."""
-        from meshdsl.planner.liveness.liveness_kernels import (
-            live_ranges,  # with its compiler, too much to import for those who plan nothing
-        )
+    def _ranges(self) -> tuple[Ids, Ids]:
+        """The first and last position at which each copy is live; a copy without memory ends before it begins."""
+        from meshdsl.planner.liveness.liveness_kernels import live_ranges  # numba is slow to import
 
-        timeline, made = self.placed.timeline, self.placed.timeline.numbers.producer
-        fixed = timeline.fixed(self.donated)
-        first, last = live_ranges(timeline.line, self.placed.copies, made, fixed)
-        last[: made.size][~timeline.counted] = NOWHERE
-        last[: made.size][fixed & (made < timeline.step.start)] = timeline.step.stop - 1
+        timeline, producer = self.placed.timeline, self.placed.timeline.index.producer
+        fixed = timeline.never_overwritten(self.donated)
+        first, last = live_ranges(timeline.arrays, self.placed.copies, producer, fixed)
+        last[: producer.size][~timeline.has_memory] = NOWHERE
+        last[: producer.size][fixed & (producer < timeline.step.start)] = timeline.step.stop - 1
         return first, last
 
 
-def _listed(timeline: Timeline, layouts: Sequence[Layout], alive: Iterable[LiveBuffer]) -> tuple[BufferCopy, ...]:
-    """Copies by their numbers."""
-    every = (zip(*(column.tolist() for column in held), strict=True) for held in alive)
-    return tuple(BufferCopy(timeline.numbers.values[v], layouts[at], size) for some in every for v, at, size in some)
+def _point(block: BlockRange, held: Ids, inner: dict[int, ProgramPoint], at: int) -> ProgramPoint:
+    """Returns the fullest program point in an op of a graph."""
+    inside = inner.get(block.start + at)
+    return ProgramPoint(int(held[at]), (block.start + at, *(inside.path if inside else ())))
+
+
+def _list_copies(timeline: Timeline, layouts: Sequence[Layout], live: Iterable[LiveBuffers]) -> tuple[BufferCopy, ...]:
+    columns = (zip(*(column.tolist() for column in buffers), strict=True) for buffers in live)
+    values = timeline.index.values
+    return tuple(BufferCopy(values[v], layouts[at], size) for rows in columns for v, at, size in rows)

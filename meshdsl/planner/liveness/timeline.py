@@ -1,11 +1,15 @@
-"""What a program says of its memory under all layouts, as arrays.
+"""A program as arrays for liveness, and the copies of its values under a choice of layouts.
 
-What is in memory depends on a plan's layouts only for which copies there are and how large they are. Who reads what at
-which position, what runs with whom and what may lie in one place (``places``) is the same for every plan. It is laid
-out here once, so that the memory of a plan takes a few passes over numbers (``lives``).
+Plans of a program differ only in which copies of its values there are, and how large they are. Which op uses which
+value at which position, which ops are fused and which values may share memory (``aliasing``) is equal for all plans.
+It is worked out once (``Timeline``), so that the memory of a plan takes a few passes over arrays
+(``liveness_kernels``).
+
+Positions, values and uses are numbered by ``ir.index.GraphIndex``. Copies are numbered, too: the copy of a value in
+the layout of its producer has the number of the value, and resharded copies have the numbers after these.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,57 +25,73 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.planner.costs.op_cost import workspace_bytes
-from meshdsl.planner.liveness.aliasing import BufferAliases, OperandReads, buffer_aliases
+from meshdsl.planner.liveness.aliasing import BufferAliases, OperandUses, buffer_aliases
 from meshdsl.util.arrays import Ids, index_array, object_id
 from meshdsl.util.lazy import memoize_by_object
 
-# ---- Timeline --------------------------------------------------------------------------------------------------------
+# ---- Facts of a program ----------------------------------------------------------------------------------------------
 
 
 class TimelineArrays(NamedTuple):
-    """What the compiled loops need; positions, values and readings go by their numbers.
+    """The arrays that the compiled loops need.
 
     Args:
-      first: per position, and one past the last, its first reading.
-      runs: per position, the one at which its operation runs.
-      enters: where inputs come in.
-      inputs: values that come in. kept: those that are written to memory.
-      seen: readings of what is viewed, and the values that view it (``views``), the last ones first.
-      at: where results (``made``) may be written over what is read, by the readings ``over``.
-      options: per result, and one past the last, the first of these.
-      carried: inputs of bodies that are one place with what is returned, and its reading (``back``; -1 for a literal).
-      given: readings of what is returned straight into results.
+      first_use: [positions + 1], the first use at each.
+      runs_at: [positions], the one at which an op runs.
+      is_entry: [positions], whether inputs enter there.
+      is_input: [values].
+      materialized: [values], whether they are written to memory.
+      viewed: uses of values that are viewed, the last ones first.
+      views: the value that is the view, for each.
+      reuse_at: positions of results that may overwrite an operand, in order.
+      reuse_results: these results.
+      reuse_options: [results + 1], the first option of each.
+      reuse_uses: [options], uses that may be overwritten.
+      carried: inputs of bodies that share the memory of a carry.
+      carried_back: the use that returns the carry, for each; -1 for a literal.
+      returned: uses that return a value directly as a result of the enclosing op; -1 for a literal.
     """
 
-    first: Ids
-    runs: Ids
-    enters: Flags
-    inputs: Flags
-    kept: Flags
-    seen: Ids
+    first_use: Ids
+    runs_at: Ids
+    is_entry: Flags
+    is_input: Flags
+    materialized: Flags
+    viewed: Ids
     views: Ids
-    at: Ids
-    made: Ids
-    options: Ids
-    over: Ids
+    reuse_at: Ids
+    reuse_results: Ids
+    reuse_options: Ids
+    reuse_uses: Ids
     carried: Ids
-    back: Ids
-    given: Ids
+    carried_back: Ids
+    returned: Ids
 
 
 class HalfWidth(NamedTuple):
-    """Copies in 16 bits (see ``OperandReads``): those read, but for one read in full; those made, but for ``wide``
-    values.
+    """Which copies are stored in 16 bits instead of 32 (see ``OperandUses``).
+
+    Args:
+      uses: copies that these use are, ...
+      full_uses: ... except those that one of these uses;
+      values: the producers' copies of these values are, ...
+      full_values: ... and those of these are not.
     """
 
-    read: Ids
-    full: Ids
-    made: Ids
-    wide: Ids
+    uses: Ids
+    full_uses: Ids
+    values: Ids
+    full_values: Ids
 
 
 class Workspace(NamedTuple):
-    """Bytes that an operation needs while it runs, divided as one of its values is."""
+    """Bytes that an op needs while it runs besides operands and results.
+
+    Args:
+      at: position of the op.
+      value: whose sharding divides the workspace.
+      bytes: on all devices together.
+    """
 
     at: int
     value: int
@@ -79,111 +99,88 @@ class Workspace(NamedTuple):
 
 
 class Timeline:
-    """The facts of a program.
+    """The facts of a program that are equal for all plans.
 
-    Args:
-      step: where its outermost graph lies.
-      numbers: of its operations, values and readings.
-      shapes: of values. shape: per value, the number of its own. itemsizes: per value, bytes of an element.
-      counted: values whose own copies take memory: those that are kept, and of inputs those that lie nowhere else.
-      rooms: what operations need beside operands and results.
+    Attributes:
+      index: positions, values and uses.
+      step: range of the outermost graph.
+      has_memory: [values], whether the producer's copy takes memory: materialized values, and inputs that are not in
+        the memory of an enclosing graph.
+      workspaces: of ops with custom rules.
     """
 
-    def __init__(self, graph: Graph, places: BufferAliases) -> None:
-        self.numbers = numbers = places.numbers
-        self.step, self.shape, self.shapes = numbers.root, numbers.shape, numbers.shapes
-        self.itemsizes = numbers.itemsizes
-        self.rooms = tuple(_rooms(numbers))
-        self.line = _line(places)
-        self.counted = np.where(self.line.inputs, _sliced(places), self.line.kept)
-        self.narrow = _narrow(numbers, places.reads, graph)
+    def __init__(self, graph: Graph, aliases: BufferAliases) -> None:
+        self.index = index = aliases.index
+        self.step = index.root
+        self.workspaces = tuple(
+            Workspace(at, int(index.first_result[at]), size)
+            for at in np.flatnonzero(index.positions_named(["ruled"])).tolist()
+            if (op := index.ops[at]) and (size := workspace_bytes(op))
+        )
+        self.arrays = _arrays(aliases)
+        blocks = zip(index.blocks, aliases.bodies, strict=True)
+        sliced = (index.first_result[block.start - 1] + i for block, body in blocks for i in sorted(body.sliced))
+        self.has_memory = np.where(self.arrays.is_input, index.mask(index_array(sliced)), self.arrays.materialized)
+        self.half_width = _half_width(index, aliases.operand_uses, graph)
 
-    def fixed(self, donated: Iterable[int]) -> Flags:
-        """Inputs that are never written over, where the step gives up those at some positions."""
-        found = self.line.inputs.copy()
-        found[self.line.carried] = False
-        found[list(donated)] = False
-        return found
+    def never_overwritten(self, donated: Iterable[int]) -> Flags:
+        """Returns a mask of the inputs that no result overwrites, where the step donates those at some positions."""
+        fixed = self.arrays.is_input.copy()
+        fixed[self.arrays.carried] = False
+        fixed[list(donated)] = False
+        return fixed
 
 
 @memoize_by_object
 def timeline_of(graph: Graph, backend: str) -> Timeline:
-    """The facts of a program, worked out once for a backend."""
+    """Returns the facts of a program for a backend, which are worked out once."""
     return Timeline(graph, buffer_aliases(graph, backend))
 
 
-def _rooms(numbers: GraphIndex) -> Iterator[Workspace]:
-    for at in np.flatnonzero(numbers.positions_named(["ruled"])).tolist():
-        op = numbers.ops[at]
-        room = workspace_bytes(op) if op else 0
-        if room:
-            yield Workspace(at, int(numbers.first_result[at]), room)
+def _arrays(aliases: BufferAliases) -> TimelineArrays:
+    index, is_entry = aliases.index, np.array([op is None for op in aliases.index.ops])
+    blocks = list(zip(index.blocks, aliases.bodies, strict=True))
 
+    views, at = aliases.views[::-1], index.first_result[aliases.views[::-1]]
+    viewed = index.use_numbers_at(views, np.zeros_like(views))
+    is_view = viewed >= 0
+    is_view[is_view] = index.element_counts[index.use_value[viewed[is_view]]] == index.element_counts[at[is_view]]
 
-def _line(places: BufferAliases) -> TimelineArrays:
-    numbers, enters = places.numbers, np.array([op is None for op in places.numbers.ops])
-    ends = [(part.stop - 1, i) for part, lies in zip(numbers.blocks, places.lies, strict=True) for i in lies.given]
+    carries = ((b.start - 1, i, b.stop - 1, back) for b, body in blocks for i, back in body.carried)
+    entries, inputs, ends, back = index_array(chain.from_iterable(carries)).reshape(-1, 4).T
+    returned = ((block.stop - 1, i) for block, body in blocks for i in body.returned)
     return TimelineArrays(
-        numbers.first_use,
-        places.runs,
-        enters,
-        enters[numbers.producer],
-        places.kept,
-        *_views(places),
-        *places.reuses,
-        *_carried(places),
-        numbers.use_numbers_at(*index_array(chain.from_iterable(ends)).reshape(-1, 2).T),
+        index.first_use,
+        aliases.runs_at,
+        is_entry,
+        is_entry[index.producer],
+        aliases.materialized,
+        viewed[is_view],
+        at[is_view],
+        *aliases.reuses,
+        index.first_result[entries] + inputs,
+        index.use_numbers_at(ends, back),
+        index.use_numbers_at(*index_array(chain.from_iterable(returned)).reshape(-1, 2).T),
     )
 
 
-def _views(places: BufferAliases) -> tuple[Ids, Ids]:
-    numbers, at = places.numbers, places.views[::-1]
-    seen, views = numbers.use_numbers_at(at, np.zeros_like(at)), numbers.first_result[at]
-    lengths = numbers.element_counts
-    there = seen >= 0
-    there[there] = lengths[numbers.use_value[seen[there]]] == lengths[views[there]]
-    return seen[there], views[there]
-
-
-def _carried(places: BufferAliases) -> tuple[Ids, Ids]:
-    numbers = places.numbers
-    bodies = zip(numbers.blocks, places.lies, strict=True)
-    ends = [(part.start - 1, at, part.stop - 1, back) for part, lies in bodies for at, back in lies.carried]
-    enters, inputs, last, back = index_array(chain.from_iterable(ends)).reshape(-1, 4).T
-    return numbers.first_result[enters] + inputs, numbers.use_numbers_at(last, back)
-
-
-def _sliced(places: BufferAliases) -> Flags:
-    """Inputs that are copies of their own."""
-    numbers = places.numbers
-    bodies = zip(numbers.blocks, places.lies, strict=True)
-    return numbers.mask(
-        index_array(numbers.first_result[part.start - 1] + i for part, lies in bodies for i in sorted(lies.sliced))
-    )
-
-
-def _narrow(numbers: GraphIndex, reads: OperandReads, graph: Graph) -> HalfWidth:
-    given = {v.id for v in graph.inputs}
-    made, wide = reads.read - reads.wide - given, reads.wide | given
+def _half_width(index: GraphIndex, uses: OperandUses, graph: Graph) -> HalfWidth:
+    inputs = {v.id for v in graph.inputs}
     return HalfWidth(
-        numbers.use_numbers(reads.all),
-        numbers.use_numbers(reads.full),
-        numbers.numbers_of(made),
-        numbers.numbers_of(wide),
+        index.use_numbers(uses.all),
+        index.use_numbers(uses.full),
+        index.numbers_of(uses.values - uses.full_values - inputs),
+        index.numbers_of(uses.full_values | inputs),
     )
 
 
-# ---- Placed ----------------------------------------------------------------------------------------------------------
-# A program under a choice of layouts: which copies of its values there are, and the bytes that they take.
-#
-# Copies go by numbers: one in a value's own layout by that of the value, those that moves make by the numbers after.
+# ---- Copies under a choice of layouts --------------------------------------------------------------------------------
 
-
-NOWHERE = -2  # where a copy ends that is not in memory
+NOWHERE = -2  # last position of a copy without memory
 
 
 class ReshardedCopies(NamedTuple):
-    """Moves, in order: of which values, from which layouts and to which."""
+    """Reshard steps, in order: the value of each, and the numbers of the layouts before and after."""
 
     values: Ids
     before: Ids
@@ -191,17 +188,21 @@ class ReshardedCopies(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Values in layouts.
+    """All copies of a program.
 
     Args:
-      sources: copies that they are made from, or -1. bytes: that one device holds. read: per reading, the copy read.
+      values: of each copy.
+      layouts: of each copy.
+      sources: the copy that it is resharded from, or -1.
+      bytes: per device.
+      used: [uses], the copy that is used.
     """
 
     values: Ids
     layouts: Ids
     sources: Ids
     bytes: Ids
-    read: Ids
+    used: Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,59 +210,61 @@ class CopyTimeline:
     """A program under a choice of layouts.
 
     Args:
-      layouts: that there are; below they go by their numbers here.
-      own: per value, its own. read: per reading, the one that is read. moved: how others than values' own are made.
+      layouts: all that occur; elsewhere they are numbered by their positions here.
+      own: [values], the layout of the producer.
+      used: [uses], the layout that the consumer needs.
+      resharded: the steps that make these copies.
     """
 
     timeline: Timeline
     mesh: Mesh
     layouts: Sequence[Layout]
     own: Ids
-    read: Ids
-    moved: ReshardedCopies
+    used: Ids
+    resharded: ReshardedCopies
 
     @cached_property
     def copies(self) -> Copies:
-        """The copies that are read or made."""
-        count, here = self.own.size, self.timeline.numbers.use_value
-        values = np.concatenate((here, self.moved.values, self.moved.values))
-        layouts = np.concatenate((self.read, self.moved.before, self.moved.after))
+        """The copies that are produced or used."""
+        count, use_value = self.own.size, self.timeline.index.use_value
+        values = np.concatenate((use_value, self.resharded.values, self.resharded.values))
+        layouts = np.concatenate((self.used, self.resharded.before, self.resharded.after))
         others = layouts != self.own[values]
         keys, at = np.unique(values[others] * len(self.layouts) + layouts[others], return_inverse=True)
         numbers = values.copy()
         numbers[others] = count + at
-        read, before, after = np.split(numbers, [here.size, here.size + self.moved.values.size])
+        used, before, after = np.split(numbers, [use_value.size, use_value.size + self.resharded.values.size])
         sources = np.full(count + keys.size, -1)
-        sources[after[::-1]] = before[::-1]  # of several moves to one layout, the first
+        sources[after[::-1]] = before[::-1]  # of several steps to one layout, the first
         values = np.concatenate((np.arange(count), keys // len(self.layouts)))
         layouts = np.concatenate((self.own, keys % len(self.layouts)))
-        itemsizes = np.where(self._narrow(read, values.size), 2, self.timeline.itemsizes[values])
-        return Copies(values, layouts, sources, itemsizes * self._elements(values, layouts), read)
+        itemsizes = np.where(self._is_half_width(used, values.size), 2, self.timeline.index.itemsizes[values])
+        return Copies(values, layouts, sources, itemsizes * self._elements(values, layouts), used)
 
-    def room(self, room: Workspace) -> int:
-        """Bytes that an operation needs while it runs on one device, beside what it reads and makes."""
-        whole, value = self.timeline.numbers.values[room.value], np.array([room.value])
-        return room.bytes * int(self._elements(value, self.own[value])[0]) // max(1, prod(whole.shape))
+    def workspace_bytes(self, workspace: Workspace) -> int:
+        """Returns the bytes of a workspace on one device."""
+        whole, value = self.timeline.index.values[workspace.value], np.array([workspace.value])
+        return workspace.bytes * int(self._elements(value, self.own[value])[0]) // max(1, prod(whole.shape))
 
-    def _narrow(self, read: Ids, count: int) -> NDArray[np.bool_]:
-        """Which copies are kept in 16 bits, and not in their own 32."""
-        narrow, found = self.timeline.narrow, np.zeros(count, dtype=np.bool_)
-        found[read[narrow.read]] = True
-        found[read[narrow.full]] = False
-        found[narrow.wide] = False
-        found[narrow.made] = True
+    def _is_half_width(self, used: Ids, count: int) -> NDArray[np.bool_]:
+        """Returns a mask of the copies that are stored in 16 bits instead of 32."""
+        half, found = self.timeline.half_width, np.zeros(count, dtype=np.bool_)
+        found[used[half.uses]] = True
+        found[used[half.full_uses]] = False
+        found[half.full_values] = False
+        found[half.values] = True
         return found
 
     def _elements(self, values: Ids, layouts: Ids) -> Ids:
-        """Elements of values in layouts that one device holds."""
-        shapes, sizes = self.timeline.shapes, self.mesh.sizes_by_name
-        asked = self.timeline.shape[values] * len(self.layouts) + layouts
-        known = np.zeros(len(shapes) * len(self.layouts), dtype=np.intp)
-        known[asked] = 1
-        for key in np.flatnonzero(known).tolist():
+        """Returns the elements of values in layouts that one device holds; each (shape, layout) is computed once."""
+        shapes, sizes = self.timeline.index.shapes, self.mesh.sizes_by_name
+        pairs = self.timeline.index.shape[values] * len(self.layouts) + layouts
+        elements = np.zeros(len(shapes) * len(self.layouts), dtype=np.intp)
+        elements[pairs] = 1
+        for key in np.flatnonzero(elements).tolist():
             shape, layout = divmod(key, len(self.layouts))
-            known[key] = prod(self.layouts[layout].local_shape(shapes[shape], sizes))
-        return np.asarray(known[asked])
+            elements[key] = prod(self.layouts[layout].local_shape(shapes[shape], sizes))
+        return np.asarray(elements[pairs])
 
 
 def copy_timeline(
@@ -271,24 +274,24 @@ def copy_timeline(
     uses: Mapping[Use, Layout],
     trees: Mapping[int, Sequence[ReshardStep]],
 ) -> CopyTimeline:
-    """A program under a choice of layouts.
+    """Returns a program under a choice of layouts.
 
     Args:
-      own: per value id, its own layout. uses: per (op id, operand), the layout read.
-      trees: per value id, the moves that make its other layouts.
+      own: per value id, the layout of the producer.
+      uses: per use, the layout that the consumer needs.
+      trees: per value id, the reshard steps that make its other copies.
     """
     timeline, layouts = timeline_of(graph, mesh.topology.backend), dict[Layout, int]()
-    values, readings = timeline.numbers.values, timeline.numbers.uses
-    moves = [(i, move) for i, v in enumerate(values) for move in trees.get(v.id, ())]
+    values = timeline.index.values
+    steps = [(i, step) for i, v in enumerate(values) for step in trees.get(v.id, ())]
 
     def numbers(of: Iterable[Layout]) -> Ids:
         found = list(of)
-        once = {object_id(layout): layout for layout in found}  # most are one of few objects
-        number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in once.items()}
+        distinct = {object_id(layout): layout for layout in found}  # most are one of few objects
+        number = {key: layouts.setdefault(layout, len(layouts)) for key, layout in distinct.items()}
         return index_array(map(number.__getitem__, map(object_id, found)))
 
-    made, read = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, readings))
-    ends = numbers(move.before for _, move in moves), numbers(move.after for _, move in moves)
-    return CopyTimeline(
-        timeline, mesh, tuple(layouts), made, read, ReshardedCopies(index_array(i for i, _ in moves), *ends)
-    )
+    produced, used = numbers(own[v.id] for v in values), numbers(map(uses.__getitem__, timeline.index.uses))
+    ends = numbers(step.before for _, step in steps), numbers(step.after for _, step in steps)
+    resharded = ReshardedCopies(index_array(i for i, _ in steps), *ends)
+    return CopyTimeline(timeline, mesh, tuple(layouts), produced, used, resharded)

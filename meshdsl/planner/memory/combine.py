@@ -1,9 +1,11 @@
-"""The cheapest plan that does some things as one that does not fit does them: as many as fit.
+"""Crossover of two plans: parts of a cheaper plan that does not fit are adopted while the limit holds.
 
-The plans come apart into parts that do not depend on each other (``parts``). Which of them to take over is a knapsack:
-each saves something, and needs memory at the points that are fullest, or leaves some for others. The plan that comes of
-it is tried; where it is too large after all, its fullest point is looked at as well. Parts that are too large as a
-whole are tried by halves in the end.
+The difference of two plans comes apart into parts that do not interact: groups of nodes joined by the values whose
+layouts differ at both ends (``independent_parts``). Each part saves some cost, and needs bytes at some program points
+or frees them (``PlanDifference``), so which parts to adopt is a multidimensional knapsack, with one constraint per
+program point (``knapsack``). Only the fullest points are constraints at first; if the combined plan exceeds the limit
+elsewhere, that point becomes one, and the knapsack is solved again (row generation). In the end parts that are too
+large as a whole are tried by halves (``Crossover``).
 """
 
 from collections import defaultdict
@@ -13,301 +15,306 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.liveness.peak import Liveness, Peak
+from meshdsl.planner.limits import SearchLimits
+from meshdsl.planner.liveness.peak import Liveness, Peak, ProgramPoint
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Assignment, Model
 from meshdsl.util.arrays import Costs, Ids, group_by
 
+Parts = list[list[int]]  # groups of nodes
+Path = tuple[int, ...]  # of a program point (see ``ProgramPoint``)
+
 # ---- Knapsack --------------------------------------------------------------------------------------------------------
-# As many of some things as pay, where there is room for what they need.
-#
-# A few things are an integer program, which HiGHS solves. Of many, those are taken that its relaxation takes as a
-# whole, which are all but as many as there are places, and then what there is still room for.
+
+_INTEGRAL = 1e-6  # by which a solution of the relaxation may be below an integer
 
 
-_WHOLE = 1e-6  # that a part may miss
-_FEW = 100  # things that are an integer program
+def knapsack(gains: Costs, needs: Costs, counts: Ids, room: Costs, exact_items: int) -> Ids:
+    """Returns how many items of each kind to take for the largest gain.
 
+    Few items are an integer program, which HiGHS solves. For many, the items that the linear relaxation takes as a
+    whole are taken, which are all but at most as many as there are constraints, and then whatever still has room.
 
-def knapsack(gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
-    """How many to take of each kind of things, of ``counts`` that there are, to gain most.
+    Where there is too little room whatever is taken, the result is none, or too much: the caller evaluates it.
 
     Args:
-      gains: of one of each kind. needs: [kinds, places], what it takes up in each place; below 0 if it makes room.
-      room: per place; none is passed by.
-
-    Where there is not room enough whatever is taken, nothing is, or too much: the caller looks at what comes of it.
+      gains: [kinds], of one item.
+      needs: [kinds, constraints], room that one item takes; negative if it frees some.
+      counts: [kinds], items that there are.
+      room: [constraints].
+      exact_items: items up to which the integer program is solved.
     """
     import highspy
 
-    most = max(np.abs(gains).max(initial=0.0), 1.0)
+    scale = max(np.abs(gains).max(initial=0.0), 1.0)
     largest = np.maximum(np.abs(needs).max(axis=0, initial=1.0), np.abs(room))
-    model, kinds, places = highspy.HighsLp(), gains.size, room.size
-    model.num_col_, model.num_row_ = kinds, places
-    model.col_cost_, model.col_lower_, model.col_upper_ = -gains / most, np.zeros(kinds), counts.astype(np.float64)
-    model.row_lower_, model.row_upper_ = np.full(places, -highspy.kHighsInf), room / largest
+    model, kinds, constraints = highspy.HighsLp(), gains.size, room.size
+    model.num_col_, model.num_row_ = kinds, constraints
+    model.col_cost_, model.col_lower_, model.col_upper_ = -gains / scale, np.zeros(kinds), counts.astype(np.float64)
+    model.row_lower_, model.row_upper_ = np.full(constraints, -highspy.kHighsInf), room / largest
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = np.arange(places + 1) * kinds
-    model.a_matrix_.index_, model.a_matrix_.value_ = np.tile(np.arange(kinds), places), (needs / largest).T.ravel()
-    few = counts.sum() <= _FEW
-    model.integrality_ = [highspy.HighsVarType.kInteger] * kinds if few else []
+    model.a_matrix_.start_ = np.arange(constraints + 1) * kinds
+    model.a_matrix_.index_, model.a_matrix_.value_ = np.tile(np.arange(kinds), constraints), (needs / largest).T.ravel()
+    exact = counts.sum() <= exact_items
+    model.integrality_ = [highspy.HighsVarType.kInteger] * kinds if exact else []
     highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     for option, value in (("output_flag", False), ("threads", 1)):
         highs.setOptionValue(option, value)
     highs.passModel(model)
     highs.run()
-    found = np.array(highs.getSolution().col_value)
+    found: Costs = np.array(highs.getSolution().col_value)
     if not found.size:
         return np.zeros(kinds, dtype=np.intp)
-    return np.rint(found).astype(np.intp) if few else _filled(found, gains, needs, counts, room)
-
-
-def _filled(found: Costs, gains: Costs, needs: Costs, counts: Ids, room: Costs) -> Ids:
-    """What a solution of the relaxation takes as a whole, and besides what there is room for, what gains most first."""
-    taken = np.floor(found + _WHOLE).astype(np.intp)
-    left = room - taken @ needs
+    if exact:
+        return np.rint(found).astype(np.intp)
+    taken: Ids = np.floor(found + _INTEGRAL).astype(np.intp)
+    free = room - taken @ needs
     for i in np.argsort(-gains, kind="stable").tolist():
         more = min(counts[i] - taken[i], 1) if gains[i] > 0 else 0
-        if more and (needs[i] <= left).all():
+        if more and (needs[i] <= free).all():
             taken[i] += more
-            left = left - needs[i]
+            free = free - needs[i]
     return taken
 
 
-# ---- Parts -----------------------------------------------------------------------------------------------------------
-# Where two plans differ: parts that one can take over from the other, and what each of them saves and needs.
+# ---- Parts of a difference -------------------------------------------------------------------------------------------
 
 
-_LARGEST = 0.5  # part of all nodes that one part may have
-Groups = list[list[int]]  # of nodes
+def independent_parts(model: Model, one: CostedPlan, other: CostedPlan) -> Parts:
+    """Returns groups of the nodes that two plans treat differently, joined by values with other layouts at both ends.
+
+    A group of most nodes is divided by repeated layer. The nodes of a group are in the order of a traversal from its
+    first node in program order, so that its first half is connected: of equal layers in a row, each with its part of
+    the backward pass, the first ones.
+    """
+    ports, wiring = model.ports, model.wiring
+    moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
+    nodes_of, values_of = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for n, value in zip(wiring.node_of[moved].tolist(), wiring.value_ids[moved].tolist(), strict=True):
+        nodes_of[value].append(n)
+        values_of[n].append(value)
+    remaining = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
+    parts: Parts = []
+    while remaining:
+        first = next(iter(remaining))
+        group = [first]
+        del remaining[first]
+        for n in group:  # which grows meanwhile
+            neighbours = [m for value in values_of[n] for m in nodes_of.pop(value, ()) if m in remaining]
+            for m in dict.fromkeys(neighbours):
+                del remaining[m]
+                group.append(m)
+        if len(group) > model.limits.memory_part_share * len(model.nodes):
+            nodes = np.array(group)
+            parts += [nodes[same].tolist() for same in group_by(model.layers.layer[nodes])]
+        else:
+            parts.append(group)
+    return parts
 
 
 class PlanDifference:
-    """Groups of nodes that two plans treat otherwise; what each adds to cost and memory, the others do not change.
+    """What adopting each part of a second plan changes in cost and memory; these changes add up.
 
     Args:
-      groups: of ``independent_parts``. one, other: the plans, with their memory.
-      values: per value of the program, by its number, the port that makes it.
+      parts: of ``independent_parts``.
+      plans: the plan to change, and the one that parts are adopted from.
+      liveness: their memory.
+      producers: [values], the port that produces each value.
 
-    ``saved``: per group, what taking it over from the other plan costs less.
+    Attributes:
+      saved: [parts], cost that adopting the part saves.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
-        groups: Groups,
+        parts: Parts,
         plans: tuple[CostedPlan, CostedPlan],
-        lives: tuple[Liveness, Liveness],
-        values: Ids,
+        liveness: tuple[Liveness, Liveness],
+        producers: Ids,
     ) -> None:
-        self._lives, self._count = lives, len(groups)
-        self._node, port = _labels(evaluator.model, groups, *plans)
-        self._value = port[values]
-        (nodes, moves), (others, their) = (evaluator.shares(plan.rows) for plan in plans)
-        self.saved: Costs = self._sums(self._node, nodes - others) + self._sums(port, moves - their)
+        self._liveness, self._count = liveness, len(parts)
+        part_of_node, part_of_port = _labels(evaluator.model, parts, *plans)
+        self._part_of_value = part_of_port[producers]
+        (nodes, moves), (others, their) = (evaluator.breakdown(plan.rows) for plan in plans)
+        self.saved: Costs = self._sums(part_of_node, nodes - others) + self._sums(part_of_port, moves - their)
 
-    def held(self, places: tuple[int, ...]) -> int:
-        """Bytes of the first plan at a point."""
-        return int(self._lives[0].by_value(places).sum())
+    def held(self, path: Path) -> int:
+        """Returns the bytes of the plan to change at a program point."""
+        return int(self._liveness[0].bytes_by_value(path).sum())
 
-    def needs(self, places: tuple[int, ...]) -> Costs:
-        """Bytes per group that taking it over needs more at a point, or less."""
-        one, other = (lives.by_value(places) for lives in self._lives)
-        return self._sums(self._value, (other - one).astype(np.float64))
+    def needs(self, path: Path) -> Costs:
+        """Returns [parts], the bytes that adopting each part adds at a program point."""
+        one, other = (liveness.bytes_by_value(path) for liveness in self._liveness)
+        return self._sums(self._part_of_value, (other - one).astype(np.float64))
 
-    def _sums(self, labels: Ids, what: Costs) -> Costs:
-        """Per group; what belongs to none has the last label."""
-        return np.asarray(np.bincount(labels, what, self._count + 1)[: self._count])
+    def _sums(self, labels: Ids, amounts: Costs) -> Costs:
+        """Returns sums per part; whatever is in no part has the last label."""
+        return np.asarray(np.bincount(labels, amounts, self._count + 1)[: self._count])
 
 
-def _labels(model: Model, groups: Groups, one: CostedPlan, other: CostedPlan) -> tuple[Ids, Ids]:
-    """The group of each node and, by the ports that make them, of each value; one past the last where there is none."""
+def _labels(model: Model, parts: Parts, one: CostedPlan, other: CostedPlan) -> tuple[Ids, Ids]:
+    """Returns the part of each node and, by producing port, of each value; the number of parts where there is none."""
     wiring, ports = model.wiring, model.ports
-    node, port = (np.full(count, len(groups)) for count in (len(model.nodes), wiring.node_of.size))
-    for i, group in enumerate(groups):
-        node[group] = i
+    node, port = (np.full(count, len(parts)) for count in (len(model.nodes), wiring.node_of.size))
+    for i, nodes in enumerate(parts):
+        node[nodes] = i
     moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
     port[wiring.port_producer[moved]] = node[wiring.node_of[moved]]
     return node, port
 
 
-def independent_parts(model: Model, one: CostedPlan, other: CostedPlan) -> Groups:
-    """Groups of nodes that two plans treat differently, joined by the values whose layouts differ at both ends.
-
-    Where that is most of them, the nodes of each of several equal layers are a group of their own. The nodes of a group
-    come as they are met from its first in program order on, so that its first half is near: of equal layers in a row,
-    each with its part of the backward pass, the first ones.
-    """
-    ports, wiring = model.ports, model.wiring
-    moved = np.flatnonzero(ports.layouts(one.rows) != ports.layouts(other.rows))
-    readers, values = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for n, value in zip(wiring.node_of[moved].tolist(), wiring.value_ids[moved].tolist(), strict=True):
-        readers[value].append(n)
-        values[n].append(value)
-    left = dict.fromkeys(np.flatnonzero((one.rows != other.rows).any(axis=1)).tolist())
-    found: list[list[int]] = []
-    while left:
-        first = next(iter(left))
-        group = [first]
-        del left[first]
-        for n in group:  # which grows
-            near = [m for value in values[n] for m in readers.pop(value, ()) if m in left]
-            for m in dict.fromkeys(near):
-                del left[m]
-                group.append(m)
-        found += _by_layer(model, group) if len(group) > _LARGEST * len(model.nodes) else [group]
-    return found
-
-
-def _by_layer(model: Model, group: list[int]) -> list[list[int]]:
-    """The nodes of each layer, and those of none."""
-    nodes = np.array(group)
-    return [nodes[some].tolist() for some in group_by(model.layers.layer[nodes])]
-
-
-# ---- Mix -------------------------------------------------------------------------------------------------------------
-
-
-_ROUNDS, _LAST = 8, 4  # plans that come of a knapsack, and those after which all points are left more room
-_MANY, _SPARE = 100, 2e-3  # of so many parts, this part of the limit is left for points that nothing is known of
-_SMALLEST = 8  # nodes of a half of a part
-_IN_A_ROW = 3  # halves of a round that do not fit
-_WORTH = 1e-4  # part of a plan's cost that a part must be able to save for its halves to be tried
-Places = tuple[int, ...]  # of a point: positions of the loops around an operation, and its own
+# ---- Crossover -------------------------------------------------------------------------------------------------------
 
 
 class Feasibility(NamedTuple):
-    """What tells what plans cost and need.
+    """Evaluates plans for ``Crossover``.
 
     Args:
-      limit: of bytes. made: the plan of some rows. peak: its fullest point. over: points at which it passes the limit,
-        with their bytes before them.
-      parts: two plans, come apart into groups of nodes.
+      limit: bytes per device.
+      evaluated: the plan of an assignment.
+      peak: its peak.
+      points_over: program points at which a plan exceeds the limit, the fullest first.
+      difference: of two plans, by parts.
     """
 
     limit: float
-    made: Callable[[Assignment], CostedPlan]
+    evaluated: Callable[[Assignment], CostedPlan]
     peak: Callable[[CostedPlan], Peak]
-    over: Callable[[CostedPlan], list[tuple[int, Places]]]
-    parts: Callable[[CostedPlan, CostedPlan, Groups], PlanDifference]
+    points_over: Callable[[CostedPlan], list[ProgramPoint]]
+    difference: Callable[[CostedPlan, CostedPlan, Parts], PlanDifference]
 
     def fits(self, plan: CostedPlan) -> bool:
-        """Whether a plan keeps the limit."""
+        """Returns whether a plan keeps the limit."""
         return self.peak(plan).bytes <= self.limit
 
 
 class Crossover:
-    """Looks for that plan.
+    """Searches for the cheapest plan within the limit that combines two plans.
 
     Args:
-      best: fits. over: does not.
-      tries: halves of parts that are tried.
+      best: a plan that fits.
+      donor: a plan that does not.
     """
 
-    def __init__(self, model: Model, best: CostedPlan, over: CostedPlan, judge: Feasibility, tries: int) -> None:
-        self.model, self.best, self.over = model, best, over
-        self._judge, self._tries = judge, tries
+    def __init__(self, model: Model, best: CostedPlan, donor: CostedPlan, feasibility: Feasibility) -> None:
+        self.model, self.best, self.donor = model, best, donor
+        self._limits, self._feasibility = model.limits, feasibility
+        self._trials = model.limits.memory_crossover_nodes // len(model.nodes)
 
-    def mixed(self) -> CostedPlan:
-        """The best plan in the end."""
-        halves = [half for group in self._left_of_knapsack() for half in split([group])]
-        while halves and self._goes_on:
-            halves = self._round(halves)
+    def run(self) -> CostedPlan:
+        """Returns the best plan in the end."""
+        groups = [half for part in self._solve_knapsack() for half in split([part], self._limits.memory_part_nodes)]
+        while groups and self._may_try:
+            groups = self._try_all(groups)
         return self.best
 
     @property
-    def _goes_on(self) -> bool:
-        """Whether another plan may be made."""
-        return self._tries > 0 and not self.model.deadline.expired()
+    def _may_try(self) -> bool:
+        return self._trials > 0 and not self.model.deadline.expired()
 
-    def _left_of_knapsack(self) -> Groups:
-        """Take over what pays most together, and say what could save something still, most first."""
-        groups, judge = independent_parts(self.model, self.best, self.over), self._judge
-        if not groups:
+    def _solve_knapsack(self) -> Parts:
+        """Adopts the parts that save most together, and returns the others that save something, the most first."""
+        parts, feasibility, limits = (
+            independent_parts(self.model, self.best, self.donor),
+            self._feasibility,
+            self._limits,
+        )
+        if not parts:
             return []
-        parts = judge.parts(self.best, self.over, groups)
-        full = _Full(parts, judge.limit)
-        for places in (judge.peak(self.best).places, *(places for _, places in judge.over(self.over))):
-            full.add(places)
-        taken = np.zeros(len(groups), dtype=np.bool_)
-        for i in range(_ROUNDS):
-            trial = full.best()
-            plan = self._taken_over([group for group, takes in zip(groups, trial, strict=True) if takes])
-            if not trial.any() or judge.fits(plan):
+        difference = feasibility.difference(self.best, self.donor, parts)
+        rows = _KnapsackRows(difference, feasibility.limit, limits)
+        for path in (
+            feasibility.peak(self.best).path,
+            *(point.path for point in feasibility.points_over(self.donor)),
+        ):
+            rows.add(path)
+        adopted = np.zeros(len(parts), dtype=np.bool_)
+        for i in range(limits.memory_knapsack_rounds):
+            trial = rows.solve()
+            plan = self._adopting([part for part, takes in zip(parts, trial, strict=True) if takes])
+            if not trial.any() or feasibility.fits(plan):
                 break
-            full.avoid(judge.over(plan), i >= _LAST)
-        if trial.any() and judge.fits(plan) and plan.cost < self.best.cost:
-            self.best, taken = plan, trial
-        worth = np.flatnonzero(~taken & (parts.saved > _WORTH * self.best.cost))
-        return [groups[i] for i in worth[np.argsort(-parts.saved[worth], kind="stable")].tolist()]
+            rows.tighten(feasibility.points_over(plan), everywhere=i >= limits.memory_knapsack_patience)
+        if trial.any() and feasibility.fits(plan) and plan.cost < self.best.cost:
+            self.best, adopted = plan, trial
+        saving = difference.saved
+        worth = np.flatnonzero(~adopted & (saving > limits.memory_part_worth * self.best.cost))
+        return [parts[i] for i in worth[np.argsort(-saving[worth], kind="stable")].tolist()]
 
-    def _taken_over(self, some: Groups) -> CostedPlan:
-        """The best plan with some groups as the other one has them."""
-        rows, nodes = self.best.rows.copy(), [n for group in some for n in group]
-        rows[nodes] = self.over.rows[nodes]
-        return self._judge.made(rows)
+    def _adopting(self, parts: Parts) -> CostedPlan:
+        """Returns the best plan with some parts of the donor."""
+        rows, nodes = self.best.rows.copy(), [n for part in parts for n in part]
+        rows[nodes] = self.donor.rows[nodes]
+        return self._feasibility.evaluated(rows)
 
-    def _round(self, halves: list[Groups]) -> list[Groups]:
-        """Try halves, and say which to try next; where some in a row are too much, the others are halved untried."""
-        left, failed = list[Groups](), 0
-        for some in halves:
-            if failed < _IN_A_ROW and self._goes_on and self._takes(some):
-                failed = 0
+    def _try_all(self, groups: list[Parts]) -> list[Parts]:
+        """Tries to adopt groups of parts, and returns halves of those that failed.
+
+        After a few failures in a row the others are halved untried.
+        """
+        halves, failures = list[Parts](), 0
+        for group in groups:
+            if failures < self._limits.memory_crossover_failures and self._may_try and self._try(group):
+                failures = 0
             else:
-                failed += 1
-                left += split(some)
-        return left
+                failures += 1
+                halves += split(group, self._limits.memory_part_nodes)
+        return halves
 
-    def _takes(self, some: Groups) -> bool:
-        """Whether the best plan is better with some groups as the other one has them, and fits; it is that then."""
-        self._tries -= 1
-        plan = self._taken_over(some)
-        better = plan.cost < self.best.cost and self._judge.fits(plan)
+    def _try(self, parts: Parts) -> bool:
+        """Adopts some parts if that is cheaper and fits; returns whether it is."""
+        self._trials -= 1
+        plan = self._adopting(parts)
+        better = plan.cost < self.best.cost and self._feasibility.fits(plan)
         if better:
             self.best = plan
         return better
 
 
-class _Full:
-    """The points that are fullest, and what may be taken over as far as these say."""
+class _KnapsackRows:
+    """The knapsack of a difference, with the constraints of the program points that were found to be full."""
 
-    def __init__(self, parts: PlanDifference, limit: float) -> None:
-        self._parts, self._limit = parts, limit
-        self._most = limit * (1 - _SPARE) if parts.saved.size > _MANY else limit
-        self._room: dict[Places, float] = {}
+    def __init__(self, difference: PlanDifference, limit: float, limits: SearchLimits) -> None:
+        self._difference, self._limit, self._exact_items = difference, limit, limits.memory_knapsack_items
+        # many parts touch points that are no constraints: some room is reserved for these
+        reserve = limits.memory_reserve if difference.saved.size > limits.memory_reserve_parts else 0.0
+        self._usable = limit * (1 - reserve) if reserve else limit
+        self._room: dict[Path, float] = {}
         self._needs: list[Costs] = []
 
-    def add(self, places: Places) -> None:
-        """Look at a point as well."""
-        if places not in self._room:
-            self._room[places] = self._most - self._parts.held(places)
-            self._needs.append(self._parts.needs(places))
+    def add(self, path: Path) -> None:
+        """Adds the constraint of a program point."""
+        if path not in self._room:
+            self._room[path] = self._usable - self._difference.held(path)
+            self._needs.append(self._difference.needs(path))
 
-    def best(self) -> NDArray[np.bool_]:
-        """Which parts to take over, to save most: of equal ones the first."""
-        saved, needs = self._parts.saved, np.stack(self._needs, axis=1)
+    def solve(self) -> NDArray[np.bool_]:
+        """Returns [parts], which ones to adopt to save most; of equal ones the first."""
+        saved, needs = self._difference.saved, np.stack(self._needs, axis=1)
         kinds = np.unique(np.column_stack([saved, needs]), axis=0, return_inverse=True)[1].ravel()
-        alike, taken = group_by(kinds), np.zeros(saved.size, dtype=np.bool_)
-        first, counts = [some[0] for some in alike], np.array([some.size for some in alike])
-        found = knapsack(saved[first], needs[first], counts, np.array(list(self._room.values())))
-        for some, count in zip(alike, found.tolist(), strict=True):
-            taken[some[:count]] = True
+        same, taken = group_by(kinds), np.zeros(saved.size, dtype=np.bool_)
+        first, counts = [parts[0] for parts in same], np.array([parts.size for parts in same])
+        room = np.array(list(self._room.values()))
+        found = knapsack(saved[first], needs[first], counts, room, self._exact_items)
+        for parts, count in zip(same, found.tolist(), strict=True):
+            taken[parts[:count]] = True
         return taken
 
-    def avoid(self, over: list[tuple[int, Places]], everywhere: bool) -> None:
-        """Look at points at which a plan was too large, or leave so much more room there, or everywhere."""
-        for held, places in over:
-            if places in self._room and not everywhere:
-                self._room[places] -= held - self._limit
-            self.add(places)
-        for places in self._room if everywhere else ():
-            self._room[places] -= over[0][0] - self._limit
+    def tighten(self, over: list[ProgramPoint], everywhere: bool) -> None:
+        """Adds points at which a plan was too large, or reserves the excess there if they are known, or everywhere."""
+        for point in over:
+            if point.path in self._room and not everywhere:
+                self._room[point.path] -= point.bytes - self._limit
+            self.add(point.path)
+        for path in self._room if everywhere else ():
+            self._room[path] -= over[0].bytes - self._limit
 
 
-def split(some: Groups) -> list[Groups]:
-    """Groups in two halves, or one that is large enough; none of plans that differ in moves."""
-    if len(some) > 1:
-        return [some[: len(some) // 2], some[len(some) // 2 :]]
-    nodes = some[0] if some else []
+def split(group: Parts, smallest: int) -> list[Parts]:
+    """Returns two halves of some parts, or of one part if its halves have at least ``smallest`` nodes; else none."""
+    if len(group) > 1:
+        return [group[: len(group) // 2], group[len(group) // 2 :]]
+    nodes = group[0] if group else []
     half = len(nodes) // 2
-    return [[nodes[:half]], [nodes[half:]]] if half >= _SMALLEST else []
+    return [[nodes[:half]], [nodes[half:]]] if half >= smallest else []

@@ -1,22 +1,32 @@
-"""A bound that knows the memory limit: what memory holds at least at one operation has a price.
+"""A lower bound that knows the memory limit: the Lagrangian dual of the limit at one program point.
 
-For every price, and every plan that fits,
+For every price p >= 0 and every plan x that fits, with ``held(x)`` the bytes that memory certainly holds at some
+operation (``MemoryLowerBound``; ``held <= memory <= limit``),
 
-    seconds >= seconds + price * (floor - limit) >= least of (seconds + price * floor) - price * limit
+    seconds(x)  >=  seconds(x) + p * (held(x) - limit)  >=  min over x of (seconds(x) + p * held(x))  -  p * limit
 
-since a plan that fits has floor <= memory <= limit (Lagrangian relaxation). The least is bounded as ever, on the
-network whose nodes pay for the bytes that they hold in any case (``floor``), in rounds where it is not too large, or
-of small steps at least drawn anew.
+The minimum is bounded like the problem without memory, on the network in which nodes pay for the bytes that they
+certainly hold: with rounds of reduced-cost pruning where it is small, with message passing where it is large.
 
-Every plan known, whether it fits or not, says what this can be at most: a line over the price. Of the operations at
-which plans were too large the one counts where their least is highest. The price is the one there. The plan that
-messages then point to is another line, and says which price to try next (cutting planes, Kelley 1960).
+As a function of p the bound is concave, and every known plan, whether it fits or not, caps it by a line:
+
+    seconds
+      |        /  a plan over the limit (slope: bytes over)
+      |      /\\_
+      |    /    \\__  a plan within the limit
+      |  /  dual   \\__
+      +-----------------  price
+
+So the price to try is where the lowest line is highest, at the operation where that is highest of all; the plan that
+messages decode to is another line, and so on (cutting planes, Kelley 1960).
 """
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from functools import partial
 from itertools import combinations
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,189 +42,209 @@ from meshdsl.planner.bounds.tighten import (
 from meshdsl.planner.costs.fixed_point import TIES
 from meshdsl.planner.encoding.fanout import Underpaid
 from meshdsl.planner.encoding.networks import NetworkBuilder
-from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.memory.fit import FitResult, MemoryFitter, joint_networks
 from meshdsl.planner.memory.lower_bound import MemoryLowerBound
 from meshdsl.planner.objective import CostedPlan, Evaluator
 from meshdsl.planner.problem.model import Prices
 from meshdsl.planner.search.search import evaluate_plan, searches_jointly
 from meshdsl.util.runtime import Submit
 
-_SMALL = 8_000  # nodes up to which ...
-_STEPS = 4  # ... more prices are tried where all states are searched ...
-_MORE, _APART = 1e-3, 1.15  # ... as long as the bound may rise by this part of it; where lines say none, so far apart
-_WORTH = 2e-3  # part of a plan's cost that a bound may say more than without memory, to be worth its time on others
-_LARGEST, _LARGER = 2_000_000, 200_000_000  # entries of a network that is taken through rounds, and of a small step's
-_WORK, _LESS = 48_000_000_000, 18_000_000_000  # entries that may be touched at the last price, and at those before
-_ALIKE = 0.1  # part of a price by which another one is nearly the same
-_SAME = 2e-2  # part by which it says as much
+_NOTHING: Underpaid = MappingProxyType({})
 
 
 class PendingBound(NamedTuple):
-    """The bound at a price of what memory holds at least, worked out beside the search for a better plan."""
+    """The bound at one price, computed concurrently with the search for a better plan."""
 
-    floor: MemoryLowerBound
+    held: MemoryLowerBound
     price: float
-    found: "Future[float]"
+    result: "Future[float]"
 
-    def will_do(self, dual: "_LagrangianBound") -> bool:
-        """Whether what is known now says nearly the same price."""
-        return self.floor is dual.floor and abs(dual.price - self.price) <= _ALIKE * self.price
+    def is_about(self, dual: "LagrangianBound") -> bool:
+        """Returns whether plans found since then suggest nearly the same price at the same operation."""
+        tolerance = dual.limits.memory_dual_price_tolerance
+        return self.held is dual.held and abs(dual.price - self.price) <= tolerance * self.price
 
 
-def start_bound(
-    fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float, start: Submit
-) -> PendingBound | None:
-    """The bound of a large step, begun; None where it is not worth its time, which may be limited, or has many prices.
+def start_bound(fitter: MemoryFitter, fit: FitResult, submit: Submit) -> PendingBound | None:
+    """Starts the bound of a large step; None where it is not worth its time, which may be limited, or for small steps.
 
-    Args:
-      free, best: as for ``dual_bound``, so far.
+    Small steps try several prices, once the best plan is known.
     """
-    hurried = fitter.quick or fitter.model.deadline.seconds is not None
-    dual = None if hurried else _most_open(fitter, free, best, limit)
+    if fitter.is_replan or fitter.model.deadline.seconds is not None:
+        return None
+    dual = _highest_dual(fitter, fit)
     if dual is None or dual.is_small:
         return None
-    dual.model = fitter.model.with_prices(Prices()) if dual.joint else fitter.model.for_thread()
-    return PendingBound(dual.floor, dual.price, start(partial(dual.best, 0)))
+    return PendingBound(dual.held, dual.price, submit(partial(dual.detached().best, 0)))
 
 
-def dual_bound(
-    fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float, known: PendingBound | None = None
-) -> float:
-    """What no plan that fits can cost less than; 0 where memory says nothing, or too little for what it takes.
+def dual_bound(fitter: MemoryFitter, fit: FitResult, pending: PendingBound | None = None) -> float:
+    """Returns a cost that no plan within the limit undercuts; 0 if memory adds nothing, or less than its time is worth.
 
     Args:
-      free: the cheapest plan found that need not fit. best: the cheapest found that fits.
-      known: one that was begun before.
+      pending: a bound that was started before.
     """
-    if fitter.bound >= best.cost:
-        return fitter.bound
-    dual = None if fitter.model.deadline.expired() else _most_open(fitter, free, best, limit)
-    found = fitter.bound
-    if dual and not (known and known.will_do(dual)):
-        many = 0 if fitter.quick or not dual.is_small else _STEPS if searches_jointly(fitter.model) else 1
-        found = max(found, dual.best(many))
-    return max(found, known.found.result()) if known else found
+    bound, model = fit.bound, fitter.model
+    if bound >= fit.plan.cost:
+        return bound
+    dual = None if model.deadline.expired() else _highest_dual(fitter, fit)
+    if dual and not (pending and pending.is_about(dual)):
+        steps = model.limits.memory_dual_steps if searches_jointly(model) else 1
+        bound = max(bound, dual.best(0 if fitter.is_replan or not dual.is_small else steps))
+    return max(bound, pending.result.result()) if pending else bound
 
 
-def _most_open(fitter: MemoryFitter, free: CostedPlan, best: CostedPlan, limit: float) -> "_LagrangianBound | None":
-    """The bound that may be the highest, if it is worth its time."""
-    model, plans = fitter.model, (free, *fitter.over, best)
-    small = len(model.nodes) <= _SMALL
-    if not has_few_layouts(model) or (fitter.quick and not small):
+def _highest_dual(fitter: MemoryFitter, fit: FitResult) -> "LagrangianBound | None":
+    """Returns the bound at the operation where it can be highest, as far as plans tell, if it is worth its time."""
+    model, plans = fitter.model, (fit.free, *fit.pricing.infeasible, fit.plan)
+    small = len(model.nodes) <= model.limits.memory_dual_nodes
+    if not has_few_layouts(model) or (fitter.is_replan and not small):
         return None
-    floors = (floor for floor in fitter.points.floors if floor.bytes(free) > limit)
-    full = [_LagrangianBound(floor, plans, limit, not fitter.quick, fitter.joint) for floor in floors]
-    most = max(full, key=lambda dual: dual.hoped, default=None)
-    least = 0.0 if small else model.scale.seconds(free.cost + _WORTH * best.cost)
-    return most if most and most.price and most.hoped > least else None
+    held = [held for held in fit.pricing.points.lower_bounds if held.bytes(fit.free) > fit.limit]
+    if not held:
+        return None
+    networks = fitter.networks or joint_networks(model)
+    duals = [LagrangianBound(each, plans, fit.limit, not fitter.is_replan, networks) for each in held]
+    highest = max(duals, key=lambda dual: dual.highest)
+    least = 0.0 if small else model.scale.seconds(fit.free.cost + model.limits.memory_dual_worth * fit.plan.cost)
+    return highest if highest.price and highest.highest > least else None
 
 
-class _LagrangianBound:
-    """The bound as a function of the price, which rises to its best value and falls again.
-
-    ``hoped`` are the seconds that it can be at most, as far as known plans say, and ``price`` where; 0 for no price.
+class LagrangianBound:
+    """The bound at one operation, as a function of the price.
 
     Args:
-      plans: that are known; the last one fits.
-      rounds: whether small networks go through them.
-      joint: the networks of all states, if they can be looked at together.
+      held: bytes that memory certainly holds at the operation.
+      plans: known plans; the last one fits.
+      limit: bytes per device.
+      rounds: whether small networks go through rounds of pruning.
+      networks: of all states, if all mesh axes can be searched jointly.
+
+    Attributes:
+      highest: seconds that the bound cannot exceed, as far as known plans tell.
+      price: where that is, in seconds per byte; 0 for no price.
     """
 
     def __init__(
         self,
-        floor: MemoryLowerBound,
+        held: MemoryLowerBound,
         plans: Sequence[CostedPlan],
         limit: float,
         rounds: bool,
-        joint: NetworkBuilder | None = None,
+        networks: NetworkBuilder | None = None,
     ) -> None:
-        self.floor, self.choice, self.limit, self.model = floor, plans[-1], limit, floor.model
-        self._plans = list(plans)
-        self._underpaid: Underpaid = {}  # at prices before
-        self._rounds, self.joint = rounds, joint
-        self.is_small = len(self.model.nodes) <= _SMALL
-        self._lines = {self._line(plan) for plan in plans}
-        self.hoped, self.price = self._highest()
+        self.held, self.plans, self.limit, self.model = held, tuple(plans), limit, held.model
+        self.limits, self.networks = self.model.limits, networks
+        self.is_small = len(self.model.nodes) <= self.limits.memory_dual_nodes
+        self._rounds = rounds
+        self.highest, self.price = _highest_of({self._line(plan) for plan in plans})
 
-    def _line(self, plan: CostedPlan) -> tuple[float, float]:
-        """What the bound can be at most as far as a plan says, over the price: seconds, and bytes over the limit."""
-        return self.model.scale.seconds(plan.cost), self.floor.bytes(plan) - self.limit
+    def detached(self) -> "LagrangianBound":
+        """Returns the same bound on a model of its own, so that another thread can compute it."""
+        other = copy(self)
+        other.model = self.model.with_prices(Prices()) if self.networks else self.model.for_thread()
+        return other
 
-    def _highest(self) -> tuple[float, float]:
-        """The most that all lines leave, and the price there."""
-        pairs = combinations(self._lines, 2)
-        crossings = [(a - b) / (y - x) for (a, x), (b, y) in pairs if (a - b) * (y - x) > 0]
-        return max((min(cost + price * over for cost, over in self._lines), price) for price in (0.0, *crossings))
-
-    def best(self, more: int) -> float:
-        """The highest bound found, at that price and so many others, as long as much is open and may be less."""
-        known = dict[float, tuple[float, float]]()  # by price, the bound and how much the plan pointed to is too large
-        price, found = self.price, 0.0
-        for left in range(more, -1, -1):
-            bound, certificate = self._bound(price, not left)
-            found = max(found, bound)
+    def best(self, steps: int, price: float | None = None) -> float:
+        """Returns the highest bound found, at ``price`` and up to ``steps`` others, while much of the gap is open."""
+        price, plans, underpaid = self.price if price is None else price, self.plans, _NOTHING
+        lines, tried, best = {self._line(plan) for plan in plans}, dict[float, tuple[float, float]](), 0.0
+        for left in range(steps, -1, -1):
+            bound, certificate = self.at(price, plans, underpaid, is_last=not left)
+            best = max(best, bound)
             if (
                 not left
-                or found >= (1 - self.model.limits.bounds_wide_gap) * self.choice.cost
+                or best >= (1 - self.limits.bounds_wide_gap) * self.plans[-1].cost
                 or self.model.deadline.expired()
             ):
                 break
-            self._underpaid = certificate.underpaid
-            self._plans.append(evaluate_plan(self.model, Evaluator(self.model), certificate.decoded))
-            line = self._line(self._plans[-1])
-            self._lines.add(line)
-            known[price] = bound, line[1]
-            hoped, price = self._highest()
-            if _near(price, known):  # that line is above the others here
-                (_, over), price = max((each, at) for at, each in known.items())
-                price *= _APART ** np.sign(over)
-            if _near(price, known) or not price or hoped <= self.model.scale.seconds(found * (1 + _MORE)):
+            underpaid = certificate.underpaid
+            decoded = evaluate_plan(self.model, Evaluator(self.model), certificate.decoded)
+            line = self._line(decoded)
+            plans, lines, tried[price] = (*plans, decoded), lines | {line}, (bound, line.bytes_over)
+            highest, price = _highest_of(lines)
+            if self._is_known(price, tried):  # the line of the decoded plan does not cut off this price
+                (_, over), price = max((each, at) for at, each in tried.items())
+                price *= self.limits.memory_dual_price_step ** np.sign(over)
+            rise = self.model.scale.seconds(best * (1 + self.limits.memory_dual_rise))
+            if self._is_known(price, tried) or not price or highest <= rise:
                 break
-        return found
+        return best
 
-    def _bound(self, price: float, last: bool = True) -> tuple[float, Certificate]:
-        """In exact costs, rounded down, and what proves it; with less work if more prices follow.
+    def at(
+        self, price: float, plans: Sequence[CostedPlan] = (), underpaid: Underpaid = _NOTHING, is_last: bool = True
+    ) -> tuple[float, Certificate]:
+        """Returns the bound at a price, in exact costs rounded down, and the certificate that proves it.
 
-        The network is tight around the cheapest plan known at the price; if that leaves much open, and rounds are
+        The network is tight around the plan that is cheapest at the price; if that leaves much open, and rounds are
         quick, around the plan that fits as well.
+
+        Args:
+          plans: known ones; the constructor's by default.
+          underpaid: values that networks at prices before let pay too little (see ``Certificate``).
+          is_last: no other price follows, so more work is worth it.
         """
-        model = self.model.with_prices(self.floor.prices(price))
-        joint = self.joint.priced(model) if self.joint else NetworkBuilder(model)
-        found, trees = list[tuple[float, Certificate]](), model.limits.bounds_first_tree_entries
-        for plan in self._cheapest(price):
-            paid = self.paid(price, plan)
-            certificate = Certificate(joint, CostedPlan(plan.rows, paid, {}), trees, self._underpaid)
-            quick = certificate.entries <= _LARGEST
-            certificate = self._raised(certificate, last)
-            found.append((min(paid, certificate.bound) if is_light(certificate) else 0.0, certificate))
-            if not (quick and self._rounds) or certificate.gap <= _MORE:
+        model, best = self.model.with_prices(self.held.prices(price)), self.plans[-1]
+        networks = self.networks.priced(model) if self.networks else NetworkBuilder(model)
+        nearest = min([best, *(plans or self.plans)], key=lambda plan: self.cost_at(price, plan))
+        around = [best] if nearest is best or not self.is_small else [nearest, best]
+        found = list[tuple[float, Certificate]]()
+        for plan in around:
+            cost = self.cost_at(price, plan)
+            certificate = Certificate(
+                networks, CostedPlan(plan.rows, cost, {}), self.limits.bounds_first_tree_entries, underpaid
+            )
+            quick = certificate.entries <= self.limits.memory_dual_entries
+            certificate = self._raised(certificate, is_last)
+            found.append((min(cost, certificate.bound) if is_light(certificate) else 0.0, certificate))
+            if not (quick and self._rounds) or certificate.gap <= self.limits.memory_dual_rise:
                 break
         least, certificate = max(found, key=lambda each: each[0])
-        return least - self._rounded - float(model.scale.pack(np.asarray(price * self.limit))), certificate
+        return least - self._rounding - float(model.scale.pack(np.asarray(price * self.limit))), certificate
 
-    def _raised(self, certificate: Certificate, last: bool) -> Certificate:
-        """One that proves more, in rounds where that is quick."""
-        if self._rounds and (certificate.entries <= _LARGEST or (self.is_small and certificate.entries <= _LARGER)):
-            return tighten_without_search(certificate, _WORK if last else _LESS)
+    def cost_at(self, price: float, plan: CostedPlan) -> float:
+        """Returns the most that a plan can cost in the network at a price, in which every term is rounded by itself."""
+        held = self.model.scale.pack(np.asarray(price * self.held.bytes(plan)))
+        return plan.cost + float(held) + self._rounding
+
+    def _raised(self, certificate: Certificate, is_last: bool) -> Certificate:
+        """Returns a certificate that proves more, by rounds of pruning where that is quick."""
+        limits = self.limits
+        most = limits.memory_dual_entries_small if self.is_small else limits.memory_dual_entries
+        if self._rounds and certificate.entries <= most:
+            work = limits.memory_dual_work_last if is_last else limits.memory_dual_work
+            return tighten_without_search(certificate, work)
         if is_light(certificate):
             raise_bound(certificate)
         return rebuild_and_raise(certificate) if self._rounds and self.is_small else certificate
 
-    def _cheapest(self, price: float) -> list[CostedPlan]:
-        """The plan known that costs least at a price, and the one that fits; of a large step the latter alone."""
-        near = min([self.choice, *self._plans], key=lambda plan: self.paid(price, plan))
-        return [self.choice] if near is self.choice or not self.is_small else [near, self.choice]
-
-    def paid(self, price: float, plan: CostedPlan) -> float:
-        """What a plan costs in the network at most, where every term is rounded by itself."""
-        held = self.model.scale.pack(np.asarray(price * self.floor.bytes(plan)))
-        return plan.cost + float(held) + self._rounded
-
     @property
-    def _rounded(self) -> float:
-        return (self.floor.rounded + 1) * TIES
+    def _rounding(self) -> float:
+        return (self.held.rounded_terms + 1) * TIES
+
+    def _line(self, plan: CostedPlan) -> "DualCut":
+        return DualCut(self.model.scale.seconds(plan.cost), self.held.bytes(plan) - self.limit)
+
+    def _is_known(self, price: float, tried: Iterable[float]) -> bool:
+        """Returns whether the bound at a price that was tried is nearly the same."""
+        return any(abs(price - other) <= self.limits.memory_dual_price_apart * other for other in tried)
 
 
-def _near(price: float, known: Iterable[float]) -> bool:
-    """Whether the bound at a price that is known says as much."""
-    return any(abs(price - other) <= _SAME * other for other in known)
+class DualCut(NamedTuple):
+    """Upper bound on the dual as a function of the price: ``seconds + price * bytes_over``.
+
+    Args:
+      seconds: of a plan.
+      bytes_over: bytes that it certainly holds more than the limit; negative if less.
+    """
+
+    seconds: float
+    bytes_over: float
+
+
+def _highest_of(lines: Iterable[DualCut]) -> tuple[float, float]:
+    """Returns the maximum over all prices of the lowest line, in seconds, and the price there."""
+    lines = list(lines)
+    pairs = combinations(lines, 2)
+    crossings = [(a - b) / (y - x) for (a, x), (b, y) in pairs if (a - b) * (y - x) > 0]
+    return max((min(cost + price * over for cost, over in lines), price) for price in (0.0, *crossings))

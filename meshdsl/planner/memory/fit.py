@@ -1,12 +1,28 @@
-"""The memory limit: put a price on bytes where memory is short, and raise it until the plan fits.
+"""Fit a plan into the memory limit: put a price on bytes where memory is short, and raise it until the plan fits.
 
-Only a few program points ever bind. The fullest point of the current plan is added to the priced
-points, every value alive there pays per byte, and the step is solved again (Lagrangian
-relaxation with lazily generated rows). When the unpriced optimum fits, it is the optimum. Once a plan fits, lower
-prices are tried, and of the plan that just does not fit is taken over what leaves the limit kept.
+The unconstrained optimum is the constrained one if it fits. Otherwise the constraint "at every program point, live
+bytes <= limit" is relaxed (Lagrangian relaxation with lazily generated rows, Geoffrion 1974): only a few program
+points ever bind, so the peak of the current plan joins the *priced points*, every value that is live there costs
+``price`` seconds per byte, and the step is solved again at these prices.
+
+    limit 80 GB, plan of 90 GB with its peak at the loss     price 1e-12 s/byte at the loss     -> 84 GB, peak elsewhere
+                                                             ... and at that point as well      -> 82 GB, same point
+                                                             price 3e-12                        -> 78 GB: it fits
+
+The phases, each of which returns a ``FitResult`` and takes that of the one before:
+
+1. ``fit``        raises the price until a plan fits, or raises ``MemoryLimitError``;
+2. ``bisect``     searches between that price and the highest one at which none fitted;
+3. ``improve``    adopts parts of cheaper plans that do not fit (``combine``), and searches neighbourhoods of the plan
+                  (``branch_and_bound.lns_within_memory``);
+4. ``prove``      branches and bounds over plans of small steps (``branch_and_bound``).
+
+``resume`` replaces 1 and 2 after a change of pins: it starts at the price that held before.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -20,141 +36,185 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.planner.costs.steiner import Edges
 from meshdsl.planner.encoding.networks import NetworkBuilder
-from meshdsl.planner.liveness.peak import Liveness, Peak
+from meshdsl.planner.liveness.peak import Liveness, Peak, ProgramPoint
 from meshdsl.planner.liveness.timeline import CopyTimeline, ReshardedCopies, timeline_of
-from meshdsl.planner.memory.branch_and_bound import MOST, BranchAndBound, lns_on_many_axes, lns_within_memory
-from meshdsl.planner.memory.combine import Crossover, Feasibility, Groups, PlanDifference
-from meshdsl.planner.memory.infeasible import larger, too_small
+from meshdsl.planner.memory.branch_and_bound import BranchAndBound, lns_on_many_axes, lns_within_memory
+from meshdsl.planner.memory.combine import Crossover, Feasibility, Parts, PlanDifference
+from meshdsl.planner.memory.infeasible import infeasible_error, larger_meshes
 from meshdsl.planner.memory.pricing import PricedPoints
-from meshdsl.planner.objective import CostedPlan, Evaluator, moves_along
+from meshdsl.planner.objective import CostedPlan, Evaluator, steps_of
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import evaluate_plan, priced_plans, searches_jointly
 from meshdsl.util.arrays import index_array, intern_ids, object_id
 
-# ---- Placer ----------------------------------------------------------------------------------------------------------
-# The states of a model's nodes as layouts on the timeline of its program.
-#
-# The memory of many plans of one program is asked for. Which port makes which value, and which is which reading, is
-# worked out once for all of them; what moves lead through, once for equal values that are moved alike.
+# ---- Memory of a plan ------------------------------------------------------------------------------------------------
 
 
 class PlanMaterializer:
-    """Places plans of a model.
+    """Turns plans of one model into timelines of copies, by numbers instead of by names.
 
-    ``values``: per value of the program, by its number, the port that makes it.
+    Which port produces which value, and which one is which use, is worked out once for all plans; the layouts on the
+    path of a reshard once for all values that are resharded alike.
+
+    Attributes:
+      producers: [values], the port that produces each value.
     """
 
     def __init__(self, model: Model) -> None:
         self.model, self.timeline = model, timeline_of(model.problem.program.graph, model.mesh.topology.backend)
-        wiring = model.wiring
-        self.values, self._read = wiring.producer, wiring.port_of_use
+        self.producers, self._consumers = model.wiring.producer, model.wiring.port_of_use
         self._layouts = dict(model.ports.all_layouts)
-        self._known: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
+        self._ends: dict[tuple[int, Edges], list[tuple[int, int]]] = {}
 
-    def placed(self, choice: CostedPlan) -> CopyTimeline:
-        """The program under the layouts of a plan."""
+    def timeline_of_plan(self, plan: CostedPlan) -> CopyTimeline:
+        """Returns the program under the layouts of a plan."""
         ports = self.model.ports
-        layouts, moved = ports.layout_numbers(ports.layouts(choice.rows)), self._moved(choice)
-        return CopyTimeline(
-            self.timeline, self.model.mesh, tuple(self._layouts), layouts[self.values], layouts[self._read], moved
-        )
+        layouts, moved = ports.layout_numbers(ports.layouts(plan.rows)), self._resharded(plan)
+        own, read = layouts[self.producers], layouts[self._consumers]
+        return CopyTimeline(self.timeline, self.model.mesh, tuple(self._layouts), own, read, moved)
 
-    def _moved(self, choice: CostedPlan) -> ReshardedCopies:
-        """The moves of a plan."""
-        values, spaces = self.timeline.numbers.numbers_of(choice.edges), self.model.spaces[self.values]
-        ways = intern_ids(map(object_id, choice.edges.values()))  # those that lead alike are mostly one object
-        alike = np.unique(spaces[values] * (ways.max(initial=0) + 1) + ways, return_index=True, return_inverse=True)
-        moved = list(choice.edges.items())
-        ends = [index_array(chain(*self._ends(*moved[i]))).reshape(-1, 2) for i in alike[1].tolist()]
-        counts = index_array(map(len, ends))[alike[2]]
-        begins = np.cumsum([0, *map(len, ends)])[alike[2]]
+    def _resharded(self, plan: CostedPlan) -> ReshardedCopies:
+        """Returns the copies that the reshard steps of a plan make; equal trees of equal spaces are expanded once."""
+        values, spaces = self.timeline.index.numbers_of(plan.edges), self.model.spaces[self.producers]
+        trees = intern_ids(map(object_id, plan.edges.values()))  # equal trees are mostly one object
+        keys = spaces[values] * (trees.max(initial=0) + 1) + trees
+        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        moved = list(plan.edges.items())
+        ends = [index_array(chain(*self._ends_of(*moved[i]))).reshape(-1, 2) for i in first.tolist()]
+        counts = index_array(map(len, ends))[inverse]
+        begins = np.cumsum([0, *map(len, ends)])[inverse]
         at = np.arange(counts.sum()) + (begins - np.cumsum(counts) + counts).repeat(counts)
         before, after = np.concatenate([np.empty((0, 2), dtype=np.intp), *ends])[at].T
         return ReshardedCopies(values.repeat(counts), before, after)
 
-    def _ends(self, value: int, edges: Edges) -> list[tuple[int, int]]:
-        """The layouts between which a value is moved, by number."""
+    def _ends_of(self, value: int, edges: Edges) -> list[tuple[int, int]]:
+        """Returns the layouts before and after each reshard step of a value, by number."""
         key = object_id(self.model.reshard_costs[value]), edges
-        if key not in self._known:
-            moves = moves_along(self.model, value, edges)
-            self._known[key] = [(self._number(move.before), self._number(move.after)) for move in moves]
-        return self._known[key]
+        if key not in self._ends:
+            steps = steps_of(self.model, value, edges)
+            self._ends[key] = [(self._number(step.before), self._number(step.after)) for step in steps]
+        return self._ends[key]
 
     def _number(self, layout: Layout) -> int:
         return self._layouts.setdefault(layout, len(self._layouts))
 
 
-# ---- Weigher ---------------------------------------------------------------------------------------------------------
-# What plans of a model hold in memory, and the best one that comes of two of them.
-
-
-_TRIED = 50_000  # operations of all plans together that are made of halves of parts
-
-
 class PeakCache:
-    """Weighs plans.
+    """The memory of plans of one model: their peaks are kept as long as the plans are.
 
     Args:
-      evaluator: of the model.
-      donated: positions of the inputs that are given up.
+      donated: positions of the inputs whose memory is given up.
     """
 
     def __init__(self, evaluator: Evaluator, donated: frozenset[int]) -> None:
         self.model, self._evaluator, self._donated = evaluator.model, evaluator, donated
-        self._placer = PlanMaterializer(self.model)
+        self._materializer = PlanMaterializer(self.model)
         self._peaks: WeakKeyDictionary[CostedPlan, Peak] = WeakKeyDictionary()
         self._latest: tuple[CostedPlan, Liveness] | None = None
 
-    def peak(self, choice: CostedPlan) -> Peak:
-        """The fullest point of a plan."""
-        if choice not in self._peaks:
-            self._peaks[choice] = self._lives(choice).peak()
-        return self._peaks[choice]
+    def peak(self, plan: CostedPlan) -> Peak:
+        """Returns the program point at which a plan holds most bytes."""
+        if plan not in self._peaks:
+            self._peaks[plan] = self._liveness(plan).peak()
+        return self._peaks[plan]
 
-    def unpriced(self, choice: CostedPlan, limit: float, priced: Iterable[int]) -> Peak | None:
-        """The point at which a plan holds most of what has no price, if more than a limit: no price will do then.
+    def unpriced_peak(self, plan: CostedPlan, limit: float, priced: Iterable[int]) -> Peak | None:
+        """Returns the point at which unpriced values take most bytes, if more than the limit: no price helps there.
 
         Args:
-          priced: ids of the values that have one.
+          priced: ids of the values that have a price.
         """
-        lives = self._lives(choice)
-        free = ~lives.placed.timeline.numbers.mask_of(priced)
-        held = [(int(lives.by_value(point[1])[free].sum()), point) for point in lives.over(limit)]
-        most, point = max(held, key=lambda found: found[0], default=(0, (0, ())))
-        return lives.at(*point) if most > limit else None
+        liveness = self._liveness(plan)
+        free = ~liveness.placed.timeline.index.mask_of(priced)
+        held = [
+            (int(liveness.bytes_by_value(point.path)[free].sum()), point) for point in self._points_over(plan, limit)
+        ]
+        most, fullest = max(held, key=lambda each: each[0], default=(0, None))
+        return liveness.peak_at(fullest) if fullest and most > limit else None
 
-    def mixed(self, best: CostedPlan, over: CostedPlan, limit: float) -> CostedPlan:
-        """``best`` with as much as fits of what ``over`` does, which does not fit."""
-        made = partial(evaluate_plan, self.model, self._evaluator)
-        judge = Feasibility(limit, made, self.peak, lambda choice: self._lives(choice).over(limit), self._parts)
-        return Crossover(self.model, best, over, judge, _TRIED // len(self.model.nodes)).mixed()
+    def crossover(self, best: CostedPlan, donor: CostedPlan, limit: float) -> CostedPlan:
+        """Returns ``best`` with the parts of ``donor``, which does not fit, that save most within the limit."""
+        feasibility = Feasibility(
+            limit,
+            partial(evaluate_plan, self.model, self._evaluator),
+            self.peak,
+            partial(self._points_over, limit=limit),
+            self._difference,
+        )
+        return Crossover(self.model, best, donor, feasibility).run()
 
-    def _lives(self, choice: CostedPlan) -> Liveness:
-        """The memory of a plan; that of the last one asked for is kept."""
-        if self._latest is None or self._latest[0] is not choice:
-            self._latest = choice, Liveness(self._placer.placed(choice), self._donated)
+    def _liveness(self, plan: CostedPlan) -> Liveness:
+        """Returns the memory of a plan; that of the latest plan is kept."""
+        if self._latest is None or self._latest[0] is not plan:
+            self._latest = plan, Liveness(self._materializer.timeline_of_plan(plan), self._donated)
         return self._latest[1]
 
-    def _parts(self, one: CostedPlan, other: CostedPlan, groups: Groups) -> PlanDifference:
-        """Two plans, come apart."""
-        lives = self._lives(one), self._lives(other)
-        return PlanDifference(self._evaluator, groups, (one, other), lives, self._placer.values)
+    def _points_over(self, plan: CostedPlan, limit: float) -> list[ProgramPoint]:
+        limits = self.model.limits
+        return self._liveness(plan).points_over(limit, limits.liveness_points, limits.liveness_spacing)
+
+    def _difference(self, best: CostedPlan, donor: CostedPlan, parts: Parts) -> PlanDifference:
+        liveness = self._liveness(best), self._liveness(donor)
+        return PlanDifference(self._evaluator, parts, (best, donor), liveness, self._materializer.producers)
 
 
 # ---- Fit -------------------------------------------------------------------------------------------------------------
 
 
-_ROUNDS, _TRIALS = 14, 2
-_RAISE = 3.0
-_FRESH = 2  # times that a price is tried again as points come in that did not pay it
-_MIXED = 3  # plans that do not fit of which parts are taken over
-_FIRST = 100.0  # how much less than the first price is nearly nothing
-_FEW, _HALVINGS, _PRICED = 1, 6, 20_000  # of the price: at least, at most, and operations of all of them together ...
-_DEAR = 5e-2  # part of a plan's cost more than without a limit, for a higher price to be tried as well ...
-_DEARER = 1e-2  # ... and for it to be decided anew on many mesh axes, where messages settle worse
-_NEAR = 2e-3  # ... as long as the plan is so much slower than one that does not fit
-_LOW = 0.25  # part of a price at which plans fit, for those that are decided anew from one that does
+@dataclass(frozen=True)
+class Pricing:
+    """Where the search over prices stands.
+
+    Args:
+      points: program points at which bytes have a price.
+      price: the latest one, in seconds per byte.
+      low: the highest price at which no plan was found that fits, or a negligible one.
+      path_copies: whether a value that waits for a later consumer pays for one copy on the path there, the smallest;
+        else for every copy that is made.
+      infeasible: plans that did not fit, the latest first.
+    """
+
+    points: PricedPoints
+    price: float = 0.0
+    low: float = 0.0
+    path_copies: bool = True
+    infeasible: tuple[CostedPlan, ...] = ()
+
+    def prices(self, price: float) -> Prices:
+        """Returns the prices of all values at a price per byte."""
+        return self.points.prices(price, self.path_copies)
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Result of a phase of ``MemoryFitter``.
+
+    Args:
+      limit: bytes per device.
+      free: the cheapest plan found, whatever its memory.
+      plan: the cheapest plan found within the limit; ``free`` itself if it fits.
+      pricing: prices at which the plan was found.
+      candidates: further plans within the limit, the cheapest first.
+      bound: cost that no plan within the limit undercuts; 0 as long as none is proved.
+    """
+
+    limit: float
+    free: CostedPlan
+    plan: CostedPlan
+    pricing: Pricing
+    candidates: tuple[CostedPlan, ...] = ()
+    bound: float = 0.0
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the limit excludes the cheapest plan."""
+        return self.plan is not self.free
+
+
+def joint_networks(model: Model) -> NetworkBuilder | None:
+    """Returns the networks over all states of a model, if all mesh axes can be searched jointly."""
+    return NetworkBuilder(model) if searches_jointly(model) else None
 
 
 class MemoryFitter:
@@ -162,211 +222,238 @@ class MemoryFitter:
 
     Args:
       model: of the program under ``pins``.
-      like: searched under other pins, where to begin: with its prices.
+      networks: of ``joint_networks``, to be priced; without them, networks are built at their price.
+      is_replan: the plan of other pins is known, and only as much is spent as a change of pins is worth.
     """
 
-    def __init__(self, model: Model, pins: Pins, like: "MemoryFitter | None" = None) -> None:
-        self.model, self.pins, self.quick = model, pins, like is not None
+    def __init__(
+        self, model: Model, pins: Pins, networks: NetworkBuilder | None = None, is_replan: bool = False
+    ) -> None:
+        self.model, self.pins, self.networks, self.is_replan = model, pins, networks, is_replan
         self.evaluator = Evaluator(model)
-        self.weigher = PeakCache(self.evaluator, pins.donated)
-        self.points: PricedPoints = PricedPoints(model, pins.donated, like.points if like else None)
-        self.price: float = like.price if like else 0.0  # the last one
-        self.keeps = True  # whether one copy is priced of what is kept for later, or all that are made
-        self.low = 0.0  # one at which no plan fitted, or nearly nothing
-        self.bound = 0.0  # what no plan that fits can cost less than, as far as boxes say
-        self._joint: NetworkBuilder | None = None
-        self.over: list[CostedPlan] = []  # plans that did not fit, the latest first
+        self.peaks = PeakCache(self.evaluator, pins.donated)
 
-    @property
-    def joint(self) -> NetworkBuilder | None:
-        """The networks of all states, if they can be looked at together, made when they are first asked for."""
-        if searches_jointly(self.model):
-            self._joint = self._joint or NetworkBuilder(self.model)
-        return self._joint
+    def with_networks(self) -> "MemoryFitter":
+        """Returns the fitter with networks of its model, if all mesh axes can be searched jointly."""
+        other = copy(self)
+        other.networks = self.networks or joint_networks(self.model)
+        return other
+
+    def without_networks(self) -> "MemoryFitter":
+        """Returns the fitter without its networks, which may be large."""
+        other = copy(self)
+        other.networks = None
+        return other
+
+    def peak(self, plan: CostedPlan) -> Peak:
+        """Returns the program point at which a plan holds most bytes."""
+        return self.peaks.peak(plan)
+
+    def pricing(self, previous: Pricing | None = None) -> Pricing:
+        """Returns a pricing to start from: none, or the points and the price of another model of the program."""
+        points = PricedPoints(self.model, self.pins.donated, previous.points if previous else None)
+        return Pricing(points, previous.price if previous else 0.0)
+
+    def fit(self, free: CostedPlan, limit: float, pricing: Pricing | None = None) -> FitResult:
+        """Returns ``free`` if it fits, else the cheapest plan within the limit that rising prices find.
+
+        Raises:
+          MemoryLimitError: if no plan within the limit is found.
+        """
+        pricing = pricing or self.pricing()
+        peak, smallest = self.peak(free), free
+        if peak.bytes <= limit:
+            return FitResult(limit, free, free, pricing)
+        price = pricing.price or self.model.scale.seconds(free.cost) / max(peak.bytes, 1) / 8
+        for path_copies in (True, False):
+            alternate = path_copies and self._is_small
+            plan, pricing = self._raise_price(free, replace(pricing, path_copies=path_copies), price, limit, alternate)
+            if self.peak(plan).bytes <= limit:
+                return FitResult(limit, free, plan, pricing)
+            smallest = min(smallest, plan, key=self._bytes)
+        is_smallest = False
+        if self._is_tiny:
+            found = self._branch_and_bound(smallest, pricing.points).smallest(limit)
+            smallest, is_smallest = found.best, found.bound == inf
+        if self.peak(smallest).bytes <= limit:
+            return FitResult(limit, free, smallest, pricing)
+        larger = self._on_larger_meshes(pricing, limit)
+        raise infeasible_error(self.model.problem, self.pins, self.peak(smallest), limit, is_smallest, larger)
+
+    def resume(self, known: CostedPlan, free: CostedPlan, limit: float, pricing: Pricing) -> FitResult:
+        """Returns the cheapest plan found at a price that held before; its plan often does not fit.
+
+        Args:
+          known: a plan that may fit.
+          free: the cheapest plan, which does not fit; the search is around it, where equal layers agree.
+          pricing: of the plan under other pins.
+        """
+        found = [known, self._solve([free], pricing.prices(pricing.price), limit, pricing.path_copies)]
+        donors = [free, *(plan for plan in found if self._bytes(plan) > limit)]
+        if all(self._bytes(plan) > limit for plan in found):
+            plan, pricing = self._raise_price(found[-1], pricing, pricing.price, limit, self._is_small)
+            found.append(plan)
+        feasible = [plan for plan in found if self._bytes(plan) <= limit]
+        if not feasible:
+            return FitResult(limit, free, min(found, key=self._bytes), pricing)
+        return FitResult(limit, free, self._adopt(min(feasible, key=_cost), donors, limit), pricing)
+
+    def bisect(self, result: FitResult) -> FitResult:
+        """Returns plans at prices between the one at which a plan fitted and the highest at which none did."""
+        limits, deadline, limit, free, pricing = (
+            self.model.limits,
+            self.model.deadline,
+            result.limit,
+            result.free,
+            result.pricing,
+        )
+        best, low, high, points = result.plan, pricing.low, pricing.price, pricing.points
+        feasible, infeasible, path_copies = [best], pricing.infeasible, pricing.path_copies
+        # the price at which the plan and the free one cost the same
+        equal = self.model.scale.seconds(best.cost - free.cost) / (self._bytes(free) - self._bytes(best))
+        if self._is_small and best.cost > free.cost * (1 + limits.memory_gap_wide) and not deadline.expired():
+            # where messages converge badly they may do better at a higher price
+            plan = self._solve([best], pricing.prices(high * limits.memory_price_factor), limit, path_copies)
+            feasible += [plan] if self._bytes(plan) <= limit else []
+        # a plan at a negligible price is worth one trial, if no price at which none fitted was tried
+        least = limits.memory_bisections_least if low <= high / limits.memory_price_negligible else 0
+        for _ in range(max(least, min(limits.memory_bisections, limits.memory_priced_nodes // len(self.model.nodes)))):
+            best = min(feasible, key=_cost)
+            if best.cost <= free.cost * (1 + limits.memory_gap_small) or deadline.expired():
+                break
+            price, equal = equal if low < equal < high else (low * high) ** 0.5, 0.0
+            path_copies ^= self._is_small
+            known = [best, free, *infeasible[:1]]
+            plan = self._solve(known, points.prices(price, path_copies), limit, path_copies, sweep=False)
+            peak = self.peak(plan)
+            if peak.bytes <= limit:
+                high, feasible = price, [*feasible, plan]
+            else:
+                low, infeasible = price if peak in points else low, (plan, *infeasible)
+                points = points.including(peak)
+        pricing = replace(pricing, points=points, price=high, path_copies=path_copies, infeasible=infeasible)
+        best, *others = sorted(feasible, key=_cost)
+        return replace(result, plan=best, candidates=tuple(others), pricing=pricing)
+
+    def improve(self, result: FitResult) -> FitResult:
+        """Returns the cheapest plan that adopts parts of infeasible ones, improved by neighbourhood search."""
+        limits, limit, free, pricing = self.model.limits, result.limit, result.free, result.pricing
+        distinct = {plan.cost: plan for plan in pricing.infeasible}.values()
+        count = limits.memory_donors * (2 if self._is_small else 1)
+        donors = sorted(list(distinct)[:count], key=_cost) or [free]
+        feasible = [result.plan, *(result.candidates if self._is_small else ())]
+        best = min((self._adopt(plan, donors, limit) for plan in feasible), key=_cost)
+        networks = self.networks or joint_networks(self.model)
+        gap = limits.memory_gap_wide if networks else limits.memory_gap_wide_many_axes
+        if self._is_small and best.cost > free.cost * (1 + gap):
+            low = pricing.points.prices(pricing.price * limits.memory_lns_price, True)
+            search = partial(lns_within_memory, networks) if networks else partial(lns_on_many_axes, self.model)
+            best = search(self.evaluator, best, (Prices(), low), partial(self._fitted, limit))
+        return replace(result, plan=best, candidates=())
+
+    def adopt(self, result: FitResult) -> FitResult:
+        """Returns the plan with parts of infeasible ones: ``improve`` for large steps after a change of pins."""
+        donors = result.pricing.infeasible or (result.free,)
+        return replace(result, plan=self._adopt(result.plan, donors, result.limit), candidates=())
+
+    def prove(self, result: FitResult) -> FitResult:
+        """Returns the cheapest plan within the limit with its bound, if the step is small enough to enumerate boxes."""
+        if not self._is_tiny:
+            return result
+        found = self._branch_and_bound(result.plan, result.pricing.points).cheapest(result.limit)
+        return replace(result, plan=found.best, bound=found.bound)
 
     @property
     def _is_tiny(self) -> bool:
-        """Whether plans are looked for box by box."""
-        return len(self.model.nodes) <= MOST and searches_jointly(self.model) and not self.model.deadline.expired()
+        """Whether branch and bound is affordable."""
+        few = len(self.model.nodes) <= self.model.limits.memory_branch_nodes
+        return few and searches_jointly(self.model) and not self.model.deadline.expired()
 
     @property
     def _is_small(self) -> bool:
-        """Whether both ways to price what is kept are worth their time."""
-        return len(self.model.nodes) <= _PRICED
+        """Whether both ways to price values that wait for a later consumer are worth their time."""
+        return len(self.model.nodes) <= self.model.limits.memory_priced_nodes
 
-    def peak(self, choice: CostedPlan) -> Peak:
-        """The fullest point of a plan."""
-        return self.weigher.peak(choice)
+    def _bytes(self, plan: CostedPlan) -> int:
+        return self.peak(plan).bytes
 
-    def fit(self, choice: CostedPlan, limit: float) -> tuple[CostedPlan, Peak]:
-        """``choice`` if it fits; else the cheapest plan found that does; MemoryLimitError if none does."""
-        peak = self.peak(choice)
-        if peak.bytes <= limit:
-            return choice, peak
-        start = self.price or self.model.scale.seconds(choice.cost) / max(peak.bytes, 1) / 8
-        least = choice
-        for keeps in (True, False):
-            self.keeps = keeps
-            found, found_peak = self._fitted(choice, peak, start, limit, keeps and self._is_small)
-            if found_peak.bytes <= limit:
-                return found, found_peak
-            least = min(least, found, key=lambda choice: self.peak(choice).bytes)
-        least, none = self._smallest(least, limit)
-        if self.peak(least).bytes <= limit:
-            return least, self.peak(least)
-        raise too_small(self.model.problem, self.pins, self.peak(least), limit, none, self._larger(self.price, limit))
+    def _branch_and_bound(self, known: CostedPlan, points: PricedPoints) -> BranchAndBound:
+        return BranchAndBound(self.model, self.evaluator, points, self.peak, known)
 
-    def resumed(self, known: CostedPlan, free: CostedPlan, limit: float) -> CostedPlan | None:
-        """The cheapest plan found that fits at the price that bytes have, with parts of plans that do not; often none.
+    def _raise_price(
+        self, plan: CostedPlan, pricing: Pricing, price: float, limit: float, alternate: bool
+    ) -> tuple[CostedPlan, Pricing]:
+        """Returns the first plan that fits at rising prices, or the smallest found if none does.
+
+        The price rises when the peak is at a priced point, or after a few plans whose peaks were not.
 
         Args:
-          known: a plan that may fit. free: as for ``nearer``; the search is around it, for equal layers do alike there.
+          alternate: try both ways to price values that wait (``Pricing.path_copies``) at every price.
         """
-        found = [known, self._priced([free], self.price, limit)]
-        others = [free, *(choice for choice in found if self.peak(choice).bytes > limit)]
-        if len(others) > len(found):
-            found.append(self._fitted(found[-1], self.peak(found[-1]), self.price, limit, self._is_small)[0])
-        fitting = [choice for choice in found if self.peak(choice).bytes <= limit]
-        return self.mixed(min(fitting, key=lambda choice: choice.cost), others, limit) if fitting else None
-
-    def _smallest(self, least: CostedPlan, limit: float) -> tuple[CostedPlan, bool]:
-        """The smallest plan found, or one that fits, and whether that is proved to be the smallest of all."""
-        if not self._is_tiny:
-            return least, False
-        found = BranchAndBound(self.model, self.evaluator, self.points, self.peak, least).smallest(limit)
-        return found.best, found.bound == inf
-
-    def proved(self, best: CostedPlan, limit: float) -> tuple[CostedPlan, Peak]:
-        """The cheapest plan found that fits, of a step small enough for ``BranchAndBound``; ``bound`` is what it
-        proves.
-
-        Args:
-          best: one that fits.
-        """
-        if self._is_tiny:
-            best, self.bound = BranchAndBound(self.model, self.evaluator, self.points, self.peak, best).cheapest(limit)
-        return best, self.peak(best)
-
-    def _fitted(
-        self, choice: CostedPlan, peak: Peak, price: float, limit: float, both: bool
-    ) -> tuple[CostedPlan, Peak]:
-        """The cheapest plan found that fits, at rising prices; the smallest found if none does.
-
-        Args:
-          both: price what is kept both ways at every price.
-        """
-        least, fresh = (choice, peak), 0
-        self.low = price / _FIRST
-        for _ in range(2 * _ROUNDS if both else _ROUNDS):
-            self.price = price
-            choice, peak = self._next(choice, peak, price, limit)
-            least = min(least, (choice, peak), key=lambda found: found[1].bytes)
+        limits, points, path_copies = self.model.limits, pricing.points, pricing.path_copies
+        infeasible, last, low = pricing.infeasible, price, price / limits.memory_price_negligible
+        smallest, stale = plan, 0
+        for _ in range(limits.memory_rounds * (2 if alternate else 1)):
+            last, points = price, points.including(self.peak(plan))
+            plan = self._solve([plan], points.prices(price, path_copies), limit, path_copies)
+            peak, smallest = self.peak(plan), min(smallest, plan, key=self._bytes)
             if peak.bytes <= limit:
                 break
-            self.over = [choice, *self.over]
-            fresh = fresh + 1 if peak not in self.points else _FRESH
-            if fresh >= _FRESH and both and self.keeps:
-                self.keeps = False
-            elif fresh >= _FRESH:
-                self.low, price, fresh = price, price * _RAISE, 0
-                self.keeps |= both
-                if unpriced := self.weigher.unpriced(choice, limit, self.points.values):
-                    self.points.add(unpriced)
-        return least
+            infeasible = (plan, *infeasible)
+            stale = stale + 1 if peak not in points else limits.memory_plans_per_price
+            if stale >= limits.memory_plans_per_price and alternate and path_copies:
+                path_copies = False
+            elif stale >= limits.memory_plans_per_price:
+                low, price, stale = price, price * limits.memory_price_factor, 0
+                path_copies |= alternate
+                if unpriced := self.peaks.unpriced_peak(plan, limit, points.values):
+                    points = points.including(unpriced)
+        return smallest, Pricing(points, last, low, path_copies, infeasible)
 
-    def nearer(self, best: CostedPlan, free: CostedPlan, limit: float) -> list[CostedPlan]:
-        """Plans that fit, the cheapest first, found between the price at which one did and the last at which none did.
+    def _solve(
+        self, known: Sequence[CostedPlan], prices: Prices, limit: float, path_copies: bool, sweep: bool = True
+    ) -> CostedPlan:
+        """Returns the cheapest plan found at these prices that fits, or the smallest.
 
         Args:
-          best: that was found to fit. free: the cheapest plan of all, which does not.
+          known: plans of which the best at these prices is where the search begins.
+          sweep: decide one mesh axis at a time exactly, after the messages.
         """
-        low, high, fitting, between = self.low, self.price, [best], self._between(best, free)
-        if self._is_small and best.cost > free.cost * (1 + _DEAR) and not self.model.deadline.expired():
-            choice = self._priced([best], high * _RAISE, limit)  # messages that settle badly may do better there
-            fitting += [choice] if self.peak(choice).bytes <= limit else []
-        few = _FEW if self.low <= self.price / _FIRST else 0  # a price at which none fitted has been tried
-        for _ in range(max(few, min(_HALVINGS, _PRICED // len(self.model.nodes)))):
-            best = min(fitting, key=lambda choice: choice.cost)
-            if best.cost <= free.cost * (1 + _NEAR) or self.model.deadline.expired():
-                break
-            price, between = between if low < between < high else (low * high) ** 0.5, 0.0
-            self.keeps ^= self._is_small
-            choice = self._priced([best, free, *self.over[:1]], price, limit, sweep=False)
-            peak = self.peak(choice)
-            if peak.bytes <= limit:
-                high, fitting = price, [*fitting, choice]
-            else:
-                low, self.over = price if peak in self.points else low, [choice, *self.over]
-                self.points.add(peak)
-        self.price = high
-        return sorted(fitting, key=lambda choice: choice.cost)
+        model = self.model.with_prices(prices)
+        every = self._is_small or not path_copies
+        found = priced_plans(model, self.evaluator.at(model), known, self.networks, sweep, every)
+        return self.evaluator.with_exact_cost(min(found, key=lambda plan: (max(self._bytes(plan), limit), plan.cost)))
 
-    def cheaper(self, fitting: list[CostedPlan], free: CostedPlan, limit: float) -> CostedPlan:
-        """The cheapest plan that comes of some that fit, with parts of others, or decided anew."""
-        over = list({choice.cost: choice for choice in self.over}.values())
-        others = sorted(over[: 2 * _MIXED if self._is_small else _MIXED], key=lambda choice: choice.cost)
-        found = [self.mixed(choice, others or [free], limit) for choice in (fitting if self._is_small else fitting[:1])]
-        best = min(found, key=lambda choice: choice.cost)
-        joint = self.joint
-        if self._is_small and best.cost > free.cost * (1 + (_DEAR if joint else _DEARER)):
-            prices = Prices(), self.points.prices(self.price * _LOW, True)
-            decided = partial(lns_within_memory, joint) if joint else partial(lns_on_many_axes, self.model)
-            best = decided(self.evaluator, best, prices, partial(self._fitting, limit))
+    def _fitted(self, limit: float, best: CostedPlan, other: CostedPlan) -> CostedPlan:
+        """Returns the other plan if it fits, else ``best`` with parts of it."""
+        return other if self._bytes(other) <= limit else self.peaks.crossover(best, other, limit)
+
+    def _adopt(self, best: CostedPlan, donors: Iterable[CostedPlan], limit: float) -> CostedPlan:
+        """Returns a plan with parts of plans that do not fit, one after the other, where these are cheaper."""
+        for donor in donors:
+            if donor.cost * (1 + self.model.limits.memory_gap_small) < best.cost:
+                best = self.peaks.crossover(best, donor, limit)
         return best
 
-    def _between(self, best: CostedPlan, free: CostedPlan) -> float:
-        """The price at which a plan that fits and the cheapest of all cost the same."""
-        return self.model.scale.seconds(best.cost - free.cost) / (self.peak(free).bytes - self.peak(best).bytes)
-
-    def _fitting(self, limit: float, best: CostedPlan, other: CostedPlan) -> CostedPlan:
-        """The other plan if it fits, else ``best`` with what can be taken over from it."""
-        return other if self.peak(other).bytes <= limit else self.weigher.mixed(best, other, limit)
-
-    def mixed(self, best: CostedPlan, others: Iterable[CostedPlan], limit: float) -> CostedPlan:
-        """The cheapest plan found that does some things as others do that do not fit."""
-        for choice in others:
-            if choice.cost * (1 + _NEAR) < best.cost:
-                best = self.weigher.mixed(best, choice, limit)
-        return best
-
-    def let_go(self) -> None:
-        """Of the networks: nothing more is looked for."""
-        self._joint = None
-
-    def _larger(self, price: float, limit: float) -> Iterator[tuple[Mesh, int]]:
-        """Larger meshes, as long as the pins hold there, and the least bytes found on each; until that fits."""
-        program = self.model.problem.program
-        for mesh in larger(self.model.mesh):
+    def _on_larger_meshes(self, pricing: Pricing, limit: float) -> Iterator[tuple[Mesh, int]]:
+        """Yields larger meshes, as long as the pins hold there, and the least bytes found; the last one fits."""
+        for mesh in larger_meshes(self.model.mesh, self.model.limits.memory_mesh_doublings):
             try:
-                other = MemoryFitter(Model(make_problem(program, mesh, self.pins)), self.pins)
+                model = Model(make_problem(self.model.problem.program, mesh, self.pins), limits=self.model.limits)
             except PinError:
                 return
-            other.points = PricedPoints(other.model, self.pins.donated, self.points)
-            found = other._leanest(price, limit)
-            yield mesh, found
-            if found <= limit:
+            fitter = MemoryFitter(model, self.pins, joint_networks(model))
+            points = PricedPoints(model, self.pins.donated, pricing.points)
+            plan = evaluate_plan(model, fitter.evaluator, model.first_states)
+            least = fitter._bytes(plan)
+            for _ in range(model.limits.memory_mesh_plans):
+                points = points.including(fitter.peak(plan))
+                plan = fitter._solve([plan], points.prices(pricing.price, True), limit, True)
+                least = min(least, fitter._bytes(plan))
+            yield mesh, least
+            if least <= limit:
                 return
 
-    def _leanest(self, price: float, limit: float) -> int:
-        """Bytes of the smallest of the first plans at this price."""
-        choice = evaluate_plan(self.model, self.evaluator, self.model.first_states)
-        peak = self.peak(choice)
-        found = [peak.bytes]
-        for _ in range(_TRIALS):
-            choice, peak = self._next(choice, peak, price, limit)
-            found.append(peak.bytes)
-        return min(found)
 
-    def _next(self, choice: CostedPlan, peak: Peak, price: float, limit: float) -> tuple[CostedPlan, Peak]:
-        """The next plan, its peak's point priced as well."""
-        self.points.add(peak)
-        choice = self._priced([choice], price, limit)
-        return choice, self.peak(choice)
-
-    def _priced(self, known: list[CostedPlan], price: float, limit: float, sweep: bool = True) -> CostedPlan:
-        """The cheapest plan found that fits, or the smallest; the best of those known is where to begin."""
-        joint = self._joint if self.quick else self.joint  # what is asked for once is made at its price
-        self.model.prices = self.points.prices(price, self.keeps)
-        found = priced_plans(self.model, self.evaluator, known, joint, sweep, self._is_small or not self.keeps)
-        self.model.prices = Prices()
-        return self.evaluator.exact(min(found, key=lambda choice: (max(self.peak(choice).bytes, limit), choice.cost)))
+def _cost(plan: CostedPlan) -> float:
+    return plan.cost

@@ -1,11 +1,13 @@
-"""The points of a program at which plans were too large, and what bytes cost there.
+"""Program points at which plans exceed the memory limit, and what bytes cost there.
 
-A point is where an operation runs. What is alive there pays for its own layout and for the copies that are read. Of
-what is read once more, at most one other reader having gone before, some copy is kept, the smallest on the way: that
-can be priced instead (``MemoryLowerBound.kept``), which does not charge a copy that two readers share twice.
+A point is an op; the program inputs are one more. A value that is live there pays for its own layout and for the
+copies that its consumers use. A copy that waits for a later consumer is different: if at most one consumer came
+before, memory certainly holds *some* copy on the resharding path to the later one, at least the smallest. Charging
+that one instead (``path_copies``) does not count a copy twice that two consumers share.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from itertools import chain
 
 import numpy as np
@@ -16,82 +18,86 @@ from meshdsl.planner.memory.lower_bound import MemoryLowerBound
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.problem.ports import End
 
-_NOWHERE = -1  # where inputs come in
+_INPUTS = -1  # id of the point at which the inputs enter
 
 
 class PricedPoints:
-    """Points, in the order in which they came in.
+    """A set of program points, in the order in which they were added, with the values that are live there.
 
     Args:
-      donated: positions of the inputs that are given up.
-      like: of the same program: its points are here from the beginning.
+      donated: positions of the inputs whose memory is given up.
+      previous: points of another model of the program, which these start from.
     """
 
-    def __init__(self, model: Model, donated: frozenset[int], like: "PricedPoints | None" = None) -> None:
+    def __init__(self, model: Model, donated: frozenset[int], previous: "PricedPoints | None" = None) -> None:
         self.model, self._donated = model, donated
-        self._peaks: dict[int, Peak] = dict(like._peaks) if like else {}
-        again = like._known if like and like.model.tables is model.tables and like._donated == donated else {}
-        self._known: dict[int, MemoryLowerBound] = {op: floor.under(model) for op, floor in again.items()}
+        self._peaks: dict[int, Peak] = dict(previous._peaks) if previous else {}
+        is_same = previous and previous.model.tables is model.tables and previous._donated == donated
+        known: dict[int, MemoryLowerBound] = previous._bounds if previous and is_same else {}
+        self._bounds: dict[int, MemoryLowerBound] = {op: bound.with_model(model) for op, bound in known.items()}
 
     def __contains__(self, peak: Peak) -> bool:
-        return _at(peak) in self._peaks
+        return _point(peak) in self._peaks
 
-    def add(self, peak: Peak) -> None:
-        """Add a point, or what is alive there in another plan."""
-        self._peaks[_at(peak)] = peak
+    def including(self, peak: Peak) -> "PricedPoints":
+        """Returns the set with another point, or with a point's live values in another plan."""
+        other = copy(self)
+        other._peaks = {**self._peaks, _point(peak): peak}
+        return other
 
     @property
     def values(self) -> set[int]:
-        """Ids of the values that are alive at some point."""
+        """Ids of the values that are live at some point."""
         return {copy.value.id for peak in self._peaks.values() for copy in peak.copies}
 
     @property
-    def floors(self) -> list[MemoryLowerBound]:
-        """What memory holds at least at each point that is an operation, in their order."""
-        return [self.floor(op) for op in sorted(self._peaks) if op != _NOWHERE]
+    def lower_bounds(self) -> list[MemoryLowerBound]:
+        """The bytes that memory certainly holds at each point that is an op, in program order."""
+        return [self.lower_bound(op) for op in sorted(self._peaks) if op != _INPUTS]
 
-    def prices(self, price: float, keeps: bool) -> Prices:
-        """What bytes cost.
+    def lower_bound(self, op: int) -> MemoryLowerBound:
+        """Returns the bytes that memory certainly holds while an op, given by its id, runs."""
+        if op not in self._bounds:
+            self._bounds[op] = MemoryLowerBound(self.model, self._donated, self._enclosing(op))
+        return self._bounds[op]
+
+    def prices(self, price: float, path_copies: bool) -> Prices:
+        """Returns the prices of all ports.
 
         Args:
-          price: per byte. keeps: whether one copy pays of what is kept for later, or all that are made.
+          price: in seconds per byte.
+          path_copies: whether a value that waits for a later consumer pays for one copy on the path there, the
+            smallest; else for every copy that is made.
         """
         own: dict[int, float] = {}
-        read: dict[End, float] = {}
-        kept: dict[End, float] = {}
+        used: dict[End, float] = {}
+        waiting: dict[End, float] = {}
         for op, peak in self._peaks.items():
-            there = self.floor(op).kept_at(price) if keeps and op != _NOWHERE else {}
-            kept.update(there)
-            alive = {copy.value.id for copy in peak.copies} - set(map(self.model.wiring.value_at, there))
-            own.update(dict.fromkeys(alive, price))
-            inside = (self._read_by(around) for around in self._around(op))
-            read.update(dict.fromkeys(chain.from_iterable((self._readers(alive), *inside)), price))
-        return Prices(own, read, path_copy=kept)
+            here = self.lower_bound(op).path_copy_prices(price) if path_copies and op != _INPUTS else {}
+            waiting.update(here)
+            live = {copy.value.id for copy in peak.copies} - set(map(self.model.wiring.value_at, here))
+            own.update(dict.fromkeys(live, price))
+            operands = (self._operands(enclosing) for enclosing in self._enclosing(op))
+            used.update(dict.fromkeys(chain.from_iterable((self._consumers(live), *operands)), price))
+        return Prices(own, used, path_copy=waiting)
 
-    def floor(self, op: int) -> MemoryLowerBound:
-        """What memory holds at least while an operation runs."""
-        if op not in self._known:
-            self._known[op] = MemoryLowerBound(self.model, self._donated, self._around(op))
-        return self._known[op]
+    def _enclosing(self, op: int) -> tuple[Op, ...]:
+        """Returns an op, given by its id, after the ops in whose bodies it is, the outermost first."""
+        return self.model.problem.index.enclosing_ops(op) if op != _INPUTS else ()
 
-    def _around(self, op: int) -> tuple[Op, ...]:
-        """The operations that one stands in, given by its id, the outermost first, and itself."""
-        return self.model.problem.index.enclosing_ops(op) if op != _NOWHERE else ()
-
-    def _read_by(self, op: Op) -> list[End]:
-        """The ports that read for an operation."""
-        numbers, wiring = self.model.problem.index, self.model.wiring
-        at = numbers.position[op.id]
-        ports = wiring.port_of_use[numbers.first_use[at] : numbers.first_use[at + 1]]
+    def _operands(self, op: Op) -> list[End]:
+        """Returns the ports that consume for an op."""
+        index, wiring = self.model.problem.index, self.model.wiring
+        at = index.position[op.id]
+        ports = wiring.port_of_use[index.first_use[at] : index.first_use[at + 1]]
         return wiring.ends_at(ports[ports >= 0])
 
-    def _readers(self, values: Iterable[int]) -> list[End]:
-        """The ports that read some values, given by their ids."""
-        wiring, there = self.model.wiring, np.zeros(self.model.wiring.node_of.size, dtype=np.bool_)
-        there[wiring.producer[self.model.problem.index.numbers_of(values)]] = True
-        return wiring.ends_at(wiring.uses[there[wiring.use_producers]])
+    def _consumers(self, values: Iterable[int]) -> list[End]:
+        """Returns the ports that consume some values, given by their ids."""
+        wiring, is_producer = self.model.wiring, np.zeros(self.model.wiring.node_of.size, dtype=np.bool_)
+        is_producer[wiring.producer[self.model.problem.index.numbers_of(values)]] = True
+        return wiring.ends_at(wiring.uses[is_producer[wiring.use_producers]])
 
 
-def _at(peak: Peak) -> int:
-    """The operation at which memory is fullest, by its id."""
-    return peak.op.id if peak.op else _NOWHERE
+def _point(peak: Peak) -> int:
+    return peak.op.id if peak.op else _INPUTS

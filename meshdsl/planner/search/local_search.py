@@ -146,7 +146,7 @@ def lns(builder: NetworkBuilder, best: CostedPlan, evaluator: Evaluator) -> Cost
     clock, count = builder.model.deadline, len(solver.domains)
     search_neighbourhoods(solver, count, samples, clock, limits, patience=limits.search_lns_patience)
     rows = builder.domains.rows(network.decode(network.order, solver.states))
-    return min(best, evaluator.exact(evaluator.evaluate(rows)), key=lambda plan: plan.cost)
+    return min(best, evaluator.with_exact_cost(evaluator.evaluate(rows)), key=lambda plan: plan.cost)
 
 
 def _positions_of(builder: NetworkBuilder, network: Network, plan: CostedPlan) -> Ints:

@@ -87,7 +87,7 @@ class _Found(NamedTuple):
 def evaluate_plan(model: Model, evaluator: Evaluator, rows: Assignment) -> CostedPlan:
     """Returns an assignment with its exact cost."""
     evaluator = evaluator.at(view_of_plan(model, rows))
-    return evaluator.exact(evaluator.evaluate(rows))
+    return evaluator.with_exact_cost(evaluator.evaluate(rows))
 
 
 def repair_for_pins(model: Model, evaluator: Evaluator, known: Assignment) -> CostedPlan:
@@ -156,7 +156,7 @@ def priced_plans(
       thorough: on many mesh axes, also let any two move alone, and all move in any two groups; otherwise all move in
         the two groups in which the plan has them.
     """
-    costs = [evaluator.objective(plan) for plan in known]
+    costs = [evaluator.priced_cost(plan) for plan in known]
     best = known[int(np.argmin(costs))]
     if searches_jointly(model):
         here = builder.priced(model) if builder else NetworkBuilder(model)
@@ -166,8 +166,8 @@ def priced_plans(
         axis_groups_in_two(model.parallel_axes) if thorough else (axis_groups_of_plan(model.parallel_axes, best.rows),)
     ):
         near = model.restricted(groups, best.rows)
-        plans = _decoded_plans(NetworkBuilder(near), groups, evaluator.at(near), evaluator.objective(best))
-        best = min([best, *plans], key=evaluator.objective)
+        plans = _decoded_plans(NetworkBuilder(near), groups, evaluator.at(near), evaluator.priced_cost(best))
+        best = min([best, *plans], key=evaluator.priced_cost)
         found += plans
     return found
 
@@ -197,7 +197,7 @@ def _search_jointly(
     model, limits = builder.model, builder.model.limits
     most = limits.bounds_passes_most if thorough else limits.search_quick_passes
     entries, start = builder.plan_entries, initial_plan(builder, evaluator, known.cost, thorough)
-    best = evaluator.exact(start.plan)
+    best = evaluator.with_exact_cost(start.plan)
     is_small = entries <= limits.search_rounds_entries or len(model.nodes) <= limits.search_rounds_nodes
     if not is_small and (start.gap <= limits.search_decoded_gap or not thorough or not is_worth_rounds(best)):
         best = min(known, best, key=lambda plan: plan.cost)
@@ -206,7 +206,7 @@ def _search_jointly(
     raise_bound(certificate, evaluator, most, is_small)
     if thorough and start.gap > _gap_worth_sweep(model) and certificate.gap >= limits.bounds_wide_gap:
         swept = _sweep(start, singleton_groups(model.parallel_axes), model)
-        better = evaluator.exact(evaluator.evaluate(builder.whole_plan(swept)))
+        better = evaluator.with_exact_cost(evaluator.evaluate(builder.whole_plan(swept)))
         if better.cost < certificate.best.cost:
             certificate.best = better
             raise_bound(certificate, evaluator, prune=is_small)
@@ -284,8 +284,8 @@ def _move(
         if is_small and is_worth_rounds(best):
             best = _search_jointly(builder, here, best, is_worth_rounds, True).plan
         else:
-            found = _decoded_plans(builder, groups, here, here.objective(best), both and moves_all)
-            best = min((best, *map(here.exact, found)), key=lambda plan: plan.cost)
+            found = _decoded_plans(builder, groups, here, here.priced_cost(best), both and moves_all)
+            best = min((best, *map(here.with_exact_cost, found)), key=lambda plan: plan.cost)
     return best
 
 

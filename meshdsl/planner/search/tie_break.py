@@ -66,7 +66,7 @@ def _without(model: Model, evaluator: Evaluator, best: CostedPlan, layouts: Ids,
     remaining: dict[int, Ids] = {}
     for n in unique_sorted(model.wiring.node_of[layouts == layout]).tolist():
         values = dict.fromkeys(model.wiring.value_at((n, p)) for p in range(len(model.wiring.ports(n))))
-        keep = model.unary[n][tuple(model.states[n].T)] <= evaluator.around(n, values, best.rows, elsewhere)
+        keep = model.unary[n][tuple(model.states[n].T)] <= evaluator.local_cost(n, values, best.rows, elsewhere)
         for p in range(len(model.wiring.ports(n))):
             keep &= _has_one_of(model, n, p, used)
         if not keep.any():
@@ -91,4 +91,4 @@ def _solved(builder: NetworkBuilder, evaluator: Evaluator) -> CostedPlan:
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), builder.model.limits.search_tie_entries)
     rows = builder.domains.rows(network.decode(network.order, found.states))
-    return evaluator.exact(evaluator.evaluate(rows))
+    return evaluator.with_exact_cost(evaluator.evaluate(rows))

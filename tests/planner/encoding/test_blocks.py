@@ -175,7 +175,7 @@ def test_messages_that_begin_with_those_of_a_shorter_step_prove_as_much_sooner(p
         few.add_replica(stamp)
     assert len(few.unary) < len(network.unary)
     cost, _ = optimum(joint, network.copy())
-    limit = evaluator.objective(best) + 1.0
+    limit = evaluator.priced_cost(best) + 1.0
     made, unaware = (TRWS(capped(network, limit)) for _ in range(2))
     whole.reduced.initialize(made, limit)
     v, w = made.ends

@@ -213,7 +213,7 @@ def test_a_limit_that_nothing_meets_says_the_least_and_what_holds_it():
     lines = too_small(lambda a, b: a @ b, (shape(64, 32), shape(32, 16)), ("x=B", ""), ONE, 1000.0)
     assert lines[0].startswith("no plan fits memory=1 kB per device; the least possible is 9.73 kB at ")
     assert "  8.19 kB: a, pinned to x=B" in lines
-    assert "no plan can fit: arguments alone hold 8.70 kB, in all parts that their pins allow" in lines
+    assert "infeasible: the arguments alone need 8.70 kB per device, even fully sharded under their pins" in lines
     assert lines[-1] == "use more devices, a smaller batch, jax.checkpoint, or raise memory="
 
 
@@ -238,8 +238,8 @@ def test_when_memory_is_short_what_the_backward_pass_reads_is_summed():
         return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w.T @ w) ** 2))(w)
 
     lines = too_small(step, (shape(8, 128), shape(1024, 8)), ("", "x=B"), ONE, 1000.0)
-    kept = [line for line in lines if "jax.checkpoint computes it again" in line]
-    assert len(kept) == 1 and "kB is kept for the backward pass" in kept[0]
+    kept = [line for line in lines if "jax.checkpoint recomputes them instead" in line]
+    assert len(kept) == 1 and "kB are residuals for the backward pass" in kept[0]
 
 
 def test_a_value_that_is_partial_in_two_ways_is_an_error():
@@ -289,7 +289,7 @@ def test_moves_that_were_found_near_a_plan_take_the_cheapest_way_of_all(mesh):
         rows = np.array([rng.choice(s) for s in states])
         restricted = evaluator.at(model.restricted(((0, 1),), rows))
         near = restricted.evaluate(rows)
-        found = restricted.exact(near)
+        found = restricted.with_exact_cost(near)
         assert evaluator.evaluate(rows).cost <= found.cost <= near.cost
         cheaper += found.cost < near.cost
     assert cheaper

@@ -5,7 +5,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.pins import make_pins
-from meshdsl.planner.liveness.peak import Liveness
+from meshdsl.planner.liveness.peak import Liveness, ProgramPoint
 from meshdsl.planner.liveness.timeline import copy_timeline
 from meshdsl.planner.memory.fit import PeakCache, PlanMaterializer
 from meshdsl.planner.objective import Evaluator, layouts_of, trees_of
@@ -13,8 +13,8 @@ from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from tests.planner.graphs import layout_of
-from tests.planner.test_dual import mixed_step
-from tests.planner.test_memory import ONE, STACK, branches, stacked, stored
+from tests.planner.liveness.test_peak import ONE, STACK, branches, stacked, stored
+from tests.planner.memory.test_dual import mixed_step
 
 STEPS = {
     "mixed": mixed_step(),
@@ -94,10 +94,10 @@ def test_a_plan_and_its_layouts_by_name_take_the_same_memory(name, topology):
     for seed in range(5):
         choice = evaluator.evaluate(drawn(model, seed))
         there = copy_timeline(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
-        one, other = Liveness(placer.placed(choice)), Liveness(there)
+        one, other = Liveness(placer.timeline_of_plan(choice)), Liveness(there)
         peak, same = one.peak(), other.peak()
         assert (peak.bytes, peak.op, set(peak.copies)) == (same.bytes, same.op, set(same.copies))
-        assert sum(copy.bytes for copy in peak.copies) == peak.bytes and one.points() == other.points()
+        assert sum(copy.bytes for copy in peak.copies) == peak.bytes and one.bytes_by_op() == other.bytes_by_op()
         peaks.add(peak.bytes)
     assert len(peaks) > 1
 
@@ -108,19 +108,21 @@ def test_what_points_hold(name, mesh):
     """By value, and the points that hold more than a limit: against all operations of the step, loops included."""
     model = model_of(name, mesh)
     choice = Evaluator(model).evaluate(drawn(model, 3))
-    lives = Liveness(PlanMaterializer(model).placed(choice))
+    lives = Liveness(PlanMaterializer(model).timeline_of_plan(choice))
     peak = lives.peak()
-    assert lives.by_value(peak.places).sum() == peak.bytes
-    assert lives.over(peak.bytes) == []
-    points = lives.over(0.5 * peak.bytes)
-    assert points[0] == (peak.bytes, peak.places)
+    assert lives.bytes_by_value(peak.path).sum() == peak.bytes
+    assert lives.points_over(peak.bytes, 24, 48) == []
+    points = lives.points_over(0.5 * peak.bytes, 24, 48)
+    assert points[0] == (peak.bytes, peak.path)
     assert [held for held, _ in points] == sorted((held for held, _ in points), reverse=True)
-    every = lives.points()
-    for held, places in points:
-        assert held == lives.by_value(places).sum() == lives.at(held, places).bytes > 0.5 * peak.bytes
-        inner = lives.placed.timeline.numbers.ops[places[-1]]
+    every = lives.bytes_by_op()
+    for held, path in points:
+        assert (
+            held == lives.bytes_by_value(path).sum() == lives.peak_at(ProgramPoint(held, path)).bytes > 0.5 * peak.bytes
+        )
+        inner = lives.placed.timeline.index.ops[path[-1]]
         assert every[inner.id] == held
-        assert sum(copy.bytes for copy in lives.at(held, places).copies) == held
+        assert sum(copy.bytes for copy in lives.peak_at(ProgramPoint(held, path)).copies) == held
 
 
 def test_the_fullest_point_of_what_has_no_price():
@@ -128,11 +130,11 @@ def test_the_fullest_point_of_what_has_no_price():
     evaluator = Evaluator(model)
     weigher, choice = PeakCache(evaluator, frozenset()), evaluator.evaluate(model.first_states)
     peak = weigher.peak(choice)
-    assert weigher.unpriced(choice, peak.bytes, ()) is None
+    assert weigher.unpriced_peak(choice, peak.bytes, ()) is None
     limit = peak.bytes // 4
-    assert weigher.unpriced(choice, limit, ()).places == peak.places
+    assert weigher.unpriced_peak(choice, limit, ()).path == peak.path
     priced = {copy.value.id for copy in peak.copies}
-    other = weigher.unpriced(choice, limit, priced)
+    other = weigher.unpriced_peak(choice, limit, priced)
     left = [0] if other is None else [c.bytes for c in other.copies if c.value.id not in priced]
     assert (other is None) == (sum(left) <= limit)
-    assert weigher.unpriced(choice, limit, [v.id for v in weigher._placer.timeline.numbers.values]) is None
+    assert weigher.unpriced_peak(choice, limit, [v.id for v in weigher._materializer.timeline.index.values]) is None

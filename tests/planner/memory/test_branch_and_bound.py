@@ -10,13 +10,12 @@ from meshdsl.errors import MemoryLimitError
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.planner.memory.branch_and_bound import BranchAndBound
-from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model
 from meshdsl.trace import trace
 from meshdsl.util.runtime import Deadline
-from tests.planner.graphs import ONE, STEPS, TWO, problem_of, shape, solved
+from tests.planner.graphs import ONE, STEPS, TWO, fitter_of, problem_of, shape, solved
 
 FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all of them to be made
 
@@ -24,7 +23,7 @@ FEW = [name for name in STEPS if name != "gradient"]  # few enough plans for all
 def every_plan(model):
     """Bytes and cost of every plan, the smallest first."""
     states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
-    evaluator, fitter = Evaluator(model), MemoryFitter(model, model.problem.pins)
+    evaluator, fitter = Evaluator(model), fitter_of(model, model.problem.pins)
     plans = (evaluator.evaluate(np.array(rows)) for rows in product(*states))
     return sorted((fitter.peak(plan).bytes, plan.cost) for plan in plans)
 
@@ -70,7 +69,7 @@ def sorted_sums(shares):
     program, laid = trace(lambda a: jnp.sort(jnp.cumsum(a, 0), 0), (shape(25, 25),)), Layout.parse("x=S(0) y=S(0)")
     model = Model(make_problem(program, Mesh(x=shares, y=shares), Pins((laid,), (laid,), (None,))))
     states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
-    fitter = MemoryFitter(model, model.problem.pins)
+    fitter = fitter_of(model, model.problem.pins)
     return fitter, [fitter.evaluator.evaluate(np.array(rows)) for rows in product(*states)]
 
 
@@ -78,12 +77,12 @@ def test_a_plan_that_fills_the_memory_exactly_fits_where_shares_of_it_are_rounde
     fitter, plans = sorted_sums(5)
     fits = [plan for plan in plans if fitter.peak(plan).bytes <= 300]
     known = max(fits, key=lambda plan: plan.cost)
-    found = BranchAndBound(fitter.model, fitter.evaluator, fitter.points, fitter.peak, known).cheapest(300)
+    found = BranchAndBound(fitter.model, fitter.evaluator, fitter.pricing().points, fitter.peak, known).cheapest(300)
     assert found.best.cost == min(plan.cost for plan in fits) < known.cost
 
 
 def test_a_bound_is_none_where_time_is_up_at_once():
     fitter, plans = sorted_sums(5)
     fitter.model.deadline = Deadline(0.0)
-    found = BranchAndBound(fitter.model, fitter.evaluator, fitter.points, fitter.peak, plans[0]).cheapest(1e9)
+    found = BranchAndBound(fitter.model, fitter.evaluator, fitter.pricing().points, fitter.peak, plans[0]).cheapest(1e9)
     assert found.best is plans[0] and found.bound == 0.0

@@ -7,13 +7,12 @@ from meshdsl.pins import make_pins
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.memory import fit
 from meshdsl.planner.memory.branch_and_bound import lns_on_many_axes, lns_within_memory
-from meshdsl.planner.memory.fit import MemoryFitter
 from meshdsl.planner.objective import Evaluator
 from meshdsl.planner.problem.build import make_problem
 from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
-from tests.planner.graphs import TWO, limited, problem_of
+from tests.planner.graphs import TWO, fitter_of, limited, problem_of
 
 
 def begun():
@@ -64,10 +63,10 @@ def test_so_are_two_microbatches_on_many_axes(monkeypatch):
 
     monkeypatch.setattr(fit, "lns_on_many_axes", noted)
     model = limited(Model(make_problem(traced, mesh, pins)), search_joint_pairs=0)
-    fitter = MemoryFitter(model, pins)
+    fitter = fitter_of(model, pins)
     free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
-    best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
+    best = fitter.improve(fitter.bisect(fitter.fit(free, limit))).plan
     peak = fitter.peak(best)
     assert peak.bytes <= limit
     assert best is found[-1]

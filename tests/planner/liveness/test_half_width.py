@@ -6,7 +6,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ir.graph import walk
-from meshdsl.planner.liveness.aliasing import picks, reads
+from meshdsl.planner.liveness.aliasing import one_hot_scatters, operand_uses
 from meshdsl.trace import trace
 
 
@@ -17,8 +17,8 @@ def array(*shape, dtype=jnp.float32):
 def narrow(step, *args):
     """Names of the operations that make values which only products read."""
     graph = trace(step, args).graph
-    found = reads(graph)
-    return {op.name for _, op in walk(graph) if op.outputs and not found.in_full(op.outputs[0])}
+    found = operand_uses(graph)
+    return {op.name for _, op in walk(graph) if op.outputs and not found.needs_full(op.outputs[0])}
 
 
 def high(x, y):
@@ -50,9 +50,9 @@ def layers(w, x):
 
 def test_the_stack_of_a_loop_that_products_read_in_another():
     graph = trace(jax.grad(layers), (array(4, 64, 64), X)).graph
-    found = reads(graph)
+    found = operand_uses(graph)
     forward = next(op for op in graph.ops if op.name == "scan")
-    stacks = [found.in_full(value) for value in forward.outputs[forward.params["num_carry"] :]]
+    stacks = [found.needs_full(value) for value in forward.outputs[forward.params["num_carry"] :]]
     assert sorted(stacks) == [False, True]  # the layer's input, for its weight's gradient, and cos(x @ w)
 
 
@@ -75,10 +75,10 @@ def test_a_label_per_row_is_picked_by_comparing():
         return jnp.take_along_axis(jax.nn.log_softmax(x), label[:, None], axis=-1).sum()
 
     graph = trace(jax.grad(loss), (array(256, 512), array(256, dtype=jnp.int32))).graph
-    kept = picks(graph)
+    kept = one_hot_scatters(graph)
     assert {op.name for _, op in walk(graph) if op.outputs and op.outputs[0].id in kept} == {
         "scatter-add",
         "broadcast_in_dim",
     }
     embed = trace(jax.grad(lambda e, i: e[i].sum()), (array(512, 64), array(256, dtype=jnp.int32))).graph
-    assert picks(embed) == frozenset()
+    assert one_hot_scatters(embed) == frozenset()

@@ -19,10 +19,7 @@ from meshdsl.planner.encoding.hubs import HubTables
 from meshdsl.planner.encoding.networks import NetworkBuilder
 from meshdsl.planner.liveness.peak import Liveness
 from meshdsl.planner.liveness.timeline import copy_timeline
-from meshdsl.planner.memory import dual as dual_module
-from meshdsl.planner.memory import fit as fit_module
-from meshdsl.planner.memory.dual import _LagrangianBound, dual_bound, start_bound
-from meshdsl.planner.memory.fit import MemoryFitter
+from meshdsl.planner.memory.dual import LagrangianBound, dual_bound, start_bound
 from meshdsl.planner.memory.lower_bound import MemoryLowerBound
 from meshdsl.planner.memory.pricing import PricedPoints
 from meshdsl.planner.mrf.network import Network
@@ -32,7 +29,7 @@ from meshdsl.planner.problem.model import Model, Prices
 from meshdsl.planner.search.search import search
 from meshdsl.trace import trace
 from meshdsl.util.runtime import worker_pool
-from tests.planner.graphs import limited, minimum, shape, solved
+from tests.planner.graphs import fitter_of, limited, minimum, shape, solved
 
 PROGRAM = gpt.program(gpt.Config(6, 128, 4, seq=32, vocab=128), gpt.RULES["fsdp"], batch=64)
 
@@ -102,28 +99,27 @@ def test_the_floor_is_never_above_the_predicted_memory(made, donated, topology):
     for rows in (model.first_states, *(np.array([rng.choice(s) for s in states]) for _ in range(4))):
         choice = evaluator.evaluate(rows)
         there = copy_timeline(graph, mesh, *layouts_of(model, choice.rows), trees_of(model, choice))
-        points = Liveness(there, pins.donated).points()
+        points = Liveness(there, pins.donated).bytes_by_op()
         shares += [floors[op].bytes(choice) / points[op] for op in floors if points[op]]
     assert 0.2 < max(shares) <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"pod": 2, "data": 2, "model": 2}], ids=str)
-def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits(monkeypatch, axes):
+def test_the_bound_is_above_the_one_without_memory_and_below_every_plan_that_fits(axes):
     """Also where the plan was found in neighbourhoods, and rounds are not affordable."""
     mesh = md.Mesh(**axes, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True, rules=Rules.of(PROGRAM.rules))
     if len(axes) > 2:
-        model = limited(model, search_joint_pairs=0)
-        monkeypatch.setattr(dual_module, "_LARGEST", 0)
-    fitter = MemoryFitter(model, pins)
+        model = limited(model, search_joint_pairs=0, memory_dual_entries=0)
+    fitter = fitter_of(model, pins)
     limit = 0.85 * fitter.peak(search(model, lambda _: False).plan).bytes
     found = search(model, lambda choice: fitter.peak(choice).bytes <= limit)
-    free = found.plan
-    best, peak = fitter.fit(free, limit)
-    least = dual_bound(fitter, free, best, limit)
-    assert peak.bytes <= limit and model.scale.seconds(least) > found.lower_bound() * 1.01
-    assert least <= best.cost
-    assert model.prices.resident == {} and dual_bound(fitter, free, free, 10 * limit) == 0.0
+    fit = fitter.fit(found.plan, limit)
+    least = dual_bound(fitter, fit)
+    assert fitter.peak(fit.plan).bytes <= limit and model.scale.seconds(least) > found.lower_bound() * 1.01
+    assert least <= fit.plan.cost
+    assert model.prices.resident == {}
+    assert dual_bound(fitter, replace(fit, plan=found.plan, limit=10 * limit)) == 0.0
 
 
 def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it():
@@ -137,11 +133,11 @@ def test_in_the_network_a_plan_pays_no_more_than_is_said_of_it():
         floor = MemoryLowerBound(model, pins.donated, chain)
         for price in 1e-12 * rng.uniform(0.1, 10, 20):
             plan = evaluator.evaluate(np.array([rng.choice(s) for s in states]))
-            dual = _LagrangianBound(floor, (plan,), 0.0, True)
+            dual = LagrangianBound(floor, (plan,), 0.0, True)
             model.prices = floor.prices(price)
             joint = NetworkBuilder(model)
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.domains.states, plan.rows)]
-            assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.paid(price, plan)
+            assert minimum(joint.bounds(plan, 1 << 15).network, chosen) <= dual.cost_at(price, plan)
             model.prices = Prices()
 
 
@@ -152,7 +148,9 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays():
     evaluator, rng, price = Evaluator(model), np.random.default_rng(0), 1e-9
     states = [np.argwhere(np.isfinite(model.unary[n])) for n in range(len(model.nodes))]
     (floor,) = (
-        f for chain in chains(model.problem.program.graph) if (f := MemoryLowerBound(model, pins.donated, chain)).again
+        f
+        for chain in chains(model.problem.program.graph)
+        if (f := MemoryLowerBound(model, pins.donated, chain)).path_ends_unless
     )
     found = list[tuple[float, float]]()
     for _ in range(100):
@@ -162,8 +160,8 @@ def test_a_copy_that_is_kept_while_another_one_is_read_pays():
             joint = NetworkBuilder(model.with_prices(prices))
             chosen = [int(np.flatnonzero((s.rows == row).all(1))[0]) for s, row in zip(joint.domains.states, plan.rows)]
             least.append(minimum(joint.bounds(plan, 1 << 15).network, chosen))
-        assert least[1] <= least[0] <= _LagrangianBound(floor, (plan,), 0.0, True).paid(price, plan)
-        (kept,) = floor._smallest.besides(floor.again, model.ports.layouts(plan.rows), plan.edges)
+        assert least[1] <= least[0] <= LagrangianBound(floor, (plan,), 0.0, True).cost_at(price, plan)
+        (kept,) = floor._resident.smallest_unless(floor.path_ends_unless, model.ports.layouts(plan.rows), plan.edges)
         found.append((kept, model.scale.seconds(least[0] - least[1]) / price))
     whole = 64 * 64 * 4
     assert {0, whole} <= {kept for kept, _ in found} and max(paid for _, paid in found) == pytest.approx(whole, 1e-3)
@@ -190,93 +188,90 @@ def test_the_dearest_moves_count_whole_and_cost_no_more_than_all_do(readers):
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(monkeypatch, pairs):
+def test_three_axes_within_a_limit_are_no_worse_than_two_of_as_many_devices(pairs):
     """Where all axes are too many to be looked at jointly, and steps so large that no two axes move by themselves."""
     two, three = md.Mesh(data=4, model=2, topology="dgx-h100"), md.Mesh(pod=2, data=2, model=2, topology="dgx-h100")
     seconds, limit = [], 0.0
     for mesh in (two, three):
         model, pins = model_of(*gpt_step(), mesh, True)
-        model = limited(model, search_joint_pairs=0) if seconds else model
-        fitter = MemoryFitter(model, pins)
+        if seconds:
+            model = limited(model, search_joint_pairs=0, **({} if pairs else {"memory_priced_nodes": 0}))
+        fitter = fitter_of(model, pins)
         free = search(model, lambda _: False).plan
         limit = limit or 0.85 * fitter.peak(free).bytes
-        best = fitter.cheaper(fitter.nearer(fitter.fit(free, limit)[0], free, limit), free, limit)
+        best = fitter.improve(fitter.bisect(fitter.fit(free, limit))).plan
         assert fitter.peak(best).bytes <= limit
         seconds.append(model.scale.seconds(best.cost))
-        if not pairs:
-            monkeypatch.setattr(fit_module, "_PRICED", 0)
     assert seconds[1] <= seconds[0] * 1.001
 
 
-def test_on_many_axes_two_move_by_themselves_before_all_do(monkeypatch):
+def test_on_many_axes_two_move_by_themselves_before_all_do():
     """All in groups end elsewhere, from where no plan was found that fits."""
-    monkeypatch.setattr(fit_module, "MOST", -1)
     topology = Topology("two links", 1e8, 1e8, 1e8, 4e9, 1e-7, (Link(1e-6, 1e8, 2), Link(2e-6, 2e7)))
     program = trace(lambda a, b: jnp.tanh(a @ b + jnp.sum(a)) @ b.T @ b, (shape(32, 16), shape(16, 32)))
     pins = Pins((md.Layout(),) * 2, (md.Layout(),), (None,))
     model = Model(make_problem(program, md.Mesh(x=2, y=1, z=2, w=2, topology=topology), pins))
-    model = limited(model, search_joint_pairs=0)
-    fitter = MemoryFitter(model, pins)
-    _, peak = fitter.fit(search(model, lambda _: False).plan, 3225)
-    assert peak.bytes <= 3225
+    model = limited(model, search_joint_pairs=0, memory_branch_nodes=-1)
+    fitter = fitter_of(model, pins)
+    fit = fitter.fit(search(model, lambda _: False).plan, 3225)
+    assert fitter.peak(fit.plan).bytes <= 3225
 
 
 @pytest.mark.parametrize("off", [0.25, 2.0])
 def test_from_a_price_that_is_off_the_bound_rises_to_what_it_is_at_a_good_one(off):
     model, pins = model_of(*gpt_step(), md.Mesh(data=8, topology="dgx-h100"), True, rules=Rules.of(PROGRAM.rules))
-    fitter = MemoryFitter(model, pins)
+    fitter = fitter_of(model, pins)
     free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
-    best, _ = fitter.fit(free, limit)
-    plans = (free, *fitter.over, best)
-    duals = [_LagrangianBound(floor, plans, limit, True) for floor in fitter.points.floors if floor.bytes(free) > limit]
-    dual = max(duals, key=lambda dual: dual.hoped)
-    good, _ = dual._bound(dual.price)
-    dual.price *= off
-    alone, _ = dual._bound(dual.price)
-    assert alone < 0.99 * good <= dual.best(4) <= best.cost
+    fit = fitter.fit(free, limit)
+    plans, bounds = (free, *fit.pricing.infeasible, fit.plan), fit.pricing.points.lower_bounds
+    duals = [LagrangianBound(held, plans, limit, True) for held in bounds if held.bytes(free) > limit]
+    dual = max(duals, key=lambda dual: dual.highest)
+    good, _ = dual.at(dual.price)
+    alone, _ = dual.at(off * dual.price)
+    assert alone < 0.99 * good <= dual.best(4, off * dual.price) <= fit.plan.cost
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "model": 2}], ids=str)
-def test_the_bound_of_a_large_step_is_begun_beside_the_search(monkeypatch, axes):
+def test_the_bound_of_a_large_step_is_begun_beside_the_search(axes):
     mesh, rules = md.Mesh(**axes, topology="dgx-h100"), Rules.of(PROGRAM.rules)
     model, pins = model_of(*gpt_step(), mesh, True, rules=rules)
-    fitter = MemoryFitter(model, pins)
+    fitter, large = fitter_of(model, pins), fitter_of(limited(model, memory_dual_nodes=0), pins)
     free = search(model, lambda _: False).plan
     limit = 0.85 * fitter.peak(free).bytes
-    first, _ = fitter.fit(free, limit)
-    with worker_pool() as start:
-        assert start_bound(fitter, free, first, limit, start) is None, "a small one is not: more prices may be tried"
-        monkeypatch.setattr(dual_module, "_SMALL", 0)
-        known = start_bound(fitter, free, first, limit, start)
-        best = fitter.cheaper(fitter.nearer(first, free, limit), free, limit)
-    alone, _ = _LagrangianBound(known.floor, (first,), limit, True)._bound(known.price)
-    assert 0 < known.found.result() == alone <= best.cost
-    anew = dual_bound(fitter, free, best, limit)
-    assert alone <= dual_bound(fitter, free, best, limit, known) <= best.cost
-    other = known._replace(price=known.price * 2)
-    assert dual_bound(fitter, free, best, limit, other) == max(alone, anew), "the price has changed: both are asked"
+    first = large.fit(free, limit)
+    with worker_pool() as submit:
+        small = start_bound(fitter, fitter.fit(free, limit), submit)
+        assert small is None, "more prices may be tried"
+        pending = start_bound(large, first, submit)
+        fit = large.improve(large.bisect(first))
+    alone, _ = LagrangianBound(pending.held, (first.plan,), limit, True).at(pending.price)
+    assert 0 < pending.result.result() == alone <= fit.plan.cost
+    anew = dual_bound(large, fit)
+    assert alone <= dual_bound(large, fit, pending) <= fit.plan.cost
+    other = pending._replace(price=pending.price * 2)
+    assert dual_bound(large, fit, other) == max(alone, anew), "the price has changed: both are asked"
 
 
 def test_what_memory_holds_at_least_is_known_under_other_pins():
     mesh = md.Mesh(data=4, model=2, topology="dgx-h100")
     model, pins = model_of(*gpt_step(), mesh, True)
-    fitter = MemoryFitter(model, pins)
+    fitter = fitter_of(model, pins)
     free = search(model, lambda _: False).plan
-    fitter.fit(free, 0.85 * fitter.peak(free).bytes)
+    points = fitter.fit(free, 0.85 * fitter.peak(free).bytes).pricing.points
     program = model.problem.program
     stated = make_pins(program, mesh, layouts={"params/*": "model=S(0)"}, donated=pins.donated)
     again = model.repinned(repin(model.problem, stated))
-    known, anew = PricedPoints(again, pins.donated, fitter.points), PricedPoints(again, pins.donated)
+    known, anew = PricedPoints(again, pins.donated, points), PricedPoints(again, pins.donated)
     rng = np.random.default_rng(0)
     states = [np.argwhere(np.isfinite(again.unary[n])) for n in range(len(again.nodes))]
     plans = [Evaluator(again).evaluate(np.array([rng.choice(s) for s in states])) for _ in range(4)]
-    floors = known.floors
+    floors = known.lower_bounds
     assert floors and all(floor.model is again for floor in floors)
-    for floor, op in zip(floors, sorted(fitter.points._peaks), strict=True):
-        other = anew.floor(op)
+    for floor, op in zip(floors, sorted(points._peaks), strict=True):
+        other = anew.lower_bound(op)
         assert [floor.bytes(plan) for plan in plans] == [other.bytes(plan) for plan in plans]
-        assert floor.kept_at(1.0) == other.kept_at(1.0)
+        assert floor.path_copy_prices(1.0) == other.path_copy_prices(1.0)
 
 
 def test_the_bound_is_no_looser_where_another_plan_is_the_cheapest_at_its_price():

@@ -1,5 +1,6 @@
 """Plans under a memory limit: as much of it is used as pays."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -10,7 +11,8 @@ import optax
 
 import meshdsl as md
 from meshdsl.models import gpt
-from meshdsl.planner.liveness.peak import Liveness, Peak
+from meshdsl.planner.limits import SearchLimits
+from meshdsl.planner.liveness.peak import Liveness, Peak, ProgramPoint
 from meshdsl.planner.memory import combine as mix
 from meshdsl.planner.memory.combine import PlanDifference, independent_parts, split
 from meshdsl.planner.memory.fit import PlanMaterializer
@@ -117,9 +119,9 @@ def test_a_higher_price_is_tried_where_messages_settle_badly():
 
 
 def test_a_large_part_is_halved():
-    assert split([[1], [2], [3]]) == [[[1]], [[2], [3]]]
-    assert split([]) == split([[1, 2, 3]]) == []
-    assert split([list(range(16))]) == [[list(range(8))], [list(range(8, 16))]]
+    assert split([[1], [2], [3]], 8) == [[[1]], [[2], [3]]]
+    assert split([], 8) == split([[1, 2, 3]], 8) == []
+    assert split([list(range(16))], 8) == [[list(range(8))], [list(range(8, 16))]]
 
 
 class Separate:
@@ -128,14 +130,14 @@ class Separate:
     def __init__(self, saved, held, needs):
         self.saved, self._held, self._needs = np.asarray(saved, float), held, needs
 
-    def held(self, places):
+    def held(self, path):
         return self._held
 
-    def needs(self, places):
-        return self._needs[places]
+    def needs(self, path):
+        return self._needs[path]
 
 
-def mixed(monkeypatch, saved, needs, limit, tries=0):
+def mixed(monkeypatch, saved, needs, limit):
     """The plan that one without any of some parts becomes: each part a node, ``needs`` by place."""
     count = len(saved)
     monkeypatch.setattr(mix, "independent_parts", lambda *_: [[n] for n in range(count)])
@@ -143,24 +145,25 @@ def mixed(monkeypatch, saved, needs, limit, tries=0):
     made = []
 
     def bytes_of(choice):
-        return {places: float(more @ choice.rows[:, 0]) for places, more in needs.items()}
+        return {path: float(more @ choice.rows[:, 0]) for path, more in needs.items()}
 
     def make(rows):
         made.append(rows)
         return CostedPlan(rows, 1e6 - float(parts.saved @ rows[:, 0]), {})
 
     def peak(choice):
-        places, most = max(bytes_of(choice).items(), key=lambda found: found[1])
-        return Peak(most, None, None, places)
+        path, most = max(bytes_of(choice).items(), key=lambda found: found[1])
+        return Peak(most, None, None, path)
 
     def over(choice):
-        full = sorted(((held, places) for places, held in bytes_of(choice).items() if held > limit), reverse=True)
-        return full[:1]
+        full = sorted(((held, path) for path, held in bytes_of(choice).items() if held > limit), reverse=True)
+        return [ProgramPoint(*point) for point in full[:1]]
 
     judge = mix.Feasibility(limit, make, peak, over, lambda *_: parts)
-    model = SimpleNamespace(clock=Deadline())
+    limits = replace(SearchLimits(), memory_crossover_nodes=0)
+    model = SimpleNamespace(deadline=Deadline(), limits=limits, nodes=[None] * count)
     best, whole = CostedPlan(np.zeros((count, 1)), 1e6, {}), CostedPlan(np.ones((count, 1)), 0.0, {})
-    return mix.Crossover(model, best, whole, judge, tries).mixed().rows[:, 0].astype(int), made
+    return mix.Crossover(model, best, whole, judge).run().rows[:, 0].astype(int), made
 
 
 def test_equal_parts_are_taken_over_by_what_they_save_for_what_they_need(monkeypatch):
@@ -195,11 +198,11 @@ def test_parts_of_plans_add_up():
             others[n] = rng.choice(draw[n])
         one, other = evaluator.evaluate(rows), evaluator.evaluate(others)
         groups = independent_parts(model, one, other)
-        lives = [Liveness(placer.placed(choice)) for choice in (one, other)]
-        parts = PlanDifference(evaluator, groups, (one, other), lives, placer.values)
+        lives = [Liveness(placer.timeline_of_plan(choice)) for choice in (one, other)]
+        parts = PlanDifference(evaluator, groups, (one, other), lives, placer.producers)
         assert one.cost - parts.saved.sum() == other.cost
-        places = lives[0].peak().places
-        assert parts.held(places) == lives[0].peak().bytes
+        path = lives[0].peak().path
+        assert parts.held(path) == lives[0].peak().bytes
         for i, group in enumerate(groups):
             only = rows.copy()
             only[group] = others[group]
