@@ -1,12 +1,12 @@
-"""Layout rules: which mesh axes split which named dim, for a whole model at once.
+"""Layout rules: which mesh axes split which named dim, for a whole model at once (flax's logical axis rules).
 
     Rules.parse("batch:data hidden:model heads:model vocab:model")     data and tensor parallel
     Rules("batch:data", params="embed:data", optimizer="embed:data")   FSDP
     Rules("batch:data", optimizer="embed:data")                        ZeRO-1
 
-A rule pins a dim of the arrays at the step's boundary wherever the dim occurs; all that no rule
-speaks of is planned. Several axes are written major first, ``batch:(data,fsdp)``. Beside the
-table for all arrays there may be one for each kind of them, whose rules come first:
+A rule pins a dim of the arrays at the step's boundary wherever the dim occurs; dims without a rule
+are planned. Several axes are written major first, ``batch:(data,fsdp)``. Besides the table for all
+arrays there may be one for each kind of them, whose rules take precedence:
 
     params       inputs that the step replaces and that its forward or backward pass reads
     optimizer    inputs that the step replaces and that only the update reads
@@ -31,15 +31,20 @@ Table = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, repr=False)
 class Rules:
-    """Mesh axes by dim, for all arrays and for kinds of them.
+    """Mesh axes by the name of a dim, for all arrays at the step's boundary and for kinds of them.
 
     Args:
-      table: for all arrays at the boundary.
-      params: rules for parameters that come before those of ``table``.
-      optimizer: the same for optimizer state.
-      activations: the same for batch and results; they also pin what is computed inside the step.
+      table: rules for all arrays, such as ``"batch:data hidden:model"``.
+      params: rules for parameters, which take precedence over ``table``.
+      optimizer: rules for optimizer state, likewise.
+      activations: rules for batch and results, likewise; they also pin named tensors computed inside the step.
 
-    Raises NotationError, with a caret, for text that is no table.
+    Raises:
+      NotationError: with a caret, for text that cannot be read.
+
+    Example:
+      >>> fsdp = md.Rules("batch:data", params="embed:data", optimizer="embed:data")
+      >>> sharded = md.parallelize(step, "data=8", rules=fsdp)
     """
 
     table: str = ""
@@ -48,34 +53,34 @@ class Rules:
     activations: str | None = None
 
     def __post_init__(self) -> None:
-        """Keep the tables as they are read back."""
+        """Normalize the text of the tables."""
         for name, table in self.tables.items():
             object.__setattr__(self, name, _written(table))
 
     @classmethod
     def parse(cls, text: str) -> "Rules":
-        """One table for all arrays: ``"batch:data hidden:model"``."""
+        """Returns rules with one table for all arrays: ``"batch:data hidden:model"``."""
         return cls(text)
 
     @classmethod
     def of(cls, stated: "Rules | str") -> "Rules":
-        """Rules, or those that a text writes; NotationError for anything else."""
+        """Returns rules, or those that a text describes; raises NotationError for anything else."""
         if not isinstance(stated, Rules | str):
             raise NotationError(f"{is_a(stated)}, no layout rules; write text such as 'batch:data hidden:model'")
         return stated if isinstance(stated, Rules) else cls.parse(stated)
 
     def group(self, name: str) -> Table:
-        """The rules for one kind of arrays, those of all arrays included."""
+        """Returns the rules for one kind of arrays, those of all arrays included."""
         return {**self.tables["table"], **self.tables.get(name, {})}
 
     @property
     def inside(self) -> Table | None:
-        """The rules for what is computed inside the step; None if nothing is said of it."""
+        """The rules for named tensors computed inside the step; None if there are none."""
         return self.group("activations") if self.activations is not None else None
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """Every table that is given, by the name of its argument."""
+        """The tables that are given, by the names of their arguments."""
         given = {name: getattr(self, name) for name in ("table", *GROUPS)}
         return {name: parse_rules(text) for name, text in given.items() if text is not None}
 
@@ -90,12 +95,12 @@ class Rules:
 
 
 def layout_of(dims: Sequence[str], table: Table) -> Layout:
-    """The pin of a tensor with these dims, by position."""
+    """Returns the pin of a tensor with these dims, by position."""
     return Layout(**{axis: Split(i) for i, name in enumerate(dims) for axis in table.get(name, ())})
 
 
 def conflicts(dims: Sequence[str], table: Table) -> list[str]:
-    """A row for every two rules by which an axis would split two dims of one tensor."""
+    """Returns a fault for every two rules by which an axis would split two dims of one tensor."""
     found: dict[str, list[str]] = {}
     for name in dims:
         for axis in table.get(name, ()):
@@ -105,11 +110,11 @@ def conflicts(dims: Sequence[str], table: Table) -> list[str]:
 
 
 def _contradict(rule: str, other: str) -> str:
-    return f"{rule} speaks of two dims" if rule == other else f"{rule} and {other} contradict"
+    return f"{rule} applies to two dims" if rule == other else f"{rule} and {other} contradict"
 
 
 def entry(dim: str, axes: Sequence[str]) -> str:
-    """One rule, as it is written: ``batch:data``, ``batch:(data,fsdp)``."""
+    """Returns the text of one rule: ``batch:data``, ``batch:(data,fsdp)``."""
     return f"{dim}:{_several(axes)}"
 
 

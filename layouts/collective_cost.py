@@ -1,8 +1,12 @@
-"""What moves take: the bytes that one device sends, and seconds.
+"""Cost of reshard steps and exchanges: the bytes that one device sends, and seconds (the alpha-beta model).
 
-Seconds are ``latency + bytes / bandwidth``, or what a link takes for short messages if that is less. A collective
-over axes of different speed is priced by its hierarchical form, in which the slow axis carries only what the fast one
-has left over; with equal speeds that is the flat form. Local moves cost memory traffic.
+Seconds are ``latency + bytes / bandwidth`` (Hockney 1994), or those of the link's protocol for short messages if that
+is less. A collective over axes of different speed is priced in its hierarchical form, in which the slow axis carries
+only what the fast one leaves to exchange; with equal speeds that equals the flat form (ring algorithms; Thakur et al.
+2005). Local steps cost memory traffic.
+
+    all-gather over k devices, n bytes gathered     latency + n (k-1)/k / bandwidth
+    all-reduce of n bytes                           latency + 2 n (k-1)/k / bandwidth
 """
 
 from collections.abc import Sequence
@@ -20,27 +24,32 @@ LOCAL = ("slice", "pad", "keep-first")
 
 @dataclass(frozen=True)
 class Price:
-    """What bytes cost: ``sent`` for each, and the least of ``lines``, each of fixed seconds and seconds per byte."""
+    """A cost as a function of bytes.
+
+    Args:
+      sent: bytes that one device sends per byte.
+      lines: pairs of fixed seconds and seconds per byte; the cost is the least of them.
+    """
 
     sent: float
     lines: tuple[tuple[float, float], ...]
 
     def seconds(self, size: float) -> float:
-        """Of so many bytes."""
+        """Returns the seconds of ``size`` bytes."""
         return min(fixed + per_byte * size for fixed, per_byte in self.lines)
 
     def times(self, factor: float, more: float = 0.0) -> "Price":
-        """By bytes of which there are so many for each of these, and with more seconds for each."""
+        """Returns the price of ``factor`` bytes per byte, with ``more`` seconds per byte."""
         return Price(self.sent * factor, tuple((fixed, each * factor + more) for fixed, each in self.lines))
 
 
 def rate(kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh) -> Price:
-    """The price of a move, by the bytes that one device would hold without ``axes``."""
+    """Returns the price of a reshard step, by the bytes that one device would hold without ``axes``."""
     return _price(kind, axes, source, mesh).times(1.0, _copied(kind, axes, (source, target), mesh))
 
 
 def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
-    """The price of a collective, by the bytes of the block that one device gives it."""
+    """Returns the price of a collective, by the bytes of the block that one device contributes."""
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else prod(mesh.axis(name) for name in axes)
     return _price(kind, axes, P if reduces else Split(0), mesh).times(given)
@@ -48,31 +57,31 @@ def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
 
 @cache
 def _price(kind: str, axes: tuple[str, ...], source: Placement, mesh: Mesh) -> Price:
-    """By the bytes ``n``."""
+    """Returns the price by the bytes ``n`` of the table in ``reshard``, without copies."""
     k = prod(mesh.axis(name) for name in axes)
     if kind in LOCAL:
         written = 1 / k if kind == "slice" else 1.0
         return Price(0.0, ((0.0, written / mesh.topology.memory_bandwidth),))
     links = mesh.topology.axis_links(mesh)
     used = [(links[name], mesh.axis(name)) for name in axes]
-    ways = [used, [(link.for_short, size) for link, size in used]]
+    protocols = [used, [(link.for_short, size) for link, size in used]]
     share = 1 / k if kind == "collective-permute" else _share(kind, source, k) * (k - 1) / k
-    return Price(share, tuple(dict.fromkeys(_line(kind, source, k, way) for way in ways)))
+    return Price(share, tuple(dict.fromkeys(_line(kind, source, k, protocol) for protocol in protocols)))
 
 
 def _line(kind: str, source: Placement, k: int, used: Sequence[tuple[Link, int]]) -> tuple[float, float]:
-    """Seconds and seconds per byte over these links."""
+    """Returns fixed seconds and seconds per byte over these links."""
     latency = max(link.latency for link, _ in used)
     if kind == "collective-permute":
         return latency, 1 / k / min(link.bandwidth for link, _ in used)
-    apart = kind == "all-to-all"  # every pair of devices exchanges something else
-    speeds = [(link.bandwidth if apart else link.gathering, size) for link, size in used]
-    return latency, _share(kind, source, k) * _hierarchical(sorted(speeds, reverse=not apart))
+    pairwise = kind == "all-to-all"  # every pair of devices exchanges different data
+    speeds = [(link.bandwidth if pairwise else link.gathering, size) for link, size in used]
+    return latency, _share(kind, source, k) * _hierarchical(sorted(speeds, reverse=not pairwise))
 
 
 @cache
 def _copied(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement], mesh: Mesh) -> float:
-    """Seconds per byte of ``n`` for copies: blocks of a dim that is not the first are not contiguous."""
+    """Returns seconds per byte of ``n`` for copies: blocks of a dim other than the first are not contiguous."""
     if kind not in ("all-gather", "reduce-scatter", "all-to-all"):
         return 0.0
     k = prod(mesh.axis(name) for name in axes) if kind == "all-to-all" and isinstance(ends[0], Split) else 1
@@ -81,19 +90,20 @@ def _copied(kind: str, axes: tuple[str, ...], ends: tuple[Placement, Placement],
 
 
 def _share(kind: str, source: Placement, k: int) -> float:
+    """Returns the bytes of a full exchange per byte of ``n``; a device sends (k-1)/k of them."""
     if kind == "all-reduce":
         return 2.0
     return 1 / k if kind == "all-to-all" and isinstance(source, Split) else 1.0
 
 
 def _hierarchical(steps: Sequence[tuple[float, int]]) -> float:
-    """Seconds per byte over the links in order; each next one carries what the last left to exchange.
+    """Returns seconds per byte over the links in order; each carries what the one before leaves to exchange.
 
     Gathers and reductions run the fast link first, so the slow one carries a fraction; in an
     all-to-all most of the data has to cross the slow link whatever the order.
     """
-    seconds, left = 0.0, 1.0
+    seconds, remaining = 0.0, 1.0
     for bandwidth, k in steps:
-        seconds += left * (k - 1) / k / bandwidth
-        left /= k
+        seconds += remaining * (k - 1) / k / bandwidth
+        remaining /= k
     return seconds

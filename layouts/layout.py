@@ -18,7 +18,18 @@ from meshdsl.layouts.placement import B, Partial, Placement, Split
 
 
 class Layout:
-    """Placements by axis name: ``Layout(data=S(0), model=P)``."""
+    """How a tensor is laid out over a mesh: a placement per axis.
+
+    Args:
+      placements: placements by axis name. Axes that split one dim are given major first; axes not named are ``B``.
+
+    Raises:
+      NotationError: a name is not that of an axis, or a value is not a placement.
+
+    Example:
+      >>> md.Layout(data=md.S(0), model=md.P) == md.Layout.parse("model=P data=S(0)")
+      True
+    """
 
     __slots__ = ("_hash", "_key", "placements")
     placements: tuple[tuple[str, Placement], ...]
@@ -37,7 +48,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
-        """The layout written as ``"data=S(0) model=P"``; errors carry a caret."""
+        """Returns the layout written as ``"data=S(0) model=P"``; errors carry a caret."""
         return cls(**parse_layout(text))
 
     @property
@@ -47,25 +58,25 @@ class Layout:
 
     @classmethod
     def of(cls, stated: "Layout | str") -> "Layout":
-        """A layout, or the one that a text writes; NotationError for anything else."""
+        """Returns a layout, or the one that a text describes; raises NotationError for anything else."""
         if not isinstance(stated, Layout | str):
             raise NotationError(f"{stated!r} is no layout; write text such as 'data=S(0) model=B', or a Layout")
         return stated if isinstance(stated, Layout) else cls.parse(stated)
 
     def on(self, axis: str) -> Placement:
-        """The placement on one axis; ``B`` if it is not named."""
+        """Returns the placement on one axis; ``B`` if it is not named."""
         return next((p for name, p in self.placements if name == axis), B)
 
     def splitting(self, dim: int | str) -> tuple[str, ...]:
-        """The axes that split ``dim``, major first."""
+        """Returns the axes that split ``dim``, major first."""
         return tuple(name for name, p in self.placements if p is Split(dim))
 
     def numbered(self, dims: Sequence[str]) -> "Layout":
-        """The layout of a tensor with these dims, by their positions; names that it lacks stay."""
+        """Returns the layout of a tensor with these dims by their positions; other names stay."""
         return self._mapped({name: i for i, name in enumerate(dims)})
 
     def named(self, dims: Sequence[str]) -> "Layout":
-        """The layout of a tensor with these dims, by their names where they have one."""
+        """Returns the layout of a tensor with these dims by their names, where they have one."""
         return self._mapped({i: name for i, name in enumerate(dims) if name})
 
     def _mapped(self, dims: Mapping[Any, int | str]) -> "Layout":
@@ -78,11 +89,11 @@ class Layout:
         return Layout(**{axis: moved(p) for axis, p in self.placements})
 
     def partial(self) -> tuple[str, ...]:
-        """The axes over which the value is partial."""
+        """Returns the axes over which the value is partial."""
         return tuple(name for name, p in self.placements if isinstance(p, Partial))
 
     def shards(self, rank: int, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Blocks per dim for a tensor of ``rank`` dims, with axis ``sizes``."""
+        """Returns the blocks per dim of a tensor of ``rank`` dims, with axis ``sizes``."""
         counts = [1] * rank
         for name, placed in self.placements:
             if isinstance(placed, Split) and isinstance(placed.dim, int):
@@ -90,11 +101,11 @@ class Layout:
         return tuple(counts)
 
     def local_shape(self, shape: Sequence[int], sizes: dict[str, int]) -> tuple[int, ...]:
-        """Shape that one device holds of a tensor of ``shape``."""
+        """Returns the shape of one device's block of a tensor of ``shape``."""
         return tuple(n // k for n, k in zip(shape, self.shards(len(shape), sizes), strict=True))
 
     def _orders(self) -> frozenset[tuple[str, ...]]:
-        """Orders of axes that share a dim."""
+        """Returns the orders of axes that share a dim."""
         splits = [p for _, p in self.placements if isinstance(p, Split)]
         shared = {p.dim for i, p in enumerate(splits) if p in splits[:i]}
         return frozenset(self.splitting(d) for d in shared)

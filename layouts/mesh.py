@@ -10,12 +10,22 @@ from meshdsl.layouts.topology import topology as preset
 
 
 class Mesh:
-    """Named axes with sizes, outermost (slowest links) first: ``Mesh(data=4, model=2)``; ``names`` in that order.
+    """Named axes of devices, outermost (slowest links) first.
+
+    A mesh names axes only; planning needs no devices. ``names`` and ``sizes`` are in the order of the axes.
 
     Args:
-      topology: what the axes cost; a preset's name, a :class:`Topology`, or None for ``cpu``.
+      topology: links and speeds: a preset's name, a :class:`Topology`, or None for ``cpu``.
+      sizes: devices per axis, by its name.
 
-    Raises NotationError for what are no axes, LayoutError if they do not fit the topology's links.
+    Raises:
+      NotationError: a name or size is not that of an axis.
+      LayoutError: the axes do not fit the topology's links.
+
+    Example:
+      >>> mesh = md.Mesh(data=4, model=2, topology="dgx-h100")
+      >>> mesh.size
+      8
     """
 
     __slots__ = ("_hash", "names", "sizes_by_name", "topology")
@@ -38,7 +48,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str, topology: Topology | str | None = None) -> "Mesh":
-        """The mesh written as ``"data=4,model=2"`` (commas or spaces)."""
+        """Returns the mesh written as ``"data=4,model=2"`` (commas or spaces)."""
         sizes = parse_mesh(text)
         if "topology" in sizes:
             raise NotationError(f"an axis cannot be called 'topology', as in {text!r}; Mesh(topology=...) is its costs")
@@ -51,11 +61,11 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Devices in all."""
+        """Devices of the mesh."""
         return prod(self.sizes)
 
     def axis(self, name: str) -> int:
-        """Size of one axis; LayoutError with the nearest name when there is none."""
+        """Returns the size of one axis; raises LayoutError with the nearest name if there is none."""
         if name not in self.sizes_by_name:
             raise LayoutError(f"no axis {name!r} in mesh {self}{nearest(name, self.names)}")
         return self.sizes_by_name[name]

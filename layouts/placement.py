@@ -2,7 +2,7 @@
 
 * ``S(dim)``  split: device i of the axis holds the i-th block of dim ``dim``.
 * ``B``       broadcast: every device of the axis holds the whole value.
-* ``P``       partial: the value is the sum of what the devices hold; ``P("max")`` and
+* ``P``       partial: the value is the sum of the devices' values; ``P("max")`` and
   ``P("min")`` are the maximum and minimum instead. On bools max is *or*, min is *and*.
 
 Placements are interned values: equal placements are the same object, so comparing and

@@ -1,4 +1,6 @@
-"""Moves: the ways to change a layout, in one table that prices, documents and executes them.
+"""Resharding: the steps that change a layout, and the cheapest path of steps between two layouts.
+
+The steps, in the one table that prices, documents and executes them:
 
     from -> to          kind                 one device sends        valid when
     S(i) -> B           all-gather           n (k-1)/k               the axes are the minor ones of i
@@ -15,9 +17,10 @@ k is the number of devices on the moving axes and n the bytes one device would h
 axes did not split the tensor. Blocks nest, major axis first, so an axis can leave a dim only
 while it is the minor-most there, and it enters a dim as the new minor-most one; anything else
 would permute rows. Several axes may move at once: that is one collective over their product,
-or one local move, so two axes cost no more than one of as many devices.
+or one local step, so two axes cost no more than one of as many devices.
 
-What they take is told by ``price``.
+Prices are those of ``collective_cost``. The planner enumerates the same steps as arrays
+(``planner/costs/reshard_cost.py``); a test compares the two.
 """
 
 import heapq
@@ -33,7 +36,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
 
-# ---- Move ------------------------------------------------------------------------------------------------------------
+# ---- Reshard steps ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class ReshardStep:
 
 @dataclass(frozen=True)
 class ReshardEdge:
-    """A move for tensors of any size, with its price by the bytes of the whole tensor."""
+    """A reshard step of a tensor of any size: an edge of the layout graph, priced by the bytes of the whole tensor."""
 
     kind: str
     axes: tuple[str, ...]
@@ -72,21 +75,21 @@ class ReshardEdge:
     price: Price
 
     def of(self, size: int) -> ReshardStep:
-        """The move of a tensor of ``size`` bytes."""
+        """Returns the step for a tensor of ``size`` bytes."""
         ends = (self.source, self.target, self.before, self.after)
         return ReshardStep(self.kind, self.axes, *ends, round(self.price.sent * size), self.price.seconds(size))
 
 
 def reshard_steps(layout: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> Iterator[ReshardStep]:
-    """Every legal move of a tensor of ``shape`` from ``layout``."""
+    """Yields every legal step of a tensor of ``shape`` from ``layout``."""
     size = prod(shape) * itemsize
-    for arc in reshard_edges(layout, len(shape), mesh):
-        if fits(arc.after, shape, mesh):
-            yield arc.of(size)
+    for edge in reshard_edges(layout, len(shape), mesh):
+        if fits(edge.after, shape, mesh):
+            yield edge.of(size)
 
 
 def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
-    """Whether every dim of ``shape`` divides evenly into its blocks."""
+    """Returns whether every dim of ``shape`` divides evenly into its blocks."""
     shards = layout.shards(len(shape), mesh.sizes_by_name)
     return all(n % k == 0 for n, k in zip(shape, shards, strict=True))
 
@@ -94,9 +97,10 @@ def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
 def reshard_edges(
     layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...] = REDUCTIONS
 ) -> Iterator[ReshardEdge]:
-    """Every move that starts at ``layout``, for a tensor of ``rank`` dims, whether its dims divide or not.
+    """Yields every step from ``layout`` for a tensor of ``rank`` dims, whether its dims divide or not.
 
-    Values become partial with one of ``reductions`` only.
+    Args:
+      reductions: those with which a value may become partial.
     """
     state = _State(layout, rank, mesh, reductions)
     for group in _groups(state):
@@ -106,7 +110,7 @@ def reshard_edges(
 
 
 def arrange(mesh: Mesh, placements: dict[str, Placement], orders: Iterable[Sequence[str]] = ()) -> Layout:
-    """The layout with these placements, in mesh order but for the given orders of axes of one dim."""
+    """Returns the layout with these placements, in mesh order except for the given orders of axes of one dim."""
     names = [name for name in mesh.names if name in placements]
     for order in orders:
         if len(order) > 1:
@@ -122,7 +126,7 @@ def _layout(placements: tuple[tuple[str, Placement], ...]) -> Layout:
 
 
 class _State:
-    """A layout with what its arcs need to know."""
+    """A layout with what its edges are derived from."""
 
     def __init__(self, layout: Layout, rank: int, mesh: Mesh, reductions: tuple[str, ...]) -> None:
         self.layout, self.rank, self.mesh, self.reductions = layout, rank, mesh, reductions
@@ -131,12 +135,12 @@ class _State:
         self.orders = {dim: layout.splitting(dim) for dim in range(rank)}
 
     def held(self, axes: Sequence[str]) -> float:
-        """Share of the tensor that one device would hold if ``axes`` did not split it."""
+        """Returns the fraction of the tensor that one device would hold if ``axes`` did not split it."""
         others = (n for n, p in self.placed.items() if n not in axes and isinstance(p, Split))
         return 1 / prod(self.mesh.axis(n) for n in others)
 
     def to(self, axes: Sequence[str], target: Placement) -> Layout:
-        """The layout after ``axes`` moved to ``target``, as the new minor-most of its dim."""
+        """Returns the layout after ``axes`` moved to ``target``, as the new minor-most of its dim."""
         placed = {**self.every, **dict.fromkeys(axes, target)}
         orders = {dim: [a for a in order if a not in axes] for dim, order in self.orders.items() if order}
         if isinstance(target, Split) and isinstance(target.dim, int):
@@ -160,19 +164,19 @@ def _groups(state: _State) -> Iterator[tuple[str, ...]]:
 def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[ReshardEdge]:
     source = state.placed[axes[0]]
     if isinstance(source, Split):
-        yield _arc(state, "all-gather", axes, source, B)
-        yield from (_arc(state, "pad", axes, source, P(kind)) for kind in state.reductions)
+        yield _edge(state, "all-gather", axes, source, B)
+        yield from (_edge(state, "pad", axes, source, P(kind)) for kind in state.reductions)
     elif isinstance(source, Partial):
-        yield _arc(state, "all-reduce", axes, source, B)
+        yield _edge(state, "all-reduce", axes, source, B)
     else:
-        yield from (_arc(state, "keep-first", axes, source, P(kind)) for kind in state.reductions)
+        yield from (_edge(state, "keep-first", axes, source, P(kind)) for kind in state.reductions)
     for dim in range(state.rank):
         if source is not Split(dim):
-            yield _arc(state, into_split(source), axes, source, Split(dim))
+            yield _edge(state, into_split(source), axes, source, Split(dim))
 
 
 def into_split(source: Placement) -> str:
-    """The kind of move that takes a placement to a split."""
+    """Returns the kind of step from a placement to a split."""
     if source is B:
         return "slice"
     return "reduce-scatter" if source is P else "all-to-all"
@@ -184,10 +188,10 @@ def _swaps(state: _State, dim: int) -> Iterator[ReshardEdge]:
         if other != order:
             orders = {**state.orders, dim: other}
             after = arrange(state.mesh, state.every, orders.values())
-            yield _arc(state, "collective-permute", order, Split(dim), Split(dim), after)
+            yield _edge(state, "collective-permute", order, Split(dim), Split(dim), after)
 
 
-def _arc(
+def _edge(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
 ) -> ReshardEdge:
     held = state.held(axes)
@@ -195,15 +199,13 @@ def _arc(
     return ReshardEdge(kind, axes, *ends, rate(kind, axes, source, target, state.mesh).times(held))
 
 
-# ---- Space -----------------------------------------------------------------------------------------------------------
-# The space of layouts: every layout of a tensor over a mesh, and the moves between them.
-#
-# It depends on the tensor's rank only; a tensor's shape decides which layouts fit it, and its
-# bytes scale the prices. Paths through it are in ``reshard``.
+# ---- The graph of layouts --------------------------------------------------------------------------------------------
+# Nodes are all layouts of a tensor over a mesh, edges the steps between them. The graph depends on the tensor's rank
+# only: its shape decides which layouts fit, and its bytes scale the prices.
 
 
 class Space:
-    """Layouts of tensors of one rank; partial ones only with the given reductions, and one at a time."""
+    """The graph of layouts of tensors of one rank; partial with the given reductions, one of them at a time."""
 
     def __init__(self, mesh: Mesh, rank: int, reductions: tuple[str, ...]) -> None:
         self.mesh, self.rank, self.reductions = mesh, rank, reductions
@@ -213,7 +215,7 @@ class Space:
         self._arcs: dict[int, tuple[tuple[ReshardEdge, int], ...]] = {}
 
     def arcs(self, i: int) -> tuple[tuple[ReshardEdge, int], ...]:
-        """The moves of layout ``i`` with the index of the layout they lead to."""
+        """Returns the edges of layout ``i`` with the index of the layout they lead to."""
         if i not in self._arcs:
             self._arcs[i] = tuple(self._from(self.layouts[i]))
         return self._arcs[i]
@@ -224,14 +226,12 @@ class Space:
         return tuple(layout.shards(self.rank, self.mesh.sizes_by_name) for layout in self.layouts)
 
     def fits(self, i: int, shape: Sequence[int]) -> bool:
-        """Whether layout ``i`` divides every dim of ``shape``."""
+        """Returns whether layout ``i`` divides every dim of ``shape``."""
         return all(n % k == 0 for n, k in zip(shape, self.shards[i], strict=True))
 
     def _from(self, layout: Layout) -> list[tuple[ReshardEdge, int]]:
-        found = (
-            (arc, self.index.get(arc.after)) for arc in reshard_edges(layout, self.rank, self.mesh, self.reductions)
-        )
-        return [(arc, to) for arc, to in found if to is not None]
+        edges = reshard_edges(layout, self.rank, self.mesh, self.reductions)
+        return [(edge, to) for edge in edges if (to := self.index.get(edge.after)) is not None]
 
     def _all(self) -> list[Layout]:
         wide = [self.placements if size > 1 else (B,) for size in self.mesh.sizes]
@@ -245,59 +245,56 @@ class Space:
 
 
 def _one_reduction(placed: tuple[Placement, ...]) -> bool:
-    """Whether the value is partial in one way only: a sum over maxima is no maximum over sums."""
+    """Returns whether the value is partial in one way only: a sum of maxima is not a maximum of sums."""
     return len({p for p in placed if isinstance(p, Partial)}) <= 1
 
 
 @cache
 def space(mesh: Mesh, rank: int, reductions: tuple[str, ...] = ("sum",)) -> Space:
-    """The space of layouts of this rank over ``mesh``, made once."""
+    """Returns the graph of layouts of this rank over ``mesh``."""
     return Space(mesh, rank, reductions)
 
 
 @cache
 def complete(layout: Layout, mesh: Mesh) -> Layout:
-    """The same layout with every axis of the mesh named, in mesh order where the order is free."""
+    """Returns the same layout with every axis of the mesh named, in mesh order where the order is free."""
     splits = {p.dim for _, p in layout.placements if isinstance(p, Split)}
     return arrange(mesh, {n: layout.on(n) for n in mesh.names}, [layout.splitting(d) for d in splits])
 
 
-def makes_partial(arc: ReshardEdge) -> bool:
-    """Whether the move turns a whole or split value into a partial one."""
-    return arc.kind in ("pad", "keep-first")
+def makes_partial(edge: ReshardEdge) -> bool:
+    """Returns whether the step turns a whole or split value into a partial one."""
+    return edge.kind in ("pad", "keep-first")
 
 
-# ---- Reshard ---------------------------------------------------------------------------------------------------------
-# Reshard: the cheapest path of moves from one layout of a tensor to another.
+# ---- Shortest paths --------------------------------------------------------------------------------------------------
+# A reshard is a shortest path in the graph of layouts (Dijkstra 1959), on all axes jointly, also where a direct step
+# exists: a hierarchical all-reduce (reduce-scatter on the fast axis, all-reduce on the slow one, all-gather back) is
+# found, not coded.
 #
-# It is the shortest path through the space of layouts, on all axes jointly, also where a direct
-# move exists: a hierarchical all-reduce (reduce-scatter on the fast axis, all-reduce on the slow
-# one, all-gather back) is found, not coded.
-#
-# A value becomes partial (pad, keep-first) only as the end of a path, where the target asks for
-# it. Making it partial on the way, only to reduce it again, would pay for sums of zeros to save
-# a latency; no reader of a plan would understand it.
+# A value becomes partial (pad, keep-first) only at the end of a path, where the target requires it. Making it partial
+# on the way, only to reduce it again, would cost sums of zeros to save a latency, and plans would be hard to read.
 
 
 _Stop = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
 
 
 def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> tuple[ReshardStep, ...]:
-    """The cheapest moves from ``source`` to ``target`` for a tensor of ``shape``.
+    """Returns the cheapest steps from ``source`` to ``target`` for a tensor of ``shape``.
 
-    Ties go to fewer moves, then to the order of the space: the same question has one answer.
-    Raises LayoutError if a layout does not fit the tensor.
+    Ties are broken by fewer steps, then by the order of the graph, so the result is deterministic. Raises LayoutError
+    if a layout does not fit the tensor.
     """
     source, target = complete(source, mesh), complete(target, mesh)
     kinds = {p.reduction for layout in (source, target) for _, p in layout.placements if isinstance(p, Partial)}
-    within = space(mesh, len(shape), tuple(sorted(kinds | {"sum"})))
+    graph = space(mesh, len(shape), tuple(sorted(kinds | {"sum"})))
     for layout in (source, target):
-        if layout not in within.index or not fits(layout, shape, mesh):
+        if layout not in graph.index or not fits(layout, shape, mesh):
             raise LayoutError(f"layout {layout} does not fit a tensor of shape {tuple(shape)} on mesh {mesh}")
-    return _shortest(within, within.index[source], within.index[target], shape, itemsize)
+    return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize)
 
 
-def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
+def _shortest(graph: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
     best: dict[_Stop, tuple[float, int]] = {(start, False): (0.0, 0)}
     came: dict[_Stop, tuple[_Stop, ReshardEdge]] = {}
@@ -308,18 +305,18 @@ def _shortest(within: Space, start: int, end: int, shape: Sequence[int], itemsiz
             return _unwind(came, stop, size)
         if (seconds, steps) > best[stop]:
             continue
-        for arc, to in within.arcs(stop[0]):
-            onward, reached = (to, makes_partial(arc)), (seconds + arc.price.seconds(size), steps + 1)
-            if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not within.fits(to, shape):
+        for edge, to in graph.arcs(stop[0]):
+            onward, reached = (to, makes_partial(edge)), (seconds + edge.price.seconds(size), steps + 1)
+            if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not graph.fits(to, shape):
                 continue
-            best[onward], came[onward] = reached, (stop, arc)
+            best[onward], came[onward] = reached, (stop, edge)
             heapq.heappush(queue, (*reached, onward))
-    raise LayoutError(f"no moves lead from {within.layouts[start]} to {within.layouts[end]}")
+    raise LayoutError(f"no steps lead from {graph.layouts[start]} to {graph.layouts[end]}")
 
 
 def _unwind(came: dict[_Stop, tuple[_Stop, ReshardEdge]], stop: _Stop, size: int) -> tuple[ReshardStep, ...]:
     path: list[ReshardStep] = []
     while stop in came:
-        stop, arc = came[stop]
-        path.append(arc.of(size))
+        stop, edge = came[stop]
+        path.append(edge.of(size))
     return tuple(reversed(path))

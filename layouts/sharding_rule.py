@@ -9,7 +9,7 @@ signature on one axis) is derived from both:
 * factor in operands and results      -> ``S`` where it occurs, ``B`` on operands without it
 * factor reduced away                 -> ``S`` on the operands, ``P(reduction)`` on the results
 * ``linear`` group of operands        -> ``P`` on the group, ``B`` on the others: ``P``
-* ``rounding`` group of operands      -> the same, only where a layout stated for the result asks
+* ``rounding`` group of operands      -> the same, only where a constraint on the result requires it
 * ``commuting`` group of operands     -> the same for ``P(max)`` and ``P(min)`` as well
 * ``increasing`` / ``decreasing``     -> ``P(max)`` stays / becomes ``P(min)``, and vice versa
 * always                              -> everything ``B``
@@ -17,7 +17,7 @@ signature on one axis) is derived from both:
 A dim that holds several factors, ``(a b)``, is split through its major factor only, and only
 as finely as that factor is long. ``_`` is a dim that cannot be split. Rows that no property
 gives (a lookup in a split table, say) are listed as ``extra``, and so are those whose local
-programs contain collectives.
+programs contain collectives (exchanges).
 
 N mesh axes need no rule of their own: each axis takes a row, and blocks nest.
 (The idea of factors is Shardy's; rules on one axis are PyTorch DTensor's and OneFlow's.)
@@ -37,16 +37,16 @@ _DIM = re.compile(r"\(([^)]*)\)|(\S+)")
 
 @dataclass(frozen=True)
 class Signature:
-    """One row of a rule: what the operation takes and gives on one mesh axis.
+    """One row of a rule: the placements of an operation's operands and results on one mesh axis.
 
     Args:
       inputs: a placement per operand.
       outputs: a placement per result.
-      size: what the product of all axes that split the row's dims has to divide, besides the
-        dims themselves; 0 where the row splits nothing or the dims say it all.
-      collectives: what the local program exchanges on this axis. All axes whose rows list the
-        same run it together, over their product. Of rows that list different ones only those meet
-        that list windows over different dims.
+      size: a length that the product of all axes that split the row's dims has to divide, besides the
+        dims themselves; 0 if there is no such length.
+      collectives: exchanges of the local program on this axis. All axes whose rows list the same run
+        them together, over their product. Rows that list different ones combine only if these are
+        windows over different dims.
     """
 
     inputs: tuple[Placement, ...]
@@ -91,12 +91,12 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str, **properties: object) -> "Rule":
-        """The rule written as ``"b m k, b k n -> b m n"``; an operand without dims is empty."""
+        """Returns the rule written as ``"b m k, b k n -> b m n"``; an operand without dims is empty."""
         before, _, after = text.partition("->")
         return cls(_operands(before), _operands(after), **properties)  # type: ignore[arg-type]
 
     def rows(self) -> tuple[Signature, ...]:
-        """The table for one axis, every row once, all-``B`` first."""
+        """Returns the table for one axis, every row once, all-``B`` first."""
         found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
         return tuple(row for row in dict.fromkeys(found) if (row.inputs, row.outputs) not in self.without)
 
@@ -128,7 +128,7 @@ class Rule:
         )
 
     def _dim(self, factor: str, dims: Dims) -> int | None:
-        """Where ``factor`` is the major factor; None if absent, _MINOR if it is not the major one."""
+        """Returns the dim of which ``factor`` is the major factor; None if absent, _MINOR if another one is."""
         for i, dim in enumerate(dims):
             if factor in dim:
                 lead = next((f for f in dim if self.sizes.get(f, 2) != 1), factor)

@@ -1,11 +1,14 @@
-"""Topology: what a mesh axis costs, and what one device can do.
+"""Topology: the links that mesh axes run over, and the speeds of one device.
 
-A topology lists its links innermost (fastest) first, each with the number of devices it
-joins. Mesh axes map to links innermost last: the last mesh axis takes the fastest link until
-that link's devices are used up; an axis that crosses a boundary is priced at the slower link. Where it has several
-devices on the near side of it, they share what each has beyond (see :class:`Link`, ``shared``).
-On a torus, each axis runs along a dim of its own while there are any (see :class:`Link`).
-Presets are TOML files beside this module, with the source of every figure.
+A topology lists its links innermost (fastest) first, each with the number of devices that it joins. The last mesh axis
+takes the fastest link until that link's devices are used up, and so on outwards; an axis that crosses a boundary is
+priced at the slower link. If it has several devices on the near side of the boundary, they share the bandwidth that
+each has beyond it (``Link.shared``). On a torus, each axis runs along a dim of its own while there are any
+(``Link.torus``).
+
+    dgx-h100: NVLink joins 8, InfiniBand the rest      data=4,model=8: model over NVLink, data over InfiniBand
+
+Presets are TOML files in ``topologies/``, with the source of every figure; ``save_topology`` writes the same format.
 """
 
 import json
@@ -22,7 +25,7 @@ from typing import Any
 
 from meshdsl.errors import ArgumentError, LayoutError, MeshDSLError, faults, is_a, nearest
 
-# ---- Topology --------------------------------------------------------------------------------------------------------
+# ---- Links and topologies --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,32 +53,32 @@ class Link:
     short: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what is no cost."""
+        """Check the costs."""
         check_costs("a link", self, ("bandwidth", "ring"), ("latency", "devices", "shared"))
         if self.short and not (len(self.short) == 2 and all(_is_cost(n) and n for n in self.short)):
-            raise ArgumentError(f"short={self.short!r} is no latency and bandwidth above 0, such as [2e-5, 1e10]")
+            raise ArgumentError(f"short={self.short!r} is not a latency and bandwidth above 0, such as [2e-5, 1e10]")
         if not (isinstance(self.torus, tuple) and all(isinstance(n, int) and n > 0 for n in self.torus)):
-            raise ArgumentError(f"torus={self.torus!r} is no list of lengths, such as [16, 16]")
+            raise ArgumentError(f"torus={self.torus!r} is not a list of lengths, such as [16, 16]")
         if self.torus and prod(self.torus) != self.devices:
             raise ArgumentError(f"a torus of {list(self.torus)} joins {prod(self.torus)} devices, not {self.devices}")
 
     @property
     def gathering(self) -> float:
-        """Bytes per second of gathers and reductions."""
+        """Bytes per second of gathers and reductions over this link."""
         return self.shared or self.bandwidth
 
     @property
     def for_short(self) -> "Link":
-        """The link as it is for short messages."""
+        """The link with its protocol for short messages."""
         return (
             replace(self, latency=self.short[0], bandwidth=self.short[1], shared=0.0, short=()) if self.short else self
         )
 
     def along(self, size: int, dims: int) -> "tuple[Link, int]":
-        """What an axis of ``size`` devices runs over where ``dims`` dims of the torus are taken, and the dims it takes.
+        """Returns the link of an axis of ``size`` devices, with ``dims`` dims of the torus taken, and the dims it takes.
 
-        An axis that is longer than a dim takes more; the bandwidths of those that it fills add up. Axes that find no
-        dim share the last one, as lines.
+        An axis that is longer than a dim takes several; the bandwidths of those that it fills add up. Axes that find
+        no free dim share the last one, as lines.
         """
         if not self.torus or size == 1:
             return self, 0
@@ -99,8 +102,8 @@ class Topology:
         (n_1/2; Hockney and Jesshope 1981): a product of ``m x k`` by ``k x n`` takes ``(1 + half_side / m)``
         times as long as its FLOPs say, and so on for n and k.
       grouped: FLOP/s per device of convolutions in groups, depthwise ones among them; 0 for as fast as others.
-      pieces: into how many a collective of a matrix product's operand or result is cut by the system that runs the
-        step, so that it is sent while the product is under way (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
+      pieces: into how many pieces the system that runs the step cuts a collective of a matrix product's operand or
+        result, to send it during the product (Wang et al. 2023; NeMo's ``tp_comm_overlap``). It
         counts in ``plan.simulated_seconds`` alone. Our programs send whole: 1.
       backend: XLA's, which compiles for the devices: ``tpu`` keeps less in memory than others (see
         ``meshdsl.planner.liveness.aliasing``), which are not told apart.
@@ -122,22 +125,24 @@ class Topology:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what are no costs."""
+        """Check the costs."""
         above = ("flops16", "flops32", "memory_bandwidth", "memory")
         check_costs(f"topology {self.name}", self, above, ("overhead", "half_side", "grouped"))
         if not isinstance(self.pieces, int) or self.pieces < 1:
-            raise ArgumentError(f"topology {self.name}: pieces={self.pieces!r} is no number of pieces; 1 sends whole")
+            raise ArgumentError(
+                f"topology {self.name}: pieces={self.pieces!r} is not a number of pieces; 1 sends whole"
+            )
         if not self.links:
             raise ArgumentError(f"topology {self.name} has no links; give at least one, the innermost first")
 
     def flops(self, itemsize: int, grouped: bool = False) -> float:
-        """FLOP/s of matrix products for operands of ``itemsize`` bytes, or of convolutions in groups."""
+        """Returns FLOP/s of matrix products for operands of ``itemsize`` bytes, or of grouped convolutions."""
         if grouped and self.grouped:
             return self.grouped
         return self.flops16 if itemsize <= 2 else self.flops32
 
     def axis_links(self, axes: Iterable[tuple[str, int]]) -> dict[str, Link]:
-        """The link that each mesh axis runs over, for ``(name, size)`` pairs outermost first."""
+        """Returns the link that each mesh axis runs over, for ``(name, size)`` pairs outermost first."""
         found: dict[str, Link] = dict(self.axes)
         dims: dict[Link, int] = {}
         inside = 1
@@ -151,12 +156,12 @@ class Topology:
         return found
 
     def _shared(self, link: Link, within: int) -> float:
-        """What devices of an axis reach together beyond the links that join some of them already."""
+        """Returns the shared bandwidth beyond the links that already join some devices of an axis; 0 if none do."""
         inner = [n for n in self.links[: self.links.index(link)] if n.devices >= 2 * within]
         return min(inner[-1].bandwidth, link.bandwidth * (inner[-1].devices // within)) if inner else 0.0
 
     def check_shape(self, axes: Iterable[tuple[str, int]]) -> None:
-        """LayoutError in one line if a mesh of these axes, outermost first, does not fit the links."""
+        """Raise LayoutError, in one line, if a mesh of these axes, outermost first, does not fit the links."""
         sizes = list(axes)
         size, known = prod(n for _, n in sizes), dict(self.axes)
         most = self.links[-1].devices
@@ -180,12 +185,12 @@ class Topology:
 
 
 def _straddles(inside: int, link: Link) -> bool:
-    """Whether neighbouring groups of so many devices lie partly behind the same link."""
+    """Returns whether neighbouring groups of so many devices share a link with only a part of each."""
     return bool(link.devices % inside and inside % link.devices)
 
 
 def _fitting(name: str, n: int, inside: int, link: Link) -> str:
-    """The nearest sizes of an axis whose groups lie behind whole links; one device always does."""
+    """Returns the text of the nearest sizes of an axis whose groups fill whole links; one device always does."""
     within = inside // n
     fitting = [size for size in range(1, n + link.devices + 1) if not _straddles(size * within, link)]
     below, above = [size for size in fitting if size < n], [size for size in fitting if size > n]
@@ -193,7 +198,14 @@ def _fitting(name: str, n: int, inside: int, link: Link) -> str:
 
 
 def topology(name: str) -> Topology:
-    """The preset of this name; MeshDSLError with the nearest name when there is none."""
+    """Returns a preset.
+
+    Args:
+      name: such as ``"dgx-h100"``; ``meshdsl topology list`` lists all.
+
+    Raises:
+      MeshDSLError: with the nearest name if there is none.
+    """
     known = preset_names()
     if name not in known:
         raise MeshDSLError(f"no topology {name!r}{nearest(name, known)}")
@@ -201,11 +213,13 @@ def topology(name: str) -> Topology:
 
 
 def check_costs(what: str, costs: object, above: Iterable[str], from_zero: Iterable[str]) -> None:
-    """ArgumentError unless these fields are finite numbers, above 0 or from 0 on."""
-    rows = [f"{name}={n!r} is no number above 0" for name in above if not _is_cost(n := getattr(costs, name)) or n == 0]
-    rows += [f"{name}={n!r} is no number from 0 on" for name in from_zero if not _is_cost(n := getattr(costs, name))]
+    """Raise ArgumentError unless these fields are finite numbers, above 0 or from 0 on."""
+    rows = [
+        f"{name}={n!r} is not a number above 0" for name in above if not _is_cost(n := getattr(costs, name)) or n == 0
+    ]
+    rows += [f"{name}={n!r} is not a number >= 0" for name in from_zero if not _is_cost(n := getattr(costs, name))]
     if rows:
-        raise ArgumentError(faults(f"what {what} costs has to be finite numbers:", rows))
+        raise ArgumentError(faults(f"the costs of {what} have to be finite numbers:", rows))
 
 
 def _is_cost(n: object) -> bool:
@@ -219,13 +233,13 @@ def _preset(name: str) -> Topology:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the presets that ship with meshdsl."""
+    """Returns the names of the presets that ship with meshdsl."""
     folder = resources.files("meshdsl.layouts") / "topologies"
     return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
 def read_topology(data: dict[str, Any]) -> Topology:
-    """A topology from the tables of a file; ArgumentError lists names that are missing, or that are none."""
+    """Returns a topology from the tables of a file; raises ArgumentError listing missing and unknown names."""
     links, axes = data.get("links", []), data.get("axes", {})
     tables = {f"links[{i}]": link for i, link in enumerate(links if isinstance(links, list) else [links])}
     tables |= {f"axes.{name}": link for name, link in (axes.items() if isinstance(axes, dict) else [("", axes)])}
@@ -244,7 +258,7 @@ def _link(table: dict[str, Any]) -> Link:
 
 
 def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
-    """What a table has that is no field, and what it lacks."""
+    """Returns the unknown names of a table, and the missing ones."""
     known = {field.name: field.default is MISSING for field in fields(kind)}
     if not isinstance(table, dict):
         return [f"{is_a(table)}, not a table of {', '.join(known)}"]
@@ -253,29 +267,29 @@ def _misnamed(kind: type[Link | Topology], table: object) -> list[str]:
     return [*rows, f"{', '.join(missing)}: missing"] if missing else rows
 
 
-# ---- Topology file ---------------------------------------------------------------------------------------------------
-# Topologies as files: the TOML of the presets, so that a measured one can be kept, read and edited.
+# ---- Files -----------------------------------------------------------------------------------------------------------
+# The TOML of the presets, so that a measured topology can be saved, read and edited.
 
 
 def save_topology(topology: Topology, file: str | Path) -> None:
-    """Write ``topology`` to ``file``, as ``load_topology`` and a person read it."""
+    """Write ``topology`` to ``file``, for ``load_topology`` and for people."""
     Path(file).write_text(topology_text(topology))
 
 
 def load_topology(file: str | Path) -> Topology:
-    """The topology in ``file``; MeshDSLError if there is none that can be read."""
+    """Returns the topology in ``file``; raises MeshDSLError if it cannot be read."""
     try:
         return read_topology(tomllib.loads(Path(file).read_text()))
     except OSError as error:
         raise MeshDSLError(f"cannot read the topology {str(file)!r}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise MeshDSLError(f"{str(file)!r} is no topology: {error}") from error
+        raise MeshDSLError(f"{str(file)!r} is not a topology: {error}") from error
     except ArgumentError as error:
-        raise MeshDSLError(f"{str(file)!r} is no topology:\n{error}") from error
+        raise MeshDSLError(f"{str(file)!r} is not a topology:\n{error}") from error
 
 
 def topology_text(topology: Topology) -> str:
-    """The TOML of ``topology``; reading it back gives an equal value."""
+    """Returns the TOML of ``topology``; reading it back gives an equal value."""
     plain = [f.name for f in fields(Topology) if f.name not in ("links", "axes")]
     lines = [f"{name} = {_toml(getattr(topology, name))}" for name in plain]
     for link in topology.links:

@@ -223,10 +223,10 @@ def test_what_is_no_topology():
     assert message(md.MeshDSLError, lambda: md.topology("dgx-h10")) == "no topology 'dgx-h10'; did you mean 'dgx-h100'?"
     assert message(md.MeshDSLError, lambda: Mesh(data=4, topology=3)).startswith("no topology 3; known: cpu, ")
     assert message(ArgumentError, lambda: replace(MESH.topology, flops16=0, memory=float("inf"), overhead=-1)) == (
-        "what topology cpu costs has to be finite numbers:\n"
-        "  flops16=0 is no number above 0\n"
-        "  memory=inf is no number above 0\n"
-        "  overhead=-1 is no number from 0 on"
+        "the costs of topology cpu have to be finite numbers:\n"
+        "  flops16=0 is not a number above 0\n"
+        "  memory=inf is not a number above 0\n"
+        "  overhead=-1 is not a number >= 0"
     )
     assert message(ArgumentError, lambda: replace(MESH.topology, links=())) == (
         "topology cpu has no links; give at least one, the innermost first"

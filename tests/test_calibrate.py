@@ -54,14 +54,14 @@ def test_a_file_that_is_no_topology_is_named(tmp_path):
     with pytest.raises(MeshDSLError) as caught:
         load_topology(file)
     assert str(caught.value) == (
-        f"'{file}' is no topology:\n"
+        f"'{file}' is not a topology:\n"
         "  flop32: no such name; did you mean 'flops32'?\n"
         "  name, flops32, memory_bandwidth, memory, overhead: missing\n"
         "  links[0]: bandwidth: missing"
     )
     for text in ("flops16 = ", "links = 3", "axes = [1]", "links = [3]", 'axes = {"data" = 3}', "name = 3"):
         file.write_text(text)
-        with pytest.raises(MeshDSLError, match="is no topology"):
+        with pytest.raises(MeshDSLError, match="is not a topology"):
             load_topology(file)
 
 

@@ -141,7 +141,7 @@ def test_collectives_beside_a_product_are_sent_in_pieces_if_the_system_does_so(p
 
 
 def test_no_number_of_pieces():
-    with pytest.raises(MeshDSLError, match="topology none: pieces=0 is no number of pieces; 1 sends whole"):
+    with pytest.raises(MeshDSLError, match="topology none: pieces=0 is not a number of pieces; 1 sends whole"):
         Topology("none", 1e12, 1e12, 1e11, 1e10, 0.0, (Link(0.0, 1e9),), pieces=0)
 
 

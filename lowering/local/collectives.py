@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.layouts.exchange import pieces, steps
+from meshdsl.layouts.exchange import moving_axes, window_pieces
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Placement, Split
 from meshdsl.layouts.reshard import ReshardStep
@@ -218,7 +218,7 @@ def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: 
     """This block with ``before`` elements of ``dim`` in front and ``after`` behind; the first follows the last."""
     found = [
         _fetched(lax.slice_in_dim(x, start, stop, axis=dim), where, axes, distance)
-        for distance, start, stop in pieces(before, after, x.shape[dim])
+        for distance, start, stop in window_pieces(before, after, x.shape[dim])
     ]
     return lax.concatenate(found, dim)
 
@@ -277,7 +277,7 @@ def swap(x: jax.Array, where: Local, axes: Axes, partners: Sequence[int]) -> jax
 def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int) -> jax.Array:
     """What the device ``distance`` blocks further on has as ``x``; every block is passed on, also past the ends."""
     blocks = prod(where.sizes[axis] for axis in axes)
-    moving, apart = steps(distance % blocks, [where.sizes[axis] for axis in axes])
+    moving, apart = moving_axes(distance % blocks, [where.sizes[axis] for axis in axes])
     over = tuple(axes[i] for i in moving)
     count = prod(where.sizes[axis] for axis in over)
     return _permute_parts(x, where, over, lambda at: (at - apart) % count)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Op
-from meshdsl.layouts.exchange import rounds
+from meshdsl.layouts.exchange import sort_rounds
 from meshdsl.lowering.local.collectives import gather, swap
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.reduction import JOINED, reduces, top_k_dim
@@ -49,7 +49,7 @@ def sort(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
     dim = op.params["dimension"]
     axes, n = where.inputs[0].splitting(dim), arrays[0].shape[dim]
     held, mine = bind(op, *arrays), where.index(axes)
-    for partners in rounds(prod(where.sizes[axis] for axis in axes)):
+    for partners in sort_rounds(prod(where.sizes[axis] for axis in axes)):
         partner = jnp.array(partners)[mine]
         found = [swap(x, where, axes, partners) for x in held]
         first = [jnp.where(mine < partner, x, y) for x, y in zip(held, found, strict=True)]

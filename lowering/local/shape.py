@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshdsl.ir.graph import Op
-from meshdsl.layouts.exchange import permute_elements as dealing
+from meshdsl.layouts.exchange import permute_elements
 from meshdsl.lowering.local.collectives import cycle, mirror, slid, swap
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.shape import grows_at_end, pad_windows, slice_windows
@@ -70,7 +70,7 @@ def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 def permute_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """The elements that the block lacks, round by round, then all of them in order."""
     (x,), axes = arrays, where.inputs[0].splitting(0)
-    found = dealing(op.params["which"], x.shape[0], prod(where.sizes[axis] for axis in axes))
+    found = permute_elements(op.params["which"], x.shape[0], prod(where.sizes[axis] for axis in axes))
     at, held = where.index(axes), [x]
     for each in found.rounds:
         piece = lax.dynamic_slice_in_dim(x, jnp.asarray(each.start)[at], found.unit, 0)

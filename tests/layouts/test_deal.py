@@ -37,5 +37,5 @@ def check(which, extent, blocks):
         for source, (target, start) in enumerate(zip(each.target, each.start, strict=True)):
             piece[target] = held[source, start : start + found.unit]
         got.append(piece)
-    assert np.take_along_axis(np.concatenate(got, 1), found.places, 1).ravel().tolist() == list(which)
+    assert np.take_along_axis(np.concatenate(got, 1), np.array(found.places), 1).ravel().tolist() == list(which)
     return found

@@ -7,7 +7,7 @@ import pytest
 
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.layouts.collective_cost import COLLECTIVES, price
-from meshdsl.layouts.exchange import Exchange, ordered_exchanges, pieces, rounds, steps
+from meshdsl.layouts.exchange import Exchange, moving_axes, ordered_exchanges, sort_rounds, window_pieces
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.reshard import reshard_steps
 
@@ -17,15 +17,15 @@ from meshdsl.layouts.reshard import reshard_steps
 def test_pieces_are_the_window(before, after, extent):
     if extent + after + before <= 0:
         return
-    found = [d * extent + i for d, a, b in pieces(before, after, extent) for i in range(a, b)]
+    found = [d * extent + i for d, a, b in window_pieces(before, after, extent) for i in range(a, b)]
     assert found == list(range(-before, extent + after))
-    assert all(0 <= a < b <= extent for _, a, b in pieces(before, after, extent))
+    assert all(0 <= a < b <= extent for _, a, b in window_pieces(before, after, extent))
 
 
 @pytest.mark.parametrize("distance", [-3, -2, -1, 1, 2, 4, 6])
 def test_steps_leave_out_axes_on_which_nobody_moves(distance):
     sizes = (3, 2, 2)
-    axes, apart = steps(distance, sizes)
+    axes, apart = moving_axes(distance, sizes)
     places = np.stack(np.unravel_index(np.arange(12), sizes))
     pairs = [(i, i + distance) for i in range(12) if 0 <= i + distance < 12]
     assert axes == tuple(a for a in range(3) if any(places[a, i] != places[a, j] for i, j in pairs))
@@ -72,7 +72,7 @@ def test_rounds_sort_any_order(blocks):
     """A network that sorts all sequences of zeros and ones sorts everything."""
     for bits in product((0, 1), repeat=blocks):
         held = list(bits)
-        for partners in rounds(blocks):
+        for partners in sort_rounds(blocks):
             assert [partners[j] for j in partners] == list(range(blocks))
             held = [min(held[i], held[j]) if i < j else max(held[i], held[j]) for i, j in enumerate(partners)]
         assert held == sorted(bits)

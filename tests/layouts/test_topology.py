@@ -54,7 +54,7 @@ def test_short_messages_take_the_faster_way():
     mesh = Mesh(data=2, topology=Topology("two ways", 1e12, 1e12, 1e11, 1e10, 0.0, (link,)))
     found = price("all-reduce", ("data",), mesh)  # of n bytes, n are sent
     assert found.seconds(1e5) == pytest.approx(1e-5 + 1e5 / 1e10) and found.seconds(1e8) == pytest.approx(1e-4 + 1e-3)
-    with pytest.raises(ArgumentError, match=r"short=\(1e-05,\) is no latency and bandwidth above 0"):
+    with pytest.raises(ArgumentError, match=r"short=\(1e-05,\) is not a latency and bandwidth above 0"):
         Link(1e-4, 1e11, short=(1e-5,))
 
 
@@ -79,5 +79,5 @@ def test_a_mesh_that_nothing_links():
         Mesh(data=2, model=8, topology=NODE)
     with pytest.raises(ArgumentError, match=r"a torus of \[4, 4\] joins 16 devices, not 8"):
         Link(1e-6, 1e9, devices=8, torus=(4, 4))
-    with pytest.raises(ArgumentError, match="torus='4x4' is no list of lengths"):
+    with pytest.raises(ArgumentError, match="torus='4x4' is not a list of lengths"):
         Link(1e-6, 1e9, devices=16, torus="4x4")
