@@ -75,7 +75,7 @@ class Link:
         )
 
     def along(self, size: int, dims: int) -> "tuple[Link, int]":
-        """Returns the link of an axis of ``size`` devices, with ``dims`` dims of the torus taken, and the dims it takes.
+        """Returns the link of an axis of ``size`` devices if ``dims`` torus dims are taken, and the dims it takes.
 
         An axis that is longer than a dim takes several; the bandwidths of those that it fills add up. Axes that find
         no free dim share the last one, as lines.
