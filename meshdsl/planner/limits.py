@@ -1,14 +1,16 @@
 """Every tuning constant of the planner in one place, as or-tools keeps its own in ``sat_parameters.proto``.
 
-A limit says how much work a stage may spend, or from which size on it takes another way. None changes what a plan
-means: with other limits the planner finds another plan or proves another bound, and both stay valid. Work is counted
-in table entries, passes and nodes, never in seconds, so that equal limits give equal plans on every machine.
+A limit bounds the work of a stage, or is the size from which on a stage uses another method. None changes the meaning
+of a plan: with other limits the planner finds another plan or proves another bound, and both stay valid. Work is
+counted in table entries, passes and nodes, never in seconds, so that equal limits give equal plans on every machine.
 
     from dataclasses import replace
     solve(program, mesh, pins, limits=replace(SearchLimits(), memory_rounds=2))
 
-Each field has its unit in the comment: entries (of cost tables), bytes, nodes (variables of the problem), states,
-passes (of messages over a network), rounds, or none for a ratio. Fields are named by the stage that reads them.
+The first word of a field is the stage that reads it, as ``model.limits``. The comment gives the unit (entries of cost
+tables, nodes, states, passes of messages over a network, rounds; a part or a ratio has none) and the meaning.
+
+Not here, but beside the code that they belong to: random seeds, and tolerances for the rounding of floats.
 """
 
 from dataclasses import dataclass
@@ -16,12 +18,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What each stage of ``meshdsl.planner.solve`` may spend; see the module's docstring."""
+    """The limits of all stages of ``meshdsl.planner.solve``, with defaults tuned on the plans of ``bench``."""
 
     # ---- solve: which stages run ---------------------------------------------------------------------------------
 
-    solve_small_nodes: int = 600  # nodes below which plans over the memory limit get rounds of search as well (they may
-    # lead to a better one within it), and changed pins a search of their own
+    solve_small_nodes: int = 600  # nodes up to which plans over the limit get rounds, and changed pins a search
     solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
 
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------

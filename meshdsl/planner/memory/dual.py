@@ -110,6 +110,18 @@ def _highest_dual(fitter: MemoryFitter, fit: FitResult) -> "LagrangianBound | No
     return highest if highest.price and highest.highest > least else None
 
 
+class DualCut(NamedTuple):
+    """Upper bound on the dual as a function of the price: ``seconds + price * bytes_over``.
+
+    Args:
+      seconds: of a plan.
+      bytes_over: bytes that it certainly holds more than the limit; negative if less.
+    """
+
+    seconds: float
+    bytes_over: float
+
+
 class LagrangianBound:
     """The bound at one operation, as a function of the price.
 
@@ -222,24 +234,12 @@ class LagrangianBound:
     def _rounding(self) -> float:
         return (self.held.rounded_terms + 1) * TIES
 
-    def _line(self, plan: CostedPlan) -> "DualCut":
+    def _line(self, plan: CostedPlan) -> DualCut:
         return DualCut(self.model.scale.seconds(plan.cost), self.held.bytes(plan) - self.limit)
 
     def _is_known(self, price: float, tried: Iterable[float]) -> bool:
         """Returns whether the bound at a price that was tried is nearly the same."""
         return any(abs(price - other) <= self.limits.memory_dual_price_apart * other for other in tried)
-
-
-class DualCut(NamedTuple):
-    """Upper bound on the dual as a function of the price: ``seconds + price * bytes_over``.
-
-    Args:
-      seconds: of a plan.
-      bytes_over: bytes that it certainly holds more than the limit; negative if less.
-    """
-
-    seconds: float
-    bytes_over: float
 
 
 def _highest_of(lines: Iterable[DualCut]) -> tuple[float, float]:
