@@ -88,13 +88,13 @@ class Runner:
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
         return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, *ports))
 
-    def get(self, x: Atom, want: Placement) -> jax.Array:
-        """Returns a value held under ``want``, deriving it if it is not there yet."""
+    def get(self, x: Atom, required: Placement) -> jax.Array:
+        """Returns a value held under ``required``, deriving it if it is not there yet."""
         if isinstance(x, Literal):
             return literal(x)
-        if (x.id, want) not in self.arrays:
-            self._derive(x, want)
-        return self.arrays[x.id, want]
+        if (x.id, required) not in self.arrays:
+            self._derive(x, required)
+        return self.arrays[x.id, required]
 
     def local(self, x: Atom) -> jax.Array:
         """Returns a value as the analysis placed it."""
@@ -103,47 +103,49 @@ class Runner:
     def _placements(self, values: Iterable[Atom]) -> list[Placement]:
         return [local_placement(self.placement.of(v)) for v in values]
 
-    def _derive(self, x: Value, want: Placement) -> None:
-        have = local_placement(self.placement.of(x))
-        if want is have:
+    def _derive(self, x: Value, required: Placement) -> None:
+        current = local_placement(self.placement.of(x))
+        if required is current:
             self.run([self.producers[x.id]])
-        elif isinstance(want, Split):
-            self._derive_block(x, want)
+        elif isinstance(required, Split):
+            self._derive_block(x, required)
         else:
-            self.arrays[x.id, want] = self._converted(x, have, want)
+            self.arrays[x.id, required] = self._converted(x, current, required)
 
-    def _derive_block(self, x: Value, want: Split) -> None:
+    def _derive_block(self, x: Value, required: Split) -> None:
         """Compute a block of a whole value: by its producer if that can compute blocks, else by a slice."""
-        row = self._block_row(x, want)
+        row = self._block_row(x, required)
         if row is not None:
             self._run(self.producers[x.id], row)
         else:
-            size = x.shape[int(want.dim)] // self.placement.microbatches
+            size = x.shape[int(required.dim)] // self.placement.microbatches
             whole = self.get(x, B)
-            self.arrays[x.id, want] = lax.dynamic_slice_in_dim(whole, position(AXIS) * size, size, int(want.dim))
+            self.arrays[x.id, required] = lax.dynamic_slice_in_dim(
+                whole, position(AXIS) * size, size, int(required.dim)
+            )
 
-    def _block_row(self, x: Value, want: Split) -> Signature | None:
+    def _block_row(self, x: Value, required: Split) -> Signature | None:
         op = self.producers.get(x.id)
         if op is None or op.bodies or any(isinstance(self.placement.of(y), Split) for y in op.inputs):
             return None
         at = op.outputs.index(x)
-        rows = (row for row in time_rows(op, self.placement.microbatches) if row.outputs[at] is want)
+        rows = (row for row in time_rows(op, self.placement.microbatches) if row.outputs[at] is required)
         return next((row for row in rows if not any(isinstance(p, Partial) for p in row.inputs)), None)
 
-    def _converted(self, x: Value, have: Placement, want: Placement) -> jax.Array:
+    def _converted(self, x: Value, current: Placement, required: Placement) -> jax.Array:
         """Returns a summand as a whole value, or a whole value as a summand; see the module docstring."""
         microbatches = self.placement.microbatches
-        if isinstance(have, Partial):
-            summand = self.get(x, have)
-            return summand * microbatches if have is Partial("sum") else summand
+        if isinstance(current, Partial):
+            summand = self.get(x, current)
+            return summand * microbatches if current is Partial("sum") else summand
         if self.placement.of(x) is PER_MICROBATCH:
             return self.get(x, B) / microbatches
-        assert isinstance(want, Partial)
-        neutral = jnp.asarray(identity(want.reduction, x.dtype), x.dtype)
+        assert isinstance(required, Partial)
+        neutral = jnp.asarray(identity(required.reduction, x.dtype), x.dtype)
         whole = self.get(x, B)
         producer = self.producers.get(x.id)
         zeros = producer is not None and producer.name == "broadcast_in_dim" and is_zero(producer.inputs[0])
-        if zeros and want.reduction == "sum":
+        if zeros and required.reduction == "sum":
             return whole
         return jnp.where(position(AXIS) == 0, whole, neutral)
 

@@ -140,23 +140,23 @@ def time_rows(op: Op, microbatches: int) -> Iterator[Signature]:
 ConversionCost = Callable[[TimePlace, Placement], int | None]
 
 
-def exact_use(have: TimePlace, want: Placement) -> int | None:
+def exact_use(current: TimePlace, required: Placement) -> int | None:
     """Returns 0 if a row reads the operand as it is, None otherwise."""
-    return 0 if have == want or (want is B and isinstance(have, TimeExtent)) else None
+    return 0 if current == required or (required is B and isinstance(current, TimeExtent)) else None
 
 
-def local_use(have: TimePlace, want: Placement) -> int | None:
+def local_use(current: TimePlace, required: Placement) -> int | None:
     """Returns what it costs to slice a block of a whole operand (1), or to count it as one contribution (3)."""
-    if exact_use(have, want) == 0 or isinstance(have, Partial | Split):
-        return exact_use(have, want)
-    return 1 if isinstance(want, Split) else 3
+    if exact_use(current, required) == 0 or isinstance(current, Partial | Split):
+        return exact_use(current, required)
+    return 1 if isinstance(required, Split) else 3
 
 
-def estimated_use(have: TimePlace, want: Placement) -> int | None:
+def estimated_use(current: TimePlace, required: Placement) -> int | None:
     """Returns the cost as ``local_use``, a sum also being estimated from this iteration's contribution (2 or 3)."""
-    if isinstance(have, Partial) and not isinstance(want, Partial):
-        return 2 if want is B else 3
-    return local_use(have, want)
+    if isinstance(current, Partial) and not isinstance(required, Partial):
+        return 2 if required is B else 3
+    return local_use(current, required)
 
 
 # ---- Analysis --------------------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ class _Analysis:
         self.result.rows[op.id] = row
         estimated = any(
             self.result.of(x) is PER_MICROBATCH
-            or (isinstance(self.result.of(x), Partial) and not isinstance(want, Partial))
-            for x, want in zip(op.inputs, row.inputs, strict=True)
+            or (isinstance(self.result.of(x), Partial) and not isinstance(required, Partial))
+            for x, required in zip(op.inputs, row.inputs, strict=True)
         )
         whole = PER_MICROBATCH if estimated else INVARIANT
         self._set(op, [whole if p is B else p for p in row.outputs])
@@ -285,7 +285,7 @@ class _Analysis:
             self._time_rows[op.id] = tuple(time_rows(op, self.result.microbatches))
         best: tuple[int, Signature] | None = None
         for row in self._time_rows[op.id]:
-            costs = [cost(self.result.of(x), want) for x, want in zip(op.inputs, row.inputs, strict=True)]
+            costs = [cost(self.result.of(x), required) for x, required in zip(op.inputs, row.inputs, strict=True)]
             total = sum(c for c in costs if c is not None)
             if None not in costs and (best is None or total < best[0]):
                 best = total, row
