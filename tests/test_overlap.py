@@ -26,7 +26,7 @@ def array(*shape):
 class Products:
     """A second for every matrix product."""
 
-    def alone(self, op):
+    def compute_seconds(self, op):
         return float(op.name == "dot_general")
 
 

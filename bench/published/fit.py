@@ -88,7 +88,7 @@ def _priced(case: Case) -> FittedRow:
     def seconds(changed: Topology) -> np.ndarray:
         mesh = md.Mesh(topology=changed, **plan.mesh.sizes_by_name)
         work = OpTimes(program, replace(solution, mesh=mesh), reasons)
-        return np.array([work.alone(op) for _, op in walk(program.graph)])
+        return np.array([work.compute_seconds(op) for _, op in walk(program.graph)])
 
     known = plan.topology
     fast = replace(known, memory_bandwidth=_FREE, overhead=0.0)

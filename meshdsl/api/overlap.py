@@ -137,7 +137,7 @@ class _OverlapWindows:
     def duration(self, op: Op, iterations: int) -> float:
         """Return the seconds of computation in ``op``, per iteration of the graph that contains it."""
         if op.name not in LOOPS:
-            return self.op_times.alone(op)
+            return self.op_times.compute_seconds(op)
         if op.id not in self._loops:
             self._loops[op.id] = sum(self._iteration(body) * body.trips / iterations for body in op.bodies)
         return self._loops[op.id]

@@ -1,4 +1,8 @@
-"""From a solution to a plan: name what is moved, by whom it is needed, and how often."""
+"""From a solution to a plan: ``build_plan`` names arrays and collectives, counts them and says why they are there.
+
+Fingerprint and timing are computed only when they are first used. Notes tell the reader what is easy to overlook:
+operations without a rule, and partial sums that are rounded before their reduction because the step asks for it.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,7 +16,7 @@ from meshdsl.layouts.collective_cost import COLLECTIVES
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P
 from meshdsl.layouts.reshard import ReshardStep, complete
-from meshdsl.plan.op_times import Lines, OpTimes, make_spans, price_pipeline_parts
+from meshdsl.plan.op_times import OpTimes, SourceLines, make_spans, price_pipeline_parts
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import simulated_seconds
@@ -23,25 +27,28 @@ from meshdsl.trace.passes.duplicate import CAST
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import gc_paused
 
-_RULELESS = (*LOOPS, "return", "constrain", "constant")
-_text = cache(str)  # of dtypes: numpy works theirs out each time
+_WITHOUT_RULE = (*LOOPS, "return", "constrain", "constant")  # operations of the IR itself, which need none
+_text = cache(str)  # of dtypes, which numpy formats anew each time
 
 
-def build_plan(program: TracedProgram, solution: Solution, pins: Pins, kinds: OpClasses | None = None) -> Plan:
-    """The plan of ``program`` that ``solution`` chose under ``pins``.
+def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: OpClasses | None = None) -> Plan:
+    """The plan of a program under a solution.
 
     Args:
-      kinds: of the program's operations, if they are known already.
+      program: the program that was planned.
+      solution: a signature per operation and a resharding tree per value.
+      pins: what the user fixed; outputs that alias inputs, and donated inputs.
+      classes: classes of the program's operations; None computes them.
     """
     reasons = Reasons(program, solution)
-    waits = _waits(program, solution, reasons)
-    lines, work = Lines(reasons), OpTimes(program, solution, reasons, kinds)
+    waits = _collectives(program, solution, reasons)
+    lines, times = SourceLines(reasons), OpTimes(program, solution, reasons, classes)
 
     @gc_paused
     def timing() -> Timing:
-        number = Counter(op.id for op, _ in waits)
-        spans = make_spans(solution, pins.donated, reasons, lines, number, work)
-        return Timing(tuple(spans), simulated_seconds(program, solution, work))
+        counts = Counter(op.id for op, _ in waits)
+        spans = make_spans(solution, pins.donated, reasons, lines, counts, times)
+        return Timing(tuple(spans), simulated_seconds(program, solution, times))
 
     return Plan(
         name=program.name,
@@ -51,17 +58,15 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, kinds: Op
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.name_and_line(value), size) for value, size in solution.held),
-        notes=(*_opaque(program), *_rounded(program, solution), *program.notes, *solution.notes),
+        notes=(*_without_rule(program), *_rounded_sums(program, solution), *program.notes, *solution.notes),
         solution=solution,
-        pipeline=price_pipeline_parts(program, solution, waits, work),
+        pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
         timing=Lazy(timing),
     )
 
 
-def collectives_of(program: TracedProgram, solution: Solution) -> list[Collective]:
-    """Every collective of a solution, in the order of the operations that wait for it."""
-    return [c for _, c in _waits(program, solution, Reasons(program, solution))]
+# ---- Arrays ----------------------------------------------------------------------------------------------------------
 
 
 def _inputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
@@ -70,9 +75,9 @@ def _inputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[
 
 
 def _outputs(program: TracedProgram, solution: Solution, pins: Pins) -> Iterator[Array]:
-    last, nowhere = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
+    last, replicated = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
     for i, (leaf, pin, source) in enumerate(zip(program.outputs, pins.outputs, pins.follows, strict=True)):
-        layout = solution.uses.get((last.id, i), nowhere)
+        layout = solution.uses.get((last.id, i), replicated)  # a literal has no use
         follows = "" if source is None else program.inputs[source].path
         yield _array(leaf, complete(layout, solution.mesh), pin, follows)
 
@@ -82,23 +87,29 @@ def _array(leaf: Leaf, layout: Layout, pin: Layout, follows: str = "") -> Array:
     return Array(leaf.path, tuple(leaf.shape), _text(leaf.dtype), layout, pinned, follows, leaf.dims)
 
 
-def _waits(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
-    """Every collective with the operation that waits for it, in their order."""
-    found = [*_moves(solution, reasons), *_inside(program, solution, reasons)]
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+
+def collectives_of(program: TracedProgram, solution: Solution) -> list[Collective]:
+    """Every collective of a solution, in program order of the operations that wait for them."""
+    return [c for _, c in _collectives(program, solution, Reasons(program, solution))]
+
+
+def _collectives(program: TracedProgram, solution: Solution, reasons: Reasons) -> list[tuple[Op, Collective]]:
+    """Every collective with the operation that waits for it, in program order of these."""
+    found = [*_of_reshards(solution, reasons), *_of_local_programs(program, solution, reasons)]
     return sorted(found, key=lambda pair: reasons.index.order[pair[0].id])
 
 
-def _moves(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
-    """Every collective between operations, with the one that waits for it."""
+def _of_reshards(solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     for value, graph in reasons.resharded():
-        for move in solution.trees[value.id]:
-            if move.kind in COLLECTIVES:
-                reader, at, reason = reasons.explain(value, move)
-                yield reader, _collective(move, value, graph, at, reason, reasons)
+        for step in solution.trees[value.id]:
+            if step.kind in COLLECTIVES:
+                consumer, owner, reason = reasons.explain(value, step)
+                yield consumer, _collective(step, value, graph, owner, reason, reasons)
 
 
-def _inside(program: TracedProgram, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
-    """Every collective of a local program, with its operation."""
+def _of_local_programs(program: TracedProgram, solution: Solution, reasons: Reasons) -> Iterator[tuple[Op, Collective]]:
     for found in collectives_inside(program.graph, solution):
         op = found.op
         reason = f"inside {op.name}, on {reasons.name(found.value)}: {found.exchange}"
@@ -106,7 +117,7 @@ def _inside(program: TracedProgram, solution: Solution, reasons: Reasons) -> Ite
 
 
 def _collective(
-    sent: ReshardStep | LocalCollective, value: Value, graph: Graph, at: Op, reason: str, reasons: Reasons
+    sent: ReshardStep | LocalCollective, value: Value, graph: Graph, owner: Op, reason: str, reasons: Reasons
 ) -> Collective:
     return Collective(
         kind=sent.kind,
@@ -115,8 +126,8 @@ def _collective(
         trips=graph.trips,
         estimated=graph.estimated,
         seconds=sent.seconds,
-        phase=at.phase,
-        source=reasons.line(at),
+        phase=owner.phase,
+        source=reasons.line(owner),
         reason=reason,
         value=reasons.name(value),
         shape=tuple(value.shape),
@@ -124,39 +135,38 @@ def _collective(
     )
 
 
-def _opaque(program: TracedProgram) -> list[str]:
-    """A line per operation without a rule; constant scalars are left out."""
-    known = {*RULES, *_RULELESS} - {*ONCE}
-    others = set(graph_index(program.graph).op_names) - known
-    return _counted(_runs(op) for op in ops_named(program.graph, *others) if not _is_constant(op))
+# ---- Notes -----------------------------------------------------------------------------------------------------------
 
 
-def _rounded(program: TracedProgram, solution: Solution) -> list[str]:
-    """A line per place where parts of sums are cast before they are reduced, because that was asked for."""
-    casts = ops_named(program.graph, CAST)
-    return _counted(_rounds(op, axes) for op in casts if (axes := _rounding_axes(op, solution)))
+def _without_rule(program: TracedProgram) -> list[str]:
+    """A note per operation without a rule, except for constant scalars, which cost nothing."""
+    known = {*RULES, *_WITHOUT_RULE} - {*ONCE}
+    unknown = ops_named(program.graph, *(set(graph_index(program.graph).op_names) - known))
+    return _counted(_how_it_runs(op) for op in unknown if not _is_constant(op))
 
 
-def _rounding_axes(op: Op, solution: Solution) -> list[str]:
-    rows = zip(solution.mesh.sizes_by_name.items(), solution.rows.get(op.id, ()), strict=False)
-    sums = [(axis, row) for (axis, size), row in rows if size > 1 and P in row.outputs]
-    asked = asked_rows_of(op) if sums else ()
-    return [axis for axis, row in sums if row in asked]
-
-
-def _rounds(op: Op, axes: Iterable[str]) -> str:
-    types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"
-    return f"partial sums over {','.join(axes)} are cast {types} before the reduction, as constrained: {op.source}"
-
-
-def _counted(lines: Iterable[str]) -> list[str]:
-    return [f"{line} (x{n})" if n > 1 else line for line, n in Counter(lines).items()]
-
-
-def _runs(op: Op) -> str:
+def _how_it_runs(op: Op) -> str:
     how = "once, on the first device:" if op.name in ONCE else "replicated: no rule for"
     return f"{how} {op.name} at {op.source}"
 
 
 def _is_constant(op: Op) -> bool:
     return not op.inputs and not op.effects and not any(value.shape for value in op.outputs)
+
+
+def _rounded_sums(program: TracedProgram, solution: Solution) -> list[str]:
+    """A note per line that casts partial sums before their reduction, because the step constrains them so."""
+    notes = []
+    for op in ops_named(program.graph, CAST):
+        rows = zip(solution.mesh.sizes_by_name.items(), solution.rows.get(op.id, ()), strict=False)
+        sums = [(axis, row) for (axis, size), row in rows if size > 1 and P in row.outputs]
+        constrained = asked_rows_of(op) if sums else ()
+        axes = ",".join(axis for axis, row in sums if row in constrained)
+        if axes:
+            types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"
+            notes.append(f"partial sums over {axes} are cast {types} before the reduction, as constrained: {op.source}")
+    return _counted(notes)
+
+
+def _counted(notes: Iterable[str]) -> list[str]:
+    return [f"{note} (x{n})" if n > 1 else note for note, n in Counter(notes).items()]

@@ -1,13 +1,14 @@
-"""The step in program order: what computing takes, what memory holds, where collectives are waited for, on which line.
+"""Where the time of a planned step goes: seconds per operation, spans in program order, source lines, FLOPs.
 
-Operations that cost nothing, as they are fused into others, are left out. The source text is kept
-in the plan: it is read where the program was traced, and a report made elsewhere, or later, still
-shows what was planned.
+``OpTimes`` has the seconds of every operation in the signatures that the solution chose; ``make_spans`` puts them in
+program order, beside the memory and the collectives that are waited for; ``SourceLines`` has the source text, which a
+plan carries with it: it is read where the program was traced, so that a report made elsewhere or later still shows it.
+``price_pipeline_parts`` adds up the parts of a pipeline's tick, and ``plan_flops`` the FLOPs of a device.
 """
 
 import linecache
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from math import prod
 
@@ -26,169 +27,188 @@ from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import BACKWARD, FORWARD, HANDING, HEAD, STASH, WEIGHTS, PipelineCosts, part_of
 from meshdsl.util.arrays import object_id
 
-# ---- Work ------------------------------------------------------------------------------------------------------------
-# What computing takes in a plan: seconds of the work of every operation, in the rows that it runs in.
-#
-# Operations of one kind (``OpClasses``) in equal rows take as long, and a step of a hundred layers has few that differ:
-# each is worked out once.
+CONTEXT_LINES = 3  # source lines shown before and after a line with operations
+LINE_WIDTH = 240  # characters of a source line that a plan keeps
+_PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # parts of a pipeline's tick that are fields of ``PipelineCosts``
+
+
+# ---- Seconds per operation -------------------------------------------------------------------------------------------
 
 
 class OpTimes:
-    """Seconds of the work of operations, in the rows of a solution.
+    """Seconds of operations under a solution.
+
+    Operations of one class with equal signatures take equally long, and a step of a hundred layers has few distinct
+    ones: each is computed once.
 
     Args:
-      kinds: of the operations, if they are known already.
+      program: the planned program.
+      solution: its signatures and reshard steps.
+      reasons: reasons under the same solution.
+      classes: classes of the program's operations; None computes them.
     """
 
     def __init__(
-        self, program: TracedProgram, solution: Solution, reasons: Reasons, kinds: OpClasses | None = None
+        self, program: TracedProgram, solution: Solution, reasons: Reasons, classes: OpClasses | None = None
     ) -> None:
-        self.solution, self._kinds = solution, kinds or OpClasses(program.graph)
-        self._moved, self._known = _moved(solution, reasons), dict[Hashable, float]()
-        self._alone: dict[int, float] = {}
+        self.solution, self._classes = solution, classes or OpClasses(program.graph)
+        self._local_steps = _local_step_seconds(solution, reasons)
+        self._by_signature: dict[Hashable, float] = {}
+        self._by_op: dict[int, float] = {}
 
     def seconds(self, op: Op) -> float:
-        """Of one operation on one device and trip, and of the moves within the device that it waits for."""
-        return self.alone(op) + self._moved.get(op.id, 0.0)
+        """Seconds per iteration of an operation, and of the device-local reshard steps that it waits for."""
+        return self.compute_seconds(op) + self._local_steps.get(op.id, 0.0)
 
-    def alone(self, op: Op) -> float:
-        """Of one operation on one device and trip."""
-        found = self._alone.get(op.id)
+    def compute_seconds(self, op: Op) -> float:
+        """Seconds per iteration of an operation on one device."""
+        found = self._by_op.get(op.id)
         if found is None:
             rows = self.solution.rows.get(op.id)
-            found = self._alone[op.id] = 0.0 if rows is None else self._in_rows(op, rows)
+            found = self._by_op[op.id] = 0.0 if rows is None else self._with_signatures(op, rows)
         return found
 
-    def _in_rows(self, op: Op, rows: tuple[Signature, ...]) -> float:
-        key = (self._kinds.number_of(op), *map(object_id, rows))
-        if key not in self._known:
+    def _with_signatures(self, op: Op, rows: tuple[Signature, ...]) -> float:
+        key = (self._classes.number_of(op), *map(object_id, rows))
+        if key not in self._by_signature:
             placed = tuple(Signature((), (*row.inputs, *row.outputs)) for row in rows)
             shapes = tuple((x.shape, x.itemsize if isinstance(x, Value) else 0) for x in operands_and_results(op))
-            found = work_seconds(placed, shapes, self._kinds.work(op), self.solution.mesh)
-            self._known[key] = float(found[tuple(range(len(rows)))])
-        return self._known[key]
+            found = work_seconds(placed, shapes, self._classes.work(op), self.solution.mesh)
+            self._by_signature[key] = float(found[tuple(range(len(rows)))])
+        return self._by_signature[key]
 
 
-def _moved(solution: Solution, reasons: Reasons) -> dict[int, float]:
-    """Per op id, seconds of the moves within a device that it waits for."""
+def _local_step_seconds(solution: Solution, reasons: Reasons) -> dict[int, float]:
+    """Per operation id, seconds of the device-local reshard steps that it waits for."""
     found: dict[int, float] = {}
-    for value, moves in solution.trees.items():
-        for move in moves:
-            if move.kind not in COLLECTIVES:
-                reader = reasons.consumer(value, move).id
-                found[reader] = found.get(reader, 0.0) + move.seconds
+    for value, steps in solution.trees.items():
+        for step in steps:
+            if step.kind not in COLLECTIVES:
+                consumer = reasons.consumer(value, step).id
+                found[consumer] = found.get(consumer, 0.0) + step.seconds
     return found
 
 
-# ---- Spans -----------------------------------------------------------------------------------------------------------
+# ---- Spans and source lines ------------------------------------------------------------------------------------------
+
+_SpanHead = tuple[int, str, str, int]  # the fields in which the operations of a span agree: line to trips
 
 
-_AROUND = 3  # lines that are shown before and after those with operations
-_WIDEST = 240  # characters of a line
-_Head = tuple[int, str, str, int]  # what the operations of a span agree in: line, name, phase and trips
+class SourceLines:
+    """The source lines of a program's operations with some context, numbered in the order of files and lines.
 
-
-class Lines:
-    """The lines of a program's source, numbered in the order of files and lines."""
+    Attributes:
+      texts: the lines.
+    """
 
     def __init__(self, reasons: Reasons) -> None:
-        places = reasons.index.source_names
+        names = reasons.index.source_names
         own = {
             (s.file, s.line): s
             for s in sorted(reasons.index.sources, key=lambda s: (s.file, s.line, s.function), reverse=True)
         }
-        around = {(file, n) for file, line in own for n in _around(file, line)}
-        keys = sorted({*own, *around}, key=lambda key: (places.of(Source(*key)).rpartition(":")[0], key[1]))
-        self.number = {key: i for i, key in enumerate(keys)}
+        context = {(file, n) for file, line in own for n in _context(file, line)}
+        keys = sorted({*own, *context}, key=lambda key: (names.of(Source(*key)).rpartition(":")[0], key[1]))
+        self._numbers = {key: i for i, key in enumerate(keys)}
         self.texts = tuple(
-            Line(places.of(Source(*key)), own[key].function if key in own else "", _text(*key)) for key in keys
+            Line(names.of(Source(*key)), own[key].function if key in own else "", _text(*key)) for key in keys
         )
 
-    def of(self, op: Op) -> int:
-        """The position of an operation's line."""
-        return self.number[op.source.file, op.source.line]
+    def number(self, op: Op) -> int:
+        """The position of an operation's line in ``texts``."""
+        return self._numbers[op.source.file, op.source.line]
 
 
-def _around(file: str, line: int) -> Iterator[int]:
+def _context(file: str, line: int) -> range:
     last = len(linecache.getlines(file)) if file else 0
-    return iter(range(max(1, line - _AROUND), min(last, line + _AROUND) + 1))
+    return range(max(1, line - CONTEXT_LINES), min(last, line + CONTEXT_LINES) + 1)
 
 
 def _text(file: str, line: int) -> str:
     text = linecache.getline(file, line).rstrip() if file else ""
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+    return text if len(text) <= LINE_WIDTH else f"{text[: LINE_WIDTH - 1]}…"
 
 
 def make_spans(
-    solution: Solution, donated: frozenset[int], reasons: Reasons, lines: Lines, waits: Mapping[int, int], work: OpTimes
+    solution: Solution,
+    donated: frozenset[int],
+    reasons: Reasons,
+    lines: SourceLines,
+    waits: Mapping[int, int],
+    times: OpTimes,
 ) -> list[Span]:
-    """The spans of a step in program order.
+    """The spans of a step in program order; operations that cost nothing, since they are fused, join another span.
 
     Args:
-      waits: per op id, how many collectives it waits for.
-      work: what computing takes.
+      solution: layouts and reshard steps.
+      donated: indices of inputs whose memory the step may reuse.
+      reasons: reasons under the solution.
+      lines: source lines of the program.
+      waits: per operation id, the number of collectives that it waits for.
+      times: seconds of operations under the solution.
     """
     s, graph = solution, reasons.program.graph
     memory = Liveness(copy_timeline(graph, s.mesh, s.layouts, s.uses, s.trees), donated).bytes_by_op()
-    heads: list[_Head] = []
-    sums: list[tuple[int, float, int, int]] = []  # the other fields of a span
+    heads: list[_SpanHead] = []
+    sums: list[tuple[int, float, int, int]] = []  # the other fields of each span
     for inside, op in reasons.ops():
-        seconds, held, waited = work.seconds(op), memory[op.id], waits.get(op.id, 0)
+        seconds, live, waited = times.seconds(op), memory[op.id], waits.get(op.id, 0)
         costs = seconds > 0 or waited > 0
-        head = (lines.of(op), op.called, op.phase, inside.trips) if costs or not heads else heads[-1]
+        head = (lines.number(op), op.called, op.phase, inside.trips) if costs or not heads else heads[-1]
         if heads and head == heads[-1] and not waited:
-            operations, before, fullest, number = sums[-1]
-            sums[-1] = operations + costs, before + seconds, max(fullest, held), number
+            operations, before, fullest, collectives = sums[-1]
+            sums[-1] = operations + costs, before + seconds, max(fullest, live), collectives
         else:
             heads.append(head)
-            sums.append((int(costs), seconds, held, waited))
+            sums.append((int(costs), seconds, live, waited))
     return [Span(*head, *summed) for head, summed in zip(heads, sums, strict=True)]
 
 
-# ---- Priced ----------------------------------------------------------------------------------------------------------
-# What the parts of a pipeline's tick cost under a solution; the parts are in the scopes of the operations.
-
-
-_PARTS = (FORWARD, BACKWARD, WEIGHTS, HEAD, HANDING)  # as the fields of PipelineCosts are called
+# ---- Parts of a pipeline ---------------------------------------------------------------------------------------------
 
 
 def price_pipeline_parts(
-    program: TracedProgram, solution: Solution, waits: Iterable[tuple[Op, Collective]], work: OpTimes
+    program: TracedProgram, solution: Solution, waits: Iterable[tuple[Op, Collective]], times: OpTimes
 ) -> Pipelined | None:
-    """How the program takes its microbatches, with the costs of its parts if there are stages.
+    """The program's microbatches and stages with the costs of their parts; None if it has no microbatches.
+
+    The parts are the scopes of operations that ``meshdsl.pipelining`` has set.
 
     Args:
+      program: the planned program.
+      solution: its layouts and reshard steps.
       waits: every collective with the operation that waits for it.
+      times: seconds of operations under the solution.
     """
     pipeline = program.pipeline
     if pipeline is None or not pipeline.axis:
         return pipeline
-    spent: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for graph, op in walk(program.graph):
-        spent[part_of(op.scope)] += work.seconds(op) * graph.trips
+        seconds[part_of(op.scope)] += times.seconds(op) * graph.trips
     for op, c in waits:
-        spent[part_of(op.scope)] += c.seconds * c.trips
-    handed = [c for op, c in waits if part_of(op.scope) == HANDING]
+        seconds[part_of(op.scope)] += c.seconds * c.trips
+    between_stages = [c for op, c in waits if part_of(op.scope) == HANDING]
     costs = PipelineCosts(
-        **{part: spent[part] for part in _PARTS},
-        others=sum(seconds for part, seconds in spent.items() if part not in _PARTS),
-        kept=_stash(program, solution) // max(1, pipeline.slots),
+        **{part: seconds[part] for part in _PARTS},
+        others=sum(total for part, total in seconds.items() if part not in _PARTS),
+        kept=_stash_bytes(program, solution) // max(1, pipeline.slots),
         memory=solution.peak,
-        exchanges=sum(c.trips for c in handed),
-        sent=sum(c.trips * c.bytes for c in handed),
-        room=_room(program, solution),
+        exchanges=sum(c.trips for c in between_stages),
+        sent=sum(c.trips * c.bytes for c in between_stages),
+        room=_workspace(program, solution),
     )
     return replace(pipeline, costs=costs)
 
 
-def _stash(program: TracedProgram, solution: Solution) -> int:
-    """Bytes of the stash on a device."""
-    made = (op for _, op in walk(program.graph) if op.name == "constrain" and part_of(op.scope) == STASH)
-    return sum(_local_bytes(v, solution) for op in made for v in op.outputs)
+def _stash_bytes(program: TracedProgram, solution: Solution) -> int:
+    """Bytes of the stash of stage inputs on a device."""
+    stashes = (op for _, op in walk(program.graph) if op.name == "constrain" and part_of(op.scope) == STASH)
+    return sum(_local_bytes(v, solution) for op in stashes for v in op.outputs)
 
 
-def _room(program: TracedProgram, solution: Solution) -> int:
-    """Bytes of a device for the work of stages that are not alike."""
+def _workspace(program: TracedProgram, solution: Solution) -> int:
+    """Bytes of a device for the work of the largest stage, where stages differ."""
     found = [op for _, op in walk(program.graph) if workspace_bytes(op) and part_of(op.scope)]
     return max(
         (workspace_bytes(op) * _local_bytes(op.outputs[0], solution) // op.outputs[0].bytes for op in found), default=0
@@ -199,20 +219,21 @@ def _local_bytes(v: Value, solution: Solution) -> int:
     return prod(solution.layouts[v.id].local_shape(v.shape, solution.mesh.sizes_by_name)) * v.itemsize
 
 
-# ---- Flops -----------------------------------------------------------------------------------------------------------
-# FLOPs of a plan: what one device multiplies and adds in a step.
+# ---- FLOPs -----------------------------------------------------------------------------------------------------------
 
 
 def plan_flops(program: TracedProgram, solution: Solution) -> float:
-    """FLOPs of the matrix products and convolutions of one step on one device, loops counted.
+    """FLOPs of the matrix products and convolutions of one step on one device, iterations counted.
 
-    An axis shares an operation's work if it splits any of its operands or results.
+    A mesh axis divides the work of an operation if it splits any of its operands or results.
     """
-    nothing = set[int]()
-    return sum(work_of(op, nothing).flops * graph.trips / _shares(op.id, solution) for graph, op in walk(program.graph))
+    no_fusion = set[int]()
+    return sum(
+        work_of(op, no_fusion).flops * graph.trips / _devices(op.id, solution) for graph, op in walk(program.graph)
+    )
 
 
-def _shares(op: int, solution: Solution) -> int:
-    """Among how many devices the work of an operation is shared."""
+def _devices(op: int, solution: Solution) -> int:
+    """The number of devices that share the work of an operation."""
     rows = zip(solution.mesh.sizes, solution.rows.get(op, ()), strict=False)
     return prod(size for size, row in rows if any(isinstance(at, Split) for at in (*row.inputs, *row.outputs)))

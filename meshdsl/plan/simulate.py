@@ -1,12 +1,23 @@
-"""A planned step as jobs on streams (see ``streams``), so that what may overlap does.
+"""The step simulated with communication beside computation: list scheduling of tasks on streams (Graham 1966).
 
-A graph becomes a *part*: its jobs, and what each of its results waits for. A loop is its body's part again and again;
-trips in the middle of a loop around others are taken as one that is as long as all of them. What is stacked over the
-trips of a loop (the parameters of layers, their gradients) is known slice by slice: a slice is ready when the trip
-that makes it is over, and a collective on a stack is sent slice by slice, as systems do that send in buckets. So
-gathers of the next layer's parameters run beside this layer, and gradients are reduced while the backward pass goes
-on, wherever the plan put them. Where the topology says that collectives beside matrix products are sent in
-``pieces``, what such a product reads or makes comes apart in as many.
+A device computes one thing after the other, and so does every link send; each is a *stream*. A task takes one stream
+for some time and begins when the tasks it waits for are over and its stream is free; of several that could begin, the
+first in program order does. So a collective whose result is not needed yet runs beside the computation, and one that
+the next operation needs delays it:
+
+    compute  [ layer 0 ][ layer 1 ]......[ layer 2 ]
+    link     [ gather 1 ][    gather 2    ]
+
+``build_tasks`` turns a planned program into tasks. A graph becomes a *fragment*: its tasks, and the tasks that each of
+its results waits for. A loop is its body's fragment once per iteration; iterations in the middle of a loop that
+contains loops are taken as one, as long as all of them. A *stack*, a value that a loop reads or writes one slice per
+iteration (the parameters of layers, their gradients), is known slice by slice: a slice is ready when its iteration is
+over, and a collective on a stack is sent slice by slice, as systems do that send in buckets. So the next layer's
+parameters are gathered beside this layer, and gradients are reduced while the backward pass goes on, wherever the plan
+has put the collectives. Where the topology says that systems send collectives beside matrix products in ``pieces``,
+the operands and results of such a product are cut into that many.
+
+Reference: R. L. Graham, "Bounds for certain multiprocessing anomalies", Bell System Technical Journal 45, 1966.
 """
 
 from collections import defaultdict
@@ -27,100 +38,27 @@ from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import collectives_inside
 from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion
 
-# ---- Overlap ---------------------------------------------------------------------------------------------------------
+COMPUTE = ""  # the stream of a device's computation; links have names
+EXACT_ITERATIONS = 2  # iterations at either end of a loop of loops that are simulated one by one
+MAX_ITERATIONS = 128  # groups of iterations into which the iterations of another loop are collected
 
 
-def simulated_seconds(program: TracedProgram, solution: Solution, work: OpTimes) -> float:
-    """Seconds of a step in which collectives that nobody waits for run beside the computation."""
-    return max(list_schedule(build_tasks(program, solution, work)), default=0.0)
+def simulated_seconds(program: TracedProgram, solution: Solution, times: OpTimes) -> float:
+    """Seconds of one step with communication hidden behind independent compute."""
+    return max(list_schedule(build_tasks(program, solution, times)), default=0.0)
 
 
-# ---- Slices ----------------------------------------------------------------------------------------------------------
-# Which values come apart in slices along their first dim: what loops read or stack trip by trip, and what is alike.
-#
-# The parameters of layers are read slice by slice by the loop over layers, their gradients stacked by it. A cast or a
-# sum of stacks is a stack, and so is what a loop around hands to it whole. Another value whose first dim only happens
-# to be as long (48 sequences beside 48 layers) is none.
-
-
-Pair = tuple[Value, Value]
-
-
-def stacks(graph: Graph) -> set[int]:
-    """Ids of the values that come apart, those in bodies too."""
-    rest = [v.id for _, op in walk(graph) for v in _by_slice(op)]
-    near = _near(graph) if rest else {}
-    found = set[int]()
-    while rest:
-        v = rest.pop()
-        if v not in found:
-            found.add(v)
-            rest += near.get(v, ())
-    return found
-
-
-def _near(graph: Graph) -> dict[int, set[int]]:
-    """Per value id, the values that come apart if it does."""
-    near: dict[int, set[int]] = defaultdict(set)
-    for _, op in walk(graph):
-        for a, b in _alike(op):
-            if a.shape and b.shape and a.shape[0] == b.shape[0]:
-                near[a.id].add(b.id)
-                near[b.id].add(a.id)
-    return near
-
-
-def turns(op: Op) -> bool:
-    """Whether slices of what it reads are no slices of what it makes."""
-    return op.name == "rev" or (op.name == "transpose" and op.params["permutation"][:1] != (0,))
-
-
-def _by_slice(op: Op) -> list[Value]:
-    """The stacks that a scan reads and writes slice by slice."""
-    ports = [port for port in loop_ports(op) if port.stacked]
-    read = values(op.inputs[port.operand] for port in ports if port.operand != ABSENT)
-    return [*read, *(op.outputs[port.result] for port in ports if port.result != ABSENT)]
-
-
-def _alike(op: Op) -> Iterator[Pair]:
-    """Values that are stacks together, if their first dims are as long."""
-    if op.bodies:
-        for port in loop_ports(op):
-            if not port.stacked and port.role is not PortRole.PREDICATE:
-                yield from _pairs(op, port)
-    elif not ends_fusion(op.name) and not turns(op):
-        read = list(values(op.inputs))
-        yield from ((v, made) for v in read for made in op.outputs)
-
-
-def _pairs(op: Op, port: LoopPort) -> Iterator[Pair]:
-    """The operand of a loop and what the bodies take of it, what they return and the result."""
-    if port.operand != ABSENT and isinstance(outer := op.inputs[port.operand], Value):
-        yield from ((outer, op.bodies[body].inputs[i]) for body, i in port.inputs)
-    for body, j in port.outputs:
-        if isinstance(returned := op.bodies[body].returned[j], Value):
-            yield returned, op.outputs[port.result]
-
-
-# ---- Streams ---------------------------------------------------------------------------------------------------------
-# Jobs on streams: a device computes one thing after the other, and every link sends one thing after the other.
-#
-# A job begins when what it waits for is over and its stream is free; of several that could begin, the first in the
-# order goes first. So a collective that nobody waits for yet runs beside the computation, and one that the next
-# operation needs stands in its way. (List scheduling: Graham 1966.)
-
-
-COMPUTE = ""
+# ---- List scheduling -------------------------------------------------------------------------------------------------
 
 
 class SimulatedTask(NamedTuple):
-    """Something that takes a stream for some time.
+    """Something that occupies a stream for some time.
 
     Args:
       stream: ``COMPUTE``, or the name of a link.
-      seconds: that it takes.
-      after: jobs that must be over, by their position.
-      follows: it is due right behind the last job that it waits for, not at its own position.
+      seconds: how long it takes.
+      after: positions of the tasks that have to be over before it begins.
+      follows: its priority is that of the last task that it waits for, not its own position.
     """
 
     stream: str
@@ -129,28 +67,28 @@ class SimulatedTask(NamedTuple):
     follows: bool = False
 
 
-def list_schedule(jobs: Sequence[SimulatedTask]) -> list[float]:
-    """When each job is over, in seconds from the begin; a job only waits for jobs in front of it."""
-    readers: list[list[int]] = [[] for _ in jobs]
-    missing = [len(job.after) for job in jobs]
-    for i, job in enumerate(jobs):
-        for other in job.after:
-            readers[other].append(i)
-    due = _order(jobs)
-    ready: dict[str, list[tuple[int, int]]] = {job.stream: [] for job in jobs}
+def list_schedule(tasks: Sequence[SimulatedTask]) -> list[float]:
+    """When each task is over, in seconds from the beginning; a task may only wait for tasks in front of it."""
+    consumers: list[list[int]] = [[] for _ in tasks]
+    missing = [len(task.after) for task in tasks]
+    for i, task in enumerate(tasks):
+        for other in task.after:
+            consumers[other].append(i)
+    priority = _priorities(tasks)
+    ready: dict[str, list[tuple[int, int]]] = {task.stream: [] for task in tasks}
     running: list[tuple[float, int]] = []
     busy: set[str] = set()
-    ends = [0.0] * len(jobs)
+    ends = [0.0] * len(tasks)
 
     def begin(now: float, stream: str) -> None:
         if ready[stream] and stream not in busy:
             _, i = heappop(ready[stream])
             busy.add(stream)
-            heappush(running, (now + jobs[i].seconds, i))
+            heappush(running, (now + tasks[i].seconds, i))
 
-    for i, job in enumerate(jobs):
+    for i, task in enumerate(tasks):
         if not missing[i]:
-            heappush(ready[job.stream], (due[i], i))
+            heappush(ready[task.stream], (priority[i], i))
     for stream in ready:
         begin(0.0, stream)
     while running:
@@ -159,207 +97,314 @@ def list_schedule(jobs: Sequence[SimulatedTask]) -> list[float]:
         while running and running[0][0] == now:
             _, i = heappop(running)
             ends[i] = now
-            busy.discard(jobs[i].stream)
-            touched.add(jobs[i].stream)
-            for reader in readers[i]:
-                missing[reader] -= 1
-                if not missing[reader]:
-                    heappush(ready[jobs[reader].stream], (due[reader], reader))
-                    touched.add(jobs[reader].stream)
+            busy.discard(tasks[i].stream)
+            touched.add(tasks[i].stream)
+            for consumer in consumers[i]:
+                missing[consumer] -= 1
+                if not missing[consumer]:
+                    heappush(ready[tasks[consumer].stream], (priority[consumer], consumer))
+                    touched.add(tasks[consumer].stream)
         for stream in sorted(touched):
             begin(now, stream)
     return ends
 
 
-def _order(jobs: Sequence[SimulatedTask]) -> list[int]:
-    """Where each job is due."""
-    due = list(range(len(jobs)))
-    for i, job in enumerate(jobs):
-        if job.follows and job.after:
-            due[i] = max(due[other] for other in job.after)
-    return due
+def _priorities(tasks: Sequence[SimulatedTask]) -> list[int]:
+    """Per task, its place in the order in which ready tasks begin."""
+    priority = list(range(len(tasks)))
+    for i, task in enumerate(tasks):
+        if task.follows and task.after:
+            priority[i] = max(priority[other] for other in task.after)
+    return priority
 
 
-# ---- Jobs ------------------------------------------------------------------------------------------------------------
+# ---- Stacks: values that are known slice by slice --------------------------------------------------------------------
+
+Pair = tuple[Value, Value]
 
 
-Refs = frozenset[int]  # jobs by position; below 0, what an input waits for
-Slices = tuple[Refs, ...]  # one for a value as a whole, or one per slice of its first dim
-_SLICES = 1 << 20
-_AROUND, _MOST = 2, 128  # trips at either end of a loop of loops that are told apart, and trips of another
-NOTHING: Slices = (frozenset(),)
+def stacks(graph: Graph) -> set[int]:
+    """Ids of the values, in bodies too, that are known slice by slice along their first dim.
+
+    These are the stacks that a scan reads or writes, a cast or a sum of stacks, and the value that a stack is inside or
+    outside of a surrounding loop. Another value whose first dim happens to be as long (48 sequences beside 48 layers)
+    is none.
+    """
+    rest = [v.id for _, op in walk(graph) for v in _sliced_by(op)]
+    related = _related(graph) if rest else {}
+    found = set[int]()
+    while rest:
+        v = rest.pop()
+        if v not in found:
+            found.add(v)
+            rest += related.get(v, ())
+    return found
+
+
+def _sliced_by(op: Op) -> list[Value]:
+    """The stacks that a scan reads and writes slice by slice."""
+    ports = [port for port in loop_ports(op) if port.stacked]
+    read = values(op.inputs[port.operand] for port in ports if port.operand != ABSENT)
+    return [*read, *(op.outputs[port.result] for port in ports if port.result != ABSENT)]
+
+
+def _related(graph: Graph) -> dict[int, set[int]]:
+    """Per value id, the values that are stacks if it is."""
+    related: dict[int, set[int]] = defaultdict(set)
+    for _, op in walk(graph):
+        for a, b in _pairs(op):
+            if a.shape and b.shape and a.shape[0] == b.shape[0]:
+                related[a.id].add(b.id)
+                related[b.id].add(a.id)
+    return related
+
+
+def _pairs(op: Op) -> Iterator[Pair]:
+    """Values that are stacks together, if their first dims are equally long."""
+    if op.bodies:
+        for port in loop_ports(op):
+            if not port.stacked and port.role is not PortRole.PREDICATE:
+                yield from _port_pairs(op, port)
+    elif not ends_fusion(op.name) and not reorders_slices(op):
+        operands = list(values(op.inputs))
+        yield from ((v, result) for v in operands for result in op.outputs)
+
+
+def _port_pairs(op: Op, port: LoopPort) -> Iterator[Pair]:
+    """The operand of a loop with the inputs of bodies, and the values that bodies return with the result."""
+    if port.operand != ABSENT and isinstance(outer := op.inputs[port.operand], Value):
+        yield from ((outer, op.bodies[body].inputs[i]) for body, i in port.inputs)
+    for body, j in port.outputs:
+        if isinstance(returned := op.bodies[body].returned[j], Value):
+            yield returned, op.outputs[port.result]
+
+
+def reorders_slices(op: Op) -> bool:
+    """Whether slice ``i`` of the result does not come from slice ``i`` of the operand."""
+    return op.name == "rev" or (op.name == "transpose" and op.params["permutation"][:1] != (0,))
+
+
+# ---- From a program to tasks -----------------------------------------------------------------------------------------
+
+Refs = frozenset[int]  # positions of tasks; a negative number refers to an input of the fragment, or a slice of it
+Slices = tuple[Refs, ...]  # what a value waits for: one entry for the whole value, or one per slice or piece
+_INPUT_REFS = 1 << 20  # references that belong to each input: 0 for the whole value, then one per slice
+_READY: Slices = (frozenset(),)
 
 
 @dataclass(frozen=True)
-class StepPart:
-    """The jobs of a graph and what its results wait for."""
+class TaskFragment:
+    """The tasks of a graph, and what each of its results waits for; it is inserted wherever the graph runs."""
 
-    jobs: tuple[SimulatedTask, ...]
+    tasks: tuple[SimulatedTask, ...]
     results: tuple[Slices, ...]
 
 
-def build_tasks(program: TracedProgram, solution: Solution, work: OpTimes) -> list[SimulatedTask]:
-    """The jobs of a whole step."""
-    part = _Maker(program, solution, work).part(program.graph)
+def build_tasks(program: TracedProgram, solution: Solution, times: OpTimes) -> list[SimulatedTask]:
+    """The tasks of a whole step, in program order."""
+    fragment = _TaskBuilder(program, solution, times).fragment(program.graph)
     return [
-        SimulatedTask(stream, s, frozenset([i for i in after if i >= 0]), due) for stream, s, after, due in part.jobs
+        SimulatedTask(stream, seconds, frozenset([i for i in after if i >= 0]), follows)
+        for stream, seconds, after, follows in fragment.tasks
     ]
 
 
-class _Maker:
-    """Makes parts of graphs under one solution."""
+class _TaskBuilder:
+    """Builds the fragments of a program's graphs under one solution.
 
-    def __init__(self, program: TracedProgram, solution: Solution, work: OpTimes) -> None:
-        self.solution, self.work = solution, work
-        self.streams, self.pieces = _streams(solution.mesh), solution.mesh.topology.pieces
+    Attributes:
+      pieces: into how many pieces collectives beside matrix products are cut.
+      inside: per operation id, the collectives of its local program, as (stream, seconds).
+      divides: whether anything in the program comes in slices or pieces.
+    """
+
+    def __init__(self, program: TracedProgram, solution: Solution, times: OpTimes) -> None:
+        self.solution, self.times = solution, times
+        self.pieces = solution.mesh.topology.pieces
+        self._links = _links(solution.mesh)
         self.inside: dict[int, list[tuple[str, float]]] = {}
         for found in collectives_inside(program.graph, solution):
             self.inside.setdefault(found.op.id, []).append((self.stream(found.axes), found.seconds))
         self._stacks = stacks(program.graph)
-        self.apart = self.pieces > 1 or bool(self._stacks)  # whether anything comes apart
-        self._parts: dict[int, StepPart] = {}
+        self.divides = self.pieces > 1 or bool(self._stacks)
+        self._fragments: dict[int, TaskFragment] = {}
 
     def stream(self, axes: Sequence[str]) -> str:
-        """The slowest link that a collective runs over."""
-        return max((self.streams[axis] for axis in axes), key=lambda s: s[0])[1]
+        """The slowest link of those that a collective uses."""
+        return max((self._links[axis] for axis in axes), key=lambda link: link[0])[1]
 
-    def part(self, graph: Graph) -> StepPart:
-        """The part of a graph, made once."""
-        if id(graph) not in self._parts:
-            self._parts[id(graph)] = _TaskBuilder(self, graph).part()
-        return self._parts[id(graph)]
+    def fragment(self, graph: Graph) -> TaskFragment:
+        """The fragment of a graph, built once."""
+        if id(graph) not in self._fragments:
+            self._fragments[id(graph)] = _FragmentBuilder(self, graph).build()
+        return self._fragments[id(graph)]
 
-    def slices(self, value: Value) -> int:
-        """Into how many slices a value comes apart."""
+    def slice_count(self, value: Value) -> int:
+        """The number of slices in which a value is known."""
         return value.shape[0] if value.id in self._stacks else 1
 
 
-class _TaskBuilder:
-    """One graph on its way to being a part."""
+def _links(mesh: Mesh) -> dict[str, tuple[float, str]]:
+    """Per axis, seconds per byte and name of its link; axes that share a switch share a link."""
+    own, links = dict(mesh.topology.axes), mesh.topology.axis_links(mesh)
+    return {
+        name: (1 / link.bandwidth, name if name in own or link.torus else f"{link.bandwidth:g}")
+        for name, link in links.items()
+    }
 
-    def __init__(self, maker: _Maker, graph: Graph) -> None:
-        self.maker, self.graph, self.solution = maker, graph, maker.solution
-        self.jobs: list[SimulatedTask] = []
-        self.over: list[Refs] = []  # per job, what is over when it is, itself too
-        self.own: dict[int, Slices] = {}  # by value id, as it lies by itself
-        self.moved: dict[tuple[int, Layout], Slices] = {}
+
+class _FragmentBuilder:
+    """Builds the fragment of one graph.
+
+    Attributes:
+      tasks: the tasks so far.
+      over: per task, tasks that are known to be over when it is, itself included.
+      own: per value id, what the value waits for in its own layout.
+      resharded: the same per value id and other layout.
+    """
+
+    def __init__(self, builder: _TaskBuilder, graph: Graph) -> None:
+        self.builder, self.graph, self.solution = builder, graph, builder.solution
+        self.tasks: list[SimulatedTask] = []
+        self.over: list[Refs] = []
+        self.own: dict[int, Slices] = {}
+        self.resharded: dict[tuple[int, Layout], Slices] = {}
         for k, value in enumerate(graph.inputs):
-            count = maker.slices(value)
+            count = builder.slice_count(value)
             refs = range(1, count + 1) if count > 1 else (0,)
-            self.own[value.id] = tuple(frozenset({-1 - k * _SLICES - i}) for i in refs)
+            self.own[value.id] = tuple(frozenset({-1 - k * _INPUT_REFS - i}) for i in refs)
 
-    def part(self) -> StepPart:
-        """All of it."""
+    def build(self) -> TaskFragment:
+        """Adds all operations; the results may need reshard steps too."""
         for op in self.graph.ops[:-1]:
-            self.add(op)
-        results = tuple(self.given(self.graph.ops[-1]))  # may need moves
-        return StepPart(tuple(self.jobs), results)
+            self._add(op)
+        results = tuple(self._operands(self.graph.ops[-1]))
+        return TaskFragment(tuple(self.tasks), results)
 
-    def given(self, op: Op) -> list[Slices]:
-        """What each operand waits for, in the layout it is read in; moves are sent when first needed."""
-        own, uses, moved = self.own, self.solution.uses, self.solution.trees
+    def _add(self, op: Op) -> None:
+        operands = self._operands(op)
+        if op.bodies:
+            results = _LOOPS[op.name](self, op, operands)
+            self.own |= zip([v.id for v in op.outputs], results, strict=True)
+        else:
+            made = self._compute(op, operands)
+            for v in op.outputs:
+                self.own[v.id] = made
+
+    def _operands(self, op: Op) -> list[Slices]:
+        """What each operand waits for in the layout it is used in; a reshard step is sent when it is first needed."""
+        own, uses, trees = self.own, self.solution.uses, self.solution.trees
         return [
-            NOTHING if isinstance(x, Literal) else self.at(x, uses[op.id, i]) if x.id in moved else own[x.id]
+            _READY if isinstance(x, Literal) else self._in_layout(x, uses[op.id, i]) if x.id in trees else own[x.id]
             for i, x in enumerate(op.inputs)
         ]
 
-    def at(self, value: Value, layout: Layout) -> Slices:
+    def _in_layout(self, value: Value, layout: Layout) -> Slices:
         """What a value waits for in a layout."""
         own = self.solution.layouts[value.id]
         if layout is own or layout == own:
             return self.own[value.id]
-        if (value.id, layout) not in self.moved:
-            move = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
-            self.moved[value.id, layout] = self.own[value.id] if move is None else self.send(value, move)
-        return self.moved[value.id, layout]
+        if (value.id, layout) not in self.resharded:
+            step = next((m for m in self.solution.trees.get(value.id, ()) if m.after == layout), None)
+            self.resharded[value.id, layout] = self.own[value.id] if step is None else self._reshard(value, step)
+        return self.resharded[value.id, layout]
 
-    def send(self, value: Value, move: ReshardStep) -> Slices:
-        """A move, slice by slice or piece by piece."""
-        slices = self.at(value, move.before)
-        if move.kind not in COLLECTIVES:
-            return self.each(COMPUTE, move.seconds, [slices], len(slices))
-        whole = len(slices) == 1 and self.maker.slices(value) == 1
-        return self.each(
-            self.maker.stream(move.axes), move.seconds, [slices], self.maker.pieces if whole else len(slices)
-        )
+    def _reshard(self, value: Value, step: ReshardStep) -> Slices:
+        """A reshard step, slice by slice or piece by piece."""
+        slices = self._in_layout(value, step.before)
+        if step.kind not in COLLECTIVES:
+            return self._divided(COMPUTE, step.seconds, [slices], len(slices))
+        whole = len(slices) == 1 and self.builder.slice_count(value) == 1
+        count = self.builder.pieces if whole else len(slices)
+        return self._divided(self.builder.stream(step.axes), step.seconds, [slices], count)
 
-    def add(self, op: Op) -> None:
-        """One operation."""
-        given = self.given(op)
-        if op.bodies:
-            self.own |= zip([v.id for v in op.outputs], _LOOPS[op.name](self, op, given), strict=True)
-        else:
-            made = self.compute(op, given)
-            for v in op.outputs:
-                self.own[v.id] = made
+    def _compute(self, op: Op, operands: Sequence[Slices]) -> Slices:
+        """The exchanges of an operation's local program, then its computation."""
+        builder, seconds = self.builder, self.builder.times.compute_seconds(op)
+        count = self._common_slices(op, operands) if builder.divides else 1
+        for stream, sent in builder.inside.get(op.id, ()):
+            operands = [self._divided(stream, sent, operands, count)]
+        if builder.divides and self._in_pieces(op, operands, count):
+            return self._divided(COMPUTE, seconds, operands, builder.pieces, separate=True)
+        return self._divided(COMPUTE, seconds, operands, count)
 
-    def compute(self, op: Op, given: Sequence[Slices]) -> Slices:
-        """The work of an operation, after what it exchanges."""
-        maker, seconds = self.maker, self.maker.work.alone(op)
-        count = self.alike(op, given) if maker.apart else 1
-        for stream, sent in maker.inside.get(op.id, ()):
-            given = [self.each(stream, sent, given, count)]
-        if maker.apart and self.in_pieces(op, given, count):
-            return self.each(COMPUTE, seconds, given, maker.pieces, apart=True)
-        return self.each(COMPUTE, seconds, given, count)
-
-    def alike(self, op: Op, given: Sequence[Slices]) -> int:
-        """In how many slices an operation works: those of what it makes, if it makes each of the same slice."""
-        counts = {self.maker.slices(v) for v in op.outputs} | {len(s) for s in given if len(s) > 1}
-        whole = op.phase == "optimizer" or ends_fusion(op.name) or turns(op)
+    def _common_slices(self, op: Op, operands: Sequence[Slices]) -> int:
+        """The number of slices in which an operation computes, each slice of its results from the same slice."""
+        counts = {self.builder.slice_count(v) for v in op.outputs} | {len(s) for s in operands if len(s) > 1}
+        whole = op.phase == "optimizer" or ends_fusion(op.name) or reorders_slices(op)
         return 1 if whole or len(counts) != 1 else counts.pop()
 
-    def in_pieces(self, op: Op, given: Sequence[Slices], count: int) -> bool:
-        """Whether it is a product beside a collective that is sent in pieces."""
-        sliced = count > 1 or any(self.maker.slices(v) > 1 for v in op.outputs)
-        if self.maker.pieces == 1 or op.name not in PRODUCTS or sliced:
+    def _in_pieces(self, op: Op, operands: Sequence[Slices], count: int) -> bool:
+        """Whether the operation is a matrix product beside a collective that is sent in pieces."""
+        sliced = count > 1 or any(self.builder.slice_count(v) > 1 for v in op.outputs)
+        if self.builder.pieces == 1 or op.name not in PRODUCTS or sliced:
             return False
-        sent = any(move.kind in COLLECTIVES for v in op.outputs for move in self.solution.trees.get(v.id, ()))
-        return sent or any(len(slices) == self.maker.pieces for slices in given)
+        sent = any(step.kind in COLLECTIVES for v in op.outputs for step in self.solution.trees.get(v.id, ()))
+        return sent or any(len(slices) == self.builder.pieces for slices in operands)
 
-    def each(self, stream: str, seconds: float, given: Sequence[Slices], count: int, apart: bool = False) -> Slices:
-        """A job for each of so many slices of what is given; ``apart``: somebody may wait for one of them."""
+    def _divided(
+        self, stream: str, seconds: float, operands: Sequence[Slices], count: int, separate: bool = False
+    ) -> Slices:
+        """``count`` tasks that share ``seconds``, each after its slice of the operands.
+
+        Args:
+          separate: they are not merged with the task before, since others may wait for one of them.
+        """
         if count == 1:
-            return (self.job(stream, seconds, _union([refs for slices in given for refs in slices]), False, apart),)
-        waits = [_union([s[i] if len(s) == count else _union(s) for s in given]) for i in range(count)]
-        return tuple(self.job(stream, seconds / count, refs, True, apart) for refs in waits)
+            after = _union([refs for slices in operands for refs in slices])
+            return (self._task(stream, seconds, after, False, separate),)
+        waits = [_union([s[i] if len(s) == count else _union(s) for s in operands]) for i in range(count)]
+        return tuple(self._task(stream, seconds / count, refs, True, separate) for refs in waits)
 
-    def job(self, stream: str, seconds: float, after: Refs, follows: bool, apart: bool) -> Refs:
-        """One job, or more of the last one, if that waits for as much already and nobody waits for it yet."""
+    def _task(self, stream: str, seconds: float, after: Refs, follows: bool, separate: bool) -> Refs:
+        """Adds one task; the last one becomes longer instead if it waits for as much and nothing waits for it yet."""
         if not seconds:
             return after
-        here, over = len(self.jobs), self.over[-1] if self.over else frozenset()
-        if here and not apart and stream == self.jobs[-1].stream == COMPUTE and after <= over:
-            job = self.jobs[-1]
-            self.jobs[-1] = SimulatedTask(COMPUTE, job.seconds + seconds, job.after, job.follows)
+        here, over = len(self.tasks), self.over[-1] if self.over else frozenset()
+        if here and not separate and stream == self.tasks[-1].stream == COMPUTE and after <= over:
+            last = self.tasks[-1]
+            self.tasks[-1] = SimulatedTask(COMPUTE, last.seconds + seconds, last.after, last.follows)
             return frozenset({here - 1})
-        self.jobs.append(SimulatedTask(stream, seconds, after, follows))
+        self.tasks.append(SimulatedTask(stream, seconds, after, follows))
         self.over.append(after | over | {here} if here - 1 in after else after | {here})
         return frozenset({here})
 
-    def run(self, part: StepPart, given: Sequence[Slices], times: int = 1) -> list[Slices]:
-        """A part for these inputs, as long as so many of it."""
-        first = len(self.jobs)
+    def insert(self, fragment: TaskFragment, inputs: Sequence[Slices], times: int = 1) -> list[Slices]:
+        """Inserts a fragment for these inputs, each task ``times`` as long, and returns what its results wait for."""
+        first = len(self.tasks)
 
         def here(refs: Refs) -> Refs:
-            return _union([frozenset({i + first}) if i >= 0 else _input(i, given) for i in refs])
+            return _union([frozenset({i + first}) if i >= 0 else _input(i, inputs) for i in refs])
 
-        for job in part.jobs:
-            after = here(job.after)
-            self.over.append(after | {len(self.jobs)})
-            self.jobs.append(SimulatedTask(job.stream, job.seconds * times, after, job.follows))
-        return [tuple(map(here, slices)) for slices in part.results]
+        for task in fragment.tasks:
+            after = here(task.after)
+            self.over.append(after | {len(self.tasks)})
+            self.tasks.append(SimulatedTask(task.stream, task.seconds * times, after, task.follows))
+        return [tuple(map(here, slices)) for slices in fragment.results]
 
 
-def _scan(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
+def _union(refs: Sequence[Refs]) -> Refs:
+    return refs[0] if len(refs) == 1 else frozenset().union(*refs)
+
+
+def _input(ref: int, inputs: Sequence[Slices]) -> Refs:
+    """What a reference to an input of a fragment, or to a slice of it, waits for."""
+    k, i = divmod(-1 - ref, _INPUT_REFS)
+    return inputs[k][i - 1] if 0 < i <= len(inputs[k]) != 1 else _union(inputs[k])
+
+
+# ---- Loops -----------------------------------------------------------------------------------------------------------
+
+
+def _scan(into: _FragmentBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     operands, length = split_operands(op, given), op.params["length"]
-    part, carry = run.maker.part(op.bodies[0]), list(operands.carry)
+    fragment, carry = into.builder.fragment(op.bodies[0]), list(operands.carry)
     carries = len(carry)
     stacked: list[list[Refs]] = [[frozenset()] * length for _ in op.outputs[carries:]]
-    for trips in _trips(op):
-        places = [length - 1 - i for i in trips] if op.params["reverse"] else list(trips)
+    for group in _iteration_groups(op):
+        places = [length - 1 - i for i in group] if op.params["reverse"] else list(group)
         slices = [(_union([s[i] for i in places]) if len(s) == length else _union(s),) for s in operands.slices]
-        made = run.run(part, [*operands.consts, *carry, *slices], len(places))
+        made = into.insert(fragment, [*operands.consts, *carry, *slices], len(places))
         carry = made[:carries]
         for stack, one in zip(stacked, made[carries:], strict=True):
             for i in places:
@@ -367,47 +412,30 @@ def _scan(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
     return [*carry, *map(tuple, stacked)]
 
 
-def _trips(op: Op) -> Iterator[Sequence[int]]:
-    """The trips of a loop, those that are taken as one together."""
+def _iteration_groups(op: Op) -> Iterator[Sequence[int]]:
+    """The iterations of a scan; those of a group are taken as one that is as long as all of them."""
     length, nested = op.params["length"], any(inner.name in LOOPS for inner in op.bodies[0].ops)
-    if not nested or length <= 2 * _AROUND + 1:
-        size = max(1, -(-length // _MOST))
+    if not nested or length <= 2 * EXACT_ITERATIONS + 1:
+        size = max(1, -(-length // MAX_ITERATIONS))
         yield from (range(i, min(i + size, length)) for i in range(0, length, size))
         return
-    yield from ([i] for i in range(_AROUND))
-    yield range(_AROUND, length - _AROUND)
-    yield from ([i] for i in range(length - _AROUND, length))
+    yield from ([i] for i in range(EXACT_ITERATIONS))
+    yield range(EXACT_ITERATIONS, length - EXACT_ITERATIONS)
+    yield from ([i] for i in range(length - EXACT_ITERATIONS, length))
 
 
-def _while(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
-    operands, trips = split_operands(op, given), max(1, op.bodies[1].trips // run.graph.trips)
-    run.run(run.maker.part(op.bodies[0]), [*operands.condition, *operands.carry], trips)
-    return run.run(run.maker.part(op.bodies[1]), [*operands.consts, *operands.carry], trips)
+def _while(into: _FragmentBuilder, op: Op, given: list[Slices]) -> list[Slices]:
+    operands, iterations = split_operands(op, given), max(1, op.bodies[1].trips // into.graph.trips)
+    condition, body = map(into.builder.fragment, op.bodies)
+    into.insert(condition, [*operands.condition, *operands.carry], iterations)
+    return into.insert(body, [*operands.consts, *operands.carry], iterations)
 
 
-def _cond(run: _TaskBuilder, op: Op, given: list[Slices]) -> list[Slices]:
-    """Every branch, as the plan counts them."""
-    made = [run.run(run.maker.part(body), split_operands(op, given).consts) for body in op.bodies]
+def _cond(into: _FragmentBuilder, op: Op, given: list[Slices]) -> list[Slices]:
+    """All branches one after the other, as the plan counts them."""
+    operands = split_operands(op, given).consts
+    made = [into.insert(into.builder.fragment(body), operands) for body in op.bodies]
     return [(_union([refs for slices in results for refs in slices]),) for results in zip(*made, strict=True)]
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
-
-
-def _union(refs: Sequence[Refs]) -> Refs:
-    return refs[0] if len(refs) == 1 else frozenset().union(*refs)
-
-
-def _input(ref: int, given: Sequence[Slices]) -> Refs:
-    """What a reference to an input, or to a slice of it, stands for."""
-    k, i = divmod(-1 - ref, _SLICES)
-    return given[k][i - 1] if 0 < i <= len(given[k]) != 1 else _union(given[k])
-
-
-def _streams(mesh: Mesh) -> dict[str, tuple[float, str]]:
-    """Per axis, how slow its link is, and the link's name: one for all axes that share a switch, else the axis'."""
-    own, links = dict(mesh.topology.axes), mesh.topology.axis_links(mesh)
-    return {
-        name: (1 / link.bandwidth, name if name in own or link.torus else f"{link.bandwidth:g}")
-        for name, link in links.items()
-    }

@@ -60,7 +60,9 @@ def test_what_is_shared_is_what_each_has_alone(program, solution):
     reasons = Reasons(program, solution)
     together = OpTimes(program, solution, reasons)
     ops = [op for _, op in walk(program.graph)]
-    assert [together.alone(op) for op in ops] == [OpTimes(program, solution, reasons).alone(op) for op in ops]
+    assert [together.compute_seconds(op) for op in ops] == [
+        OpTimes(program, solution, reasons).compute_seconds(op) for op in ops
+    ]
 
 
 def test_work_is_found_once_per_kind(program, solution, monkeypatch):
@@ -68,6 +70,6 @@ def test_work_is_found_once_per_kind(program, solution, monkeypatch):
     monkeypatch.setattr(
         "meshdsl.planner.problem.variables.work_of", lambda op, kept: asked.append(op.name) or work_of(op, kept)
     )
-    assert all(work.alone(op) >= 0 for _, op in walk(program.graph))
+    assert all(work.compute_seconds(op) >= 0 for _, op in walk(program.graph))
     names = [op.name for _, op in walk(program.graph)]
     assert 0 < asked.count("tanh") < names.count("tanh")
