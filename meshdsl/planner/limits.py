@@ -175,7 +175,82 @@ class SearchLimits:
 
 @dataclass(frozen=True)
 class ContestLimits:
-    """What each stage of ``meshdsl.planner.contest`` may spend."""
+    """What each stage of ``meshdsl.planner.contest.solve`` may spend.
+
+    Unlike the planner's stages, the contest's are limited by wall time: parts of the seconds left when a stage begins.
+    """
+
+    # ---- solve: how the time is divided --------------------------------------------------------------------------
+
+    answer_time: float = 0.05  # part of all seconds that is reserved for returning the answer
+    price_time: float = 0.2  # part of the seconds left that a round may spend on prices
+    search_time: float = 0.35  # part of the seconds left that a round may spend on local search, twice
+    restart_time: float = 0.4  # part of the seconds left for searches from random prices, on small cores
+    restart_variables: int = 1_000  # variables of the largest core that gets them
+    mip_time: float = 0.2  # part of the seconds left for one mixed-integer program
+    price_patience: int = 400  # price steps without a better bound
+    searches: int = 3  # local searches between two programs
+    search_steps: int = 200  # steps of one, beside one per eight variables
+    pool: int = 6  # valid choices that are combined
+    impossible_cost: float = 4.0  # cost of an impossible combination, in costs of the incumbent
+
+    # ---- presolve ------------------------------------------------------------------------------------------------
+
+    elimination_entries: int = 1 << 14  # entries that the elimination of one variable may touch
+    comparison_entries: int = 1 << 22  # entries that comparing all states of a variable may touch
+
+    # ---- lagrangian: prices and bound ----------------------------------------------------------------------------
+
+    bound_passes: int = 8  # passes at the best prices, since the last steps may have led messages elsewhere
+    first_passes: int = 50  # passes before prices move
+    step_patience: int = 20  # price steps without a better bound before steps get shorter
+    step_shrink: float = 0.7  # factor by which they do
+    bound_progress: float = 1e-6  # relative rise that counts as a better bound
+    expected_rise: float = 0.1  # relative rise of the bound that a step of full length aims at, at most
+
+    # ---- local search over forests -------------------------------------------------------------------------------
+
+    forest_tries: int = 6  # price rises for one forest
+    price_factor: float = 1.5  # by which the price of an overfull point rises ...
+    price_extra: float = 0.01  # ... beside this part of all prices
+    price_decay: float = 0.98  # factor of prices where there is room
+    price_learning: float = 0.1  # part by which the search's prices follow those that made a forest valid
+    forest_global: float = 0.3  # part of the forests over all variables; the others are over neighbouring ones
+    forest_least: int = 10  # variables of the smallest neighbourhood
+    forest_patience: int = 40  # forests without an improvement, beside one per four variables
+    forest_disturbed: int = 4  # forests with disturbed costs after that
+    forest_noise: tuple[float, float] = (0.1, 30.0)  # disturbance of a state's cost, in average costs of a variable
+    forest_worse: float = 0.02  # relative cost above the best up to which the search goes on from where it is
+
+    # ---- local search over narrow graphs -------------------------------------------------------------------------
+
+    wide_log_entries: tuple[int, ...] = (12, 14, 16, 18)  # binary logarithms of the entries of the largest table
+    wide_candidates: int = 300  # variables of one move
+    wide_noise: tuple[float, ...] = (3.0, 30.0)  # in neighbours: randomness of which variables are fixed
+    allowance_tries: int = 500  # allowances that are lowered until all fit
+    allowance_near: float = 0.9  # part of the largest usage from which on another state may be preferred to it
+
+    # ---- restarts ------------------------------------------------------------------------------------------------
+
+    restart_passes: int = 20  # passes at each start's prices
+    restart_free_steps: int = 10  # moves without a memory limit
+    restart_fit_tries: int = 5  # attempts to make a start valid
+    restart_patience: int = 16  # moves without an improvement
+    restart_trial: int = 20  # moves after which a start is given up ...
+    restart_worse: float = 1.5  # ... if it costs so many times the best
+    restart_factors: tuple[float, float] = (-1.2, 0.9)  # natural logarithms of factors of prices
+    restart_elite: int = 6  # starts that are remembered
+    restart_repeat: float = 0.5  # part of the starts that vary a remembered one
+    restart_change: float = 0.3  # standard deviation of the logarithm of its prices' factors
+
+    # ---- mip -----------------------------------------------------------------------------------------------------
+
+    mip_pairs: int = 10_000  # pairs of states in the first program, beside one per edge
+    mip_rows: int = 8  # time points that get a memory row at a time
+    mip_spacing: int = 64  # these rows are at least one part in so many of all points apart
+    mip_cost_scale: float = 1e4  # cost of the incumbent in the program's unit
+    mip_gap: float = 1e-6  # relative gap at which the program counts as solved
 
 
 DEFAULT_LIMITS = SearchLimits()
+DEFAULT_CONTEST_LIMITS = ContestLimits()

@@ -1,12 +1,12 @@
-"""Which variables can take their best states at once, and in which order they are minimised away: compiled.
+"""Bucket elimination of many variables at once (Dechter 1999), compiled: the order, the tables, and memory allowances.
 
-Of some candidates, the one whose table over itself and its neighbours has the fewest entries goes first; its
-neighbours are each other's from then on. Where no table is small enough, a candidate is held at its state instead,
-which cuts the graph. What is left free has cycles, but is narrow (``buckets`` solves it); forests are the narrowest.
+    plan_elimination   which candidates become free variables, and in which order they are minimised away
+    solve_buckets      their best states, given those of all other variables
+    *_allowances       what each free variable may use at most, so that they fit whatever they choose
 
-This is bucket elimination once more (``mrf.elimination`` is the planner's, ``mrf.network.Network.reduce`` the one that
-keeps networks pairwise; ``mrf.network`` says why they are separate): compiled, on flat networks, in orders that noise
-varies from call to call.
+Greedy order: the candidate whose table over itself and its neighbours has the fewest entries is eliminated first; its
+neighbours become each other's. Where no table is small enough, a candidate is fixed at its state instead, which cuts
+the graph. The free variables may have cycles, but are narrow; forests are the narrowest.
 """
 
 from typing import NamedTuple
@@ -14,25 +14,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.planner.contest.kernels import FixedStates
+from meshdsl.planner.contest.kernels import UsageItems
 from meshdsl.planner.mrf.kernels import FlatNetwork
 from meshdsl.util.arrays import Costs, Ints
 from meshdsl.util.jit import njit_cached
 
-# ---- Plans -----------------------------------------------------------------------------------------------------------
+# ---- Order -----------------------------------------------------------------------------------------------------------
 
 
 _Bools = NDArray[np.bool_]
 
 
 class EliminationOrder(NamedTuple):
-    """In which order variables are minimised away.
+    """The order in which free variables are minimised away.
 
     Args:
-      order: the variables. rank: by variable, its place in the order; -1 if it is not free.
-      begin: by place, and one past the last, where its scope begins in ``scope``.
-      scope: variables, the last to go first, so that the next to go comes last.
-      out: by place, and one past the last, where the table over its scope begins.
+      order: [free], the variables.
+      rank: [variables], the position in the order; -1 for variables that are not free.
+      begin: [free + 1], where the scope of each, its neighbours when it is eliminated, begins in ``scope``.
+      scope: variables, the last in the order first, so that the next to be eliminated comes last.
+      out: [free + 1], where the table over its scope begins.
     """
 
     order: Ints
@@ -43,34 +44,34 @@ class EliminationOrder(NamedTuple):
 
 
 @njit_cached
-def planned(flat: FlatNetwork, candidates: Ints, noise: Costs, limit: float) -> EliminationOrder:
-    """A plan for candidates.
+def plan_elimination(flat: FlatNetwork, candidates: Ints, noise: Costs, limit: float) -> EliminationOrder:
+    """Returns an elimination order of as many candidates as narrow tables allow.
 
     Args:
-      noise: per candidate, how much sooner it is held than others.
-      limit: binary logarithm of the entries that a table may have.
+      noise: [candidates], in neighbours: how much sooner each is fixed than others.
+      limit: binary logarithm of the entries of the largest table.
     """
-    near, size = _graph(flat, candidates)
-    weight = size + _weights(near, size)
+    near, size = _adjacency(flat, candidates)
+    weight = size + _neighbour_sizes(near, size)
     live, free = np.ones(candidates.size, dtype=np.bool_), np.zeros(candidates.size, dtype=np.bool_)
     order = np.empty(candidates.size, dtype=np.int64)
-    made = 0
+    produced = 0
     for _ in range(candidates.size):
         v = _lightest(weight, live)
         if weight[v] > limit:
-            v = _held(near, v, noise)
-            _drop(near, size, weight, v)
+            v = _variable_to_fix(near, v, noise)
+            _remove(near, size, weight, v)
         else:
-            order[made], free[v] = v, True
-            made += 1
+            order[produced], free[v] = v, True
+            produced += 1
             _connect(near, size, weight, v)
         live[v] = False
-    return _scopes(flat, candidates, order[:made], near)
+    return _scopes(flat, candidates, order[:produced], near)
 
 
 @njit_cached
-def _graph(flat: FlatNetwork, candidates: Ints) -> tuple[_Bools, Costs]:
-    """Who is whose neighbour, and the logarithms of the numbers of states."""
+def _adjacency(flat: FlatNetwork, candidates: Ints) -> tuple[_Bools, Costs]:
+    """Returns the adjacency matrix of the candidates, and the binary logarithms of their numbers of states."""
     at = np.full(flat.start.size - 1, -1)
     for i in range(candidates.size):
         at[candidates[i]] = i
@@ -85,7 +86,7 @@ def _graph(flat: FlatNetwork, candidates: Ints) -> tuple[_Bools, Costs]:
 
 
 @njit_cached
-def _weights(near: _Bools, size: Costs) -> Costs:
+def _neighbour_sizes(near: _Bools, size: Costs) -> Costs:
     weight = np.zeros(size.size)
     for i in range(size.size):
         for j in range(size.size):
@@ -104,8 +105,8 @@ def _lightest(weight: Costs, live: _Bools) -> int:
 
 
 @njit_cached
-def _held(near: _Bools, v: int, noise: Costs) -> int:
-    """Which of a variable and its neighbours to hold: one with many neighbours, or much noise."""
+def _variable_to_fix(near: _Bools, v: int, noise: Costs) -> int:
+    """Returns which of a variable and its neighbours to fix: one with many neighbours, or much noise."""
     found, most = v, near[v].sum() + noise[v]
     for i in range(noise.size):
         if near[v, i]:
@@ -116,8 +117,8 @@ def _held(near: _Bools, v: int, noise: Costs) -> int:
 
 
 @njit_cached
-def _drop(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
-    """Take a variable out of the graph, and out of the scopes of those that have gone."""
+def _remove(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
+    """Removes a variable from the graph, and from the scopes of eliminated ones."""
     for i in range(size.size):
         if near[v, i]:
             weight[i] -= size[v]
@@ -126,7 +127,7 @@ def _drop(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
 
 @njit_cached
 def _connect(near: _Bools, size: Costs, weight: Costs, v: int) -> None:
-    """Make the neighbours of a variable each other's; the variable keeps its own as its scope."""
+    """Connects the neighbours of an eliminated variable to each other; its own row stays, as its scope."""
     scope = np.flatnonzero(near[v])
     for i in scope:
         near[i, v] = False
@@ -157,39 +158,35 @@ def _scopes(flat: FlatNetwork, candidates: Ints, order: Ints, near: _Bools) -> E
 
 
 # ---- Buckets ---------------------------------------------------------------------------------------------------------
-# Many variables take their best states at once, the others staying as they are: bucket elimination, compiled.
-#
-# Free variables are minimised away in the order of a plan (see ``plans``), each into a table over its scope, and read
-# back in reverse order. A table is kept with the next variable to go along its last dim, so that all additions run
-# along memory.
+# A table is stored with the next variable to be eliminated along its last dim, so that additions run along memory.
 
 
 @njit_cached
-def solve(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> None:
-    """Give the free variables of a plan their best states."""
-    own = _conditioned(flat, unary, tables, plan, states)
-    made = np.empty(plan.out[-1])
+def solve_buckets(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> None:
+    """Writes the best states of the free variables, given those of all others, into ``states``."""
+    own = _condition(flat, unary, tables, plan, states)
+    produced = np.empty(plan.out[-1])
     head, following = np.full(plan.order.size, -1), np.full(plan.order.size, -1)  # tables by who goes next
     for r in range(plan.order.size):
         v, scope = plan.order[r], plan.scope[plan.begin[r] : plan.begin[r + 1]]
         if scope.size:
-            parts = _parts(flat, plan, r, head, following)
+            parts = _bucket(flat, plan, r, head, following)
             mine, sizes = own[flat.start[v] : flat.start[v + 1]], flat.start[scope + 1] - flat.start[scope]
-            _minimise(mine, tables, made, parts, sizes, made[plan.out[r] : plan.out[r + 1]])
+            _minimize(mine, tables, produced, parts, sizes, produced[plan.out[r] : plan.out[r + 1]])
             after = plan.rank[scope[-1]]
             following[r], head[after] = head[after], r
     for r in range(plan.order.size - 1, -1, -1):
         v, scope = plan.order[r], plan.scope[plan.begin[r] : plan.begin[r + 1]]
-        is_made, at, strides = _parts(flat, plan, r, head, following)
+        is_produced, at, strides = _bucket(flat, plan, r, head, following)
         mine = own[flat.start[v] : flat.start[v + 1]]
         for f in range(at.size):
-            _add(mine, made if is_made[f] else tables, at[f] + (strides[f] * states[scope]).sum())
+            _add(mine, produced if is_produced[f] else tables, at[f] + (strides[f] * states[scope]).sum())
         states[v] = np.argmin(mine)
 
 
 @njit_cached
-def _conditioned(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> Costs:
-    """Costs of the states of free variables with those of the others given."""
+def _condition(flat: FlatNetwork, unary: Costs, tables: Costs, plan: EliminationOrder, states: Ints) -> Costs:
+    """Returns the unary costs of free variables, given the states of their other neighbours."""
     own = unary.copy()
     for v in plan.order:
         mine = own[flat.start[v] : flat.start[v + 1]]
@@ -201,11 +198,14 @@ def _conditioned(flat: FlatNetwork, unary: Costs, tables: Costs, plan: Eliminati
 
 
 @njit_cached
-def _parts(flat: FlatNetwork, plan: EliminationOrder, r: int, head: Ints, following: Ints) -> tuple[_Bools, Ints, Ints]:
-    """The tables that mention a variable when it goes.
+def _bucket(
+    flat: FlatNetwork, plan: EliminationOrder, r: int, head: Ints, following: Ints
+) -> tuple[_Bools, Ints, Ints]:
+    """Returns the bucket of a variable: the tables that mention it when it is eliminated.
 
-    Per table: whether it is one of those made, where it begins, and [table, scope] how far apart two states of each
-    variable of the scope are; those of the variable itself are next to each other.
+    Returns:
+      Per table: whether elimination produced it; where it begins; and [tables, scope] the stride of each variable
+      of the scope. The stride of the variable itself is 1.
     """
     v, scope = plan.order[r], plan.scope[plan.begin[r] : plan.begin[r + 1]]
     near = flat.to[flat.first[v] : flat.first[v + 1]]
@@ -238,30 +238,30 @@ def _index(scope: Ints, v: int) -> int:
 
 
 @njit_cached
-def _minimise(
-    own: Costs, tables: Costs, made: Costs, parts: tuple[_Bools, Ints, Ints], sizes: Ints, least: Costs
+def _minimize(
+    own: Costs, tables: Costs, produced: Costs, parts: tuple[_Bools, Ints, Ints], sizes: Ints, least: Costs
 ) -> None:
-    """The least of a sum of tables over the states of one variable, for all states of its scope."""
-    is_made, at, strides = parts
+    """Writes the minimum of a sum of tables over the states of one variable, for all states of its scope."""
+    is_produced, at, strides = parts
     last, at = sizes.size - 1, at.copy()
     fast, slow = np.flatnonzero(strides[:, last] > 0), np.flatnonzero(strides[:, last] == 0)
     counter, base, row = np.zeros(sizes.size, dtype=np.int64), np.empty(own.size), np.empty(own.size)
     for block in range(0, least.size, sizes[last]):
         base[:] = own
         for f in slow:
-            _add(base, made if is_made[f] else tables, at[f])
+            _add(base, produced if is_produced[f] else tables, at[f])
         for p in range(sizes[last]):
             row[:] = base
             for f in fast[:-1]:
-                _add(row, made if is_made[f] else tables, at[f] + p * strides[f, last])
+                _add(row, produced if is_produced[f] else tables, at[f] + p * strides[f, last])
             f = fast[-1]
-            least[block + p] = _least(row, made if is_made[f] else tables, at[f] + p * strides[f, last])
+            least[block + p] = _least(row, produced if is_produced[f] else tables, at[f] + p * strides[f, last])
         _advance(counter, sizes, at, strides)
 
 
 @njit_cached
 def _advance(counter: Ints, sizes: Ints, at: Ints, strides: Ints) -> None:
-    """The next states of the scope but for its last variable, the last of them first."""
+    """Advances to the next states of the scope, except those of its last variable, like an odometer."""
     for k in range(sizes.size - 2, -1, -1):
         counter[k] += 1
         at += strides[:, k]
@@ -286,46 +286,47 @@ def _least(row: Costs, table: Costs, at: int) -> float:
 
 
 # ---- Allowances ------------------------------------------------------------------------------------------------------
-# What free variables may use at most each, such that all fit whatever they choose: compiled.
-#
-# An *allowance* is a state per variable that together stay within the limit; a variable may take every state that uses
-# no more than that one. So memory ties no two variables any more, and what is found fits. Prices of memory find what
-# is best for them only; where a few large usages compete for little room, what is best lies between, and exchanging
-# allowances finds it.
-
-
-_LOWERED = 500  # allowances that are lowered at most until all fit
-_NEARLY = 0.9  # of the usage of the largest state: others this large may be taken for it
+# An *allowance* of a free variable is a state; it may take every state that uses no more memory than this one. If all
+# allowances together are within the limit, memory ties no two variables any more, and every result is valid. Prices
+# find only what is best for them; where a few large usages compete for little room, the optimum lies between, and
+# exchanging allowances finds it.
 
 
 @njit_cached
-def lower(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, but: int, seed: int) -> bool:
-    """Lower allowances of free variables at random, except one, until all fit; whether they do.
+def lower_allowances(
+    usages: UsageItems, start: Ints, free: Ints, states: Ints, room: Costs, except_for: int, seed: int, tries: int
+) -> bool:
+    """Lowers allowances of free variables at random, except one, until all fit; returns whether they do.
 
     Args:
-      room: what they leave at every point, which changes with them.
+      states: the allowances, updated.
+      room: [points], memory that they leave, updated.
+      except_for: the variable whose allowance stays; -1 for none.
+      tries: allowances that are lowered at most.
     """
     np.random.seed(seed)
-    for _ in range(_LOWERED):
+    for _ in range(tries):
         if room.size == 0 or room.min() >= 0:
             return True
-        v, state = _lowered(held, start, free, states, int(np.argmin(room)), but)
+        v, state = _smaller_allowance(usages, start, free, states, int(np.argmin(room)), except_for)
         if v < 0:
             return False
-        _change(held, v, states[v], state, room)
+        _change_allowance(usages, v, states[v], state, room)
         states[v] = state
     return False
 
 
 @njit_cached
-def _lowered(held: FixedStates, start: Ints, free: Ints, states: Ints, point: int, but: int) -> tuple[int, int]:
-    """A variable and a state of it that uses less at a point; -1 if there is none."""
+def _smaller_allowance(
+    usages: UsageItems, start: Ints, free: Ints, states: Ints, point: int, except_for: int
+) -> tuple[int, int]:
+    """Returns a random variable and a random state of it that uses less at a point; -1 if there is none."""
     found, at, count = -1, -1, 0
     for v in free:
-        most = _use(held, v, states[v], point) if v != but else 0.0
+        most = _use_at(usages, v, states[v], point) if v != except_for else 0.0
         state, less = -1, 0
         for s in range(start[v + 1] - start[v] if most > 0 else 0):
-            if _use(held, v, s, point) < most:
+            if _use_at(usages, v, s, point) < most:
                 less += 1
                 state = s if np.random.random() * less < 1 else state
         if less:
@@ -336,82 +337,90 @@ def _lowered(held: FixedStates, start: Ints, free: Ints, states: Ints, point: in
 
 
 @njit_cached
-def _use(held: FixedStates, v: int, state: int, point: int) -> float:
+def _use_at(usages: UsageItems, v: int, state: int, point: int) -> float:
     use = 0.0
-    for k in range(held.first[v], held.first[v + 1]):
-        if held.lo[k] <= point < held.hi[k]:
-            use += held.use[held.begin[k] + state]
+    for k in range(usages.first[v], usages.first[v + 1]):
+        if usages.lo[k] <= point < usages.hi[k]:
+            use += usages.use[usages.begin[k] + state]
     return use
 
 
 @njit_cached
-def _change(held: FixedStates, v: int, old: int, new: int, room: Costs) -> float:
-    """Take off the room what a variable uses more in another state; returns the least room where it is live."""
+def _change_allowance(usages: UsageItems, v: int, old: int, new: int, room: Costs) -> float:
+    """Deducts a change of state from the room; returns the least room where the variable is live."""
     least = np.inf
-    for k in range(held.first[v], held.first[v + 1]):
-        more = held.use[held.begin[k] + new] - held.use[held.begin[k] + old]
-        for t in range(held.lo[k], held.hi[k]):
+    for k in range(usages.first[v], usages.first[v + 1]):
+        more = usages.use[usages.begin[k] + new] - usages.use[usages.begin[k] + old]
+        for t in range(usages.lo[k], usages.hi[k]):
             room[t] -= more
-    for k in range(held.first[v], held.first[v + 1]):
-        for t in range(held.lo[k], held.hi[k]):
+    for k in range(usages.first[v], usages.first[v + 1]):
+        for t in range(usages.lo[k], usages.hi[k]):
             least = min(least, room[t])
     return least
 
 
 @njit_cached
-def _fits(held: FixedStates, v: int, old: int, new: int, room: Costs) -> bool:
-    least = _change(held, v, old, new, room)
-    _change(held, v, new, old, room)
+def _fits(usages: UsageItems, v: int, old: int, new: int, room: Costs) -> bool:
+    least = _change_allowance(usages, v, old, new, room)
+    _change_allowance(usages, v, new, old, room)
     return least >= 0
 
 
 @njit_cached
-def enlarge(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> int:
-    """Allow one free variable a state that does not fit; returns which, -1 if all states of all fit."""
+def exceed_one_allowance(usages: UsageItems, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> int:
+    """Allows one random free variable a state that does not fit; returns which, -1 if all states of all fit."""
     np.random.seed(seed)
     found, at, count = -1, -1, 0
     for v in free:
-        for s in range(start[v + 1] - start[v] if held.first[v] < held.first[v + 1] else 0):
-            if not _fits(held, v, states[v], s, room):
+        for s in range(start[v + 1] - start[v] if usages.first[v] < usages.first[v + 1] else 0):
+            if not _fits(usages, v, states[v], s, room):
                 count += 1
                 if np.random.random() * count < 1:
                     found, at = v, s
     if found >= 0:
-        _change(held, found, states[found], at, room)
+        _change_allowance(usages, found, states[found], at, room)
         states[found] = at
     return found
 
 
 @njit_cached
-def fill(held: FixedStates, start: Ints, free: Ints, states: Ints, room: Costs, seed: int) -> None:
-    """Raise allowances of free variables in random order as far as there is room."""
+def fill_allowances(
+    usages: UsageItems, start: Ints, free: Ints, states: Ints, room: Costs, seed: int, near: float
+) -> None:
+    """Raises allowances of free variables in random order as far as there is room.
+
+    Args:
+      near: part of the largest usage from which on another state may be preferred to the one that uses most.
+    """
     np.random.seed(seed)
     for v in np.random.permutation(free):
-        most, best = _total(held, v, states[v]), states[v]
-        for s in range(start[v + 1] - start[v] if held.first[v] < held.first[v + 1] else 0):
-            use = _total(held, v, s) * np.random.uniform(_NEARLY, 1.0)
-            if use > most and _fits(held, v, states[v], s, room):
+        most, best = _total_use(usages, v, states[v]), states[v]
+        for s in range(start[v + 1] - start[v] if usages.first[v] < usages.first[v + 1] else 0):
+            use = _total_use(usages, v, s) * np.random.uniform(near, 1.0)
+            if use > most and _fits(usages, v, states[v], s, room):
                 most, best = use, s
         if best != states[v]:
-            _change(held, v, states[v], best, room)
+            _change_allowance(usages, v, states[v], best, room)
             states[v] = best
 
 
 @njit_cached
-def _total(held: FixedStates, v: int, state: int) -> float:
+def _total_use(usages: UsageItems, v: int, state: int) -> float:
     use = 0.0
-    for k in range(held.first[v], held.first[v + 1]):
-        use += held.use[held.begin[k] + state] * (held.hi[k] - held.lo[k])
+    for k in range(usages.first[v], usages.first[v + 1]):
+        use += usages.use[usages.begin[k] + state] * (usages.hi[k] - usages.lo[k])
     return use
 
 
 @njit_cached
-def allowed(held: FixedStates, start: Ints, free: Ints, states: Ints, unary: Costs, top: float) -> Costs:
-    """Costs of states, with those that use more than allowed dearer by ``top``."""
+def forbid_above_allowances(
+    usages: UsageItems, start: Ints, free: Ints, states: Ints, unary: Costs, top: float
+) -> Costs:
+    """Returns unary costs in which states that use more than their allowance cost ``top`` more."""
     costs = unary.copy()
     for v in free:
         for s in range(start[v + 1] - start[v]):
-            for k in range(held.first[v], held.first[v + 1]):
-                if held.use[held.begin[k] + s] > held.use[held.begin[k] + states[v]]:
+            for k in range(usages.first[v], usages.first[v + 1]):
+                if usages.use[usages.begin[k] + s] > usages.use[usages.begin[k] + states[v]]:
                     costs[start[v] + s] = unary[start[v] + s] + top
     return costs

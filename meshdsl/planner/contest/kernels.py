@@ -1,4 +1,4 @@
-"""The loops of the search, compiled. Networks are flat (``planner.mrf.kernels.FlatNetwork``), and usages as well."""
+"""Compiled loops over a flat core (``FlatNetwork``): usage, costs, forests by dynamic programming, the exact bound."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,16 @@ from meshdsl.util.arrays import Costs, Ints
 from meshdsl.util.jit import njit_cached
 
 
-class FixedStates(NamedTuple):
-    """What variables use, item by item.
+class UsageItems(NamedTuple):
+    """Memory usages of variables; an item is the usage of one variable over one interval of time points.
 
     Args:
-      first: per variable, and one past the last, its first item.
-      owner: per item, its variable.
-      lo: the first point at which it is live. hi: the first at which it is no more.
-      begin: per item, and one past the last, where its usages by state begin.
-      use: the usages.
+      first: [variables + 1], the first item of each.
+      owner: [items], the variable.
+      lo: [items], the first time point.
+      hi: [items], one past the last time point.
+      begin: [items + 1], where its usages by state begin in ``use``.
+      use: usages by state, item after item.
     """
 
     first: Ints
@@ -30,34 +31,34 @@ class FixedStates(NamedTuple):
 
 
 @njit_cached
-def profile(held: FixedStates, states: Ints, points: int) -> Costs:
-    """What the states use at every point."""
+def usage_profile(usages: UsageItems, states: Ints, points: int) -> Costs:
+    """Returns the memory that a choice uses at every point."""
     total = np.zeros(points + 1)
-    for k in range(held.owner.size):
-        use = held.use[held.begin[k] + states[held.owner[k]]]
-        total[held.lo[k]] += use
-        total[held.hi[k]] -= use
+    for k in range(usages.owner.size):
+        use = usages.use[usages.begin[k] + states[usages.owner[k]]]
+        total[usages.lo[k]] += use
+        total[usages.hi[k]] -= use
     return np.cumsum(total)[:points]
 
 
 @njit_cached
-def priced(held: FixedStates, start: Ints, unary: Costs, prices: Costs) -> Costs:
-    """The variables' costs, with what they use paid at these prices per point."""
+def price_usage(usages: UsageItems, start: Ints, unary: Costs, prices: Costs) -> Costs:
+    """Returns the unary costs of all states, with their memory charged at a price per point."""
     until = np.zeros(prices.size + 1)
     until[1:] = np.cumsum(prices)
     total = unary.copy()
-    for k in range(held.owner.size):
-        price = until[held.hi[k]] - until[held.lo[k]]
+    for k in range(usages.owner.size):
+        price = until[usages.hi[k]] - until[usages.lo[k]]
         if price > 0.0:
-            at = start[held.owner[k]] - held.begin[k]
-            for i in range(held.begin[k], held.begin[k + 1]):
-                total[at + i] += price * held.use[i]
+            at = start[usages.owner[k]] - usages.begin[k]
+            for i in range(usages.begin[k], usages.begin[k + 1]):
+                total[at + i] += price * usages.use[i]
     return total
 
 
 @njit_cached
-def cost(flat: FlatNetwork, unary: Costs, tables: Costs, states: Ints) -> float:
-    """The total of the states."""
+def choice_cost(flat: FlatNetwork, unary: Costs, tables: Costs, states: Ints) -> float:
+    """Returns the cost of a choice."""
     total = 0.0
     for v in range(states.size):
         total += unary[flat.start[v] + states[v]]
@@ -70,11 +71,12 @@ def cost(flat: FlatNetwork, unary: Costs, tables: Costs, states: Ints) -> float:
 
 
 @njit_cached
-def forest(flat: FlatNetwork, candidates: Ints) -> tuple[Ints, Ints]:
-    """A set of variables without cycles, from candidates in order of preference.
+def induced_forest(flat: FlatNetwork, candidates: Ints) -> tuple[Ints, Ints]:
+    """Returns a set of candidates, argmin in order of preference, that induces a forest (greedy, with union-find).
 
-    Returns them with every parent before its children, and by variable the half edge to its parent, -1 for roots
-    and -2 for variables that are not in the set.
+    Returns:
+      The variables with every parent before its children; and by variable the half edge to its parent, -1 for roots and
+      -2 for variables outside the set.
     """
     n = flat.start.size - 1
     group, seen, inside = np.arange(n), np.full(n, -1), np.zeros(n, dtype=np.bool_)
@@ -122,15 +124,15 @@ def _rooted(flat: FlatNetwork, candidates: Ints, inside: NDArray[np.bool_]) -> t
 
 
 @njit_cached
-def solve(flat: FlatNetwork, unary: Costs, tables: Costs, order: Ints, up: Ints, states: Ints) -> None:
-    """Give the variables of a forest their best states, the others staying as they are.
+def solve_forest(flat: FlatNetwork, unary: Costs, tables: Costs, order: Ints, up: Ints, states: Ints) -> None:
+    """Writes the best states of the variables of a forest, given those of all others, into ``states``.
 
     Args:
-      order, up: as ``forest`` returns them.
+      order, up: as ``induced_forest`` returns them.
     """
     start, first, to, back, out, table = flat
     total = unary.copy()
-    taken = np.empty(out[-1] + start[-1] if out.size else 0, dtype=np.int32)
+    argmin = np.empty(out[-1] + start[-1] if out.size else 0, dtype=np.int32)
     for v in order:
         mine = total[start[v] : start[v + 1]]
         for h in range(first[v], first[v + 1]):
@@ -142,17 +144,21 @@ def solve(flat: FlatNetwork, unary: Costs, tables: Costs, order: Ints, up: Ints,
         v = order[k]
         if up[v] >= 0:
             h = up[v]
-            _hand_up(total, tables, start[v], start[v + 1], table[h], start[to[h]], start[to[h] + 1], taken[out[h] :])
+            _add_message_to_parent(
+                total, tables, start[v], start[v + 1], table[h], start[to[h]], start[to[h] + 1], argmin[out[h] :]
+            )
     for v in order:
         if up[v] < 0:
             states[v] = np.argmin(total[start[v] : start[v + 1]])
         else:
-            states[v] = taken[out[up[v]] + states[to[up[v]]]]
+            states[v] = argmin[out[up[v]] + states[to[up[v]]]]
 
 
 @njit_cached
-def _hand_up(total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: int, end: int, taken: Ints) -> None:
-    """Add the best of a child's states to each of its parent's."""
+def _add_message_to_parent(
+    total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: int, end: int, argmin: Ints
+) -> None:
+    """Adds the least cost over a child's states to each state of its parent, and records the minimising state."""
     width = end - begin
     least = np.full(width, np.inf)
     for i in range(hi - lo):
@@ -160,23 +166,23 @@ def _hand_up(total: Costs, tables: Costs, lo: int, hi: int, table: int, begin: i
         for j in range(width):
             paid = own + tables[row + j]
             if paid < least[j]:
-                least[j], taken[j] = paid, i
+                least[j], argmin[j] = paid, i
     for j in range(width):
         total[begin + j] += least[j]
 
 
 @njit_cached
-def least(
-    flat: FlatNetwork, held: FixedStates, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int
+def exact_bound(
+    flat: FlatNetwork, usages: UsageItems, unary: Ints, tables: Ints, sent: Ints, prices: Ints, finer: int
 ) -> tuple[int, Ints]:
-    """The sum of the minima of all tables in integers, once what messages and prices say has moved.
+    """Returns the sum of the minima of all tables in integers, after messages and prices have shifted costs.
 
-    Variables keep what is left when each edge to an earlier one has its share. Prices have ``finer`` binary
-    digits more; what they come to is rounded down. Returns also by how much at least the sum rises with each state.
+    A variable retains what remains after each edge to an earlier one has taken its share. Prices have ``finer`` binary
+    digits more; charges are rounded down. Returns also by how much at least the sum rises with each state.
     """
     start, first, to, back, out, table = flat
-    total, excess = _paid(held, start, unary, prices, finer), np.zeros_like(unary)
-    found = 0
+    total, excess = _charged(usages, start, unary, prices, finer), np.zeros_like(unary)
+    bound = 0
     for v in range(start.size - 1):
         mine, ahead = total[start[v] : start[v + 1]], 0
         for h in range(first[v], first[v + 1]):
@@ -190,28 +196,28 @@ def least(
                 begin, end = start[to[h]], start[to[h] + 1]
                 columns = sent[out[h] : out[h] + end - begin]
                 rest, rows = tables[table[h] :], share - sent[out[back[h]] : out[back[h]] + mine.size]
-                found += _least_entry(rows, rest, columns, excess[start[v] : start[v + 1]], excess[begin:end])
-        found += mine.min()
+                bound += _table_minimum(rows, rest, columns, excess[start[v] : start[v + 1]], excess[begin:end])
+        bound += mine.min()
         for i in range(mine.size):
             excess[start[v] + i] += mine[i] - mine.min()
-    return found, excess
+    return bound, excess
 
 
 @njit_cached
-def _paid(held: FixedStates, start: Ints, unary: Ints, prices: Ints, finer: int) -> Ints:
+def _charged(usages: UsageItems, start: Ints, unary: Ints, prices: Ints, finer: int) -> Ints:
     total = unary.copy()
     until = np.zeros(prices.size + 1, dtype=np.int64)
     until[1:] = np.cumsum(prices)
-    for k in range(held.owner.size):
-        price, at = until[held.hi[k]] - until[held.lo[k]], start[held.owner[k]] - held.begin[k]
-        for i in range(held.begin[k], held.begin[k + 1]):
-            total[at + i] += (price * held.use[i]) >> finer
+    for k in range(usages.owner.size):
+        price, at = until[usages.hi[k]] - until[usages.lo[k]], start[usages.owner[k]] - usages.begin[k]
+        for i in range(usages.begin[k], usages.begin[k + 1]):
+            total[at + i] += (price * usages.use[i]) >> finer
     return total
 
 
 @njit_cached
-def _least_entry(rows: Ints, table: Ints, columns: Ints, excess: Ints, excess_there: Ints) -> int:
-    """The least of a table with amounts added to rows and taken from columns; how much more others are: excess."""
+def _table_minimum(rows: Ints, table: Ints, columns: Ints, excess: Ints, excess_there: Ints) -> int:
+    """Returns the minimum of a table with amounts added to rows and deducted from columns; adds the rest to excess."""
     height, width = rows.size, columns.size
     across, along = np.empty(height, dtype=np.int64), table[:width] + (rows[0] - columns)
     for i in range(height):

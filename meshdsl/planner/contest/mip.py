@@ -1,10 +1,10 @@
-"""A core, or the states of it that known choices have and the most promising others, as a mixed integer program.
+"""A core as a mixed-integer program over some states: those of known choices, and the most promising others.
 
-Every state is a binary column, every possible pair of states of neighbours a continuous one, and the
-pairs of a state add up to it; no linear program that speaks of pairs only is tighter. A time
-point gets its row when an answer passes the limit there: few ever bind. HiGHS solves it with tolerances, so
-its answers are states to be judged, never proofs. Most variables of a large core have a single state in all known
-choices; contraction leaves a small core of the others, so known choices are combined in seconds (``narrowed``).
+Every state is a binary column, every possible pair of states of neighbours a continuous one, and the pairs of a state
+add up to it (the local marginal polytope); no linear program over pairs only is tighter. A time point gets its memory
+row when a solution exceeds the limit there: few ever bind. HiGHS solves with tolerances, so its solutions are choices
+to be scored, never proofs. Most variables of a large core have a single state in all known choices; presolve leaves a
+small core of the others (``restricted_core``), so known choices are combined in seconds.
 """
 
 import time
@@ -21,17 +21,14 @@ from meshdsl.planner.contest.presolve import Presolve
 from meshdsl.planner.mrf.network import Labels
 from meshdsl.util.arrays import Costs, Ints
 
-_ROWS = 8  # time points that get a row at a time
-_SCALE = 1e4  # what the best choice costs in the program
-_GAP = 1e-6
-
 
 class RestrictedMIP:
     """The program over some states of every variable.
 
     Args:
-      some: per variable by position, its states in the program.
-      best: valid states, which are among those; None if none are known.
+      flat: the core.
+      some: per variable, its states in the program.
+      best: a valid choice among those, the start; None if none is known.
     """
 
     def __init__(self, flat: FlatCore, some: list[Labels], best: Ints | None = None) -> None:
@@ -39,36 +36,40 @@ class RestrictedMIP:
         self.best = np.full(len(some), -1) if best is None else best
         self.begin = np.concatenate([[0], np.cumsum([keep.size for keep in some])])
         self._costs = [flat.unary[flat.flat.start[i] + keep] for i, keep in enumerate(some)]
-        self._rows, self._columns = [_owners(some)], [np.arange(self.begin[-1])]
+        self._rows, self._columns = (
+            [np.repeat(np.arange(len(some)), [keep.size for keep in some])],
+            [np.arange(self.begin[-1])],
+        )
         self._values = [np.ones(self.begin[-1])]
         self._start = [np.concatenate([keep == state for keep, state in zip(some, self.best, strict=True)])]
         self._height, self._width = len(some), int(self.begin[-1])
         for i, w, table in flat.edges:
-            self._pair(i, w, table)
-        self.highs = _highs(self._model(max(flat.core.most if best is None else flat.cost(best), 1.0) / _SCALE))
+            self._add_pairs(i, w, table)
+        cost = flat.core.cost_above_all if best is None else flat.cost(best)
+        self.highs = _highs(self._model(max(cost, 1.0) / flat.limits.mip_cost_scale), flat.limits.mip_gap)
 
     def solve(self, seconds: float) -> Iterator[Ints]:
-        """Better and better states; the last ones are valid if time suffices."""
+        """Yields solutions; the last one is valid if time suffices."""
         import highspy
 
         until = time.perf_counter() + seconds
-        while (left := until - time.perf_counter()) > 0:
+        while (seconds_left := until - time.perf_counter()) > 0:
             if (self.best >= 0).all():
                 start = highspy.HighsSolution()
                 start.col_value = np.concatenate(self._start).astype(np.float64).tolist()
                 self.highs.setSolution(start)
-            self.highs.setOptionValue("time_limit", self.highs.getRunTime() + left)
+            self.highs.setOptionValue("time_limit", self.highs.getRunTime() + seconds_left)
             self.highs.run()
             values = np.array(self.highs.getSolution().col_value)
             if not values.size:
                 return
-            states = self._states(values)
+            states = self._rounded(values)
             yield states
-            if not self._forbid(states):
+            if not self._add_violated_rows(states):
                 return
 
-    def _pair(self, i: int, w: int, table: Costs) -> None:
-        """Columns for the possible pairs of states of two variables, and rows that tie them to these."""
+    def _add_pairs(self, i: int, w: int, table: Costs) -> None:
+        """Adds columns for the possible pairs of states of two variables, and rows that tie them to these."""
         cut = table[self.some[i][:, None], self.some[w]]
         left, right = np.nonzero(cut < self.flat.top)
         columns = self._width + np.arange(left.size)
@@ -101,35 +102,36 @@ class RestrictedMIP:
         model.integrality_ = [whole] * states + [part] * (self._width - states)
         return model
 
-    def _states(self, values: Costs) -> Ints:
+    def _rounded(self, values: Costs) -> Ints:
         parts = (values[a:b] for a, b in pairwise(self.begin))
         return np.array([keep[part.argmax()] for keep, part in zip(self.some, parts, strict=True)])
 
-    def _forbid(self, states: Ints) -> bool:
-        """Give the fullest points that pass the limit a row; whether there were any."""
+    def _add_violated_rows(self, states: Ints) -> bool:
+        """Adds memory rows of the points with the largest excess; returns whether there were any."""
         excess = self.flat.used(states) - self.flat.limit
         full = [t for t in np.argsort(-excess).tolist() if excess[t] > 0]
-        apart = max(1, self.flat.limit.size // 64)
+        limits = self.flat.limits
+        spacing = max(1, self.flat.limit.size // limits.mip_spacing)
         chosen: list[int] = []
         for t in full:
-            if len(chosen) < _ROWS and all(abs(t - other) >= apart for other in chosen):
+            if len(chosen) < limits.mip_rows and all(abs(t - other) >= spacing for other in chosen):
                 chosen.append(t)
-                self._limit(t)
+                self._add_memory_row(t)
         return bool(chosen)
 
-    def _limit(self, t: int) -> None:
-        """The row of a time point, in parts of its limit."""
-        held, row = self.flat.held, np.zeros(self.begin[-1])
-        for k in np.flatnonzero((held.lo <= t) & (t < held.hi)).tolist():
-            v = held.owner[k]
-            row[self.begin[v] : self.begin[v + 1]] += held.use[held.begin[k] + self.some[v]]
+    def _add_memory_row(self, t: int) -> None:
+        """Adds the memory row of a time point, in parts of its limit."""
+        usages, row = self.flat.usages, np.zeros(self.begin[-1])
+        for k in np.flatnonzero((usages.lo <= t) & (t < usages.hi)).tolist():
+            v = usages.owner[k]
+            row[self.begin[v] : self.begin[v + 1]] += usages.use[usages.begin[k] + self.some[v]]
         unit = max(float(self.flat.limit[t]), 1.0)
         columns = np.flatnonzero(row).astype(np.int32)
         self.highs.addRow(-np.inf, float(self.flat.limit[t]) / unit, columns.size, columns, row[columns] / unit)
 
 
-def promising(flat: FlatCore, excess: Ints, known: list[Ints], entries: int) -> list[Labels]:
-    """States by least excess, and those of known choices, as many as make so many pairs at most."""
+def promising_states(flat: FlatCore, excess: Ints, known: list[Ints], entries: int) -> list[Labels]:
+    """Returns the states of known choices and those of least excess, with at most so many pairs of states in all."""
     start = flat.flat.start
     excess = excess.copy()
     for states in known:
@@ -141,29 +143,25 @@ def promising(flat: FlatCore, excess: Ints, known: list[Ints], entries: int) -> 
         counts = np.add.reduceat(excess <= levels[middle], start[:-1])
         pairs = sum([int(counts[i] * counts[w]) for i, w, _ in flat.edges])
         low, high = (middle, high) if pairs <= entries else (low, middle - 1)
-    fine = excess <= levels[low]
-    return [np.flatnonzero(fine[a:b]) for a, b in pairwise(start)]
+    chosen = excess <= levels[low]
+    return [np.flatnonzero(chosen[a:b]) for a, b in pairwise(start)]
 
 
-def narrowed(flat: FlatCore, some: list[Labels]) -> Core:
-    """A core with these states only, contracted."""
+def restricted_core(flat: FlatCore, some: list[Labels]) -> Core:
+    """Returns a core with these states only, presolved."""
     core, sizes = flat.core.copy(), np.diff(flat.flat.start).tolist()
     for v, size, keep in zip(flat.order, sizes, some, strict=True):
         if keep.size < size:
             core.restrict(v, keep)
-    Presolve(core).run()
+    Presolve(core, flat.limits).run()
     return core
 
 
-def _owners(some: list[Labels]) -> Ints:
-    return np.repeat(np.arange(len(some)), [keep.size for keep in some])
-
-
-def _highs(model: Any) -> Any:
+def _highs(model: Any, gap: float) -> Any:
     import highspy
 
     highs: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    for option, value in (("output_flag", False), ("mip_rel_gap", _GAP), ("threads", 1)):
+    for option, value in (("output_flag", False), ("mip_rel_gap", gap), ("threads", 1)):
         highs.setOptionValue(option, value)
     highs.passModel(model)
     return highs

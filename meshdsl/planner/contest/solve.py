@@ -1,38 +1,34 @@
-"""The stages of solving an instance: contract, price, search, combine, fix; again on what is left, until time is up.
+"""The stages of solving an instance: presolve, price, search, combine, fix states; repeated until the time is up.
 
-Whatever is found is judged on the instance itself, in exact integers, and kept if it is valid and
-better; so there is an answer from the first valid choice on.
+Every choice found is scored on the instance itself, in exact integers, and becomes the incumbent if it is valid and
+better. So there is an answer from the first valid choice on.
 """
 
-import gc
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from meshdsl.errors import MemoryLimitError
 from meshdsl.planner.contest.instance import Core, Instance, Score, core_of
-from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, prove
+from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, certify
 from meshdsl.planner.contest.local_search import ForestMoves, Restarts
-from meshdsl.planner.contest.mip import RestrictedMIP, narrowed, promising
+from meshdsl.planner.contest.mip import RestrictedMIP, promising_states, restricted_core
 from meshdsl.planner.contest.presolve import Presolve
+from meshdsl.planner.limits import DEFAULT_CONTEST_LIMITS, ContestLimits
 from meshdsl.util.arrays import Costs, Ints
-
-_PRICING, _SEARCH = 0.2, 0.35  # parts of the time left that a round may take for prices, and for search
-_STARTS, _MANY = 0.4, 1_000  # likewise, before it, for starts at many prices where the core has no more variables
-_RUNS, _STEPS = 3, 200  # searches between two programs, and the steps of one
-_STALLED = 400  # steps of prices without a better bound
-_MARGIN = 0.05  # part of the time that is kept for reading the answer back
-_PROGRAM, _ENTRIES = 0.2, 10_000  # the program's part of the time, and pairs at first
-_POOL = 6  # choices that the program combines
-_FINER = 4.0  # what an impossible combination costs, in costs of the best choice
+from meshdsl.util.runtime import gc_paused
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The best valid choice found, and an integer that no valid choice undercuts."""
+    """A result of ``solve``.
+
+    Args:
+      choice: per node, the strategy in the best valid choice found.
+      score: its cost and memory.
+      bound: an integer that no valid choice is below.
+    """
 
     choice: list[int]
     score: Score
@@ -44,179 +40,174 @@ class Answer:
         return self.score.cost <= self.bound
 
 
-def solve(instance: Instance, seconds: float, seed: int = 0) -> Answer:
-    """The best valid choice found in the time, with a lower bound.
+@gc_paused  # the collector would scan millions of small arrays again and again
+def solve(instance: Instance, seconds: float, seed: int = 0, limits: ContestLimits = DEFAULT_CONTEST_LIMITS) -> Answer:
+    """Returns the best valid choice found in the time, with a lower bound.
 
-    Raises MemoryLimitError if none was found: the message says whether there is none.
+    Args:
+      instance: the problem.
+      seconds: wall time for everything.
+      seed: of all random decisions.
+      limits: how the time is divided, and sizes of neighbourhoods.
+
+    Raises:
+      MemoryLimitError: if no valid choice was found; the message says whether none exists.
     """
-    with _no_collection():
-        return _Solver(instance, time.perf_counter() + seconds * (1 - _MARGIN), seed).run()
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without garbage collection, which would look through millions of small arrays again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    return _Solver(instance, time.perf_counter() + seconds * (1 - limits.answer_time), seed, limits).run()
 
 
 class _Solver:
-    def __init__(self, instance: Instance, deadline: float, seed: int) -> None:
-        self.instance, self.deadline, self.seed = instance, deadline, seed
+    def __init__(self, instance: Instance, deadline: float, seed: int, limits: ContestLimits) -> None:
+        self.instance, self.deadline, self.seed, self.limits = instance, deadline, seed, limits
         self.best: Answer | None = None
-        self._pool: dict[int, list[int]] = {}  # the best valid choices by cost
         self.bound = 0
-        self._entries, self._searched = _ENTRIES, False
-        self._reason = "there was no time to look for a valid choice"
-        self._contracting = 0.0  # seconds of the longest contraction
+        self._pool: dict[int, list[int]] = {}  # the best valid choices by cost
+        self._mip_pairs, self._has_searched = limits.mip_pairs, False
+        self._failure = "there was no time to look for a valid choice"
+        self._presolve_seconds = 0.0  # of the longest presolve
 
     def run(self) -> Answer:
-        """Solve without what is never needed, and with it only if nothing is valid otherwise."""
-        for whole in (False, True):
-            if self.best is None and self._left > 0:
-                self._solve(core_of(self.instance, whole))
+        """Solves without the costs that no optimum has, and with them only if no choice is valid otherwise."""
+        for with_unneeded in (False, True):
+            if self.best is None and self._seconds_left > 0:
+                self._solve(core_of(self.instance, with_unneeded))
         if self.best is None:
-            raise MemoryLimitError(f"{self._reason}; the limit is {self.instance.limit}")
+            raise MemoryLimitError(f"{self._failure}; the limit is {self.instance.limit}")
         return Answer(self.best.choice, self.best.score, min(self.bound, self.best.score.cost))
 
     def _solve(self, core: Core) -> None:
-        self._contract(core)
-        self._reason = "no valid choice was found in the time" if core.feasible else "no choice is valid"
+        self._presolve(core)
+        self._failure = "no valid choice was found in the time" if core.is_feasible else "no choice is valid"
         prices = np.zeros(core.usage.limit.size)
-        while core.feasible and core.network.unary and self._open:
+        while core.is_feasible and core.network.unary and self._is_open:
             core, prices = self._round(core, prices)
-        if core.feasible and not core.network.unary:
-            self._judge(core.choice({}))
+        if core.is_feasible and not core.network.unary:
+            self._submit(core.choice({}))
             self.bound = max(self.bound, core.cost_unit * int(core.network.constant))
 
+    # ---- time ----
+
     @property
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         return self.deadline - time.perf_counter()
 
     @property
-    def _open(self) -> bool:
-        return self._left > 0 and (self.best is None or self.bound < self.best.score.cost)
+    def _is_open(self) -> bool:
+        return self._seconds_left > 0 and (self.best is None or self.bound < self.best.score.cost)
+
+    def _until(self, part: float) -> float:
+        return time.perf_counter() + part * self._seconds_left
+
+    # ---- one round ----
 
     def _round(self, core: Core, prices: Costs) -> tuple[Core, Costs]:
-        """Raise prices, search, drop what cannot be better; the core that is left, and its prices."""
-        flat = FlatCore(core, core.most if self.best is None else _FINER * self.best.score.cost)
-        prices = self._price(flat, prices)
-        self._combine(flat, prices, self._until(_SEARCH))
-        if flat.size <= _MANY:
-            self._restart(flat, prices)
-        until = self._until(_SEARCH)
-        while self._open and time.perf_counter() < until:
-            self._combine(flat, prices, until)
-        if self.best is None or self._left < self._contracting:
+        """Raises prices, searches, and prunes states of no better choice; returns the core that is left, its prices."""
+        limits = self.limits
+        top = core.cost_above_all if self.best is None else limits.impossible_cost * self.best.score.cost
+        flat = FlatCore(core, top, limits)
+        prices = self._raise_prices(flat, prices)
+        self._search_and_combine(flat, prices, self._until(limits.search_time))
+        if flat.size <= limits.restart_variables:
+            self._search_from_many_starts(flat, prices)
+        until = self._until(limits.search_time)
+        while self._is_open and time.perf_counter() < until:
+            self._search_and_combine(flat, prices, until)
+        if self.best is None or self._seconds_left < self._presolve_seconds:
             return core, prices
-        return self._fix(flat, prices, self.best.score.cost)
+        return self._prune(flat, prices, self.best.score.cost)
 
-    def _price(self, flat: FlatCore, prices: Costs) -> Costs:
-        ascent, until = Subgradient(flat, prices), self._until(_PRICING)
-        while time.perf_counter() < until and ascent.open and ascent.idle < _STALLED:
+    def _presolve(self, core: Core) -> None:
+        start = time.perf_counter()
+        Presolve(core, self.limits).run()
+        self._presolve_seconds = max(self._presolve_seconds, time.perf_counter() - start)
+
+    def _raise_prices(self, flat: FlatCore, prices: Costs) -> Costs:
+        ascent, until = Subgradient(flat, prices), self._until(self.limits.price_time)
+        while time.perf_counter() < until and ascent.is_open and ascent.stalled < self.limits.price_patience:
             before = ascent.cost
             ascent.step()
             if ascent.cost < before and ascent.best is not None:
-                self._judge(flat.choice(ascent.best))
-        self.bound = max(self.bound, prove(flat, ascent.prices).bound)
+                self._submit(flat.choice(ascent.best))
+        self.bound = max(self.bound, certify(flat, ascent.prices).bound)
         return ascent.prices
 
-    def _restart(self, flat: FlatCore, prices: Costs) -> None:
-        """Search from many starts, other ones in every round."""
-        starts, until = Restarts(flat, prices, self._next_seed()), self._until(_STARTS)
-        while time.perf_counter() < until and self._open:
-            before = starts.least
-            starts.step(until)
-            if starts.least < before:
-                self._judge(flat.choice(starts.best))
-
-    def _combine(self, flat: FlatCore, prices: Costs, until: float) -> None:
-        """Search, and combine what is known by then."""
-        if self._open:
+    def _search_and_combine(self, flat: FlatCore, prices: Costs, until: float) -> None:
+        if self._is_open:
             self._search(flat, prices, until)
-        if self._open:
-            self._program(flat, prices)
+        if self._is_open:
+            self._combine(flat, prices)
 
     def _search(self, flat: FlatCore, prices: Costs, until: float) -> None:
-        """Search from some of the known choices, the best one first; all that is found is good for the program."""
-        for run in range(_RUNS):
-            start, seed = self._start(flat, run), self._next_seed()
-            search = ForestMoves(flat, start, prices, seed, restless=self._searched)
-            steps = _STEPS + flat.size // 8
+        """Searches from some known choices, the best one first; whatever is found is material for the program."""
+        for run in range(self.limits.searches):
+            known = self._known_states(flat)
+            start = known[run and self.seed % len(known)] if known else flat.messages.latest.copy()
+            search = ForestMoves(flat, start, prices, self._next_seed(), disturb_first=self._has_searched)
+            steps = self.limits.search_steps + flat.size // 8
             while time.perf_counter() < until and (steps > 0 or search.least == np.inf):
                 search.step()
                 steps -= 1
-            self._judge(flat.choice(search.best))
-        self._searched = True
+            self._submit(flat.choice(search.best))
+        self._has_searched = True
+
+    def _search_from_many_starts(self, flat: FlatCore, prices: Costs) -> None:
+        """Searches from random prices, other ones in every round."""
+        starts, until = Restarts(flat, prices, self._next_seed()), self._until(self.limits.restart_time)
+        while time.perf_counter() < until and self._is_open:
+            before = starts.least
+            starts.step(until)
+            if starts.least < before:
+                self._submit(flat.choice(starts.best))
 
     def _next_seed(self) -> int:
         self.seed += 1
         return self.seed
 
-    def _program(self, flat: FlatCore, prices: Costs) -> None:
-        """Combine the known choices, with the most promising other states; with more of these from time to time."""
-        known = self._known(flat)
-        if not known or self.best is None or self._left < self._contracting:
+    def _combine(self, flat: FlatCore, prices: Costs) -> None:
+        """Combines known choices with the most promising other states; with more of these while that is quick."""
+        known = self._known_states(flat)
+        if not known or self.best is None or self._seconds_left < self._presolve_seconds:
             return
-        some = promising(flat, prove(flat, prices).excess, known, len(flat.edges) + self._entries)
-        core, until = narrowed(flat, some), self._until(_PROGRAM)
+        some = promising_states(flat, certify(flat, prices).excess, known, len(flat.edges) + self._mip_pairs)
+        core, until = restricted_core(flat, some), self._until(self.limits.mip_time)
         if not core.network.unary:
-            self._judge(core.choice({}))
+            self._submit(core.choice({}))
             return
-        part = FlatCore(core, flat.top)
-        program = RestrictedMIP(
-            part, [np.arange(n) for n in np.diff(part.flat.start)], self._states(part, self.best.choice)
-        )
+        part = FlatCore(core, flat.top, self.limits)
+        every = [np.arange(n) for n in np.diff(part.flat.start)]
+        program = RestrictedMIP(part, every, self._states(part, self.best.choice))
         for found in program.solve(until - time.perf_counter()):
             if (part.used(found) <= part.limit).all():
-                self._judge(part.choice(found))
-        self._entries = self._entries * 2 if time.perf_counter() < until else self._entries // 2
+                self._submit(part.choice(found))
+        self._mip_pairs = self._mip_pairs * 2 if time.perf_counter() < until else self._mip_pairs // 2
 
-    def _states(self, flat: FlatCore, choice: list[int]) -> Ints | None:
-        """The states of a core in a choice; None if it has lost one of them."""
-        states = flat.core.states(choice)
-        return None if states is None else np.array([states[v] for v in flat.order])
-
-    def _known(self, flat: FlatCore) -> list[Ints]:
-        """The known choices that the core has, best first."""
-        found = (self._states(flat, choice) for choice in self._pool.values())
-        return [states for states in found if states is not None]
-
-    def _start(self, flat: FlatCore, run: int) -> Ints:
-        """Where to search from: a known choice, if the core has any, or where messages point to."""
-        known = self._known(flat)
-        if not known:
-            return flat.messages.latest.copy()
-        return known[run and self.seed % len(known)]
-
-    def _fix(self, flat: FlatCore, prices: Costs, cost: int) -> tuple[Core, Costs]:
-        """Drop states that no choice of this cost or less has, and contract what is left."""
-        core, proof = flat.core, prove(flat, prices)
-        if any(not keep.size for keep in proof.kept(cost // core.cost_unit - 1).values()):
+    def _prune(self, flat: FlatCore, prices: Costs, cost: int) -> tuple[Core, Costs]:
+        """Prunes states that no choice of at most this cost has, and presolves what is left."""
+        core, proof = flat.core, certify(flat, prices)
+        if any(not keep.size for keep in proof.remaining(cost // core.cost_unit - 1).values()):
             self.bound = cost // core.cost_unit * core.cost_unit
-        for v, keep in proof.kept(cost // core.cost_unit).items():
+        for v, keep in proof.remaining(cost // core.cost_unit).items():
             core.restrict(v, keep)
         at = dict(zip(core.usage.times.tolist(), prices.tolist(), strict=True))
-        self._contract(core)
+        self._presolve(core)
         return core, np.array([at[t] for t in core.usage.times.tolist()])
 
-    def _contract(self, core: Core) -> None:
-        start = time.perf_counter()
-        Presolve(core).run()
-        self._contracting = max(self._contracting, time.perf_counter() - start)
+    # ---- choices ----
 
-    def _until(self, part: float) -> float:
-        return time.perf_counter() + part * self._left
-
-    def _judge(self, choice: list[int]) -> None:
+    def _submit(self, choice: list[int]) -> None:
+        """Scores a choice; a valid one joins the pool, and becomes the incumbent if it is better."""
         score = self.instance.score(choice)
         if score.fits:
             self._pool[score.cost] = choice
-            self._pool = dict(sorted(self._pool.items())[:_POOL])
+            self._pool = dict(sorted(self._pool.items())[: self.limits.pool])
             if self.best is None or score.cost < self.best.score.cost:
                 self.best = Answer(choice, score, self.bound)
+
+    def _known_states(self, flat: FlatCore) -> list[Ints]:
+        """Returns the pool's choices as states of the core, best first, but those whose states have been pruned."""
+        found = (self._states(flat, choice) for choice in self._pool.values())
+        return [states for states in found if states is not None]
+
+    def _states(self, flat: FlatCore, choice: list[int]) -> Ints | None:
+        states = flat.core.states(choice)
+        return None if states is None else np.array([states[v] for v in flat.order])

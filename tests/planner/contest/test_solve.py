@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from meshdsl.errors import ArgumentError, MemoryLimitError
 from meshdsl.plan import Instance, load_instance, solve
-from meshdsl.planner.contest.bucket_kernels import planned
-from meshdsl.planner.contest.instance import core_of, unneeded
-from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, prove
+from meshdsl.planner.contest.bucket_kernels import plan_elimination
+from meshdsl.planner.contest.instance import core_of, unneeded_cost
+from meshdsl.planner.contest.lagrangian import FlatCore, Subgradient, certify
 from meshdsl.planner.contest.local_search import ForestMoves, Restarts, WideMoves
-from meshdsl.planner.contest.mip import RestrictedMIP, narrowed, promising
+from meshdsl.planner.contest.mip import RestrictedMIP, promising_states, restricted_core
 from meshdsl.planner.contest.presolve import Presolve
 
 NEVER = 10**18
@@ -95,7 +95,7 @@ ONLY_LARGE = Instance(  # the one choice that fits has a cost that is more than 
 def test_contraction_keeps_the_best_choice(instance):
     best = best_of(instance)
     assume(best is not None)
-    core = core_of(instance, best >= unneeded(instance))
+    core = core_of(instance, best >= unneeded_cost(instance))
     Presolve(core).run()
     found = min(score.cost for score in scores(instance, core) if score.fits)
     assert found == best or best >= NEVER  # costs this large are rounded
@@ -116,17 +116,17 @@ def scores(instance, core):
 @settings(max_examples=25, deadline=None)
 def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, steps):
     best = best_of(instance)
-    assume(best is not None and best < unneeded(instance))
+    assume(best is not None and best < unneeded_cost(instance))
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Presolve(core)._consistent()
-    flat = FlatCore(core, core.most)
+    Presolve(core)._make_consistent()
+    flat = FlatCore(core, core.cost_above_all)
     ascent = Subgradient(flat, np.zeros(flat.limit.size))
     for _ in range(steps):
         ascent.step()
-    proof = prove(flat, ascent.prices)
+    proof = certify(flat, ascent.prices)
     assert proof.bound <= best
-    for v, keep in proof.kept(best).items():
+    for v, keep in proof.remaining(best).items():
         core.restrict(v, keep)
     assert min(score.cost for score in scores(instance, core) if score.fits) == best
 
@@ -135,11 +135,11 @@ def test_bounds_and_search_stand_on_either_side_of_the_best_choice(instance, ste
 @settings(max_examples=15, deadline=None)
 def test_search_and_program_only_give_valid_choices_that_are_no_worse(instance):
     best = best_of(instance)
-    assume(best is not None and best < unneeded(instance))
+    assume(best is not None and best < unneeded_cost(instance))
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Presolve(core)._consistent()
-    flat = FlatCore(core, core.most)
+    Presolve(core)._make_consistent()
+    flat = FlatCore(core, core.cost_above_all)
     starts = list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
     valid = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
     search = ForestMoves(flat, valid[-1], np.zeros(flat.limit.size), seed=0)
@@ -162,8 +162,8 @@ def flat_and_starts(instance):
     """The core of an instance, hardly contracted, and all states of it."""
     core = core_of(instance)
     assume(core.cost_unit == 1)  # else costs are rounded down
-    Presolve(core)._consistent()
-    flat = FlatCore(core, core.most)
+    Presolve(core)._make_consistent()
+    flat = FlatCore(core, core.cost_above_all)
     return flat, list(map(np.array, product(*(range(core.network.unary[v].size) for v in flat.order))))
 
 
@@ -171,10 +171,10 @@ def flat_and_starts(instance):
 @settings(max_examples=40, deadline=None)
 def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
     best, rng = best_of(instance), np.random.default_rng(seed)
-    assume(best is not None and best < unneeded(instance))
+    assume(best is not None and best < unneeded_cost(instance))
     flat, starts = flat_and_starts(instance)
     candidates = rng.permutation(flat.size)[: rng.integers(1, flat.size + 1)]
-    plan = planned(flat.flat, candidates, rng.random(candidates.size), limit)
+    plan = plan_elimination(flat.flat, candidates, rng.random(candidates.size), limit)
     free = set(plan.order.tolist())
     assert free <= set(candidates.tolist())
     assert limit < 20 or len(free) == candidates.size
@@ -196,11 +196,11 @@ def test_what_a_plan_leaves_free_takes_its_best_states(instance, limit, seed):
 @settings(max_examples=25, deadline=None)
 def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, seed):
     best = best_of(instance)
-    assume(best is not None and best < unneeded(instance))
+    assume(best is not None and best < unneeded_cost(instance))
     flat, starts = flat_and_starts(instance)
     wide = WideMoves(flat, np.random.default_rng(seed))
     for states in starts[:: max(1, len(starts) // 8)]:
-        found = wide.within(states, exchange=True)
+        found = wide.make_valid(states, exchange=True)
         assert found is None or (flat.used(found) <= flat.limit).all()
         fits = (flat.used(states) <= flat.limit).all()
         better = wide.improved(states, exchange=False)
@@ -219,14 +219,14 @@ def test_wide_steps_stay_within_the_limit_and_restarts_find_the_best(instance, s
 @settings(max_examples=25, deadline=None)
 def test_known_choices_are_combined_as_well_as_they_can_be(instance, seed):
     best = best_of(instance)
-    assume(best is not None and best < unneeded(instance))
+    assume(best is not None and best < unneeded_cost(instance))
     flat, starts = flat_and_starts(instance)
     fits = [s for s in starts if (flat.used(s) <= flat.limit).all() and flat.cost(s) < flat.top]
     known = [fits[i] for i in np.random.default_rng(seed).integers(len(fits), size=3)]
-    some = promising(flat, np.zeros(flat.unary.size, dtype=np.int64), known, entries=0)
+    some = promising_states(flat, np.zeros(flat.unary.size, dtype=np.int64), known, entries=0)
     assert [keep.tolist() for keep in some] == [sorted(set(states)) for states in zip(*(s.tolist() for s in known))]
     mixed = [s for s in fits if all(state in keep for state, keep in zip(s, some))]
-    core = narrowed(flat, some)
+    core = restricted_core(flat, some)
     part = FlatCore(core, flat.top)
     whole = [np.arange(n) for n in np.diff(part.flat.start)]
     choice = core.choice({}) if not part.size else part.choice([*RestrictedMIP(part, whole).solve(30.0)][-1])
