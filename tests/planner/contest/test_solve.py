@@ -23,7 +23,7 @@ from meshdsl.planner.contest.mip import RestrictedMIP, promising_states, restric
 from meshdsl.planner.contest.presolve import Presolve
 
 NEVER = 10**18
-SCRIPT = Path(__file__).parents[2] / "bench" / "iopddl.py"
+SCRIPT = Path(__file__).parents[3] / "bench" / "iopddl.py"
 TINY = {
     "problem": {
         "name": "two layers and a weight that both read",
