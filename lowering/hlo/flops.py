@@ -17,9 +17,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from math import prod
 
-import numpy as np
-
 from meshdsl.lowering.hlo.parse import Instruction, Module, arrays, executed
+from meshdsl.util.arrays import conv_pairs
 
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
@@ -66,7 +65,7 @@ def _convolution(line: Instruction, left: Shape, right: Shape, out: Shape) -> in
     groups = {kind: int(n) for kind, n in _GROUPS.findall(line.attributes)}
     window = _window(line.attributes, len(out) - 2)
     places = prod(
-        _pairs(left[ins.index(d)], right[kernel.index(d)], out[outs.index(d)], *window[int(d)])
+        conv_pairs(left[ins.index(d)], right[kernel.index(d)], out[outs.index(d)], *window[int(d)])
         for d in ins
         if d.isdigit()
     )
@@ -85,12 +84,6 @@ def _window(attributes: str, dims: int) -> list[tuple[int, int, int, int]]:
 
 def _column(text: str | None, dims: int, default: int) -> list[int]:
     return [int(part.split("_")[0]) for part in text.split("x")] if text else [default] * dims
-
-
-def _pairs(size: int, kernel: int, out: int, stride: int, pad: int, spread: int, apart: int) -> int:
-    """How many (output place, kernel place) pairs meet an element of the input, not padding nor a gap."""
-    at = np.arange(out)[:, None] * stride - pad + np.arange(kernel) * apart
-    return int(((at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0)).sum())
 
 
 def _integers(text: str) -> Shape:

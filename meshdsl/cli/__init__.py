@@ -52,5 +52,5 @@ def main() -> None:
         message = message_of(error)
         if "--debug" in sys.argv or not message:
             raise
-        print("meshdsl:", visible(message, kept="\n"), file=sys.stderr)
+        print("meshdsl:", visible(message, allowed="\n"), file=sys.stderr)
         sys.exit(status_of(error))

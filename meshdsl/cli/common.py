@@ -183,7 +183,7 @@ def show(text: object, facts: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        out.print(visible(str(text), kept="\n"), markup=False)
+        out.print(visible(str(text), allowed="\n"), markup=False)
 
 
 # ---- Errors and statuses ---------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from meshdsl.pins.conflicts import contradictions, entries, leaf_faults, merge, 
 from meshdsl.rules.registry import carries
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import memoize_by_object
-from meshdsl.util.paths import Parts, matches, split_path, suggest
+from meshdsl.util.paths import Components, matches, split_path, suggest
 
 Table = Mapping[str, Layout | str]
 _SHOWN, _FREE = 3, Layout()
@@ -220,7 +220,7 @@ class _Subtree:
                 groups.setdefault(self._path(i)[self.depth], []).append(i)
         return [_Subtree(self.leaves, tuple(group), self.depth + 1) for group in groups.values()]
 
-    def _path(self, i: int) -> Parts:
+    def _path(self, i: int) -> Components:
         path = self.leaves[i].path
         return split_path(path) if path else ()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B
 from meshdsl.plan.types import Array, Collective, PlanData
-from meshdsl.util.paths import Parts, split_path
+from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 # ---- Group -----------------------------------------------------------------------------------------------------------
@@ -38,8 +38,8 @@ class ArrayGroup:
     """
 
     array: Array
-    parts: tuple[Parts, ...]
-    paths: tuple[Parts, ...]
+    parts: tuple[Components, ...]
+    paths: tuple[Components, ...]
 
     @property
     def count(self) -> int:
@@ -115,7 +115,7 @@ def _likeness(array: Array) -> tuple[object, ...]:
     return array.type, array.layout, array.pinned
 
 
-def _alternatives(part: Parts) -> str:
+def _alternatives(part: Components) -> str:
     if len(part) == 1:
         return part[0]
     more = [f"+{len(part) - _SHOWN}"] if len(part) > _SHOWN else []

@@ -1,4 +1,7 @@
-"""How loops are compiled; whoever imports this imports the compiler."""
+"""Compiled loops: importing this module imports numba, which takes seconds, so only ``*kernels.py`` files do.
+
+Those files are themselves imported inside functions, when a plan is searched for.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -13,6 +16,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def njit_cached(function: _Function) -> _Function:
-    """The function as machine code, kept on disk; a minimum may be taken in any order."""
+    """Compiles a function to machine code that is cached on disk and releases the interpreter lock.
+
+    Values are assumed to be no NaN and zeros to have no sign, so that the compiler may reorder minima and vectorise
+    them; sums keep their order.
+    """
     made: Any = njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
     return cast("_Function", made)

@@ -1,13 +1,13 @@
-"""Globs over paths: how a user names arrays of a tree.
+"""Paths of the arrays in a tree, and globs over them: how a user names arguments and results.
 
-A path is the argument's name and the keys below it, ``params/layers/0/w1``. A key that holds a
-slash, a star, a quote or a space is written in quotes: ``params/'linear/~/w'/b``. In a glob
+A path is the argument's name and the keys below it, ``params/layers/0/w1``. A key with a slash, star, quote or space is
+written in quotes: ``params/'linear/~/w'/b``. In a glob
 
-    *      is one component, whatever it is; within a component any characters: layer_*
-    **     is any number of components, also none: params/**/w1 matches params/w1
-    'a*'   in quotes is the key itself
+    *      matches one component; within a component any characters: layer_*
+    **     matches any number of components, also none: params/**/w1 matches params/w1
+    'a*'   in quotes matches the key itself
 
-``params/**`` therefore names a whole subtree and ``params`` only an array of that name.
+So ``params/**`` matches a whole subtree, and ``params`` only an array of that name.
 """
 
 import re
@@ -17,27 +17,27 @@ from functools import cache
 
 from meshdsl.errors import nearest
 
-Parts = tuple[str, ...]
-_PART = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
-_LISTED = 8  # paths; of more only the first components are named
-_PLAIN = re.compile(r"[^/*'\"\\\s]+")
+Components = tuple[str, ...]
+_COMPONENT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^/'"]+|['"]""")
+_PATHS_LISTED = 8  # of more paths, errors list the first components only
+_UNQUOTED = re.compile(r"[^/*'\"\\\s]+")
 
 
 def join_path(keys: Iterable[object]) -> str:
-    """The path of these keys, quoted where needed."""
+    """Returns the path of these keys, quoted where needed."""
     return "/".join(quote(str(key)) for key in keys)
 
 
 def quote(key: str) -> str:
-    """The key as a component of a path."""
-    if _PLAIN.fullmatch(key):
+    """Returns the key as a component of a path."""
+    if _UNQUOTED.fullmatch(key):
         return key
     return "'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 @cache
-def split_path(path: str) -> Parts:
-    """The components of a path or glob, quotes kept as :func:`quote` writes them."""
+def split_path(path: str) -> Components:
+    """Returns the components of a path or glob; quotes are as :func:`quote` writes them."""
     if "'" not in path and '"' not in path:
         return tuple(path.split("/"))
     parts: list[str] = [""]
@@ -47,7 +47,7 @@ def split_path(path: str) -> Parts:
             parts.append("")
             at += 1
             continue
-        match = _PART.match(path, at)
+        match = _COMPONENT.match(path, at)
         assert match is not None, "every character starts a part"
         parts[-1] += _canonical(match.group())
         at = match.end()
@@ -55,15 +55,15 @@ def split_path(path: str) -> Parts:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Whether the glob names the path."""
+    """Whether the glob matches the path."""
     return _match(split_path(glob), split_path(path))
 
 
 def suggest(glob: str, paths: Sequence[str]) -> str:
-    """What may have been meant by a glob that matches none of the paths, as the end of a sentence."""
+    """Returns a suggestion for a glob that matches none of the paths, as the end of a sentence."""
     if list(paths) == [""]:
         return "; the result is one array, named by '*'"
-    for other in _variants(glob, paths):
+    for other in _near_globs(glob, paths):
         if any(matches(other, path) for path in paths):
             return f"; did you mean {other!r}?"
     close = get_close_matches(glob, paths, n=1, cutoff=0.6)
@@ -71,18 +71,20 @@ def suggest(glob: str, paths: Sequence[str]) -> str:
 
 
 def nearest_path(path: str, paths: Sequence[str]) -> str:
-    """The path that may have been meant by one that there is none of, as the end of a sentence."""
+    """Returns a suggestion for a path that does not exist, as the end of a sentence."""
     if list(paths) == [""]:
         return "; the result is one array, and its path is ''"
-    for other in _variants(path, paths):
+    for other in _near_globs(path, paths):
         found = next((known for known in paths if matches(other, known)), None)
         if found is not None:
             return f"; did you mean {found!r}?"
-    return nearest(path, paths if len(paths) <= _LISTED else dict.fromkeys(split_path(known)[0] for known in paths))
+    return nearest(
+        path, paths if len(paths) <= _PATHS_LISTED else dict.fromkeys(split_path(known)[0] for known in paths)
+    )
 
 
-def _variants(glob: str, paths: Sequence[str]) -> Iterator[str]:
-    """The glob with its subtree, and with every unknown component replaced by the closest known one."""
+def _near_globs(glob: str, paths: Sequence[str]) -> Iterator[str]:
+    """Yields the glob with its subtree, and with unknown components replaced by the closest known ones."""
     yield f"{glob}/**"
     yield f"**/{glob}"
     known = dict.fromkeys(part for path in paths for part in split_path(path))
@@ -97,7 +99,7 @@ def _closest(part: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(part, known, n=1, cutoff=0.5)), part)
 
 
-def _match(glob: Parts, path: Parts) -> bool:
+def _match(glob: Components, path: Components) -> bool:
     if not glob:
         return not path
     if glob[0] == "**":

@@ -1,4 +1,4 @@
-"""Numbers with units, three digits each; and names as they can be shown."""
+"""Text for people: numbers with units, safe names, tables, and files with errors in plain words."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -8,37 +8,38 @@ from textwrap import wrap
 
 from meshdsl.errors import ArgumentError, MeshDSLError, is_a
 
-# ---- Units -----------------------------------------------------------------------------------------------------------
+# ---- Numbers and names -----------------------------------------------------------------------------------------------
 
 
-_JOINER = "\u200d"  # joins emoji
+_JOINER = "\u200d"  # the zero-width joiner of emoji
 
 
 def bytes_text(n: float) -> str:
-    """Bytes with a decimal unit and three digits: ``1.05 MB``."""
+    """Returns bytes with a decimal unit and three digits: ``1.05 MB``."""
     return _scaled(n, 1000.0, ("B", "kB", "MB", "GB", "TB", "PB")) if n else "0 B"
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with a unit and three digits: ``12.3 ms``."""
+    """Returns seconds with a unit and three digits: ``12.3 ms``."""
     return _scaled(seconds * 1e6, 1000.0, ("us", "ms", "s")) if seconds else "0 s"
 
 
-def visible(text: str, kept: str = "") -> str:
-    """The text with what a terminal would obey (control characters, turns of direction) written out: ``\\x1b``.
+def visible(text: str, allowed: str = "") -> str:
+    """Returns the text with characters that control a terminal (escapes, changes of direction) escaped: ``\\x1b``.
 
     Args:
-      kept: characters to leave as they are.
+      text: any text, such as a name from the user's program.
+      allowed: control characters to leave as they are.
     """
-    return text if text.isprintable() else "".join(c if c in kept or not _obeyed(c) else _escaped(c) for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c in allowed or not _is_control(c) else c.encode("unicode_escape").decode() for c in text)
+    )
 
 
-def _obeyed(c: str) -> bool:
+def _is_control(c: str) -> bool:
     return unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c != _JOINER
-
-
-def _escaped(c: str) -> str:
-    return c.encode("unicode_escape").decode()
 
 
 def _scaled(value: float, base: float, units: Sequence[str]) -> str:
@@ -55,41 +56,44 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
-# ---- Table -----------------------------------------------------------------------------------------------------------
-# Plain text tables of at most 120 columns.
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
-WIDTH = 120
-_GAP = 2
-_LEAST = 24
-_LONGEST = 160  # characters of a cell; what is longer loses its middle
+WIDTH = 120  # characters of a line
+_GAP = 2  # spaces between columns
+_LAST_COLUMN_WIDTH = 24  # characters, at least, even if lines then exceed WIDTH
+_CELL_WIDTH = 160  # characters; a longer cell loses its middle
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows as lines, columns aligned; the last column wraps below itself."""
+    """Yields the rows as lines of aligned columns; the last column wraps below itself."""
     rows = [[*map(_cell, row[:-1]), visible(row[-1])] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = sum(widths[:-1]) + _GAP * len(widths[:-1])
-    room = max(WIDTH - left, _LEAST)
+    width = max(WIDTH - left, _LAST_COLUMN_WIDTH)
     for row in rows:
         start = "".join(text.ljust(width + _GAP) for text, width in zip(row[:-1], widths, strict=False))
-        first, *rest = wrap(row[-1], room, break_long_words=False, break_on_hyphens=False) or [""]
+        first, *rest = wrap(row[-1], width, break_long_words=False, break_on_hyphens=False) or [""]
         yield (start + first).rstrip()
         yield from (" " * left + line for line in rest)
 
 
 def _cell(text: str) -> str:
     shown = visible(text)
-    half = _LONGEST // 2
-    return f"{shown[:half]}...{shown[-half:]}" if len(shown) > _LONGEST else shown
+    half = _CELL_WIDTH // 2
+    return f"{shown[:half]}...{shown[-half:]}" if len(shown) > _CELL_WIDTH else shown
 
 
-# ---- Write -----------------------------------------------------------------------------------------------------------
-# Writing what was made, with errors in plain words.
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write a file; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
+    """Writes a file in UTF-8.
+
+    Raises:
+      ArgumentError: if ``path`` is no path.
+      MeshDSLError: if the file cannot be written.
+    """
     if not isinstance(path, str | PathLike):
         raise ArgumentError(f"{is_a(path)}, not the path of a file to write")
     try:

@@ -10,7 +10,7 @@ leaves a graph.
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cached_property, reduce
 from itertools import product
 from math import prod
 from weakref import WeakKeyDictionary
@@ -31,7 +31,7 @@ from meshdsl.planner.costs.reshard_cost import placement_codes
 from meshdsl.rules import RULES
 from meshdsl.trace.annotate import count_trips
 from meshdsl.trace.read_jaxpr import read_jaxpr
-from meshdsl.util.arrays import Costs, Ids
+from meshdsl.util.arrays import Costs, Ids, conv_pairs
 
 # ---- Costs -----------------------------------------------------------------------------------------------------------
 
@@ -197,15 +197,9 @@ def _places(op: Op) -> int:
             (*op.inputs, *op.outputs), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec), strict=True
         )
     ]
-    options = (op.params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
-    return prod(_meet(*dim) for dim in zip(*sizes, *options, strict=True))
-
-
-@cache
-def _meet(size: int, kernel: int, out: int, stride: int, pad: tuple[int, int], spread: int, apart: int) -> int:
-    """Of one dim."""
-    at = np.arange(out)[:, None] * stride - pad[0] + np.arange(kernel) * apart
-    return int(((at >= 0) & (at <= (size - 1) * spread) & (at % spread == 0)).sum())
+    pads = [low for low, _ in op.params["padding"]]
+    options = op.params["window_strides"], pads, op.params["lhs_dilation"], op.params["rhs_dilation"]
+    return prod(conv_pairs(*dim) for dim in zip(*sizes, *options, strict=True))
 
 
 def _flops_inside(op: Op) -> float:
