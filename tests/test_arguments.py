@@ -119,14 +119,17 @@ def test_what_is_no_tolerance(tolerance):
         ({"kinds": ("all_reduce",)}, "kinds: no collective 'all_reduce'; did you mean 'all-reduce'?"),
         ({"kinds": {"all-reduce": "1"}}, "kinds['all-reduce']: '1' is a str, not a number of runs"),
         ({"kinds": {"all-reduce": -1}}, "kinds['all-reduce']: -1 is an int, not a number of runs"),
-        ({"kinds": "all-reduce"}, "kinds: 'all-reduce' is a str, not a list of kinds or a dict of kinds to runs"),
+        (
+            {"kinds": "all-reduce"},
+            "kinds: 'all-reduce' is a str, not a list of kinds or a dict of kinds to numbers of runs",
+        ),
         ({"bytes": "1MB"}, "bytes: '1MB' is a str, not a number of bytes"),
     ],
 )
 def test_what_is_no_budget(budget, said):
     plan = md.parallelize(step, MESH).plan(*ARGS)
     text = message(ArgumentError, lambda: plan.assert_at_most(**budget))
-    assert text == f"assert_at_most cannot compare with this:\n  {said}"
+    assert text == f"assert_at_most: not a budget:\n  {said}"
 
 
 def test_what_a_plan_is_not_asked():

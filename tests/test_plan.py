@@ -227,7 +227,7 @@ def test_a_budget_that_is_exceeded():
     assert str(caught.value) == (
         "the plan of step on data=4,model=2 exceeds its budget:\n"
         "  bytes: 390 per device and step, at most 100 allowed\n"
-        "  all-gather: runs 1 times a step, at most 0 allowed"
+        "  all-gather: runs 1 times per step, at most 0 allowed"
     )
     with pytest.raises(BudgetError):
         small_plan().assert_at_most(kinds=("all-gather",))

@@ -1,4 +1,22 @@
-"""The plan: a value that says what a step communicates, why, and what it will cost."""
+"""The plan as a value: what a step communicates, why, and what it is predicted to cost.
+
+``build_plan`` makes a ``Plan`` from the planner's solution and ``load_plan`` reads one from a file. Modules in order:
+
+    types      plain data that every reader of a plan is typed against: PlanData, Array, Collective, Line, Span
+    reasons    who waits for a collective, and why: the reason column
+    op_times   seconds per operation, spans in program order, source lines, FLOPs
+    simulate   the step with communication hidden behind computation (list scheduling, Graham 1966)
+    text       the printed plan
+    diff       the difference of two plans, and its text
+    budget     the most that a plan may communicate, for tests
+    file       the plan file: format, writing, reading, faults
+    report     the HTML page, a trace for Perfetto, a graph for Model Explorer
+    plan       ``Plan``: the data with the operations that users call
+    build      from a solution to a plan
+    validate   whether a given plan is valid for a program
+
+``solve``, ``Instance``, ``Answer`` and ``load_instance`` are the solver of the IOPDDL contest (``planner/contest``).
+"""
 
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.diff import PlanDiff, diff_plans

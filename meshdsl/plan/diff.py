@@ -1,8 +1,11 @@
-"""The difference of two plans: layouts, collectives and totals, each before and after.
+"""The difference of two plans: layouts, collectives and totals, each before and after, and its text.
 
-Collectives are compared by what they are for: kind, axes, phase and reason, wherever the line stands: who adds a line
-to a file, or moves a function to another one, changes no communication. Those that both plans have are listed
-only where their runs, bytes or seconds differ.
+Collectives are compared by their purpose: kind, axes, phase and reason, without source lines, since adding a line to a
+file or moving a function to another changes no communication. Collectives that both plans have are listed only where
+their number of runs, bytes or seconds differ.
+
+The text begins with the verdict (worse, better). Totals, mesh, topology and program, collectives by the change of their
+time, and layouts follow; layouts of repeated layers that changed in the same way share a row.
 """
 
 import re
@@ -14,16 +17,25 @@ from meshdsl.plan.text import common, layout_text, pattern
 from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.text import bytes_text, seconds_text, table
 
+_LINE = re.compile(r" \([^()]*:\d+\)")  # the source lines in a reason
+_TOLERANCE = 1e-9  # relative difference of seconds, a sum of floats, that counts as none
+_SOURCES = 3  # source lines that a row of the text names
+_TOTALS = {"seconds": "predicted step time", "bytes": "sent per device and step", "memory": "peak memory per device"}
+
+
 # ---- Diff ------------------------------------------------------------------------------------------------------------
-
-
-_PLACE = re.compile(r" \([^()]*:\d+\)")
-_SAME = 1e-9
 
 
 @dataclass(frozen=True)
 class CostTotals:
-    """Collectives of one purpose: per step their runs, bytes and seconds, and the lines they belong to."""
+    """Collectives of one purpose, per step.
+
+    Args:
+      runs: iterations of all of them.
+      bytes: bytes that one device sends.
+      seconds: predicted seconds.
+      lines: source lines that they belong to, which are not compared.
+    """
 
     runs: int = 0
     bytes: int = 0
@@ -31,16 +43,16 @@ class CostTotals:
     lines: tuple[str, ...] = field(default=(), compare=False)
 
     def plus(self, c: Collective) -> "CostTotals":
-        """With one more collective."""
+        """The totals with one more collective."""
         lines = tuple(dict.fromkeys((*self.lines, c.source)))
         return CostTotals(
             self.runs + c.trips, self.bytes + c.trips * c.bytes, self.seconds + c.trips * c.seconds, lines
         )
 
-    def is_like(self, other: "CostTotals") -> bool:
-        """Whether they are the same, but for the last digits of a sum."""
-        sent = (self.runs, self.bytes) == (other.runs, other.bytes)
-        return sent and isclose(self.seconds, other.seconds, rel_tol=_SAME)
+    def is_close(self, other: "CostTotals") -> bool:
+        """Whether both are equal, up to the rounding of summed seconds."""
+        equal = (self.runs, self.bytes) == (other.runs, other.bytes)
+        return equal and isclose(self.seconds, other.seconds, rel_tol=_TOLERANCE)
 
     def __str__(self) -> str:
         return f"x{self.runs} {bytes_text(self.bytes)} {seconds_text(self.seconds)}" if self.runs else "none"
@@ -48,14 +60,16 @@ class CostTotals:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What differs, as (what, before, after); empty parts differ in nothing. False if all are empty.
+    """The differences of two plans, each as (name, before, after); false if there are none.
+
+    ``print`` it to read it.
 
     Args:
-      made_for: mesh, topology, program, pipeline.
-      layouts: per input, and per output that does not lie as an input that it replaces.
-      collectives: per purpose.
-      totals: bytes, seconds, memory.
-      changes: by how much the totals that differ have grown, as parts of what they were; negative if they shrank.
+      made_for: mesh, topology, program and pipeline, where they differ.
+      layouts: inputs, and outputs that do not have the layout of an input they alias, where they differ.
+      collectives: collectives per purpose, where they differ.
+      totals: seconds, bytes and memory, where they differ.
+      changes: relative change of these totals: 0.1 if the second plan has 10% more.
     """
 
     made_for: tuple[tuple[str, str, str], ...]
@@ -68,17 +82,16 @@ class PlanDiff:
         return bool(self.made_for or self.layouts or self.collectives or self.totals)
 
     def __str__(self) -> str:
-
         return diff_text(self)
 
 
 def diff_plans(before: PlanData, after: PlanData) -> PlanDiff:
-    """What ``after`` does differently from ``before``."""
+    """The differences of ``after`` from ``before``."""
     totals, a, b = _changes(before, after, _totals), _amounts(before), _amounts(after)
-    told = _told_by_inputs(before) & _told_by_inputs(after)
+    implied = _implied_by_inputs(before) & _implied_by_inputs(after)
     return PlanDiff(
         made_for=_changes(before, after, _made_for),
-        layouts=tuple(row for row in _changes(before, after, _layouts) if row[0] not in told),
+        layouts=tuple(row for row in _changes(before, after, _layouts) if row[0] not in implied),
         collectives=_collectives(before, after),
         totals=totals,
         changes={name: b[name] / a[name] - 1 if a[name] else float("inf") for name, *_ in totals},
@@ -104,9 +117,9 @@ def _made_for(plan: PlanData) -> Iterator[tuple[str, str]]:
 
 
 def _speeds(plan: PlanData) -> str:
-    """The speeds of a topology, which a measured one has of its own."""
+    """Latencies and bandwidths of a topology, which tell measured ones apart."""
     t = plan.topology
-    links = [way for link in (*t.links, *dict(t.axes).values()) for way in dict.fromkeys((link, link.for_short))]
+    links = [speed for link in (*t.links, *dict(t.axes).values()) for speed in dict.fromkeys((link, link.for_short))]
     return " ".join(f"{link.latency:g}s+{link.bandwidth:g}B/s" for link in links)
 
 
@@ -115,8 +128,8 @@ def _layouts(plan: PlanData) -> Iterator[tuple[str, str]]:
         yield from ((f"{side}{array.path}", _typed_layout(array)) for array in arrays)
 
 
-def _told_by_inputs(plan: PlanData) -> set[str]:
-    """The outputs that lie as the inputs that they replace."""
+def _implied_by_inputs(plan: PlanData) -> set[str]:
+    """The outputs that have the layout of the input they alias."""
     inputs = {array.path: array.layout for array in plan.inputs}
     return {f"output {array.path}" for array in plan.outputs if inputs.get(array.follows) == array.layout}
 
@@ -128,13 +141,13 @@ def _typed_layout(array: Array) -> str:
 def _collectives(before: PlanData, after: PlanData) -> tuple[tuple[str, CostTotals, CostTotals], ...]:
     a, b, none = _costs(before), _costs(after), CostTotals()
     pairs = ((name, a.get(name, none), b.get(name, none)) for name in dict.fromkeys((*a, *b)))
-    return tuple((name, was, now) for name, was, now in pairs if not was.is_like(now))
+    return tuple((name, was, now) for name, was, now in pairs if not was.is_close(now))
 
 
 def _costs(plan: PlanData) -> dict[str, CostTotals]:
     found: dict[str, CostTotals] = {}
     for c in plan.collectives:
-        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_PLACE.sub('', c.reason))}"
+        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_LINE.sub('', c.reason))}"
         found[purpose] = found.get(purpose, CostTotals()).plus(c)
     return found
 
@@ -149,19 +162,11 @@ def _totals(plan: PlanData) -> Iterator[tuple[str, str]]:
     yield "memory", bytes_text(plan.memory)
 
 
-# ---- Diff text -------------------------------------------------------------------------------------------------------
-# The printed difference of two plans: what got worse, then what did it.
-#
-# The first line is the verdict; totals, what the plans were made for, collectives by how much more or less time they
-# take, and layouts follow. Layouts of repeated layers that changed alike share a row.
-
-
-_LINES = 3
-_WORDS = {"seconds": "predicted step time", "bytes": "sent per device and step", "memory": "peak memory per device"}
+# ---- Text ------------------------------------------------------------------------------------------------------------
 
 
 def diff_text(diff: PlanDiff) -> str:
-    """All that differs, the costliest first."""
+    """The differences, the costliest first."""
     if not diff:
         return "the plans are equal"
     sections = (_totals_text(diff), _made_for_text(diff), _collectives_text(diff), _layouts_text(diff))
@@ -169,17 +174,17 @@ def diff_text(diff: PlanDiff) -> str:
 
 
 def _verdict(diff: PlanDiff) -> str:
-    """What got worse and what better, in words."""
+    """What became worse and what better, in words."""
     found: dict[str, list[str]] = {"worse": [], "better": []}
     for name, change in diff.changes.items():
-        found["worse" if change > 0 else "better"].append(f"{_WORDS[name]} {_percent(change)}")
-    said = [f"{how}: {', '.join(what)}" for how, what in found.items() if what]
-    return "; ".join(said) or "changed, with equal step time, bytes and memory"
+        found["worse" if change > 0 else "better"].append(f"{_TOTALS[name]} {_percent(change)}")
+    verdicts = [f"{how}: {', '.join(what)}" for how, what in found.items() if what]
+    return "; ".join(verdicts) or "changed, with equal step time, bytes and memory"
 
 
 def _totals_text(diff: PlanDiff) -> Iterator[str]:
     if diff.totals:
-        rows = [(_WORDS[name], was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
+        rows = [(_TOTALS[name], was, now, _percent(diff.changes[name])) for name, was, now in diff.totals]
         yield from table([("total", "before", "after", "change"), *rows])
 
 
@@ -190,35 +195,35 @@ def _made_for_text(diff: PlanDiff) -> Iterator[str]:
 
 def _collectives_text(diff: PlanDiff) -> Iterator[str]:
     if diff.collectives:
-        by_change = sorted(diff.collectives, key=lambda row: -abs(_more(row)))
+        by_change = sorted(diff.collectives, key=lambda row: -abs(_added_seconds(row)))
         yield from table([("change", "before", "after", "collective"), *map(_collective_row, by_change)])
 
 
 def _collective_row(row: tuple[str, CostTotals, CostTotals]) -> Sequence[str]:
-    what, before, after = row
+    purpose, before, after = row
     lines = (after if after.runs else before).lines
-    shown = ", ".join([*lines[:_LINES], *(["..."] if len(lines) > _LINES else [])])
-    more = _more(row)
-    sign = "+" if more > 0 else "-" if more < 0 else ""
-    return f"{sign}{seconds_text(abs(more))}", str(before), str(after), f"{what}, at {shown}"
+    shown = ", ".join([*lines[:_SOURCES], *(["..."] if len(lines) > _SOURCES else [])])
+    added = _added_seconds(row)
+    sign = "+" if added > 0 else "-" if added < 0 else ""
+    return f"{sign}{seconds_text(abs(added))}", str(before), str(after), f"{purpose}, at {shown}"
 
 
-def _more(row: tuple[str, CostTotals, CostTotals]) -> float:
+def _added_seconds(row: tuple[str, CostTotals, CostTotals]) -> float:
     _, before, after = row
     return after.seconds - before.seconds
 
 
 def _layouts_text(diff: PlanDiff) -> Iterator[str]:
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    by_change: dict[tuple[str, str, str], list[str]] = {}
     for name, before, after in diff.layouts:
-        alike.setdefault((pattern(name), before, after), []).append(name)
-    rows = [(common(names), _times(len(names)), *_apart(*key[1:])) for key, names in alike.items()]
+        by_change.setdefault((pattern(name), before, after), []).append(name)
+    rows = [(common(names), _times(len(names)), *_type_and_layouts(*key[1:])) for key, names in by_change.items()]
     if rows:
         yield from table([("layout", "", "type", "before", "after"), *rows])
 
 
-def _apart(before: str, after: str) -> Sequence[str]:
-    """Type and both layouts; where the type differs too, it stays with them."""
+def _type_and_layouts(before: str, after: str) -> Sequence[str]:
+    """The common type and both layouts; where the types differ, each is shown before its layout."""
     (was, _, old), (now, _, new) = (text.partition("] ") for text in (before, after))
     return (f"{was}]", old, new) if was == now else ("", before, after)
 

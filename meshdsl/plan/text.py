@@ -1,8 +1,8 @@
 """The printed plan: totals, arrays with their layouts, every collective with its reason.
 
-Arrays of repeated layers or optimizer states that agree in shape and layout share a row, such as
-``params/layers/*/attn/{k,q,v}  x36``; so do collectives that agree in all that is shown.
-Axes that are not shown in a layout are ``B``. The text depends on the plan alone.
+Arrays of repeated layers or optimizer states that agree in type and layout share a row, such as
+``params/layers/*/attn/{k,q,v}  x36``, and so do collectives that agree in everything that is shown. Placements ``B``
+are not shown. The text depends on the plan alone.
 """
 
 import re
@@ -15,26 +15,28 @@ from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.paths import Components, split_path
 from meshdsl.util.text import bytes_text, seconds_text, table
 
-# ---- Group -----------------------------------------------------------------------------------------------------------
-# Grouping arrays for print: repeated layers and parallel subtrees share a row.
-#
-# Paths become patterns by writing ``*`` for numbers; then patterns that differ in one component
-# only, as ``mu`` and ``nu`` of an optimizer do, are written together as ``{mu,nu}``. A number that
-# is the same in the whole row is shown: what stands for one array is its path.
+_LARGEST_BUFFERS = 2  # buffers at the memory peak that the first lines name
+_DRAWN_RANKS = 16  # ranks up to which a pipeline's timeline is drawn
+_TIMELINE_COLUMNS = 60  # characters of that timeline
+_ALTERNATIVES = 4  # names in braces that a row shows
 
+
+# ---- Rows of arrays --------------------------------------------------------------------------------------------------
+# Paths become patterns: numbers are written as ``*``, and patterns that differ in a single component, as ``mu`` and
+# ``nu`` of an optimizer do, are merged into ``{mu,nu}``. A number that all arrays of a row share is shown, so a row of
+# one array has that array's path.
 
 _NUMBER = re.compile(r"(?<=/)\d+(?=/|\b)")
-_SHOWN = 4
 
 
 @dataclass(frozen=True)
 class ArrayGroup:
-    """Arrays that agree in type, layout and pins.
+    """Arrays that agree in type, layout and pins, and share a row.
 
     Args:
       array: the first of them.
-      parts: per component of their patterns, the texts it takes.
-      paths: of all of them, in components.
+      parts: per component of their pattern, the alternatives.
+      paths: paths of all of them, in components.
     """
 
     array: Array
@@ -43,29 +45,30 @@ class ArrayGroup:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """The number of arrays."""
         return len(self.paths)
 
     @property
     def name(self) -> str:
-        """The path of all of them: numbers that differ as ``*``, alternatives in braces."""
-        taken = (tuple(dict.fromkeys(column)) for column in zip(*self.paths, strict=True))
+        """The common path: numbers that differ as ``*``, alternatives in braces."""
+        texts_by_part = (tuple(dict.fromkeys(column)) for column in zip(*self.paths, strict=True))
         shown = (
-            part if part != ("*",) or len(texts) > 1 else texts for part, texts in zip(self.parts, taken, strict=True)
+            part if part != ("*",) or len(texts) > 1 else texts
+            for part, texts in zip(self.parts, texts_by_part, strict=True)
         )
         return "/".join(map(_alternatives, shown)) or "(the result)"
 
 
 def group_arrays(arrays: Iterable[Array]) -> list[ArrayGroup]:
-    """The arrays in rows, in the order in which rows begin."""
+    """The arrays in rows, in the order of the first array of each."""
     rows: dict[tuple[object, ...], ArrayGroup] = {}
     for array in arrays:
         parts = tuple((part,) for part in split_path(pattern(array.path)))
-        key = (*_likeness(array), parts)
+        key = (*_shared_facts(array), parts)
         seen = rows.get(key)
         path = split_path(array.path)
         rows[key] = replace(seen, paths=(*seen.paths, path)) if seen else ArrayGroup(array, parts, (path,))
-    return _joined(list(rows.values()))
+    return _merged(list(rows.values()))
 
 
 def pattern(text: str) -> str:
@@ -74,58 +77,55 @@ def pattern(text: str) -> str:
 
 
 def common(texts: Iterable[str]) -> str:
-    """The text itself if all are the same, else their pattern; they have to agree in that."""
+    """The text itself if all are equal, else their pattern, which has to be the same."""
     first, *rest = dict.fromkeys(texts)
     return pattern(first) if rest else first
 
 
-def _joined(groups: list[ArrayGroup]) -> list[ArrayGroup]:
-    """The groups with those in one that agree in all but one component, until none do."""
+def _merged(groups: list[ArrayGroup]) -> list[ArrayGroup]:
+    """Merges groups that agree in all components but one, until no two do."""
     done: list[ArrayGroup] = []
-    shared: list[list[Hashable]] = []  # per row, what it has in common with those that it can take in
-    places: dict[Hashable, dict[int, None]] = {}
+    keys: list[list[Hashable]] = []  # per row, and component that may differ, all else that has to agree
+    rows_by_key: dict[Hashable, dict[int, None]] = {}
     for group in groups:
         own = _all_but_one(group)
-        fitting = [(at, i) for i, key in enumerate(own) for at in places.get(key, ()) if shared[at][i] == key]
-        if fitting:
-            into, i = min(fitting)
-            done[into] = _join(done[into], group, i + 1)
-            shared[into] = _all_but_one(done[into])
+        matches = [(at, i) for i, key in enumerate(own) for at in rows_by_key.get(key, ()) if keys[at][i] == key]
+        if matches:
+            into, i = min(matches)
+            done[into] = _merge(done[into], group, i + 1)
+            keys[into] = _all_but_one(done[into])
         else:
             into = len(done)
             done.append(group)
-            shared.append(own)
-        for key in shared[into]:
-            places.setdefault(key, {})[into] = None
-    return done if len(done) == len(groups) else _joined(done)
+            keys.append(own)
+        for key in keys[into]:
+            rows_by_key.setdefault(key, {})[into] = None
+    return done if len(done) == len(groups) else _merged(done)
 
 
 def _all_but_one(group: ArrayGroup) -> list[Hashable]:
-    """For every component but the first, all that a like group that differs in it only has too."""
-    like = _likeness(group.array)
-    return [(like, i, group.parts[:i], group.parts[i + 1 :]) for i in range(1, len(group.parts))]
+    """For every component but the first, everything that a group has to share to be merged in that component."""
+    facts = _shared_facts(group.array)
+    return [(facts, i, group.parts[:i], group.parts[i + 1 :]) for i in range(1, len(group.parts))]
 
 
-def _join(a: ArrayGroup, b: ArrayGroup, at: int) -> ArrayGroup:
+def _merge(a: ArrayGroup, b: ArrayGroup, at: int) -> ArrayGroup:
     both = tuple(dict.fromkeys((*a.parts[at], *b.parts[at])))
     return ArrayGroup(a.array, (*a.parts[:at], both, *a.parts[at + 1 :]), a.paths + b.paths)
 
 
-def _likeness(array: Array) -> tuple[object, ...]:
+def _shared_facts(array: Array) -> tuple[object, ...]:
     return array.type, array.layout, array.pinned
 
 
 def _alternatives(part: Components) -> str:
     if len(part) == 1:
         return part[0]
-    more = [f"+{len(part) - _SHOWN}"] if len(part) > _SHOWN else []
-    return "{" + ",".join([*part[:_SHOWN], *more]) + "}"
+    more = [f"+{len(part) - _ALTERNATIVES}"] if len(part) > _ALTERNATIVES else []
+    return "{" + ",".join([*part[:_ALTERNATIVES], *more]) + "}"
 
 
-# ---- Text ------------------------------------------------------------------------------------------------------------
-
-
-_HELD, _RANKS, _COLUMNS = 2, 16, 60
+# ---- The text --------------------------------------------------------------------------------------------------------
 
 
 def plan_text(plan: PlanData) -> str:
@@ -134,7 +134,7 @@ def plan_text(plan: PlanData) -> str:
 
 
 def summary_text(plan: PlanData) -> str:
-    """What a plan costs, without its arrays and single collectives."""
+    """The costs of a plan, without its arrays and single collectives."""
     return _text(_title(plan), _pipeline(plan), _totals(plan))
 
 
@@ -143,7 +143,7 @@ def _text(*sections: Iterable[str]) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """The axes that are not ``B``, or ``B``."""
+    """The placements other than ``B``, or ``B`` if there are none."""
     shown = [(axis, placed) for axis, placed in layout.placements if placed is not B]
     return " ".join(f"{axis}={placed}" for axis, placed in shown) or "B"
 
@@ -154,23 +154,23 @@ def _title(plan: PlanData) -> Iterator[str]:
     yield f"  predicted step time  {seconds_text(plan.seconds)}  ({bound})"
     overlapped = seconds_text(plan.simulated_seconds)
     yield f"  with overlap         {overlapped}  (communication hidden behind independent compute)"
-    yield f"  peak memory          {bytes_text(plan.memory)} per device{_held(plan)}"
+    yield f"  peak memory          {bytes_text(plan.memory)} per device{_largest_buffers(plan)}"
     runs = sum(c.trips for c in plan.collectives)
     yield f"  sent                 {bytes_text(plan.bytes)} per device and step, in {_count(runs, 'collective')}"
 
 
-def _held(plan: PlanData) -> str:
+def _largest_buffers(plan: PlanData) -> str:
     """The largest buffers that are live at the peak; those of repeated layers are added up."""
-    alike: dict[str, list[tuple[str, int]]] = {}
+    by_pattern: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:
-        alike.setdefault(pattern(name), []).append((name, size))
-    sums = [(common(name for name, _ in rows), sum(size for _, size in rows)) for rows in alike.values()]
-    largest = sorted(sums, key=lambda row: -row[1])[:_HELD]
+        by_pattern.setdefault(pattern(name), []).append((name, size))
+    sums = [(common(name for name, _ in rows), sum(size for _, size in rows)) for rows in by_pattern.values()]
+    largest = sorted(sums, key=lambda row: -row[1])[:_LARGEST_BUFFERS]
     return "; largest: " + ", ".join(f"{name} {bytes_text(size)}" for name, size in largest) if largest else ""
 
 
 def _pipeline(plan: PlanData) -> Iterator[str]:
-    """A pipeline's two predictions, what its ranks keep, and when they do what."""
+    """A pipeline's two predictions, what is sent between its stages, and the timeline and memory of its ranks."""
     found = plan.pipeline
     if found is None or found.costs is None:
         return
@@ -180,8 +180,8 @@ def _pipeline(plan: PlanData) -> Iterator[str]:
     yield f"  asynchronous         {seconds_text(forecast.asynchronous)}  (every rank waits only for its own inputs)"
     sent = f"{_count(costs.exchanges, 'collective')}, {costs.exchanges / found.ticks:.1f} per tick"
     yield f"  sent between stages  {sent}, {bytes_text(costs.sent)} per device and step"
-    if found.ranks <= _RANKS:
-        drawn = found.timeline(_COLUMNS).splitlines()
+    if found.ranks <= _DRAWN_RANKS:
+        drawn = found.timeline(_TIMELINE_COLUMNS).splitlines()
         header = ("forward and backward tasks in lockstep, to scale", found.noun, "balance", "stash", "bytes", "memory")
         columns = (
             map(str, found.layers_by_rank),
@@ -197,23 +197,23 @@ def _pipeline(plan: PlanData) -> Iterator[str]:
 def _inputs(plan: PlanData) -> Iterator[str]:
     if plan.inputs:
         header = ("input", "", "type", "layout", "pinned")
-        yield from table([header, *map(_input_row, group_arrays(plan.inputs))])
+        yield from table([header, *map(_array_row, group_arrays(plan.inputs))])
 
 
-def _input_row(group: ArrayGroup) -> Sequence[str]:
+def _array_row(group: ArrayGroup) -> Sequence[str]:
     array = group.array
     layout = layout_text(array.layout.named(array.dims))
     return (group.name, _times(group.count), array.type, layout, " ".join(array.pinned))
 
 
 def _outputs(plan: PlanData) -> Iterator[str]:
-    replaced = [array for array in plan.outputs if array.follows]
-    if replaced:
-        names = ", ".join(dict.fromkeys(split_path(array.follows)[0] for array in replaced))
-        yield f"{len(replaced)} of {len(plan.outputs)} outputs alias inputs and keep their layout: {names}"
+    aliases = [array for array in plan.outputs if array.follows]
+    if aliases:
+        names = ", ".join(dict.fromkeys(split_path(array.follows)[0] for array in aliases))
+        yield f"{len(aliases)} of {len(plan.outputs)} outputs alias inputs and keep their layout: {names}"
     rest = [array for array in plan.outputs if not array.follows]
     if rest:
-        yield from table([("output", "", "type", "layout", "pinned"), *map(_input_row, group_arrays(rest))])
+        yield from table([("output", "", "type", "layout", "pinned"), *map(_array_row, group_arrays(rest))])
 
 
 def _collectives(plan: PlanData) -> Iterator[str]:
@@ -225,12 +225,12 @@ def _collectives(plan: PlanData) -> Iterator[str]:
 
 
 def collective_rows(collectives: Iterable[Collective]) -> list[tuple[Collective, int]]:
-    """Collectives that read the same, as one with the reason of all of them, and their number, in order."""
+    """Collectives that agree in everything shown, as one with their common reason, and their number, in order."""
     found: dict[tuple[object, ...], list[Collective]] = {}
     for c in collectives:
         key = (c.kind, c.axes, c.bytes, c.trips, c.estimated, c.phase, c.source, pattern(c.reason), c.seconds)
         found.setdefault(key, []).append(c)
-    return [(replace(alike[0], reason=common(c.reason for c in alike)), len(alike)) for alike in found.values()]
+    return [(replace(row[0], reason=common(c.reason for c in row)), len(row)) for row in found.values()]
 
 
 def _row(c: Collective, n: int) -> Sequence[str]:
