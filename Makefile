@@ -66,7 +66,7 @@ strategies: $(VENV)/ready  ## write docs/strategies.md, and run every strategy o
 	$(EIGHT) $(RUN) -m tests.models $(FAMILY)
 
 predictions: $(VENV)/ready  ## compare predicted with published step times, and write docs/predictions.md; about an hour
-	$(RUN) -m bench.published --kept .cache/predictions.jsonl
+	$(RUN) -m bench.published --cache .cache/predictions.jsonl
 
 targets: .venv/targets/ready  ## compile the gallery and models for TPUs and GPUs that are not there, and write docs/targets.md; PARTS='gallery'
 	.venv/targets/bin/python -m bench.targets $(PARTS)

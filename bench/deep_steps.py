@@ -1,8 +1,7 @@
-"""Deep training steps that are more than one stack of equal layers, written out in plain JAX and as shapes.
+"""Deep unrolled training steps that are more than one stack of equal layers, in plain JAX and as shapes.
 
-A transformer whose gradients are summed over microbatches, an encoder and a decoder, adapters of low rank on weights
-that stay as they are, and a recurrent net over many time steps. The batch is split over data, everything else is left
-to the planner.
+Gradient accumulation over microbatches, an encoder and a decoder, low-rank adapters on frozen weights, and a recurrent
+network over many time steps. The batch is pinned to ``data``; everything else is left to the planner.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ BATCH = {"batch/inputs": "data=S(0)", "batch/labels": "data=S(0)"}
 
 
 def gradient_accumulation(layers: int = 12, microbatches: int = 8, width: int = 2048, batch: int = 512) -> Program:
-    """A transformer whose weights are read, and their gradients summed, in every microbatch."""
+    """Returns a transformer that uses its weights, and accumulates their gradients, in every unrolled microbatch."""
     block = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
     params = {"embed": shape(50304, width), "norm": shape(width), "layers": [block] * layers}
     adam = optax.adamw(1e-4)
@@ -31,10 +30,10 @@ def gradient_accumulation(layers: int = 12, microbatches: int = 8, width: int = 
         return cross_entropy(_rms_norm(x, params["norm"]) @ params["embed"].T, labels)
 
     def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
-        made = [jax.value_and_grad(loss)(params, batch["inputs"][i], batch["labels"][i]) for i in range(microbatches)]
-        value, gradients = made[0]
-        for more, others in made[1:]:
-            value, gradients = value + more, jax.tree.map(jnp.add, gradients, others)
+        parts = [jax.value_and_grad(loss)(params, batch["inputs"][i], batch["labels"][i]) for i in range(microbatches)]
+        value, gradients = parts[0]
+        for other_value, other_gradients in parts[1:]:
+            value, gradients = value + other_value, jax.tree.map(jnp.add, gradients, other_gradients)
         updates, state = adam.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, value
 
@@ -44,7 +43,7 @@ def gradient_accumulation(layers: int = 12, microbatches: int = 8, width: int = 
 
 
 def encoder_decoder(layers: int = 24, width: int = 2048, batch: int = 512, length: int = 512) -> Program:
-    """An encoder and a decoder, every layer of which reads what the encoder's last has made; Adafactor."""
+    """Returns an encoder and a decoder whose layers all attend to the encoder's output; Adafactor."""
     encoder = {**_attention(width), **_mlp(width), "norm1": shape(width), "norm2": shape(width)}
     decoder = {**encoder, "across": _attention(width), "norm3": shape(width)}
     params = {"embed": shape(32128, width), "norm": shape(width)}
@@ -64,15 +63,15 @@ def encoder_decoder(layers: int = 24, width: int = 2048, batch: int = 512, lengt
 
 
 def low_rank_adapters(layers: int = 80, width: int = 8192, rank: int = 16, batch: int = 128) -> Program:
-    """Adapters of low rank (Hu et al. 2021) on weights in bfloat16 that stay as they are; layers are recomputed."""
+    """Returns low-rank adapters (LoRA, Hu et al. 2021) on frozen bfloat16 weights; layers are recomputed."""
     block = {**_attention(width), **_mlp(width, 28672), "norm1": shape(width), "norm2": shape(width)}
     ends = {"embed": shape(128256, width), "norm": shape(width), "head": shape(width, 128256)}
     frozen = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.bfloat16), {**ends, "layers": [block] * layers})
     one = {f"{name}_{side}": shape(*at) for name in "qv" for side, at in (("a", (width, rank)), ("b", (rank, width)))}
 
     def layer(p: Params, adapter: Params, x: jax.Array) -> jax.Array:
-        more = {name: (adapter[f"{name}_a"] @ adapter[f"{name}_b"]).astype(x.dtype) for name in "qv"}
-        p = {**p, **{name: p[name] + w for name, w in more.items()}}
+        delta = {name: (adapter[f"{name}_a"] @ adapter[f"{name}_b"]).astype(x.dtype) for name in "qv"}
+        p = {**p, **{name: p[name] + w for name, w in delta.items()}}
         return _add_mlp(p, _attention_output(p, x, _rms_norm(x, p["norm1"])) + x)
 
     def loss(adapters: Params, batch: Any) -> jax.Array:
@@ -87,7 +86,7 @@ def low_rank_adapters(layers: int = 80, width: int = 8192, rank: int = 16, batch
 
 
 def unrolled_lstm(steps: int = 200, width: int = 4096, batch: int = 2048) -> Program:
-    """An LSTM (Hochreiter and Schmidhuber 1997) over time steps that are written out: all read the same weights."""
+    """Returns an LSTM (Hochreiter and Schmidhuber 1997) over unrolled time steps, which all use the same weights."""
     params = {"w": shape(width, 4 * width), "u": shape(width, 4 * width), "b": shape(4 * width)}
     params["out"] = shape(width, 1024)
 
@@ -95,9 +94,9 @@ def unrolled_lstm(steps: int = 200, width: int = 4096, batch: int = 2048) -> Pro
         h = c = jnp.zeros((batch["inputs"].shape[0], width))
         for t in range(steps):
             gates = batch["inputs"][:, t] @ params["w"] + h @ params["u"] + params["b"]
-            enters, stays, new, shown = jnp.split(gates, 4, -1)
-            c = jax.nn.sigmoid(stays) * c + jax.nn.sigmoid(enters) * jnp.tanh(new)
-            h = jax.nn.sigmoid(shown) * jnp.tanh(c)
+            input_gate, forget_gate, cell, output_gate = jnp.split(gates, 4, -1)
+            c = jax.nn.sigmoid(forget_gate) * c + jax.nn.sigmoid(input_gate) * jnp.tanh(cell)
+            h = jax.nn.sigmoid(output_gate) * jnp.tanh(c)
         return cross_entropy(h @ params["out"], batch["labels"])
 
     inputs, labels = shape(batch, steps, width), jax.ShapeDtypeStruct((batch,), jnp.int32)
@@ -117,7 +116,7 @@ def _mlp(width: int, hidden: int | None = None) -> dict[str, jax.ShapeDtypeStruc
 
 
 def _attention_output(p: Params, x: jax.Array, memory: jax.Array, causal: bool = True) -> jax.Array:
-    """What ``x`` takes from ``memory``, ``[batch length width]``, by heads of 128."""
+    """Returns multi-head attention of ``x`` to ``memory``, both ``[batch length width]``, with heads of 128."""
     q, k, v = (split_heads(y, y.shape[-1] // 128) for y in (x @ p["q"], memory @ p["k"], memory @ p["v"]))
     return dot_product_attention(q, k, v, causal).reshape(x.shape) @ p["out"]
 

@@ -1,4 +1,4 @@
-"""Operations that a plan gathers for want of a rule, and what that costs."""
+"""Finds the operations whose operands a plan gathers because no rule allows shards, and what that costs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +12,13 @@ from meshdsl.rules import rows_of
 
 @dataclass(frozen=True)
 class Fallback:
-    """An operation that runs the same everywhere.
+    """An operation that is replicated although its operands were sharded.
 
     Args:
-      bytes: what one device sends per step to bring its operands to all devices.
-      uneven: its rule splits what was split, but a length does not divide over the devices.
+      name: the operation's name.
+      source: its source line.
+      bytes: bytes that one device sends per step to gather the operands.
+      uneven: whether a rule allows the operands' shards, but a length does not divide over the devices.
     """
 
     name: str
@@ -26,43 +28,43 @@ class Fallback:
 
 
 def fallbacks(program: TracedProgram, solution: Solution) -> Iterator[Fallback]:
-    """Operations without a row for their shapes that had an operand moved to all devices."""
-    fewest = min(k for k in solution.mesh.sizes if k > 1)
+    """Yields the replicated operations that needed a gathered operand because no signature fits their shapes."""
+    smallest_axis = min(k for k in solution.mesh.sizes if k > 1)
     for graph, op in walk(program.graph):
         chosen = solution.rows.get(op.id, ())
-        same = chosen and all(placed is B for row in chosen for placed in row.inputs)
-        if same and _moved(op, solution) and not any(_splits(row, op, fewest) for row in rows_of(op)):
-            yield Fallback(op.name, str(op.source), _sent(op, graph, solution), _uneven(op, solution))
+        replicated = chosen and all(placed is B for row in chosen for placed in row.inputs)
+        if replicated and _resharded(op, solution) and not any(_splits(row, op, smallest_axis) for row in rows_of(op)):
+            yield Fallback(op.name, str(op.source), _bytes_sent(op, graph, solution), _uneven(op, solution))
 
 
-def _moved(op: Op, solution: Solution) -> bool:
-    """Whether it reads an array in another layout than it was made; single numbers cannot be split."""
-    return any(x.shape and solution.layouts[x.id] != solution.uses[op.id, i] for i, x in _read(op))
+def _resharded(op: Op, solution: Solution) -> bool:
+    """Whether an operand is used in another layout than its producer's (scalars cannot be split)."""
+    return any(x.shape and solution.layouts[x.id] != solution.uses[op.id, i] for i, x in _operands(op))
 
 
 def _uneven(op: Op, solution: Solution) -> bool:
-    """Whether a row keeps an operand split as it was made."""
-    held = {(i, placed) for i, x in _read(op) for _, placed in solution.layouts[x.id].placements}
-    return any((i, p) in held for row in rows_of(op) for i, p in enumerate(row.inputs) if isinstance(p, Split))
+    """Whether a signature takes an operand split as its producer left it."""
+    produced = {(i, placed) for i, x in _operands(op) for _, placed in solution.layouts[x.id].placements}
+    return any((i, p) in produced for row in rows_of(op) for i, p in enumerate(row.inputs) if isinstance(p, Split))
 
 
-def _sent(op: Op, graph: Graph, solution: Solution) -> int:
-    """Bytes of all moves on the way to the layouts in which the operands are read."""
-    moves = {(x.id, move.after): move for _, x in _read(op) for move in solution.trees.get(x.id, ())}
-    needed = {(x.id, solution.uses[op.id, i]) for i, x in _read(op)}
+def _bytes_sent(op: Op, graph: Graph, solution: Solution) -> int:
+    """Bytes of all reshard steps on the paths to the layouts in which the operands are used."""
+    steps = {(x.id, step.after): step for _, x in _operands(op) for step in solution.trees.get(x.id, ())}
+    needed = {(x.id, solution.uses[op.id, i]) for i, x in _operands(op)}
     for x, layout in list(needed):
-        while (x, layout) in moves:
-            layout = moves[x, layout].before
+        while (x, layout) in steps:
+            layout = steps[x, layout].before
             needed.add((x, layout))
-    return graph.trips * sum(moves[key].bytes for key in needed if key in moves)
+    return graph.trips * sum(steps[key].bytes for key in needed if key in steps)
 
 
-def _read(op: Op) -> Iterator[tuple[int, Value]]:
+def _operands(op: Op) -> Iterator[tuple[int, Value]]:
     return ((i, x) for i, x in enumerate(op.inputs) if isinstance(x, Value))
 
 
 def _splits(row: Signature, op: Op, devices: int) -> bool:
-    """Whether a row splits something of ``op``, in equal blocks."""
+    """Whether a signature splits a dim of ``op`` into equal blocks."""
     ports = zip((*row.inputs, *row.outputs), (*op.inputs, *op.outputs), strict=True)
     lengths = [x.shape[int(p.dim)] for p, x in ports if isinstance(p, Split)]
     return bool(lengths) and all(n % devices == 0 for n in (*lengths, row.size))

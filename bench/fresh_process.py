@@ -1,4 +1,4 @@
-"""Cases that are measured in a fresh process each, so that none of them finds what another left."""
+"""Measures each case in a fresh process, so that no case profits from the caches of an earlier one."""
 
 import argparse
 import subprocess
@@ -9,22 +9,25 @@ from collections.abc import Callable, Iterable
 def measure_in_processes(
     module: str, doc: str, cases: Iterable[str], measure: Callable[[str], tuple[object, ...]]
 ) -> list[list[str]]:
-    """A row per case; in the process of one case it prints its row and ends.
+    """Returns one table row per case.
+
+    The calling module is started again for every case, with the case as its argument; in that process this function
+    prints the row and exits.
 
     Args:
-      module: what ``python -m`` runs, the caller.
-      doc: its documentation.
-      measure: makes the row of a case.
+      module: the calling module, as ``python -m`` takes it.
+      doc: its docstring, whose first line describes the command.
+      cases: names of the cases.
+      measure: returns the row of a case.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("case", nargs="?", choices=cases, help="one case, in this process")
+    parser.add_argument("case", nargs="?", choices=cases, help="measure one case in this process")
     case = parser.parse_args().case
     if case:
         print("|".join(map(str, measure(case))))
         sys.exit()
-    return [_apart(module, case) for case in cases]
-
-
-def _apart(module: str, case: str) -> list[str]:
-    ran = subprocess.run([sys.executable, "-m", module, case], check=True, capture_output=True, text=True)
-    return ran.stdout.strip().splitlines()[-1].split("|")
+    rows = []
+    for case in cases:
+        ran = subprocess.run([sys.executable, "-m", module, case], check=True, capture_output=True, text=True)
+        rows.append(ran.stdout.strip().splitlines()[-1].split("|"))
+    return rows

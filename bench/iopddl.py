@@ -1,9 +1,9 @@
-"""Solve an instance of the ASPLOS / EuroSys 2025 contest on intra-operator parallelism, and say how well.
+"""Solve an instance of the ASPLOS / EuroSys 2025 contest on intra-operator parallelism, and report cost and bound.
 
 python bench/iopddl.py FILE.json.gz --seconds 60
 
-The time counts from the start, reading the file included. The last line says what the choice costs and
-the most memory it uses, both from what the file says in exact integers, and what no choice undercuts.
+The time limit counts from process start and includes reading the file. The last line reports cost and peak memory of
+the choice, both computed from the file in exact integers, and a lower bound on the cost of any feasible choice.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 STARTED = time.perf_counter()
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also runs where nothing is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a checkout without installation
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
         instance = load_instance(asked.file)
         answer = solve(instance, asked.seconds - (time.perf_counter() - STARTED), asked.seed)
     except (MeshDSLError, OSError) as error:
-        print(f"no choice: {error}", file=sys.stderr)
+        print(f"no feasible choice: {error}", file=sys.stderr)
         return 1
     score = instance.score(answer.choice)
     seconds = time.perf_counter() - STARTED

@@ -1,11 +1,11 @@
-"""Step times of this machine beside those that plans predict: docs/measured.md and docs/measured.svg.
+"""Measured against predicted step times on this machine: docs/measured.md and docs/measured.svg.
 
 python -m bench.measured [--steps 20] [--cases gpt 'zoo, bart' ...] [--layouts gpt mlp]
 
-The machine is calibrated first (8 virtual CPU devices, ``data=4,model=2``), then each case is planned with that
-topology and nothing else, and run. Cases are models of ``models/`` at the sizes of ``bench/memory.py`` and, where their
-libraries are installed, those of the zoo. Layouts are five strategies of one model, whose ranking is judged. What was
-measured is kept in .cache/measured, a file per case; ``--again`` measures it anew. Nothing else should run meanwhile.
+The machine is calibrated first (8 virtual CPU devices, ``data=4,model=2``); each case is then planned with that
+topology alone and run. Cases are the models of ``models/`` at the sizes of ``bench/memory.py`` and, if their libraries
+are installed, those of the zoo. ``--layouts`` ranks five strategies of one model. Results are cached in
+.cache/measured, one file per case; ``--again`` discards them. The machine should be otherwise idle.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.memory import FAMILIES
 from bench.programs import random_array
-from bench.published.plot import points
+from bench.published.plot import Point, points
 from bench.report import machine, table
 from bench.step import stepper
 from bench.zoo.measure import CASES
@@ -37,13 +37,13 @@ from meshdsl.util.text import seconds_text
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "measured.md", ROOT / "docs" / "measured.svg"
-KEPT = ROOT / ".cache" / "measured"
+CACHE = ROOT / ".cache" / "measured"
 SHAPE = Mesh(data=4, model=2)
 LAYOUTS = {
     "gpt": ("data", "tensor", "fsdp", "zero", "sequence"),
     "mixture": ("data", "tensor", "fsdp", "zero", "expert"),
 }
-# Few words and many parameters, so that layouts differ in what they send.
+# Few tokens and many parameters, so that layouts differ in communication.
 RANKED: dict[str, tuple[Any, Callable[[Any], Program]]] = {
     "gpt": (gpt, lambda rules: gpt.program(gpt.Config(2, 256, 4, seq=32, vocab=4096), rules, batch=8)),
     "mixture": (
@@ -58,38 +58,38 @@ Facts = dict[str, Any]
 
 
 def main() -> None:
-    """The command."""
+    """Measures the selected cases and writes page and picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=20, help="that are timed, of each case")
+    parser.add_argument("--steps", type=int, default=20, help="timed steps per case")
     parser.add_argument(
-        "--cases", nargs="*", choices=[*FAMILIES, *ZOO], default=[*FAMILIES, *ZOO], help="models and cases of the zoo"
+        "--cases", nargs="*", choices=[*FAMILIES, *ZOO], default=[*FAMILIES, *ZOO], help="models, and cases of the zoo"
     )
     parser.add_argument(
-        "--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS, help="models to rank layouts of"
+        "--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS, help="models whose layouts are ranked"
     )
-    parser.add_argument("--again", action="store_true", help="forget what was measured before")
-    asked = parser.parse_args()
+    parser.add_argument("--again", action="store_true", help="discard earlier measurements")
+    options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", SHAPE.size)
-    KEPT.mkdir(parents=True, exist_ok=True)
-    for file in KEPT.iterdir() if asked.again else ():
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for file in CACHE.iterdir() if options.again else ():
         file.unlink()
     mesh = _calibrated()
-    for name, make in _programs(asked.cases, asked.layouts):
-        _keep(name, make, mesh, asked.steps)
-    found = [json.loads(file.read_text()) for file in sorted(KEPT.glob("*.json"))]
+    for name, make in _programs(options.cases, options.layouts):
+        _measure(name, make, mesh, options.steps)
+    found = [json.loads(file.read_text()) for file in sorted(CACHE.glob("*.json"))]
     PICTURE.write_text(picture(found))
     PAGE.write_text(page(found))
 
 
 def _calibrated() -> Mesh:
-    file = KEPT / "topology.toml"
+    file = CACHE / "topology.toml"
     if not file.exists():
         save_topology(calibrate(SHAPE), file)
     return Mesh(topology=load_topology(file), **dict(SHAPE))
 
 
 def _programs(cases: Sequence[str], layouts: Sequence[str]) -> Iterator[tuple[str, Callable[[], Program]]]:
-    """What is measured, by name: ``gpt`` with nothing but the batch pinned, ``gpt, fsdp`` under a strategy."""
+    """Yields the selected programs by name: ``gpt`` has only the batch pinned, ``gpt, fsdp`` a strategy's rules."""
     for name in cases:
         if name in ZOO:
             yield name, lambda name=name: _zoo(ZOO[name])
@@ -109,14 +109,14 @@ def _zoo(name: str) -> Program:
     return getattr(import_module(f"bench.zoo.{CASES[name]}"), name)().program()
 
 
-def _keep(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> None:
-    file = KEPT / f"{name}.json"
+def _measure(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> None:
+    file = CACHE / f"{name}.json"
     if file.exists():
         return
     try:
         found = time_step(make(), mesh, steps)
     except ModuleNotFoundError as error:
-        print(f"{name}: left out, {error}")
+        print(f"{name}: skipped, {error}")
         return
     file.write_text(json.dumps({"name": name, **found, "machine": machine()}, indent=1))
     jax.clear_caches()
@@ -124,7 +124,7 @@ def _keep(name: str, make: Callable[[], Program], mesh: Mesh, steps: int) -> Non
 
 
 def time_step(program: Program, mesh: Mesh, steps: int) -> Facts:
-    """Median seconds of a step, those predicted, and how many programs wanted the machine meanwhile."""
+    """Plans and runs a program; returns median and predicted seconds per step, and the machine's load average."""
     sharded = parallelize(program.step, mesh, program.layouts, rules=program.rules, donate_argnums=(0, 1))
     plan = sharded.plan(*program.args)
     args = jax.tree.map(random_array, program.args)
@@ -150,14 +150,14 @@ def _timed(step: Callable[[], Any]) -> float:
 
 
 def kendall(found: Sequence[Facts]) -> tuple[int, int]:
-    """Pairs that are ranked right, and wrong; pairs that were measured within 2% of each other are none."""
+    """Returns concordant and discordant pairs; pairs measured within 2% of each other are ties and do not count."""
     pairs = [(a, b) for a, b in combinations(found, 2) if abs(a["measured"] / b["measured"] - 1) > 0.02]
     right = sum((a["predicted"] < b["predicted"]) == (a["measured"] < b["measured"]) for a, b in pairs)
     return right, len(pairs) - right
 
 
 def page(found: Sequence[Facts]) -> str:
-    """docs/measured.md."""
+    """Returns the text of docs/measured.md."""
     parts = [
         INTRODUCTION,
         _table(found),
@@ -201,20 +201,20 @@ def _ranking(found: Sequence[Facts]) -> str:
 
 
 def _ranked(name: str) -> str:
-    """The model whose layouts are ranked, if a case is one of these; ``gpt, remat`` is another model."""
+    """Returns the model whose layouts a case ranks, or ''; ``gpt, remat`` is a model of its own."""
     model, _, strategy = name.rpartition(", ")
     return model if strategy in LAYOUTS.get(model, ()) else ""
 
 
 def picture(found: Sequence[Facts]) -> str:
-    """Predicted against measured seconds."""
+    """Returns the SVG of predicted against measured seconds."""
     kinds = ["models", "layouts of one model", "zoo"]
 
     def kind(name: str) -> int:
         return 2 if name.startswith("zoo") else 1 if _ranked(name) else 0
 
-    rows = [(fact["measured"], fact["predicted"], kind(fact["name"]), fact["name"]) for fact in found]
-    return points([(*row[:3], True, row[3]) for row in rows], kinds, band=0.25)
+    circles = [Point(fact["measured"], fact["predicted"], kind(fact["name"]), True, fact["name"]) for fact in found]
+    return points(circles, kinds, band=0.25)
 
 
 INTRODUCTION = """# Step times measured here

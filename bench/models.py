@@ -2,9 +2,9 @@
 
 python -m bench.models
 
-Layers are one loop, and no devices are needed. Importing jax and flax is not counted; everything else is: the
-shapes of the parameters, tracing forward, backward and update, the search, and the certificate. Seconds are those
-of the clock: planning uses a second thread in part.
+Layers are one loop; no devices are needed. Wall seconds, since planning partly uses a second thread: everything but
+importing jax and flax counts (shapes of the parameters, tracing of forward pass, backward pass and update, the search,
+and the lower bound).
 """
 
 import time
@@ -25,7 +25,14 @@ TOPOLOGY, STRATEGY, THREE = "dgx-h100", "fsdp+tensor", "pod=8,data=16,model=8"
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its sequences per step, its mesh, and microbatches for the stages of ``pipe`` if the mesh has it."""
+    """A model on a mesh.
+
+    Args:
+      model: its name in ``meshdsl.models``.
+      batch: sequences per step.
+      mesh: its axes; ``pipe``, if present, splits the layers into stages.
+      microbatches: per step, if the mesh has ``pipe``.
+    """
 
     model: str
     batch: int
@@ -34,11 +41,11 @@ class Case:
 
     @property
     def rules(self) -> Rules:
-        """The strategy's, with the layers over the stages."""
-        own = Rules.of(models.build(self.model, STRATEGY, batch=self.batch).rules)
-        return (
-            Rules(f"{own.table} layers:pipe", params=own.params, optimizer=own.optimizer) if self.microbatches else own
-        )
+        """The rules of the strategy, plus ``layers:pipe`` if there are stages."""
+        rules = Rules.of(models.build(self.model, STRATEGY, batch=self.batch).rules)
+        if self.microbatches:
+            rules = Rules(f"{rules.table} layers:pipe", params=rules.params, optimizer=rules.optimizer)
+        return rules
 
 
 CASES = {
@@ -52,13 +59,13 @@ HEADER = ("step", "mesh", "operations", "trace, s", "stages, s", "plan, s", "pre
 
 
 def main() -> None:
-    """The command."""
+    """Prints the table."""
     rows = measure_in_processes("bench.models", __doc__, CASES, measure)
     print(f"{STRATEGY}, {TOPOLOGY}\n{table(HEADER, rows)}\n{versions()}")
 
 
 def measure(name: str) -> tuple[object, ...]:
-    """A row of the table."""
+    """Plans a case and returns its table row."""
     times, case = [time.perf_counter()], CASES[name]
     program = models.build(case.model, STRATEGY, batch=case.batch)
     pipeline = Pipeline(case.microbatches) if case.microbatches else None

@@ -1,8 +1,8 @@
-"""Size and load time of reports, from a demo's to that of 50,000 operations, in headless Chromium.
+"""Size and load time of HTML reports in headless Chromium, from the demo's plan to one of 50,000 operations.
 
 python -m bench.pages
 
-Needs playwright and a Chromium. First paint is the browser's own figure, the median of five loads of the file.
+Needs playwright and a Chromium. First contentful paint as the browser reports it; medians of five loads.
 """
 
 import tempfile
@@ -37,13 +37,13 @@ LOADED = "performance.getEntriesByType('navigation')[0].loadEventEnd"
 
 
 def demo() -> Plan:
-    """The GPT of the README."""
+    """Returns the plan of the README's GPT."""
     program = load_example("gpt").program
     return parallelize(program.step, Mesh.parse("data=4,model=2"), layouts=program.layouts).plan(*program.args)
 
 
 def large(case: Large) -> Plan:
-    """A model of ``models/``, under the strategy of ``bench.models``."""
+    """Returns the plan of a model of ``models/`` under the strategy of ``bench.models``."""
     program = models.build(case.model, "fsdp+tensor", batch=case.batch)
     pipeline = Pipeline(case.microbatches) if case.microbatches else None
     mesh = Mesh.parse(case.mesh, TOPOLOGY)
@@ -51,7 +51,7 @@ def large(case: Large) -> Plan:
 
 
 def deep() -> Plan:
-    """Layers that are equations of their own: about 50,000 operations, and thousands of parameters."""
+    """Returns the plan of a step with unrolled layers: about 50,000 operations and thousands of parameters."""
     optimizer = optax.adam(1e-3)
 
     def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -78,7 +78,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 
 def main() -> None:
-    """The command."""
+    """Prints the table."""
     chromium = next(filter(None, map(which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -101,10 +101,10 @@ def _row(name: str, plan: Plan, browser: Browser) -> tuple[object, ...]:
 
 
 def _load(browser: Browser, url: str) -> tuple[float, float]:
-    """Milliseconds to the first paint, and until the page is loaded."""
+    """Returns milliseconds to the first contentful paint and to the load event."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(url)
-    while not page.evaluate(PAINTED):  # the page allows no function that waits inside it
+    while not page.evaluate(PAINTED):  # the page's content security policy forbids wait_for_function
         page.wait_for_timeout(50)
     times = page.evaluate(f"[{PAINT}, {LOADED}]")
     page.close()

@@ -1,8 +1,8 @@
-"""The same GPT step by hand: jax.jit with the layouts that people write, and the XLA partitioner.
+"""The same GPT step under jax.jit: with handwritten shardings, and under the XLA partitioner at our plan's shardings.
 
-Each scheme says how a weight lies, by the last names of its path; optimizer state lies as its
-weight does, so one function serves both. The residual stream is held to the batch's layout
-before and after every block, as people do; other activations follow by propagation.
+A scheme maps the last names of a weight's path to its sharding. Optimizer state is sharded like its weight, so one
+function serves both. As is common practice, the residual stream is constrained to the batch's sharding before and after
+every block; other activations follow by propagation.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MEGATRON: dict[tuple[str, str], Spec] = {
 
 
 def replicated(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
-    """Data parallelism: every device holds every weight."""
+    """Data parallelism: weights are replicated."""
     return (None,) * len(shape)
 
 
@@ -52,11 +52,11 @@ def megatron(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
 
 
 def both(names: tuple[str, ...], shape: tuple[int, ...]) -> Spec:
-    """Megatron over ``model``, and over ``data`` what remains of every weight as in FSDP."""
+    """Megatron over ``model``; the remaining dims of every weight sharded over ``data`` as in FSDP."""
     return _over_largest(megatron(names, shape), shape, "data", 4)
 
 
-# name -> how weights lie, and over which axes the batch is split
+# name -> scheme of the weights, and the mesh axes that split the batch
 SCHEMES: dict[str, tuple[Scheme, Any]] = {
     "data parallel": (replicated, ("data", "model")),
     "FSDP": (fully_sharded, ("data", "model")),
@@ -66,7 +66,7 @@ SCHEMES: dict[str, tuple[Scheme, Any]] = {
 
 
 def by_hand(mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
-    """The jitted step of one scheme, and the shardings of its arguments."""
+    """Returns the jitted step under a handwritten scheme, and the shardings of its arguments."""
     scheme, batch = SCHEMES[name]
     program = _annotated(_sharding(mesh, (batch, None, None)))
     state = jax.tree_util.tree_map_with_path(
@@ -77,7 +77,7 @@ def by_hand(mesh: jax.sharding.Mesh, name: str) -> tuple[Any, Any]:
 
 
 def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan, donate: bool = True) -> tuple[Any, Any]:
-    """The step as the XLA partitioner runs it between the plan's own input and output layouts."""
+    """Returns the step under the XLA partitioner at the plan's input and output layouts, and its input shardings."""
     tree = jax.tree.structure(program.args)
     inputs = jax.tree.unflatten(tree, [named_sharding(a.layout, len(a.shape), mesh) for a in plan.inputs])
     results = jax.tree.structure(jax.eval_shape(program.step, *program.args))
@@ -86,10 +86,10 @@ def partitioned(program: Program, mesh: jax.sharding.Mesh, plan: Plan, donate: b
 
 
 def _annotated(residual: NamedSharding) -> Program:
-    """The GPT with its residual stream held to one sharding."""
+    """The GPT with its residual stream constrained to one sharding."""
     module = load_example("gpt")
-    block, hold = module.Block.__call__, jax.lax.with_sharding_constraint
-    module.Block.__call__ = lambda self, x: hold(block(self, hold(x, residual)), residual)
+    block, constrain = module.Block.__call__, jax.lax.with_sharding_constraint
+    module.Block.__call__ = lambda self, x: constrain(block(self, constrain(x, residual)), residual)
     return module.program
 
 

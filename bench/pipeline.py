@@ -10,7 +10,7 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,37 +29,48 @@ SCHEDULES = {"gpipe": ("gpipe", 1), "1f1b": ("1f1b", 1), "interleaved x2": ("int
 
 
 class Ours:
-    """A planned step: a schedule over the stages, or the data alone."""
+    """A planned step: a pipeline under some schedule, or data parallelism alone."""
 
     def __init__(self, sizes: Sizes, topology: Topology, schedule: str | None) -> None:
         self.sizes, self.args = sizes, arguments(sizes)
         axes = {"data": DATA * STAGES} if schedule is None else {"pipe": STAGES, "data": DATA}
         layouts = {"batch/*": "data=S(0)"} | ({"params/layers/*": "pipe=S(0)"} if schedule else {})
-        asked = md.Pipeline(sizes.microbatches, *SCHEDULES[schedule]) if schedule else None
+        pipeline = md.Pipeline(sizes.microbatches, *SCHEDULES[schedule]) if schedule else None
         mesh = md.Mesh(topology=topology, **axes)
-        self.sharded = md.parallelize(step, mesh, layouts, donate_argnums=0, pipeline=asked)
+        self.sharded = md.parallelize(step, mesh, layouts, donate_argnums=0, pipeline=pipeline)
         self.plan = self.sharded.plan(*self.args)
-        self.places = self.sharded.input_shardings(*self.args)[0]
+        self.shardings = self.sharded.input_shardings(*self.args)[0]
 
     @cached_property
-    def compiled(self) -> Any:
-        """Compiled; ``seconds`` says how long that took."""
+    def compiled(self) -> "Compiled":
+        """The compiled step."""
         start = time.perf_counter()
-        found = self.sharded.lower(*self.args).compile()
-        self.seconds = time.perf_counter() - start
-        return found
+        executable = self.sharded.lower(*self.args).compile()
+        return Compiled(executable, time.perf_counter() - start)
+
+
+class Compiled(NamedTuple):
+    """An executable, and the seconds that XLA took to compile it."""
+
+    executable: Any
+    seconds: float
+
+    @property
+    def temporary(self) -> str:
+        """Temporary bytes per device, without arguments and results."""
+        return bytes_text(self.executable.memory_analysis().temp_size_in_bytes)
 
 
 def main() -> None:
-    """The command."""
+    """Measures, and writes the tables and the picture of the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--memory", action="store_true", help="only how memory grows with the microbatches")
-    asked = parser.parse_args()
+    parser.add_argument("--memory", action="store_true", help="only memory against the number of microbatches")
+    options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
-    parts = {"memory": ""} if asked.memory else {"machine": page.circumstances(), "schedules": "", "memory": ""}
-    if not asked.memory:
-        parts["schedules"] = timed(Sizes(), asked.rounds)
+    parts = {"memory": ""} if options.memory else {"machine": page.machine_line(), "schedules": "", "memory": ""}
+    if not options.memory:
+        parts["schedules"] = timed(Sizes(), options.rounds)
         page.draw(Ours(Sizes(), md.topology("cpu"), "1f1b").plan.pipeline)
     parts["memory"] = growing(Sizes(layers=4, embed=64, hidden=256, words=256, seq=16, each=4))
     page.write(parts)
@@ -67,47 +78,41 @@ def main() -> None:
 
 
 def timed(sizes: Sizes, rounds: int) -> str:
-    """Step time, compile time and memory of every schedule, of no pipeline, and of the peers' way."""
+    """Returns the table of step time, compile time and memory: every schedule, no pipeline, and the rolled buffer."""
     topology = calibrate(md.Mesh(pipe=STAGES, data=DATA))
     ours = {NOTHING: Ours(sizes, topology, None)} | {name: Ours(sizes, topology, name) for name in SCHEDULES}
     peer, args = Peer(sizes), arguments(sizes)
     start = time.perf_counter()
-    compiled = peer.jitted.lower(*args).compile()
-    rows = {PEER: [f"{time.perf_counter() - start:.1f}", temporary(compiled)]}
-    for name, each in ours.items():
-        size = temporary(each.compiled)
-        rows[name] = [f"{each.seconds:.1f}", size]
-    steps = {name: stepper(each.sharded, each.args, each.places) for name, each in ours.items()}
-    steps[PEER] = stepper(peer.jitted, args, peer.places)
+    executable = peer.jitted.lower(*args).compile()
+    compiled = {PEER: Compiled(executable, time.perf_counter() - start)}
+    compiled |= {name: each.compiled for name, each in ours.items()}
+    steps = {name: stepper(each.sharded, each.args, each.shardings) for name, each in ours.items()}
+    steps[PEER] = stepper(peer.jitted, args, peer.shardings)
     check(steps)
     seconds = interleave({name: advance for name, (advance, _) in steps.items()}, rounds)
-    found = []
+    rows = []
     for name, times in seconds.items():
         plan = ours[name].plan if name in ours else None
-        pair = str(ratio(times, seconds[NOTHING])), str(ratio(times, seconds[PEER]))
-        found.append((name, *predicted(plan), f"{np.median(times):.3f}", *pair, *rows[name]))
+        ratios = str(ratio(times, seconds[NOTHING])), str(ratio(times, seconds[PEER]))
+        built = f"{compiled[name].seconds:.1f}", compiled[name].temporary
+        rows.append((name, *predicted(plan), f"{np.median(times):.3f}", *ratios, *built))
     head = ("program", "ticks", "bubble", "stash", "lockstep, s", "asynchronous, s", "measured, s", "/ no pipeline")
-    made = table((*head, "/ peers", "compile, s", "temporary"), found)
-    return f"{made}\n\n{rounds} interleaved steps, {sizes}."
+    text = table((*head, "/ peers", "compile, s", "temporary"), rows)
+    return f"{text}\n\n{rounds} interleaved steps, {sizes}."
 
 
 def predicted(plan: Any) -> tuple[str, ...]:
-    """What a plan says of its pipeline."""
+    """Returns the plan's ticks, bubble, stash, and its lockstep and asynchronous seconds."""
     if plan is None or not plan.pipeline:
         return ("", "", "", "" if plan is None else f"{plan.seconds:.3f}", "")
-    found, stash = plan.pipeline, " ".join(map(str, plan.pipeline.stash))
-    both = f"{found.forecast.lockstep:.3f}", f"{found.forecast.asynchronous:.3f}"
-    return str(found.ticks), f"{found.bubble:.1%}", stash, *both
+    pipeline, stash = plan.pipeline, " ".join(map(str, plan.pipeline.stash))
+    seconds = f"{pipeline.forecast.lockstep:.3f}", f"{pipeline.forecast.asynchronous:.3f}"
+    return str(pipeline.ticks), f"{pipeline.bubble:.1%}", stash, *seconds
 
 
-def temporary(compiled: Any) -> str:
-    """Bytes of a device that the compiled program needs beside arguments and results."""
-    return bytes_text(compiled.memory_analysis().temp_size_in_bytes)
-
-
-def stepper(run: Callable[..., Any], args: tuple[Any, ...], places: Any) -> tuple[Callable[[], Any], list[float]]:
-    """A function that takes one more step of a run of its own, and the losses so far."""
-    params, batch = jax.device_put(jax.tree.map(partial(jnp.array, copy=True), args), places)
+def stepper(run: Callable[..., Any], args: tuple[Any, ...], shardings: Any) -> tuple[Callable[[], Any], list[float]]:
+    """Returns a function that advances its own copy of the state by one step, and the list of losses so far."""
+    params, batch = jax.device_put(jax.tree.map(partial(jnp.array, copy=True), args), shardings)
     state, losses = [params], list[float]()
 
     def advance() -> Any:
@@ -119,7 +124,7 @@ def stepper(run: Callable[..., Any], args: tuple[Any, ...], places: Any) -> tupl
 
 
 def check(steps: dict[str, tuple[Callable[[], Any], list[float]]]) -> None:
-    """Two steps of every program have the same losses."""
+    """Asserts that all programs have the same losses over two steps."""
     for advance, _ in steps.values():
         advance(), advance()
     first, *others = (losses for _, losses in steps.values())
@@ -127,22 +132,23 @@ def check(steps: dict[str, tuple[Callable[[], Any], list[float]]]) -> None:
 
 
 def growing(sizes: Sizes) -> str:
-    """Temporary bytes as microbatches of one size get more; and all that a device needs, beside the plan's."""
+    """Returns the table of temporary and of peak bytes per device against the number of microbatches of one size."""
     rows = []
     for m in (8, 16, 32, 64):
         more = Sizes(**{**vars(sizes), "microbatches": m})
         ours = {name: Ours(more, md.topology("cpu"), name) for name in ("1f1b", "gpipe")}
-        found = [cell for each in ours.values() for cell in (temporary(each.compiled), both(each))]
-        rows.append((m, *found, temporary(Peer(more).jitted.lower(*arguments(more)).compile())))
+        cells = [cell for each in ours.values() for cell in (each.compiled.temporary, peak_bytes(each))]
+        peer = Compiled(Peer(more).jitted.lower(*arguments(more)).compile(), 0.0)
+        rows.append((m, *cells, peer.temporary))
     head = (f"{name}{more}" for name in ("1f1b", "gpipe") for more in ("", ", all (plan)"))
     return f"{table(('microbatches', *head, PEER), rows)}\n\n{sizes}."
 
 
-def both(ours: Ours) -> str:
-    """Bytes of a device at the fullest point, as compiled and as planned."""
-    found = ours.compiled.memory_analysis()
-    held = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return f"{bytes_text(found.temp_size_in_bytes + held)} ({bytes_text(ours.plan.memory)})"
+def peak_bytes(ours: Ours) -> str:
+    """Peak bytes per device, as compiled and (in parentheses) as planned."""
+    memory = ours.compiled.executable.memory_analysis()
+    arguments = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return f"{bytes_text(memory.temp_size_in_bytes + arguments)} ({bytes_text(ours.plan.memory)})"
 
 
 if __name__ == "__main__":

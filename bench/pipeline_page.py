@@ -1,4 +1,4 @@
-"""docs/pipelines.md and its picture: what a run measured goes between the marks that name it; the words around stay.
+"""Writes docs/pipelines.md and its picture: measured parts replace the text between their marks, prose is preserved.
 
 <!-- schedules -->
 a table
@@ -19,18 +19,18 @@ from meshdsl.schedules.pipelined import Pipelined
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PICTURE = DOCS / "pipelines.md", DOCS / "pipelines.svg"
 _COLORS = {"F": "#6f8fb5", "B": "#1b4f91"}
-_QUIET = 0.5  # programs at work, on average over a minute, below which a machine is called quiet
+_QUIET = 0.5  # load average over one minute below which the machine counts as quiet
 
 
-def circumstances() -> str:
-    """Where, and beside what else; to be asked before anything runs."""
+def machine_line() -> str:
+    """Returns the machine and its load; to be called before the benchmark starts."""
     load = os.getloadavg()[0]
     state = "quiet" if load < _QUIET else f"busy: a load of {load:.1f} when it began"
     return f"Machine: {machine()}; {state}."
 
 
 def write(parts: Mapping[str, str], page: Path = PAGE) -> None:
-    """Put every part between its marks; ValueError if there are none."""
+    """Replaces the text between the marks of every part; raises ValueError for a part without marks."""
     text = page.read_text()
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -43,7 +43,7 @@ def write(parts: Mapping[str, str], page: Path = PAGE) -> None:
 
 
 def draw(pipeline: Pipelined, file: Path = PICTURE) -> None:
-    """Forwards and backwards of every rank in lockstep, to scale, each with its microbatch."""
+    """Draws the forward and backward tasks of every rank in lockstep, to scale, labelled by microbatch."""
     timing = pipeline.forecast.lockstep_timing
     figure = Figure(figsize=(9.5, 0.35 * pipeline.ranks + 0.7), layout="constrained")
     panel = figure.subplots()

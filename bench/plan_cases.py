@@ -1,22 +1,22 @@
-"""Planning problems for ``bench.same_plans``: every kind of step, mesh, pin, limit and schedule that the planner knows.
+"""Planning problems for ``bench.same_plans``: every kind of step, mesh, pin, limit and schedule of the planner.
 
-A case makes a sharded step and its arguments; none of them is run, and no devices are needed. Cases are named
-``group/what/where``:
+A case is a sharded step and the shapes of its arguments. Steps are planned but not run, so no devices are needed. Cases
+are named ``group/what/where``:
 
-* ``models``: the families of ``models/`` at their papers' sizes on one, two and three axes, memory not limited
+* ``models``: the families of ``models/`` at their papers' sizes on one, two and three axes, memory unlimited
 * ``rules``: the same families, small, under their usual strategies (named dims, layout rules, remat, experts)
 * ``gallery``: ``examples/strategies``
 * ``zoo``: models of other libraries, where these are installed
 * ``pipelines``: every schedule over a scan of layers and over ``md.stage`` cuts; microbatches without stages
-* ``memory``: limits that bind, and limits that no plan fits
+* ``memory``: binding limits, and infeasible ones
 * ``pins``: pinned inputs, outputs and intermediate values, and replanning with ``Sharded.with_pins``
 * ``uneven``: dims that do not divide over the mesh, padded or not
-* ``overlap``: plans chosen by the time with overlap
-* ``steps``: named dims with loops, recurrence, an evaluation, a loop that data ends
-* ``unrolled``: GPT-3 175B, Llama 3 405B and other deep steps with every layer written out
+* ``overlap``: plans chosen by simulated time with overlap
+* ``steps``: named dims with loops, recurrence, an evaluation, a data-dependent loop
+* ``unrolled``: GPT-3 175B, Llama 3 405B and other deep steps with unrolled layers
 
-The zoo's ``inference`` is left out: numpyro adds up the terms of the log density in the order of a set of strings, so
-every process traces another program.
+The zoo's ``inference`` is excluded: numpyro sums the terms of the log density in the order of a set of strings, so
+every process traces a different program.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,14 +42,14 @@ ZOO_EXCLUDED = ("inference",)
 
 
 class Problem(NamedTuple):
-    """A step under its options, and the arguments that it is planned for."""
+    """A sharded step and the arguments to plan it for."""
 
     sharded: md.Sharded
     args: tuple[Any, ...]
 
 
 class Case(NamedTuple):
-    """Makes a problem, anew at each call; ``quick`` cases are part of every recording."""
+    """A named case: ``make`` builds a new problem; ``quick`` cases are part of every recording."""
 
     make: Callable[[], Problem]
     quick: bool = False
@@ -59,45 +59,45 @@ Cases = Iterator[tuple[str, Case]]
 
 
 def plan_cases() -> dict[str, Case]:
-    """All cases by name, in the order in which they are recorded."""
+    """Returns all cases by name, in recording order."""
     groups = (_models, _rules, _gallery, _zoo, _pipelines, _memory, _pins, _uneven, _overlap, _steps, _unrolled)
     return {f"{group.__name__[1:]}/{name}": case for group in groups for name, case in group()}
 
 
 def missing_zoo_packages() -> list[str]:
-    """The packages of the zoo that cannot be imported; the zoo's cases need all of them."""
+    """Returns the missing packages of the zoo; its cases need all of them."""
     return [name for name in (*ZOO_PACKAGES, "transformers") if find_spec(name) is None]
 
 
 def sharded(make: Callable[[], md.Program], mesh: md.Mesh | str, **options: Any) -> Problem:
-    """A program over a mesh: layouts, rules and pipeline are the program's unless ``options`` has others."""
+    """Returns a program over a mesh; ``options`` override the program's layouts, rules and pipeline."""
     program = make()
     own = {"layouts": program.layouts, "rules": program.rules, "pipeline": program.pipeline}
     return Problem(md.parallelize(program.step, mesh, **(own | options)), program.args)
 
 
 def limited(part: float, make: Callable[[], md.Program], mesh: md.Mesh | str, **options: Any) -> Problem:
-    """The same, with a memory limit that is a part of what the plan without a limit needs."""
+    """Returns ``sharded`` under a memory limit of ``part`` times the memory of the plan without a limit."""
     free = sharded(make, mesh, memory=UNLIMITED, **options)
     return sharded(make, mesh, memory=part * free.sharded.plan(*free.args).memory, **options)
 
 
 def repinned(pins: Mapping[str, str | None], make: Callable[[], Problem]) -> Problem:
-    """A problem that is planned, then taken under other pins, to be planned again from there."""
+    """Plans a problem, then returns it under changed pins, to be replanned from that plan."""
     first = make()
     first.sharded.plan(*first.args)
     return Problem(first.sharded.with_pins(pins), first.args)
 
 
 def built(name: str, strategy: str = "data", **sizes: int) -> md.Program:
-    """A model of ``meshdsl.models``."""
+    """Returns the program of a model of ``meshdsl.models``."""
     from meshdsl import models
 
     return models.build(name, strategy, **sizes)
 
 
 def node(axes: str) -> md.Mesh:
-    """A mesh of DGX H100 nodes."""
+    """Returns a mesh over DGX H100 nodes."""
     return md.Mesh.parse(axes, TOPOLOGY)
 
 
@@ -161,7 +161,7 @@ def _of_zoo(name: str, mesh: md.Mesh) -> Problem:
 
 @cache
 def _zoo_program(name: str) -> md.Program:
-    """The step of a case, whose parameters take a while to initialise."""
+    """Returns the program of a zoo case; cached, since initialising the parameters is slow."""
     from bench.zoo import measure
 
     return measure.build_case(name).program()
@@ -211,12 +211,12 @@ def _pipelines() -> Cases:
 
 
 def _decoder() -> md.Program:
-    """A decoder in plain JAX, its layers in a scan."""
+    """Returns a decoder in plain JAX, its layers in a scan."""
     return md.Program(rolled_buffer.step, rolled_buffer.arguments(SIZES))
 
 
 def _cut_program() -> md.Program:
-    """Four parts of different widths: tied embeddings, a penalty from two parts, a mask that only the last reads."""
+    """Returns four stages of different widths: tied embeddings, a penalty from two stages, a mask in the last."""
     sizes = ({"w": (64, 96)}, {"w": (96, 144), "b": (144,)}, {"up": (144, 80), "down": (80, 112)}, {"w": (112, 96)})
     params = [{name: unrolled.shape(*lengths) for name, lengths in part.items()} for part in sizes]
     batch = {"x": unrolled.shape(64, 64), "y": unrolled.shape(64, 64), "mask": unrolled.shape(64)}
@@ -235,7 +235,7 @@ def _cut_program() -> md.Program:
 
 
 def _descent(loss: Callable[[Any, Any], jax.Array]) -> Callable[[Any, Any], Any]:
-    """A step of gradient descent."""
+    """Returns a step of gradient descent."""
 
     def step(params: Any, batch: Any) -> Any:
         value, gradient = jax.value_and_grad(loss)(params, batch)
@@ -286,7 +286,7 @@ def _two_products() -> md.Program:
 
 
 def _wide_product() -> md.Program:
-    """Unless it is padded, every device holds the whole product."""
+    """Returns a product whose uneven dims leave it replicated unless it is padded."""
     return md.Program(lambda x, w: jnp.square(x @ w).sum(), (unrolled.shape(63, 8), unrolled.shape(8, 100_001)))
 
 
@@ -326,7 +326,7 @@ def _pins() -> Cases:
 
 
 def _tied(vocabulary: int, pin: str = "", width: int = 16, tokens: int = 32) -> md.Program:
-    """Nothing but an embedding, tied to the logits, and a bias on them."""
+    """Returns a model of one embedding, tied to the logits, with a bias on them."""
     params = {"embed": unrolled.shape(vocabulary, width), "bias": unrolled.shape(vocabulary)}
     ids = jax.ShapeDtypeStruct((tokens,), jnp.int32)
 
@@ -384,7 +384,7 @@ def _steps() -> Cases:
 
 
 def _named() -> md.Program:
-    """Attention and a perceptron on named dims, layers in ``md.scan``, under layout rules."""
+    """Returns attention and a perceptron on named dims, layers in ``md.scan``, under layout rules."""
     layers = {"query": "layers=4 embed=64 heads=4 head=16", "out": "layers=4 heads=4 head=16 embed=64"}
     layers |= {"up": "layers=4 embed=64 hidden=256", "down": "layers=4 hidden=256 embed=64"}
     params = {"embed": "vocab=256 embed=64", "layers": layers}
@@ -408,7 +408,7 @@ def _named() -> md.Program:
 
 
 def _until_small() -> md.Program:
-    """Power iteration until the change is small."""
+    """Returns power iteration until the change is small."""
 
     def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         def again(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -423,7 +423,7 @@ def _until_small() -> md.Program:
 
 
 def _evaluation() -> md.Program:
-    """Results that replace no argument, and statistics over the batch."""
+    """Returns an evaluation step: no output aliases an argument, and metrics reduce over the batch."""
 
     def evaluate(params: Any, batch: Any) -> dict[str, jax.Array]:
         logits = jax.nn.relu(batch["x"] @ params["up"]) @ params["down"]

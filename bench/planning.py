@@ -1,11 +1,10 @@
-"""Seconds and memory of planning, and of planning again under another pin, in a process that has planned before.
+"""Seconds and memory of planning, and of replanning under another pin, in a process that has planned before.
 
 python -m bench.planning
 
-Seconds are those of the clock, after tracing; two threads take part in some of it. What is not planning, the plan's
-spans, its simulated seconds and its fingerprint, is worked out when it is first read, and is not in them. The other pin
-splits the first matrix of the parameters, or leaves it whole if it is split; the plan with it is made as
-``Sharded.with_pins`` makes it.
+Wall seconds after tracing, since planning partly uses a second thread. The plan's spans, simulated seconds and
+fingerprint are computed when first read and are not included. The other pin splits the first parameter matrix, or
+replicates it if it is split; ``Sharded.with_pins`` replans under it.
 """
 
 import resource
@@ -26,7 +25,7 @@ from meshdsl.plan.plan import Plan
 
 
 class Case(NamedTuple):
-    """A step, its mesh, and the bytes of a device if not those of the topology."""
+    """A step, its mesh, and a memory limit in bytes per device (default: the topology's)."""
 
     make: Callable[[], Program]
     mesh: Mesh
@@ -59,22 +58,23 @@ HEADER = ("step", "mesh", "operations", "seconds", "gap", "another pin", "gap", 
 
 
 def main() -> None:
+    """Prints the table."""
     rows = measure_in_processes("bench.planning", __doc__, CASES, measure)
     print(table(HEADER, rows), f"\n{versions()}")
 
 
 def measure(case: str) -> tuple[object, ...]:
-    """A row of the table."""
+    """Plans a case and returns its table row."""
     make, mesh, memory = CASES[case]
     example = load_example("mlp").program
     _plan(_sharded(example, mesh), example.args)
     program = make()
     sharded = _sharded(program, mesh, memory)
     first, seconds = _plan(sharded, program.args)
-    path, layout = _other(first)
-    again, sooner = _plan(sharded.with_pins({path: layout}), program.args)
+    path, layout = _another_pin(first)
+    second, replanning = _plan(sharded.with_pins({path: layout}), program.args)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    figures = f"{seconds:.2f}", f"{first.gap:.2%}", f"{sooner:.2f}", f"{again.gap:.2%}", f"{peak:.2f} GB"
+    figures = f"{seconds:.2f}", f"{first.gap:.2%}", f"{replanning:.2f}", f"{second.gap:.2%}", f"{peak:.2f} GB"
     return case, mesh, sum(first.operations.values()), *figures
 
 
@@ -83,18 +83,18 @@ def _sharded(program: Program, mesh: Mesh, memory: float | None = None) -> Shard
 
 
 def _plan(sharded: Sharded[..., Any], args: tuple[Any, ...]) -> tuple[Plan, float]:
-    """The plan, and the seconds of planning after tracing."""
+    """Returns the plan and the seconds of planning after tracing."""
     stages = sharded.stages(*args)
     start = time.perf_counter()
     return stages.planned.plan, time.perf_counter() - start
 
 
-def _other(plan: Plan) -> tuple[str, Layout]:
-    """A matrix of the parameters and a layout that it does not have."""
+def _another_pin(plan: Plan) -> tuple[str, Layout]:
+    """Returns the path of the first parameter matrix and a layout other than its planned one."""
     array = next(array for array in plan.inputs if array.path.startswith("params") and len(array.shape) > 1)
     axis = plan.mesh.names[0]
-    whole = array.layout.on(axis) is B
-    return array.path, Layout(**{axis: Split(len(array.shape) - 1) if whole else B})
+    replicated = array.layout.on(axis) is B
+    return array.path, Layout(**{axis: Split(len(array.shape) - 1) if replicated else B})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The programs that are measured: the GPT of examples/gpt.py, whole or with other depths."""
+"""Programs that benchmarks measure: the examples, the demo's GPT at other depths, and arguments for them."""
 
 import importlib.util
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def load_example(name: str) -> ModuleType:
-    """The module of examples/``name``.py."""
+    """Returns the module ``examples/{name}.py``."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -23,7 +23,7 @@ def load_example(name: str) -> ModuleType:
 
 
 def deep_gpt(layers: int) -> Program:
-    """The GPT of the demo with another number of layers, unrolled and each with its own weights, as shapes."""
+    """Returns the demo's GPT with ``layers`` unrolled layers, as shapes."""
     module = load_example("gpt")
 
     class Unrolled(module.GPT):
@@ -44,14 +44,17 @@ def deep_gpt(layers: int) -> Program:
 
 
 def random_batch(program: Program, vocabulary: int = 2048) -> dict[str, np.ndarray]:
-    """Tokens of the shapes that the program's batch has."""
+    """Returns random tokens with the shapes of the program's batch."""
     rng = np.random.default_rng(0)
     return {name: rng.integers(0, vocabulary, x.shape).astype(x.dtype) for name, x in program.args[-1].items()}
 
 
 def random_array(x: Any) -> Any:
-    """Numbers for what is known by shape; none below 0, for some are squares."""
+    """Returns an array for a shape: random floats, zeros for other dtypes; anything but a shape is returned as it is.
+
+    Floats are non-negative, since optimizer state contains second moments.
+    """
     if not isinstance(x, jax.ShapeDtypeStruct):
         return x
-    drawn = 0.1 * np.abs(np.random.default_rng(0).normal(size=x.shape))
-    return (drawn if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(x.dtype)
+    values = 0.1 * np.abs(np.random.default_rng(0).normal(size=x.shape))
+    return (values if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape)).astype(x.dtype)

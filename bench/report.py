@@ -1,7 +1,7 @@
-"""Interleaved timing, ratios with intervals, tables, and sections of pages.
+"""Interleaved timing, ratios with confidence intervals, markdown tables, and sections of pages.
 
-Programs that are compared take turns, one step each, so that whatever else the machine does
-hits all of them alike. What counts is the median of the ratios of one round.
+Programs are compared in rounds of one step each, so that other load on the machine affects all of them equally. The
+reported figure is the median of the per-round ratios.
 """
 
 import os
@@ -27,7 +27,7 @@ class Ratio:
 
 
 def interleave(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of every round by program; one more round goes first and is not counted."""
+    """Returns the seconds of every round by program, after one round of warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds + 1):
         for name, step in steps.items():
@@ -38,7 +38,7 @@ def interleave(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def ratio(ours: np.ndarray, peer: np.ndarray, samples: int = 4000) -> Ratio:
-    """``ours / peer`` round by round."""
+    """Returns the median of ``ours / peer`` over the rounds, with a 95% bootstrap interval."""
     ratios = ours / peer
     chosen = np.random.default_rng(0).integers(0, len(ratios), (samples, len(ratios)))
     low, high = np.percentile(np.median(ratios[chosen], axis=1), [2.5, 97.5])
@@ -46,18 +46,18 @@ def ratio(ours: np.ndarray, peer: np.ndarray, samples: int = 4000) -> Ratio:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A markdown table."""
+    """Returns a markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def percent(gap: float) -> str:
-    """A gap, small as it may be."""
+    """Formats a gap; tiny gaps do not print as 0."""
     return "0" if gap == 0 else f"{gap:.4%}" if gap >= 1e-6 else "below 0.0001%"
 
 
 def page_section(page: str, title: str) -> list[str]:
-    """A section of a page, from its first line to the next heading; nothing if it is not there."""
+    """Returns the lines of a section of a page, from its title to the next heading; empty if there is none."""
     first = title.strip().splitlines()[0]
     lines = page.splitlines()
     if first not in lines:
@@ -68,15 +68,12 @@ def page_section(page: str, title: str) -> list[str]:
 
 
 def machine() -> str:
-    """Where a table was measured."""
-    device, cores = jax.devices()[0], len(_cores())
+    """Returns the devices, cores and versions that a table was measured on."""
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return f"{len(jax.devices())} x {device.device_kind} on {cores} cores ({platform.machine()}), " + versions()
 
 
 def versions() -> str:
-    """The versions that matter."""
+    """Returns the versions of Python and jax."""
     return f"Python {platform.python_version()}, jax {jax.__version__}"
-
-
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

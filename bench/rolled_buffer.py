@@ -1,8 +1,8 @@
-"""The peers' way to run a pipeline: a buffer of stage inputs, rolled from stage to stage, and autodiff through it all.
+"""Pipelining by a rolled buffer of stage inputs, differentiated by autodiff: the peer of ``bench.pipeline``.
 
-As MaxText's pipelines do it (one round of its circular one): a loop over microbatches and stages, forward only, in
-which every stage works at once; what is differentiated is that whole loop, the stage recomputed. Written by hand, with
-jax.jit and shardings, beside the step of the same model as anybody writes it.
+This is one round of MaxText's circular pipeline, handwritten with jax.jit and shardings. A forward loop runs all stages
+at once (vmap over the stage axis) and rolls the buffer of their inputs by one stage per iteration; autodiff
+differentiates the whole loop, with each stage recomputed. The module also has the plain step of the same model.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and its batch; ``each`` sequences make a microbatch."""
+    """Sizes of the model and its batch; ``each`` is the number of sequences per microbatch."""
 
     layers: int = 8
     embed: int = 256
@@ -36,12 +36,12 @@ class Sizes:
 
     @property
     def batch(self) -> int:
-        """Sequences of a step."""
+        """Sequences per step."""
         return self.microbatches * self.each
 
 
 def arguments(sizes: Sizes) -> tuple[Params, dict[str, Any]]:
-    """Parameters and a batch of random words."""
+    """Returns random parameters and a batch of random words."""
     rng = np.random.default_rng(0)
     shapes = {"mix": (sizes.embed, sizes.embed), "up": (sizes.embed, sizes.hidden), "down": (sizes.hidden, sizes.embed)}
     layers = {name: rng.normal(size=(sizes.layers, *shape)) / shape[0] ** 0.5 / 4 for name, shape in shapes.items()}
@@ -51,7 +51,7 @@ def arguments(sizes: Sizes) -> tuple[Params, dict[str, Any]]:
 
 
 def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-    """Causal mixing of what came before, and a gated product."""
+    """Returns ``x`` after causal mixing over earlier positions and a GELU perceptron; the scan carries it."""
     y = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
     scores = jnp.einsum("...se,...te->...st", y @ weights["mix"], y) / x.shape[-1] ** 0.5
     causal = jnp.tril(jnp.ones((x.shape[-2], x.shape[-2]), bool))
@@ -60,13 +60,13 @@ def layer(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
 
 
 def loss_of(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
-    """Cross entropy; the embedding is tied."""
+    """Returns the mean cross-entropy; logits use the embedding's transpose."""
     logits = x @ params["embed"].T
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1))
 
 
 def step(params: Params, batch: dict[str, Any]) -> tuple[Params, jax.Array]:
-    """Gradient descent on the model as anybody writes it."""
+    """Takes one step of gradient descent on the plain model."""
 
     def loss(params: Params) -> jax.Array:
         x, _ = lax.scan(jax.checkpoint(layer), params["embed"][batch["inputs"]], params["layers"])
@@ -76,55 +76,55 @@ def step(params: Params, batch: dict[str, Any]) -> tuple[Params, jax.Array]:
 
 
 def descend(params: Params, loss: Callable[[Params], jax.Array]) -> tuple[Params, jax.Array]:
-    """The parameters after a step, and the loss before it."""
+    """Returns the parameters after a step of gradient descent, and the loss before it."""
     value, gradient = jax.value_and_grad(loss)(params)
     return jax.tree.map(lambda p, g: p - RATE * g, params, gradient), value
 
 
 class Peer:
-    """The rolled buffer, with jax.jit and shardings."""
+    """The step with a rolled buffer, jitted with shardings."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes, self.devices = sizes, device_mesh(md.Mesh(pipe=STAGES, data=DATA))
-        self.stages, self.whole = self.at("pipe"), self.at()
-        weights = {"embed": self.whole, "layers": dict.fromkeys(("mix", "up", "down"), self.stages)}
-        batch = dict.fromkeys(("inputs", "targets"), self.at("data"))
-        self.places = weights, batch
+        replicated, over_stages = self.sharding(), self.sharding("pipe")
+        weights = {"embed": replicated, "layers": dict.fromkeys(("mix", "up", "down"), over_stages)}
+        batch = dict.fromkeys(("inputs", "targets"), self.sharding("data"))
+        self.shardings = weights, batch
         self.jitted = jax.jit(
-            self.step, in_shardings=self.places, out_shardings=(weights, self.whole), donate_argnums=0
+            self.step, in_shardings=self.shardings, out_shardings=(weights, replicated), donate_argnums=0
         )
 
-    def at(self, *axes: str | None) -> NamedSharding:
-        """A sharding by the axes of its first dims."""
+    def sharding(self, *axes: str | None) -> NamedSharding:
+        """Returns the sharding whose leading dims are split over ``axes``."""
         return NamedSharding(self.devices, PartitionSpec(*axes))
 
     def step(self, params: Params, batch: dict[str, Any]) -> tuple[Params, jax.Array]:
-        """The same step, through the loop."""
+        """Takes the same step as the module's ``step``, through the pipeline loop."""
         m = self.sizes.microbatches
 
         def loss(params: Params) -> jax.Array:
             inputs, targets = (batch[name].reshape(m, -1, self.sizes.seq) for name in ("inputs", "targets"))
-            made = self.piped(params["layers"], self.held(params["embed"][inputs], None, "data"))
-            return loss_of(params, made, targets)
+            outputs = self.pipeline(params["layers"], self.constrain(params["embed"][inputs], None, "data"))
+            return loss_of(params, outputs, targets)
 
         return descend(params, loss)
 
-    def held(self, x: jax.Array, *axes: str | None) -> jax.Array:
-        """Held to a sharding."""
-        return lax.with_sharding_constraint(x, self.at(*axes))
+    def constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
+        """Returns ``x`` constrained to a sharding."""
+        return lax.with_sharding_constraint(x, self.sharding(*axes))
 
-    def piped(self, layers: Params, given: jax.Array) -> jax.Array:
-        """All microbatches through all stages."""
-        dealt = jax.tree.map(lambda w: self.held(w.reshape(STAGES, -1, *w.shape[1:]), "pipe"), layers)
+    def pipeline(self, layers: Params, inputs: jax.Array) -> jax.Array:
+        """Returns the last stage's outputs of all microbatches, ``[microbatch sequence seq embed]``."""
+        stages = jax.tree.map(lambda w: self.constrain(w.reshape(STAGES, -1, *w.shape[1:]), "pipe"), layers)
         stage = jax.vmap(jax.checkpoint(lambda x, own: lax.scan(layer, x, own)[0]))
 
         def tick(state: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-            start = given[jnp.minimum(t, len(given) - 1)]
+            start = inputs[jnp.minimum(t, len(inputs) - 1)]
             first = jnp.arange(STAGES).reshape(-1, 1, 1, 1) == 0
-            state = self.held(jnp.where(first, start[None], jnp.roll(state, 1, 0)), "pipe", "data")
-            state = self.held(stage(state, dealt), "pipe", "data")
-            return state, state  # what the last stage made is picked once, after the loop
+            state = self.constrain(jnp.where(first, start[None], jnp.roll(state, 1, 0)), "pipe", "data")
+            state = self.constrain(stage(state, stages), "pipe", "data")
+            return state, state  # the last stage's outputs are sliced once, after the loop
 
-        state = self.held(jnp.zeros((STAGES, *given.shape[1:]), given.dtype), "pipe", "data")
-        _, made = lax.scan(tick, state, jnp.arange(len(given) + STAGES - 1))
-        return made[STAGES - 1 :, -1]
+        state = self.constrain(jnp.zeros((STAGES, *inputs.shape[1:]), inputs.dtype), "pipe", "data")
+        _, outputs = lax.scan(tick, state, jnp.arange(len(inputs) + STAGES - 1))
+        return outputs[STAGES - 1 :, -1]

@@ -1,19 +1,19 @@
-"""Whether two versions of the planner make the same plans, and how long each takes.
+"""Compares the plans of two versions of the planner, exactly, and their planning times.
 
 python -m bench.same_plans record OUT.json [--quick] [--only GLOB] [--group NAME] [--instances DIR]
 python -m bench.same_plans compare A.json B.json [--common]
 python -m bench.same_plans time --other CHECKOUT [--quick] [--repeat 3] [--only GLOB] [--group NAME]
 
-``record`` plans the cases of ``bench.plan_cases`` one after the other and writes what each plan decides: layouts of all
-inputs and outputs, collectives in order, predicted seconds, bound and memory, number of operations, and digests of the
-parts of the saved plan (positions of sources, texts and the fingerprint aside, for they change when code moves).
+``record`` plans the cases of ``bench.plan_cases`` one after the other and writes, for each plan, layouts of all inputs
+and outputs, collectives in order, predicted seconds, lower bound and memory, number of operations, and digests of the
+sections of the saved plan (without source positions, texts and the fingerprint, which change when code moves).
 ``compare`` prints every difference between two recordings, floats compared exactly, and exits with 1 if there are any.
-``time`` plans cases in this checkout and in another one, by turns, each time in a fresh process that has planned the
+``time`` alternates between this checkout and another one; each measurement runs in a fresh process that has planned the
 case once before. Both checkouts need this file; each process runs in the root of its own with ``PYTHONPATH=.``.
 
-Contest instances (``--instances``, a folder with ``A.json.gz`` and so on) are solved with a clock that counts how often
-it is read: every reading adds ``TICK`` seconds, so the work up to the deadline is fixed, and HiGHS never reaches its
-own limit in real seconds. A solver that reads the clock more or less often per step does other work; B and G are proved
+Contest instances (``--instances``, a folder with ``A.json.gz`` and so on) are solved under a fake clock that advances
+by ``TICK`` seconds per reading: the work up to the deadline is fixed, and HiGHS never reaches its own limit in real
+seconds. A solver that reads the clock more or less often per step does a different amount of work; B and G are proved
 optimal before the deadline, so cost and bound must be the same even then.
 
 Run from the root of the checkout. The zoo's cases need the packages of ``bench/zoo/requirements.txt``; those of the
@@ -50,35 +50,37 @@ Facts = dict[str, Any]
 Measure = Callable[[], Facts]
 ROOT = Path(__file__).resolve().parent.parent
 INSTANCES, QUICK_INSTANCES = ("A", "B", "G", "V"), ("B", "G", "V")
-CLOCKS = ("processor", "wall")  # both of planning alone, tracing apart
-TICK, READINGS = 1000.0, 300  # seconds that a reading of the contest's clock adds, and how many there are
+CLOCKS = ("processor", "wall")  # of planning; tracing is measured separately
+TICK, READINGS = 1000.0, 300  # seconds per reading of the fake clock, and readings until the deadline
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     chosen = argparse.ArgumentParser(add_help=False)
     chosen.add_argument("--quick", action="store_true", help="a third of the cases, in under two minutes")
     chosen.add_argument("--only", default="*", metavar="GLOB", help="cases by name, such as 'models/gpt*'")
     chosen.add_argument("--group", help="cases of one group, such as pipelines")
-    chosen.add_argument("--instances", type=Path, metavar="DIR", help="folder of contest instances; without, none")
+    chosen.add_argument("--instances", type=Path, metavar="DIR", help="folder of contest instances (default: none)")
     commands.add_parser("record", parents=[chosen]).add_argument("file", type=Path)
     comparing = commands.add_parser("compare")
     comparing.add_argument("files", type=Path, nargs=2)
-    comparing.add_argument("--common", action="store_true", help="only the cases that both have")
+    comparing.add_argument("--common", action="store_true", help="compare only cases that are in both recordings")
     timing = commands.add_parser("time", parents=[chosen])
     timing.add_argument("--other", type=Path, required=True, metavar="CHECKOUT")
     timing.add_argument("--repeat", type=int, default=3)
-    commands.add_parser("measure", parents=[chosen], help="of time: the case's seconds, planned for the second time")
-    asked = parser.parse_args()
-    if asked.command == "compare":
-        return compare(*asked.files, asked.common)
-    cases = select(asked)
-    if asked.command == "record":
-        return int(record(cases, asked.file) > 0)
-    if asked.command == "time":
-        compare_times(list(cases), asked.other.resolve(), asked.repeat, asked.instances)
+    commands.add_parser(
+        "measure", parents=[chosen], help="used by time: print the seconds of planning one case for the second time"
+    )
+    options = parser.parse_args()
+    if options.command == "compare":
+        return compare(*options.files, options.common)
+    cases = select(options)
+    if options.command == "record":
+        return int(record(cases, options.file) > 0)
+    if options.command == "time":
+        compare_times(list(cases), options.other.resolve(), options.repeat, options.instances)
     else:
         (measure,) = cases.values()
         measure()
@@ -86,23 +88,22 @@ def main() -> int:
     return 0
 
 
-def select(asked: argparse.Namespace) -> dict[str, Measure]:
-    """The cases that were asked for; says which are skipped because something is not installed or given."""
-    found = plan_cases()
+def select(options: argparse.Namespace) -> dict[str, Measure]:
+    """Returns the selected cases; prints which groups are skipped for lack of packages or instances."""
     cases: dict[str, Measure] = {
-        name: partial(measure_plan, case.make) for name, case in found.items() if case.quick or not asked.quick
+        name: partial(measure_plan, case.make) for name, case in plan_cases().items() if case.quick or not options.quick
     }
-    if asked.instances:
-        names = QUICK_INSTANCES if asked.quick else INSTANCES
-        cases |= {f"contest/{name}": partial(measure_contest, asked.instances / f"{name}.json.gz") for name in names}
+    if options.instances:
+        names = QUICK_INSTANCES if options.quick else INSTANCES
+        cases |= {f"contest/{name}": partial(measure_contest, options.instances / f"{name}.json.gz") for name in names}
     else:
         print("contest: skipped, no --instances", file=sys.stderr)
     if missing := missing_zoo_packages():
         print(f"zoo: skipped, not installed: {', '.join(missing)}", file=sys.stderr)
-    group = f"{asked.group or '*'}/*"
-    cases = {name: case for name, case in cases.items() if fnmatchcase(name, asked.only) and fnmatchcase(name, group)}
+    group = f"{options.group or '*'}/*"
+    cases = {name: case for name, case in cases.items() if fnmatchcase(name, options.only) and fnmatchcase(name, group)}
     if not cases:
-        raise SystemExit("no such cases")
+        raise SystemExit(f"no case matches --only {options.only!r} and --group {options.group!r}")
     return cases
 
 
@@ -110,15 +111,18 @@ def select(asked: argparse.Namespace) -> dict[str, Measure]:
 
 
 def record(cases: Mapping[str, Measure], file: Path) -> int:
-    """Measure cases one after the other, and write what was found; how many failed, which is no MeshDSLError."""
+    """Measures cases one after the other, writes the recording, and returns how many failed unexpectedly.
+
+    A MeshDSLError is a result (an infeasible case), not a failure.
+    """
     found: dict[str, Facts] = {}
-    begun = time.perf_counter()
+    begin = time.perf_counter()
     for number, (name, measure) in enumerate(cases.items(), 1):
         print(f"[{number}/{len(cases)}] {name}: ", end="", flush=True)
         start = time.perf_counter()
         try:
             found[name] = measure()
-        except Exception as error:  # the other cases are recorded all the same
+        except Exception as error:  # a failed case must not lose the others
             traceback.print_exc()
             found[name] = {"plan": {"failed": type(error).__name__}, "planning": dict.fromkeys(CLOCKS, 0.0)}
         wall = found[name]["planning"]["wall"]
@@ -130,7 +134,7 @@ def record(cases: Mapping[str, Measure], file: Path) -> int:
         "meshdsl": md.__file__,
         "revision": revision.stdout.strip(),
         "zoo packages that are missing": missing_zoo_packages(),
-        "seconds": time.perf_counter() - begun,
+        "seconds": time.perf_counter() - begin,
     }
     file.write_text(json.dumps({"made": made, "cases": found}, indent=1))
     failed = [name for name, facts in found.items() if "failed" in facts["plan"]]
@@ -139,22 +143,22 @@ def record(cases: Mapping[str, Measure], file: Path) -> int:
 
 
 def measure_plan(make: Callable[[], Problem]) -> Facts:
-    """What the plan of a problem decides, or which error there is instead, and the seconds that it took."""
+    """Plans a problem; returns the facts of its plan (or of its error) and the seconds of planning."""
     problem = make()
-    begun = time.perf_counter()
-    trace(problem)
+    begin = time.perf_counter()
+    problem.sharded.stages(*problem.args)  # traces the step, so that planning does not
     wall, processor = time.perf_counter(), time.process_time()
     planned: md.Plan | md.MeshDSLError
     try:
         planned = problem.sharded.plan(*problem.args)
     except md.MeshDSLError as error:
         planned = error
-    planning = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor, "trace": wall - begun}
+    planning = {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor, "trace": wall - begin}
     return {"plan": plan_facts(planned) if isinstance(planned, md.Plan) else error_facts(planned), "planning": planning}
 
 
 def plan_facts(plan: md.Plan) -> Facts:
-    """What a plan decides and predicts."""
+    """Returns the decisions and predictions of a plan."""
     return {
         "seconds": plan.seconds,
         "lower bound": plan.lower_bound,
@@ -170,19 +174,14 @@ def plan_facts(plan: md.Plan) -> Facts:
     }
 
 
-def trace(problem: Problem) -> None:
-    """Trace the step, so that planning it does not have to."""
-    problem.sharded.stages(*problem.args)
-
-
 def error_facts(error: md.MeshDSLError) -> Facts:
-    """The class of an error, and the least memory that a plan needs if the error says it."""
+    """Returns the class of an error and the minimum feasible memory, if the message has one."""
     found = re.search(r"least \w+ is ([\d.]+ \w+)", str(error))
     return {"error": type(error).__name__, "least memory": found and found[1]}
 
 
 def pipeline_facts(plan: md.Plan) -> Facts | None:
-    """Ticks, stages and what they keep."""
+    """Returns layers per stage, ticks, bubble, stash sizes and forecasts of a pipeline."""
     found = plan.pipeline
     if found is None:
         return None
@@ -193,7 +192,7 @@ def pipeline_facts(plan: md.Plan) -> Facts | None:
 
 
 def saved_digests(plan: md.Plan) -> dict[str, str]:
-    """A digest per part of the saved plan that says what operations do: no sources, no texts."""
+    """Returns a digest per section of the saved plan that does not depend on sources or texts."""
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / "plan.json")
         saved = json.loads((Path(folder) / "plan.json").read_text())
@@ -206,7 +205,7 @@ def saved_digests(plan: md.Plan) -> dict[str, str]:
 
 
 def measure_contest(file: Path) -> Facts:
-    """The answer to a contest instance for a fixed amount of work."""
+    """Solves a contest instance with a fixed amount of work and returns its answer."""
     from meshdsl.plan import load_instance, solve
 
     instance = load_instance(file)
@@ -222,7 +221,10 @@ def measure_contest(file: Path) -> Facts:
 
 @contextmanager
 def counting_clock() -> Iterator[None]:
-    """``time.perf_counter`` is ``TICK`` seconds later at every reading; RuntimeError if nobody has read it."""
+    """Replaces ``time.perf_counter`` by a clock that advances ``TICK`` seconds per reading.
+
+    Raises RuntimeError if it was never read.
+    """
     readings = count()
     with mock.patch.object(time, "perf_counter", lambda: TICK * next(readings)):
         yield
@@ -234,7 +236,7 @@ def counting_clock() -> Iterator[None]:
 
 
 def compare(first: Path, second: Path, common: bool) -> int:
-    """Print how two recordings differ, and the ratio of their planning seconds; 1 if they differ."""
+    """Prints the differences of two recordings and the ratios of their planning times; returns 1 if they differ."""
     a, b = (json.loads(file.read_text()) for file in (first, second))
     for key in ("versions", "python", "revision"):
         print(f"{key}: {a['made'][key]} | {b['made'][key]}")
@@ -242,20 +244,20 @@ def compare(first: Path, second: Path, common: bool) -> int:
     rows = [] if common else [f"{name}: only in one recording" for name in a["cases"].keys() ^ b["cases"].keys()]
     different = len(rows)
     for name in both:
-        found = list(differences(a["cases"][name]["plan"], b["cases"][name]["plan"]))
-        rows += [f"{name}: {row}" for row in found]
-        different += bool(found)
+        changes = list(differences(a["cases"][name]["plan"], b["cases"][name]["plan"]))
+        rows += [f"{name}: {row}" for row in changes]
+        different += bool(changes)
     for row in rows:
         print(row)
     print(f"{len(both)} cases in both, {different} different, {len(rows)} differences")
     for clock in CLOCKS:
         pairs = {name: [x["cases"][name]["planning"][clock] for x in (a, b)] for name in both}
-        say_ratios({name: second / first for name, (first, second) in pairs.items() if first and second}, clock)
+        print_ratios({name: second / first for name, (first, second) in pairs.items() if first and second}, clock)
     return int(bool(rows))
 
 
 def differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
-    """A row per value that is not exactly the same in both."""
+    """Yields one line per value that is not exactly equal in both."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys((*a, *b)):
             yield from differences(a.get(key, "absent"), b.get(key, "absent"), f"{path}.{key}" if path else key)
@@ -267,8 +269,8 @@ def differences(a: Any, b: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {a} | {b}" + (f" (relative {abs(a - b) / max(abs(a), abs(b)):.2e})" if numbers else "")
 
 
-def say_ratios(ratios: Mapping[str, float], what: str) -> None:
-    """The median, and the largest with its case."""
+def print_ratios(ratios: Mapping[str, float], what: str) -> None:
+    """Prints the median ratio, and the largest with its case."""
     if ratios:
         largest = max(ratios, key=lambda name: ratios[name])
         most = f"{ratios[largest]:.3f} ({largest})"
@@ -279,7 +281,7 @@ def say_ratios(ratios: Mapping[str, float], what: str) -> None:
 
 
 def compare_times(names: Sequence[str], other: Path, repeat: int, instances: Path | None) -> None:
-    """Planning seconds of this checkout over those of another, of the fastest of some processes each, by turns."""
+    """Prints the ratio of planning seconds, this checkout over another; each is the minimum of ``repeat`` processes."""
     if not (other / "bench" / "same_plans.py").exists():
         raise SystemExit(f"{other} has no bench/same_plans.py; check out a revision that has it")
     ratios: dict[str, dict[str, float]] = {clock: {} for clock in CLOCKS}
@@ -292,11 +294,11 @@ def compare_times(names: Sequence[str], other: Path, repeat: int, instances: Pat
             row.append(f"{clock} {theirs:.3f} s, here {ours:.3f} s: {known[name]:.3f}")
         print(f"{name}: {'; '.join(row)}", flush=True)
     for clock, known in ratios.items():
-        say_ratios(known, clock)
+        print_ratios(known, clock)
 
 
 def _measured(checkout: Path, name: str, instances: Path | None) -> Facts:
-    """Planning seconds of a case in a fresh process that has planned it once before."""
+    """Returns the planning seconds of a case in a fresh process that has planned it once before."""
     pattern = re.sub(r"([\[?*])", r"[\1]", name)
     command = [sys.executable, "-m", "bench.same_plans", "measure", "--only", pattern]
     command += ["--instances", str(instances.resolve())] if instances else []

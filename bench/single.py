@@ -1,4 +1,4 @@
-"""On one device the planned program costs what plain jax.jit costs.
+"""Step time of the planned program on one device, against plain jax.jit.
 
 python -m bench.single --rounds 30
 """
@@ -15,6 +15,7 @@ from meshdsl.layouts.mesh import Mesh
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()

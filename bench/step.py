@@ -1,4 +1,4 @@
-"""Step time and bytes of the demo's GPT: our program, the XLA partitioner, and four versions by hand.
+"""Step time and bytes of the demo's GPT: our program, the XLA partitioner, and four handwritten shardings.
 
 python -m bench.step --rounds 30
 """
@@ -23,6 +23,7 @@ OURS, XLA = "meshdsl", "XLA partitioner, our layouts"
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
@@ -46,15 +47,17 @@ def main() -> None:
 
 
 def bytes_sent(text: str, mesh: Mesh) -> float:
-    """Bytes that one device sends in one step of a compiled program, loops counted."""
+    """Returns bytes that one device sends per step of a compiled program; collectives in loops count per iteration."""
     return float(sum(c.bytes * c.trips for c in compiled_collectives(text, mesh)))
 
 
 def stepper(step: Callable[..., Any], args: tuple[Any, ...], shardings: Any = None) -> Callable[[], Any]:
-    """A function that takes one more step of its own run; the step returns the next state, then its results.
+    """Returns a function that advances its own copy of the state by one step and returns the step's last result.
 
     Args:
-      shardings: where its arguments lie from the start, batch included.
+      step: ``step(*state, batch) -> (*state, results)``.
+      args: the initial state, then the batch; copied, since the step may donate them.
+      shardings: initial shardings of ``args``; None leaves them where they are.
     """
     own = jax.tree.map(lambda x: jnp.array(x, copy=True), args)
     own = own if shardings is None else jax.device_put(own, shardings)

@@ -1,6 +1,6 @@
-"""The strategies of examples/strategies: what each plan sends, against the formula that was published for it.
+"""Bytes sent by the plan of every strategy in examples/strategies, against its published formula.
 
-python -m bench.strategies writes docs/strategies.md; it plans only, and needs no devices.
+python -m bench.strategies writes docs/strategies.md; steps are planned but not run, so no devices are needed.
 """
 
 import runpy
@@ -34,42 +34,41 @@ ZeRO become the all-reduces of data parallelism.
 
 
 class Strategy:
-    """One file, as it is planned."""
+    """One file of the gallery and its planning problem."""
 
     def __init__(self, file: Path) -> None:
-        self.name, self.found = file.stem, runpy.run_path(str(file))
-        self.title = self.found["__doc__"].splitlines()[0]
-        self.program: Program = self.found["program"]
-        self.mesh: Mesh = self.found["mesh"]
+        self.name, self.module = file.stem, runpy.run_path(str(file))
+        self.title = self.module["__doc__"].splitlines()[0]
+        self.program: Program = self.module["program"]
+        self.mesh: Mesh = self.module["mesh"]
 
     def sharded(self) -> Sharded:
-        """The step over the strategy's own mesh."""
-        return parallelize(self.program.step, self.mesh, self.program.layouts, memory=self.found.get("memory"))
+        """Returns the step over the file's mesh."""
+        return parallelize(self.program.step, self.mesh, self.program.layouts, memory=self.module.get("memory"))
 
     def published(self) -> dict[str, tuple[str, float]]:
-        """Formula and its value for the sizes of the file, by kind and axes."""
-        formulas: dict[str, str] = self.found["published"]
-        return {what: (text, eval(text, {}, dict(self.found["sizes"]))) for what, text in formulas.items()}
+        """Returns formula and value at the file's sizes, by kind of collective and mesh axes."""
+        formulas: dict[str, str] = self.module["published"]
+        return {what: (text, eval(text, {}, dict(self.module["sizes"]))) for what, text in formulas.items()}
 
     def line(self) -> str:
-        """What the file states about layouts."""
-        stated = self.program.layouts or {}
-        return ", ".join(f"`{glob}: {layout}`" for glob, layout in stated.items()) or "none, found by the planner"
+        """Returns the layouts pinned by the file, as markdown."""
+        pins = self.program.layouts or {}
+        return ", ".join(f"`{glob}: {layout}`" for glob, layout in pins.items()) or "none, found by the planner"
 
     def devices(self) -> str:
-        """What it is planned for: mesh, speeds, links and the limit on memory."""
+        """Returns mesh, speed, links and memory limit, as markdown."""
         t = self.mesh.topology
-        links = "; ".join(f"{_joined(n.devices)}{n.latency:.0e} s and {n.bandwidth:.0e} B/s" for n in t.links)
-        limit = self.found.get("memory")
+        links = "; ".join(
+            (f"{n.devices} devices with " if n.devices else "") + f"{n.latency:.0e} s and {n.bandwidth:.0e} B/s"
+            for n in t.links
+        )
+        limit = self.module.get("memory")
         return f"`{self.mesh}` of {t.flops32:.0e} FLOP/s, links of {links}" + (f", `memory={limit}`" if limit else "")
 
 
-def _joined(devices: float) -> str:
-    return f"{devices} devices with " if devices else ""
-
-
 def sent_by_collective(plan: Plan) -> tuple[Counter[str], Counter[str]]:
-    """Bytes that one device sends per step, and runs, by kind and axes."""
+    """Returns bytes that one device sends per step, and executions, by kind of collective and mesh axes."""
     total, runs = Counter[str](), Counter[str]()
     for c in plan.collectives:
         what = f"{c.kind} over {', '.join(c.axes)}"
@@ -79,7 +78,7 @@ def sent_by_collective(plan: Plan) -> tuple[Counter[str], Counter[str]]:
 
 
 def rows(strategy: Strategy, plan: Plan) -> Iterator[list[Any]]:
-    """One row per kind and axes, of the plan or of the formula."""
+    """Yields one row per kind and axes that the plan or the formula has."""
     total, runs = sent_by_collective(plan)
     published = strategy.published()
     name, mesh, memory = f"[{strategy.name}](#{strategy.name})", f"`{strategy.mesh}`", bytes_text(plan.memory)
@@ -91,18 +90,18 @@ def rows(strategy: Strategy, plan: Plan) -> Iterator[list[Any]]:
 
 
 def main() -> None:
-    """Plan every strategy, and write the page."""
-    found: list[list[Any]] = []
+    """Plans every strategy and writes the page."""
+    table_rows: list[list[Any]] = []
     parts: list[str] = []
     for strategy in map(Strategy, FILES):
         plan = strategy.sharded().plan(*strategy.program.args)
-        found += rows(strategy, plan)
+        table_rows += rows(strategy, plan)
         parts.append(
-            f"### {strategy.name}\n\n{strategy.title}\n\nStated: {strategy.line()}. Planned for {strategy.devices()}.\n"
+            f"### {strategy.name}\n\n{strategy.title}\n\nPinned: {strategy.line()}. Planned for {strategy.devices()}.\n"
         )
         print(f"{strategy.name}: planned", flush=True)
-    made = f"`python -m bench.strategies` ({versions()})"
-    PAGE.write_text("\n".join([INTRODUCTION, table(HEADER, found), "", made, "", *parts]))
+    command = f"`python -m bench.strategies` ({versions()})"
+    PAGE.write_text("\n".join([INTRODUCTION, table(HEADER, table_rows), "", command, "", *parts]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Training steps of GPT-3 175B and Llama 3 405B with every layer written out, in plain JAX and as shapes.
+"""Training steps of GPT-3 175B and Llama 3 405B with unrolled layers, in plain JAX and as shapes.
 
-Their sizes are those of the papers (Brown et al. 2020, Dubey et al. 2024). Layers are recomputed in the backward pass,
-products are in bfloat16, AdamW is optax's. The batch is split over data, everything else is left to the planner.
+Sizes follow the papers (Brown et al. 2020, Dubey et al. 2024). Layers are recomputed in the backward pass, matmuls are
+in bfloat16, and the optimizer is optax's AdamW. The batch is pinned to ``data``; the planner chooses everything else.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ ADAM = optax.adamw(1e-4)
 
 
 def gpt3(layers: int = 96, batch: int = 1536) -> Program:
-    """GPT-3 175B: learned positions, biases, LayerNorm, GELU, embeddings tied to the logits."""
+    """Returns GPT-3 175B: learned positions, biases, LayerNorm, GELU, embeddings tied to the logits."""
     width, words, length = 12288, 50304, 2048
     norm = {"scale": shape(width), "bias": shape(width)}
     attention = {name: shape(width, width) for name in ("q", "k", "v", "out")}
@@ -37,7 +37,7 @@ def gpt3(layers: int = 96, batch: int = 1536) -> Program:
 
 
 def llama3(layers: int = 126, batch: int = 256) -> Program:
-    """Llama 3 405B: rotary positions, 8 heads of keys and values for 128 of queries, RMSNorm, gated MLP."""
+    """Returns Llama 3 405B: rotary positions, 8 key-value heads for 128 query heads, RMSNorm, gated MLP."""
     width, hidden, words, length, head = 16384, 53248, 128256, 8192, 128
     matrices = {"q": (width, width), "k": (width, 8 * head), "v": (width, 8 * head), "out": (width, width)}
     matrices |= {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
@@ -55,8 +55,8 @@ def llama3(layers: int = 126, batch: int = 256) -> Program:
 
 def _program(logits: Callable[[Params, jax.Array], jax.Array], params: Params, batch: int, length: int) -> Program:
     def loss(params: Params, batch: jax.Array) -> jax.Array:
-        made = logits(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), batch)
-        return cross_entropy(made, jnp.roll(batch, -1, 1))
+        scores = logits(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), batch)
+        return cross_entropy(scores, jnp.roll(batch, -1, 1))
 
     return training_program(
         loss, ADAM, params, jax.ShapeDtypeStruct((batch, length), jnp.int32), {"batch": "data=S(0)"}
@@ -70,7 +70,7 @@ def training_program(
     batch: Any,
     layouts: dict[str, str],
 ) -> Program:
-    """The step that takes one batch; returns new parameters, the optimizer's new state and the loss."""
+    """Returns the program of ``step(params, state, batch) -> (params, state, loss)``, as shapes."""
 
     def step(params: Params, state: Any, batch: Any) -> tuple[Params, Any, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(params, batch)
@@ -98,7 +98,7 @@ def _llama_block(p: Params, x: jax.Array) -> jax.Array:
 
 
 def dot_product_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True) -> jax.Array:
-    """What queries take from values by their keys, all ``[batch length heads head]``."""
+    """Returns softmax attention with float32 weights; all arrays are ``[batch length heads head]``."""
     scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
     if causal:
         scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
@@ -107,12 +107,12 @@ def dot_product_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool
 
 
 def split_heads(x: jax.Array, count: int) -> jax.Array:
-    """``[batch length width]`` as ``[batch length count head]``."""
+    """Reshapes ``[batch length width]`` to ``[batch length count head]``."""
     return x.reshape(*x.shape[:2], count, -1)
 
 
 def _rotary(x: jax.Array) -> jax.Array:
-    """Rotary positions (Su et al. 2021)."""
+    """Applies rotary position embeddings (Su et al. 2021)."""
     half = x.shape[-1] // 2
     angle = jnp.arange(x.shape[1])[:, None] / 500_000 ** (jnp.arange(half) / half)
     cos, sin = (f(angle)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
@@ -132,10 +132,10 @@ def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean over all words, in float32."""
+    """Returns the mean over all tokens, in float32."""
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels).mean()
 
 
 def shape(*lengths: int) -> jax.ShapeDtypeStruct:
-    """An array in float32."""
+    """Returns the shape of a float32 array."""
     return jax.ShapeDtypeStruct(lengths, jnp.float32)

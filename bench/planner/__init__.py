@@ -1,1 +1,1 @@
-"""How good the planner's plans are, how well that is proved, and how long it takes: ``docs/planner.md``."""
+"""Benchmarks of the planner, written to docs/planner.md: optimality gaps, comparisons with other methods, times."""

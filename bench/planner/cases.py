@@ -1,4 +1,4 @@
-"""What is planned: a model of every family, on meshes of one, two and three axes, the batch split over ``data``."""
+"""The planned steps: a model of every family on meshes of one, two and three axes, the batch pinned to ``data``."""
 
 import time
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ RULES = Rules("batch:data")
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A plan, memory aside, with what it took; seconds are those of the processor, tracing not counted."""
+    """A plan without a memory limit, its lower bound, and the processor seconds of planning without tracing."""
 
     model: Model
     pins: Pins
@@ -41,49 +41,49 @@ class PlannedStep:
 
     @property
     def cost(self) -> float:
-        """Predicted seconds of a step."""
+        """Predicted seconds per step."""
         return self.model.scale.seconds(self.choice.cost)
 
     @property
     def gap(self) -> float:
-        """Part of the cost that is not proved to be needed."""
+        """Relative optimality gap, ``1 - bound / cost``."""
         return without_rounding(1 - self.bound / self.cost)
 
     @property
     def equations(self) -> int:
-        """Operations of the step, those in loops once."""
+        """Operations of the step; a loop body counts once."""
         return sum(1 for _ in walk(self.model.problem.program.graph))
 
 
 def without_rounding(gap: float) -> float:
-    """A gap without what sums of floats round by."""
+    """Returns a gap with differences below the rounding error of float sums set to zero."""
     return 0.0 if gap < 1e-8 else gap
 
 
 @cache
 def traced_step(name: str, **sizes: int) -> Traced:
-    """The training step of a model."""
+    """Returns the traced training step of a model."""
     program = program_of(name, **sizes)
     return trace(program.step, program.args)
 
 
 def program_of(name: str, **sizes: int) -> Program:
-    """The program of a model."""
+    """Returns the program of a model."""
     return mlp.program() if name == "mlp" else models.build(name, "data", **sizes)
 
 
 def unrolled_gpt(layers: int) -> tuple[Traced, Program]:
-    """The GPT of the demo with so many layers, each with its own equations."""
+    """Returns the demo's GPT with ``layers`` unrolled layers, traced, and its program."""
     program = deep_gpt(layers)
     return trace(program.step, program.args), program
 
 
 @gc_paused
-def plan_on(program: Traced, mesh: str, rules: Rules | None = RULES, **stated: object) -> PlannedStep:
-    """The plan of a step on a mesh."""
+def plan_on(program: Traced, mesh: str, rules: Rules | None = RULES, **pins_of: object) -> PlannedStep:
+    """Plans a step on a mesh; ``pins_of`` are further pins as ``make_pins`` takes them."""
     start = time.process_time()
-    on = Mesh.parse(mesh, TOPOLOGY)
-    pins = make_pins(program, on, rules=rules, **stated)
-    model = Model(make_problem(program, on, pins))
+    over = Mesh.parse(mesh, TOPOLOGY)
+    pins = make_pins(program, over, rules=rules, **pins_of)
+    model = Model(make_problem(program, over, pins))
     found = search(model)
     return PlannedStep(model, pins, found.plan, found.lower_bound(), time.process_time() - start)

@@ -1,6 +1,6 @@
-"""The page that says what was measured: ``docs/planner.md``, and its pictures.
+"""Writes docs/planner.md and its pictures.
 
-A part that was measured here is written anew; of the others the page keeps what it says.
+Sections measured in this checkout are rewritten; the others are copied from the existing page.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +19,12 @@ TITLES = {"greedy": "greedy", "names": "one name, one axis", "axis": "axis by ax
 
 
 def write(found: Found, versions: str, folder: Path = DOCS) -> None:
-    """Write the page of all that was measured so far, and draw it.
+    """Writes the page and draws its pictures.
 
     Args:
-      found: rows per part; of a part without rows, what the page of this folder says is kept.
+      found: rows by part; for a part without rows, the section of the existing page is preserved.
+      versions: the versions that the figures were measured with.
+      folder: the folder of the page.
     """
     file = folder / PAGE
     before = file.read_text() if file.exists() else ""
@@ -91,8 +93,8 @@ def _run(found: Sequence[float]) -> tuple[str, str, str]:
 
 def _ratio(found: Sequence[float]) -> tuple[str, str]:
     median, low, high, sent, predicted = found
-    said = f" [{predicted:.2f}]" if predicted else ""
-    return f"{median:.2f} ({low:.2f} to {high:.2f}){said}", bytes_text(sent)
+    prediction = f" [{predicted:.2f}]" if predicted else ""
+    return f"{median:.2f} ({low:.2f} to {high:.2f}){prediction}", bytes_text(sent)
 
 
 def _equations(rows: Rows) -> Iterator[str]:

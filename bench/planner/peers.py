@@ -1,15 +1,15 @@
-"""How others choose layouts, on our tables of costs: what differs is the choice alone.
+"""Layout choices of other systems, on our cost tables, so that only the method differs.
 
-* ``greedy`` (OneFlow's rule, its graph compiler before 2023): operations in program order take the signature that is
-  cheapest with its operands' layouts as they are; arguments that nothing is said of are the same everywhere, and so
-  are constants if that is better.
-* ``by_names`` (Mesh-TensorFlow's ``auto_mtf``): every name of a dim is split over one axis or none, wherever it occurs.
-  A dim's name is what the operations say: dims that a signature splits together have one. Of the names of most bytes
-  every assignment is tried, and the best is kept.
-* ``axis_by_axis`` (as Alpa's solver of one operator level): an integer program per mesh axis, the axes before it fixed,
-  in which every reader pays for its own move.
+* ``greedy`` (the rule of OneFlow's graph compiler before 2023): in program order, each operation takes the signature
+  that is cheapest given the layouts of its operands. Unpinned arguments are replicated, and so are constants if that is
+  cheaper.
+* ``by_names`` (Mesh-TensorFlow's ``auto_mtf``): every dim name is split over one axis or none, wherever it occurs.
+  Names are inferred: dims that some signature splits together share one. All assignments of the names with most bytes
+  are tried.
+* ``axis_by_axis`` (after Alpa's intra-operator solver): an integer program per mesh axis with the previous axes fixed,
+  in which every consumer is charged for its own reshard.
 
-Each choice is then evaluated as ours is: its moves are shared and take the cheapest trees.
+Each choice is then evaluated like ours: reshards of a value are shared and use the cheapest resharding tree.
 """
 
 from collections.abc import Iterator
@@ -27,16 +27,16 @@ from meshdsl.planner.problem.variables import Node
 
 Dim = tuple[int, int]  # value, number of its dim
 
-_NAMES = {1: 6, 2: 5, 3: 4}  # names that are tried, by mesh axes
-_SECONDS = 120  # of one integer program
+_NAMES = {1: 6, 2: 5, 3: 4}  # number of names whose assignments are enumerated, by number of mesh axes
+_SECONDS = 120  # time limit of one integer program
 
 
 def greedy(model: Model) -> CostedPlan:
-    """Each operation in program order takes its cheapest signature; constants as well, or they are kept whole."""
-    return min((_greedy(model, free) for free in (True, False)), key=lambda choice: choice.cost)
+    """Returns the greedy plan, the better of sharding constants greedily and replicating them."""
+    return min((_greedy(model, shard) for shard in (True, False)), key=lambda choice: choice.cost)
 
 
-def _greedy(model: Model, free: bool) -> CostedPlan:
+def _greedy(model: Model, shard_constants: bool) -> CostedPlan:
     rows, own, problem = model.first_states.copy(), {}, model.problem
     for n, node in enumerate(model.nodes):
         states, cost = model.states[n], model.unary[n][tuple(model.states[n].T)].copy()
@@ -44,8 +44,8 @@ def _greedy(model: Model, free: bool) -> CostedPlan:
             v = port.value.id
             if not port.defines and v in own:
                 cost += model.domain(v).costs[own[v], model.layout_ids(n, p, states.T)] * model.trips(v)
-        made = any(port.defines and problem.unsent[problem.index.number_of(port.value.id)] for port in node.ports)
-        if (free or not made) and (node.op is not None or not node.ports[0].defines):
+        constant = any(port.defines and problem.unsent[problem.index.number_of(port.value.id)] for port in node.ports)
+        if (shard_constants or not constant) and (node.op is not None or not node.ports[0].defines):
             rows[n] = states[int(cost.argmin())]
         for p, port in enumerate(node.ports):
             if port.defines:
@@ -54,14 +54,14 @@ def _greedy(model: Model, free: bool) -> CostedPlan:
 
 
 def by_names(model: Model) -> CostedPlan:
-    """The best of all ways to give the names of most bytes an axis each, or none."""
+    """Returns the best plan among all assignments of axes to the names with most bytes."""
     names = _Names(model)
     tried = (names.rows(split) for split in names.assignments(_NAMES[len(model.axes)]))
     return min((_evaluated(model, rows) for rows in tried), key=lambda choice: choice.cost)
 
 
 def axis_by_axis(model: Model) -> CostedPlan:
-    """One integer program after the other, the best in each."""
+    """Returns the plan of solving one integer program per mesh axis in turn."""
     rows = model.first_states
     for axis in range(len(model.axes)):
         rows = _on_axis(model, rows, axis)
@@ -74,7 +74,7 @@ def _evaluated(model: Model, rows: Assignment) -> CostedPlan:
 
 
 class _Names:
-    """The names of dims: (value, dim) pairs that some signature splits together have the same one."""
+    """Dim names by union-find: (value, dim) pairs that some signature splits together share a name."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -85,7 +85,7 @@ class _Names:
                     self._parent[self._root(a)] = self._root(b)
 
     def _dims(self, node: Node, row: int) -> list[Dim]:
-        """The dims that a signature splits."""
+        """Returns the dims that a signature splits."""
         placed = zip(node.ports, node.placements(row), strict=True)
         return [(port.value.id, at.dim) for port, at in placed if isinstance(at, Split)]
 
@@ -95,42 +95,45 @@ class _Names:
         return dim
 
     def assignments(self, most: int) -> Iterator[dict[Dim, int]]:
-        """Axes by name: all combinations for the names of most bytes."""
-        held: dict[Dim, int] = {}
+        """Yields all assignments of axes (or none) to the ``most`` names with most bytes."""
+        total: dict[Dim, int] = {}
         for tensor in self.model.problem.index.values:
             for d in range(len(tensor.shape)):
-                held[self._root((tensor.id, d))] = held.get(self._root((tensor.id, d)), 0) + tensor.bytes
-        names = sorted(held, key=held.get, reverse=True)[:most]
+                total[self._root((tensor.id, d))] = total.get(self._root((tensor.id, d)), 0) + tensor.bytes
+        names = sorted(total, key=total.get, reverse=True)[:most]
         for axes in product((None, *range(len(self.model.axes))), repeat=len(names)):
             yield {name: axis for name, axis in zip(names, axes, strict=True) if axis is not None}
 
     def rows(self, split: dict[Dim, int]) -> Assignment:
-        """Every node in the state that costs least with all values in the layouts that their names say."""
+        """Returns the cheapest state of every node given the layouts that the names imply for all values."""
         model, rows = self.model, self.model.first_states.copy()
-        wanted = {v.id: self._layout(v, split) for v in model.problem.index.values}
+        layouts = {v.id: self._layout(v, split) for v in model.problem.index.values}
         for n, node in enumerate(model.nodes):
             states, cost = model.states[n], model.unary[n][tuple(model.states[n].T)].copy()
             for p, port in enumerate(node.ports):
                 v, at = port.value.id, model.layout_ids(n, p, states.T)
                 costs = model.domain(v).costs
-                cost += (costs[at, wanted[v]] if port.defines else costs[wanted[v], at]) * model.trips(v)
+                cost += (costs[at, layouts[v]] if port.defines else costs[layouts[v], at]) * model.trips(v)
             rows[n] = states[int(cost.argmin())]
         return rows
 
     def _layout(self, value: Value, split: dict[Dim, int]) -> int:
-        """What the names say of one value, as far as its dims divide; the first dim of a name has its axis."""
+        """Returns the id of the layout that the names imply for a value.
+
+        Dims that do not divide stay whole; of several dims with one name, the first is split.
+        """
         model, rank, closure = self.model, len(value.shape), self.model.domain(value.id)
         codes, ids = [rank] * len(model.axes), closure.ids(model.axes)
         for d in range(rank):
             axis = split.get(self._root((value.id, d)))
             if axis is not None and codes[axis] == rank:
-                tried = [*codes[:axis], d, *codes[axis + 1 :]]
-                codes = tried if ids[tuple(tried)] < closure.layouts.size else codes
+                split_codes = [*codes[:axis], d, *codes[axis + 1 :]]
+                codes = split_codes if ids[tuple(split_codes)] < closure.layouts.size else codes
         return int(ids[tuple(codes)])
 
 
 def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
-    """The best states that differ from ``rows`` on one axis, by an integer program without sharing."""
+    """Returns the best states that differ from ``rows`` on one axis only, without sharing of reshards."""
     others = [a for a in range(rows.shape[1]) if a != axis]
     some = [s[(s[:, others] == rows[n][others]).all(axis=1)] for n, s in enumerate(model.states)]
     begin = np.concatenate([[0], np.cumsum([len(states) for states in some])])
@@ -138,8 +141,8 @@ def _on_axis(model: Model, rows: Assignment, axis: int) -> Assignment:
     entries = [(np.repeat(np.arange(len(some)), np.diff(begin)), np.arange(begin[-1]), np.ones(begin[-1]))]
     width, height = int(begin[-1]), len(some)
     for v in (value.id for value in model.problem.index.values):
-        (n, p), *readers = model.wiring.ends_of(v)
-        for m, q in readers:
+        (n, p), *consumers = model.wiring.ends_of(v)
+        for m, q in consumers:
             ends = model.layout_ids(n, p, some[n].T), model.layout_ids(m, q, some[m].T)
             left, right = np.nonzero(np.isfinite(table := model.domain(v).costs[ends[0][:, None], ends[1]]))
             columns = width + np.arange(left.size)

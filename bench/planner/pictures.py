@@ -1,4 +1,4 @@
-"""Gaps and planning times, drawn."""
+"""Plots of optimality gaps and planning times."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
 _COLORS = ("#1b4f91", "#b3541e", "#3d7a4e")
-_SMALLEST = 1e-6  # a gap of 0 is drawn here
+_SMALLEST = 1e-6  # position of a gap of 0 on the logarithmic axis
 
 
 def draw_gaps(rows: Rows, file: Path) -> None:
-    """How many plans have at most a gap, by number of mesh axes."""
+    """Draws the cumulative distribution of gaps, by number of mesh axes."""
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     panel = figure.subplots()
     for axes, color in zip((1, 2, 3), _COLORS, strict=True):
@@ -33,7 +33,7 @@ def draw_gaps(rows: Rows, file: Path) -> None:
 
 
 def draw_times(rows: Rows, file: Path) -> None:
-    """Seconds over equations, both logarithmic, and a line of slope one."""
+    """Draws planning seconds over equations on logarithmic axes, with a line of slope one."""
     figure = Figure(figsize=(6, 3.2), layout="constrained")
     panel = figure.subplots()
     equations, seconds = [r["equations"] for r in rows], [r["seconds"] for r in rows]

@@ -1,11 +1,11 @@
-"""Measure the planner, and write docs/planner.md with its pictures.
+"""Measures the planner and writes docs/planner.md with its pictures.
 
 python -m bench.planner.run [part ...]
 
-Parts: gaps, check, peers, steps, equations, axes, sizes, overlap. What was measured is kept in .cache/planner, a file
-per part; of parts that were not measured in this checkout, the page keeps what it says. Seconds are those of the
-processor, tracing not counted, in a process that has planned something before; memory is not limited. Steps are timed
-by the clock: nothing else should run meanwhile.
+Parts: gaps, check, peers, steps, equations, axes, sizes, overlap. Results are cached in .cache/planner, one file per
+part; the page preserves its sections for parts that were not measured in this checkout. Planning is measured in
+processor seconds without tracing, in a process that has planned before, without a memory limit. Steps are measured in
+wall seconds, so the machine should be otherwise idle.
 """
 
 import argparse
@@ -45,37 +45,37 @@ LAYERS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def main() -> None:
-    """The command."""
+    """Measures the selected parts and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--page", action="store_true", help="only write the page again")
-    asked = parser.parse_args()
+    parser.add_argument("--page", action="store_true", help="only rewrite the page")
+    options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
     CACHE.mkdir(parents=True, exist_ok=True)
-    for part in () if asked.page else asked.parts or PARTS:
+    for part in () if options.page else options.parts or PARTS:
         plan_on(traced_step("mlp"), MESHES[1])
         rows: list[Row] = []
         for row in PARTS[part]():
             print(part, row, flush=True)
             rows.append(row)
             (CACHE / f"{part}.json").write_text(json.dumps(rows))
-    write({part: _kept(part) for part in PARTS}, versions())
+    write({part: _cached(part) for part in PARTS}, versions())
 
 
-def _kept(part: str) -> list[Row]:
+def _cached(part: str) -> list[Row]:
     file = CACHE / f"{part}.json"
     return json.loads(file.read_text()) if file.exists() else []
 
 
 def gaps() -> Iterator[Row]:
-    """Every family on every mesh."""
+    """Plans every family on every mesh."""
     for name in FAMILIES:
         for mesh in MESHES:
             yield {"name": name, "mesh": mesh, **_facts(plan_on(traced_step(name), mesh))}
 
 
 def check() -> Iterator[Row]:
-    """Every family on one axis, against HiGHS on the whole problem, 60 s each."""
+    """Solves the whole problem with HiGHS, 60 s each, for every family on one axis."""
     for name in FAMILIES:
         plan = plan_on(traced_step(name), MESHES[0])
         start = time.process_time()
@@ -88,7 +88,7 @@ def check() -> Iterator[Row]:
 
 
 def peers() -> Iterator[Row]:
-    """Ours and theirs, predicted time and bytes, on one and two axes."""
+    """Compares predicted time and bytes with other methods, on one and two axes."""
     for name in FAMILIES:
         for mesh in MESHES[:2]:
             plan = plan_on(traced_step(name), mesh)
@@ -100,15 +100,15 @@ def peers() -> Iterator[Row]:
 
 
 def equations() -> Iterator[Row]:
-    """GPTs of more and more layers, unrolled, on two axes."""
+    """Plans unrolled GPTs of increasing depth on two axes."""
     for layers in LAYERS:
-        program, stated = unrolled_gpt(layers)
-        plan = plan_on(program, "data=8,model=8", None, layouts=stated.layouts)
+        traced, program = unrolled_gpt(layers)
+        plan = plan_on(traced, "data=8,model=8", None, layouts=program.layouts)
         yield {"layers": layers, **_facts(plan)}
 
 
 def axes() -> Iterator[Row]:
-    """One to five axes of two devices."""
+    """Plans on one to five axes of two devices each."""
     for count in range(1, 6):
         mesh = ",".join(["data=2", *(f"a{i}=2" for i in range(1, count))])
         yield {"axes": count, "name": "mlp", **_facts(plan_on(traced_step("mlp"), mesh))}
@@ -116,7 +116,7 @@ def axes() -> Iterator[Row]:
 
 
 def sizes() -> Iterator[Row]:
-    """Two axes of more and more devices, 2 to 4,096."""
+    """Plans on two axes of 2 to 4,096 devices each."""
     program = traced_step("llama3-8b", batch=8192)
     for data in (2, 8, 64, 512, 4096):
         for model in (2, 32, 4096):
@@ -124,7 +124,7 @@ def sizes() -> Iterator[Row]:
 
 
 def overlap() -> Iterator[Row]:
-    """Every family on one and two axes: the plan of least seconds, and the one chosen by the time with overlap."""
+    """Plans every family on one and two axes, minimising sequential time and simulated time with overlap."""
     for name in FAMILIES:
         for mesh in MESHES[:2]:
             program, row = program_of(name), {"name": name, "mesh": mesh}
@@ -143,7 +143,7 @@ def _facts(plan: PlannedStep) -> Row:
 
 
 def bytes_sent_by(plan: PlannedStep, choice: CostedPlan) -> float:
-    """Bytes per device and step."""
+    """Returns bytes that one device sends per step under a plan."""
     peak = PeakCache(Evaluator(plan.model), plan.pins.donated).peak(choice)
     solution = solution_of(plan.model, plan.pins, choice, peak)
     return build_plan(plan.model.problem.program, solution, plan.pins).bytes

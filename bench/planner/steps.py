@@ -1,8 +1,8 @@
-"""Plans run: ours, the choices of others on the same tables, and the XLA partitioner, on 8 virtual CPU devices.
+"""Step times of our plans, of other methods' plans, and of the XLA partitioner, on 8 virtual CPU devices.
 
-A model of every family at the sizes of ``bench/memory.py`` on ``data=4,model=2``, the batch split over ``data``, costs
-measured by ``calibrate`` in the same process. All take the same arguments, each where its plan wants them; the XLA
-partitioner takes and leaves them where ours does. Nothing is donated, so that every step is the first one again.
+A model of every family at the sizes of ``bench/memory.py`` on ``data=4,model=2``, the batch pinned to ``data``, with
+costs measured by ``calibrate`` in the same process. All programs take equal arguments in the layouts of their own plan;
+the XLA partitioner uses the input and output layouts of ours. Nothing is donated, so that a step can be repeated.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ ROUNDS = 10
 
 
 def steps() -> Iterator[dict[str, Any]]:
-    """Per model: seconds of our step, and of every other a ratio to it, its interval, and bytes that a device sends."""
+    """Yields a row per model: seconds and bytes of our step; ratio, interval and bytes of each other one."""
     mesh = Mesh(topology=calibrate(SHAPE), **dict(SHAPE))
     for name, (module, program) in FAMILIES.items():
         if "remat" not in name:
@@ -55,16 +55,16 @@ def _timed(program: Program, mesh: Mesh) -> dict[str, Any]:
     sent: dict[str, float] = {who: plan.bytes for who, (_, plan) in plans.items()}
     runs["xla"], sent["xla"] = _by_xla(program, plans["ours"][1], mesh, leaves)
     seconds = interleave(runs, ROUNDS)
-    found: dict[str, Any] = {"ours": [float(np.median(seconds["ours"])), sent["ours"], plans["ours"][1].seconds]}
+    row: dict[str, Any] = {"ours": [float(np.median(seconds["ours"])), sent["ours"], plans["ours"][1].seconds]}
     for who in runs.keys() - {"ours"}:
         times = ratio(seconds[who], seconds["ours"])
         predicted = plans[who][1].seconds / plans["ours"][1].seconds if who in plans else None
-        found[who] = [times.median, times.low, times.high, sent[who], predicted]
-    return found
+        row[who] = [times.median, times.low, times.high, sent[who], predicted]
+    return row
 
 
 def plans_of(program: Program, mesh: Mesh) -> dict[str, tuple[Any, Plan]]:
-    """The traced program and its plan, by who chose."""
+    """Returns the traced program and its plan, by method."""
     traced = trace(program.step, program.args)
     pins = make_pins(traced, mesh, rules=Rules.of(program.rules))
     model = Model(make_problem(traced, mesh, pins))

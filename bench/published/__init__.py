@@ -1,1 +1,5 @@
-"""Predicted step times beside published measurements; ``python -m bench.published`` (see docs/predictions.md)."""
+"""Predicted step times against published measurements: ``python -m bench.published`` writes docs/predictions.md.
+
+One module per source of tables (``megatron``, ``mosaic``, ``dgxc``, ``maxtext``) turns rows into ``case.Case``;
+``predict`` plans and times them, ``score`` and ``page`` evaluate. ``fit`` and ``links`` fit the presets of topologies.
+"""

@@ -1,7 +1,7 @@
-"""Predict published step times; ``python -m bench.published`` scores all tables and writes docs/predictions.md.
+"""Predicts published step times, scores the predictions and writes docs/predictions.md.
 
-python -m bench.published korthikanti_table5        # these tables only, and no page
-python -m bench.published --kept predictions.jsonl  # go on where an earlier run ended
+python -m bench.published korthikanti_table5         # these tables only; the page is not written
+python -m bench.published --cache predictions.jsonl  # resume from an earlier run
 """
 
 import argparse
@@ -26,31 +26,32 @@ TABLES = {
 
 
 def main() -> None:
-    """The command."""
+    """Predicts and scores the selected tables, or fits the efficiency of matmuls."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default is all")
-    parser.add_argument("--kept", type=Path, help="file of predictions: those in it are not made again")
-    parser.add_argument("--page", action="store_true", help="write the page from what is kept, and predict nothing")
-    parser.add_argument("--fit", action="store_true", help="fit the efficiency of products, and score nothing")
-    asked = parser.parse_args()
-    if asked.fit:
-        fit(case for name in asked.tables or TABLES for case in TABLES[name]())
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], help="default: all")
+    parser.add_argument("--cache", type=Path, help="file of predictions; rows found there are not planned again")
+    parser.add_argument("--page", action="store_true", help="only write the page, from the cached predictions")
+    parser.add_argument("--fit", action="store_true", help="only fit the efficiency of matmuls")
+    options = parser.parse_args()
+    cases = [case for name in options.tables or TABLES for case in TABLES[name]()]
+    if options.fit:
+        fit(cases)
         return
-    cases = [case for name in asked.tables or TABLES for case in TABLES[name]()]
-    known = read_predictions(asked.kept)
-    chosen = [case for case in cases if case.key in known] if asked.page else cases
-    scored = list(_scored(chosen, asked.kept))
-    if not asked.tables:
+    known = read_predictions(options.cache)
+    chosen = [case for case in cases if case.key in known] if options.page else cases
+    scored = list(_scored(chosen, options.cache))
+    if not options.tables:
         write_page(scored, [case for case in cases if case not in chosen])
 
 
-def _scored(cases: Iterable[Case], kept: Path | None) -> Iterator[Scored]:
-    """Every row with its prediction, printed as it comes."""
-    for case, found in predictions(cases, kept):
+def _scored(cases: Iterable[Case], cache: Path | None) -> Iterator[Scored]:
+    """Yields every row with its prediction, and prints it."""
+    for case, prediction in predictions(cases, cache):
         half = "fitted" if case.fitted else "scored"
-        figures = f"{case.measured:8.3f} s {found.seconds:8.3f} s {error((case, found)):+7.1%}, sent {found.sent:.2f} s"
-        print(f"{half} {case.label:64s} {figures}, planned in {found.planning:.0f} s", flush=True)
-        yield case, found
+        seconds = f"{case.measured:8.3f} s {prediction.seconds:8.3f} s {error((case, prediction)):+7.1%}"
+        times = f"sent {prediction.sent:.2f} s, planned in {prediction.planning:.0f} s"
+        print(f"{half} {case.label:64s} {seconds}, {times}", flush=True)
+        yield case, prediction
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One row of a published table as a step that our planner plans."""
+"""A row of a published table as a planning problem."""
 
 import csv
 from collections.abc import Mapping
@@ -12,25 +12,32 @@ from meshdsl.plan import Plan
 
 TABLES = Path(__file__).parent / "tables"
 TENSOR = "heads:model hidden:model vocab:model"
-UNLIMITED = "100TB"  # what was measured did fit, so planning need not look for what does
-PIECES = 4  # in which Transformer Engine sends behind a product, if not told otherwise
-WHOLE = {"params/**": "data=B", "opt_state/**": "data=B"}  # every data-parallel rank has all of the state
+UNLIMITED = "100TB"  # memory per device: measured configurations fit, so planning need not check
+PIECES = 4  # chunks of a collective that Transformer Engine overlaps with a matmul, by default
+REPLICATED = {"params/**": "data=B", "opt_state/**": "data=B"}  # every data-parallel rank stores all of the state
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row: what was run, as a model, a mesh, rules and microbatches, and what it took.
+    """A measured configuration.
 
     Args:
-      table: file in ``TABLES``, without its ending. number: of the row there, from 0.
-      label: of the row, for people. model: whose configurations are compared with each other.
+      table: name of a file in ``TABLES``, without suffix.
+      number: row in the table, from 0.
+      label: readable name of the row.
+      model: configurations of the same model are ranked against each other.
       hardware: preset of the topology.
+      config: sizes of the model.
       batch: sequences per step.
-      memory_bandwidth: of the device, where it is not that of the preset.
-      overlap: whether the system that was measured sends what nobody waits for beside the computation.
-      pieces: in which that system sends what stands beside a product (``Topology.pieces``).
-      chunks: of layers per stage, interleaved (Narayanan et al. 2021).
-      measured: seconds per step.
+      mesh: mesh axes, as ``md.Mesh.parse`` takes them.
+      measured: measured seconds per step.
+      rules: layout rules.
+      pipeline: microbatches and stages, if any.
+      chunks: chunks of layers per stage, interleaved (Narayanan et al. 2021).
+      layouts: pins of arguments.
+      memory_bandwidth: bytes per second, where it differs from the preset's; 0 for the preset's.
+      overlap: whether the measured system hides communication behind independent compute.
+      pieces: chunks in which that system overlaps a collective with a matmul (``Topology.pieces``).
     """
 
     table: str
@@ -52,37 +59,37 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Which row it is."""
+        """Identifies the row among all tables."""
         return f"{self.table} {self.number}"
 
     @property
     def fitted(self) -> bool:
-        """Whether the efficiency of the hardware is fitted on the row: on every other, from the first on."""
+        """Whether the row is used to fit the hardware's efficiency: every other row, starting with the first."""
         return self.number % 2 == 0
 
     @property
     def stages(self) -> int:
-        """Of the pipeline."""
+        """Pipeline stages."""
         return md.Mesh.parse(self.mesh).sizes_by_name.get("pipe", 1)
 
     @property
     def microbatches(self) -> int:
-        """Per step."""
+        """Microbatches per step."""
         return self.pipeline.microbatches if self.pipeline else 1
 
     @property
-    def handed(self) -> float:
-        """Bytes that a device hands to the next stage: its part of a microbatch's activations, in bfloat16."""
+    def stage_bytes(self) -> float:
+        """Bytes that a device sends to the next stage: its shard of a microbatch's activations, in bfloat16."""
         devices = md.Mesh.parse(self.mesh).size / self.stages
         return 2.0 * self.batch / self.microbatches * self.config.seq * self.config.embed / devices
 
     def stage(self, microbatches: int) -> "Case":
-        """One stage, the largest, as a step of its own for so many microbatches."""
+        """Returns the largest stage as a step of its own, for ``microbatches`` microbatches."""
         sizes = md.Mesh.parse(self.mesh).sizes_by_name
         mesh = ",".join(f"{name}={size}" for name, size in sizes.items() if name != "pipe")
-        whole = self.pipeline is not None and self.pipeline.recompute == "stage"
+        recomputed = self.pipeline is not None and self.pipeline.recompute == "stage"
         config = replace(
-            self.config, layers=-(-self.config.layers // self.stages), remat="all" if whole else self.config.remat
+            self.config, layers=-(-self.config.layers // self.stages), remat="all" if recomputed else self.config.remat
         )
         rules = md.Rules(str(md.Rules.of(self.rules).table).replace("layers:pipe", ""))
         batch = self.batch // self.microbatches * microbatches
@@ -90,7 +97,7 @@ class Case:
         return replace(self, config=config, mesh=mesh, rules=rules, batch=batch, pipeline=pipeline)
 
     def per_token(self, seconds: float) -> float:
-        """Seconds of one device for one token."""
+        """Converts seconds per step to device-seconds per token."""
         return seconds * md.Mesh.parse(self.mesh).size / (self.batch * self.config.seq)
 
     @property
@@ -100,12 +107,12 @@ class Case:
         return family.program(self.config, self.rules, batch=self.batch)
 
     def sharded(self, topology: Topology) -> tuple[md.Sharded, tuple[object, ...]]:
-        """The step over its mesh, and the shapes of its arguments."""
+        """Returns the step over its mesh, and the shapes of its arguments."""
         topology = replace(topology, pieces=self.pieces)
         if self.memory_bandwidth:
             topology = replace(topology, memory_bandwidth=self.memory_bandwidth)
         program, mesh = self.program, md.Mesh.parse(self.mesh, topology)
-        made = md.parallelize(
+        sharded = md.parallelize(
             program.step,
             mesh,
             layouts=self.layouts,
@@ -113,25 +120,27 @@ class Case:
             pipeline=self.pipeline,
             memory=UNLIMITED,
         )
-        return made, program.args
+        return sharded, program.args
 
     def plan(self, topology: Topology) -> Plan:
-        """The planned step."""
-        made, args = self.sharded(topology)
-        return made.plan(*args)
+        """Returns the planned step."""
+        sharded, args = self.sharded(topology)
+        return sharded.plan(*args)
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """The rows of a table."""
+    """Returns the rows of a table, by column."""
     with (TABLES / f"{table}.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def stages(pp: int, microbatches: int, recompute: str = "none") -> md.Pipeline | None:
-    """How a row takes its microbatches; None if there is one, and one stage.
+    """Returns the pipeline of a row; None for one stage and one microbatch.
 
     Args:
-      recompute: ``stage``, or ``none``, as of :class:`md.Pipeline`.
+      pp: number of stages.
+      microbatches: per step.
+      recompute: ``stage`` or ``none``, as in :class:`md.Pipeline`.
     """
     if pp == 1:
         return md.Pipeline(microbatches) if microbatches > 1 else None

@@ -1,4 +1,4 @@
-"""NVIDIA's recipes on DGX H100 and GB200: the READMEs of NVIDIA/dgxc-benchmarking, dense models in bf16."""
+"""NVIDIA's recipes on DGX H100 and GB200 (READMEs of NVIDIA/dgxc-benchmarking): dense models in bf16."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ REASONS = {
 
 
 def reason(row: dict[str, str]) -> str:
-    """Why a row cannot be scored; empty if it can."""
+    """Returns why a row cannot be scored; empty if it can."""
     if row["dtype"] != "BF16":
         return REASONS["FP8"]
     if any(name in row["model"].lower() for name in ("grok", "llama4", "deepseek")):
@@ -47,7 +47,7 @@ def reason(row: dict[str, str]) -> str:
 
 
 def cases() -> Iterator[Case]:
-    """Every row that can be scored."""
+    """Yields every row that can be scored."""
     for i, row in enumerate(rows(TABLE)):
         if not reason(row):
             yield _case(i, row)
@@ -89,5 +89,5 @@ def _case(number: int, row: dict[str, str]) -> Case:
 
 
 def _padded(config: gpt.Config | llama.Config) -> gpt.Config | llama.Config:
-    """With the vocabulary of GPT padded as Megatron-LM pads it, to a multiple of 128 and of the tensor axis."""
+    """Pads GPT's vocabulary as Megatron-LM does, to a multiple of 128 times the size of the tensor axis."""
     return replace(config, vocab=51200) if isinstance(config, gpt.Config) else config

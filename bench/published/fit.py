@@ -1,9 +1,9 @@
-"""The efficiency of matrix products on each hardware, fitted on the rows of one half.
+"""Fits the matmul efficiency of each hardware on one half of the rows.
 
-Two figures per hardware, those of a topology: the rate of large products, and the side at which a product reaches half
-of it (``half_side``). Rows without stages are planned once; their operations are then priced again for every pair on a
-grid. The pair with the least mean absolute logarithmic error wins, all tables counting alike; it is written into the
-preset by hand.
+Two parameters of a topology are fitted: the rate of large matmuls, and the side at which a matmul reaches half of it
+(``half_side``). Rows without pipeline stages are planned once; their operations are then costed again for every pair
+on a grid. The pair with the smallest mean absolute logarithmic error, averaged over tables with equal weight, is copied
+into the preset by hand.
 """
 
 from collections.abc import Iterable
@@ -19,22 +19,27 @@ from meshdsl.layouts.topology import Topology, topology
 from meshdsl.plan.op_times import OpTimes
 from meshdsl.plan.reasons import Reasons
 
-PEAKS = {"dgx-a100": 312e12, "dgx-h100": 989e12, "tpu-v5e": 197e12, "tpu-v5p": 459e12}  # bf16, of the data sheets
+PEAKS = {"dgx-a100": 312e12, "dgx-h100": 989e12, "tpu-v5e": 197e12, "tpu-v5p": 459e12}  # bf16 FLOP/s, from data sheets
 SHARES = np.arange(0.5, 1.001, 0.02)
 HALF_SIDES = np.array(
     [32.0, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-)  # a product thinner than a tile is never as fast
-_AT = np.arange(4.0)  # half sides that tell the polynomial of third degree in it
-_FREE = 1e30
+)  # a matmul thinner than a tile never reaches the full rate
+_NODES = np.arange(4.0)  # half sides at which the cubic polynomial of an operation's FLOPs is interpolated
+_FREE = 1e30  # a rate at which the term costs nothing
 
 
 @dataclass(frozen=True)
 class FittedRow:
-    """A planned row whose products can be priced again.
+    """A planned row whose matmuls can be costed again.
 
     Args:
-      seconds: as predicted with the rate and half side ``before``.
-      powers: per operation, its FLOPs as a polynomial in the half side. traffic: its seconds of memory. trips: of it.
+      table: the row's table.
+      measured: measured seconds.
+      seconds: seconds predicted with the rate and half side ``before``.
+      before: rate and half side of the plan.
+      powers: effective FLOPs as a cubic polynomial in the half side, ``[operation 4]``.
+      traffic: seconds of memory traffic, ``[operation]``.
+      trips: iterations, ``[operation]``.
     """
 
     table: str
@@ -46,40 +51,40 @@ class FittedRow:
     trips: np.ndarray
 
     def compute(self, rate: float, half_side: float) -> float:
-        """Seconds of all operations."""
+        """Returns the seconds of all operations."""
         flops = self.powers @ half_side ** np.arange(4.0)
         return float(self.trips @ np.maximum(flops / rate, self.traffic))
 
     def error(self, rate: float, half_side: float) -> float:
-        """Logarithm of predicted over measured."""
+        """Returns the logarithm of predicted over measured seconds."""
         before = self.compute(*self.before)
         return float(np.log(self.seconds * self.compute(rate, half_side) / before / self.measured))
 
 
 def fit(cases: Iterable[Case]) -> dict[str, tuple[float, float, float]]:
-    """Per hardware: rate, half side and the mean error of its fitted rows, by table."""
-    wanted = (c for c in cases if c.fitted and c.hardware in PEAKS and c.stages == 1)
-    chosen = sorted(wanted, key=lambda c: c.hardware)
-    found = {}
+    """Returns rate, half side and mean error by hardware."""
+    fitted = (c for c in cases if c.fitted and c.hardware in PEAKS and c.stages == 1)
+    chosen = sorted(fitted, key=lambda c: c.hardware)
+    best = {}
     for hardware, rows in groupby(chosen, key=lambda c: c.hardware):
-        priced = [_priced(case) for case in rows]
-        grid = [(_loss(priced, share * PEAKS[hardware], h), share, h) for share in SHARES for h in HALF_SIDES]
+        planned = [_plan(case) for case in rows]
+        grid = [(_loss(planned, share * PEAKS[hardware], h), share, h) for share in SHARES for h in HALF_SIDES]
         loss, share, h = min(grid)
-        found[hardware] = share * PEAKS[hardware], h, loss
+        best[hardware] = share * PEAKS[hardware], h, loss
         print(
-            f"{hardware}: {share:.2f} of the peak, half side {h:g}, error {loss:.3f} on {len(priced)} rows", flush=True
+            f"{hardware}: {share:.2f} of the peak, half side {h:g}, error {loss:.3f} on {len(planned)} rows", flush=True
         )
-    return found
+    return best
 
 
-def _loss(priced: list[FittedRow], rate: float, half_side: float) -> float:
+def _loss(planned: list[FittedRow], rate: float, half_side: float) -> float:
     errors: dict[str, list[float]] = {}
-    for row in priced:
+    for row in planned:
         errors.setdefault(row.table, []).append(abs(row.error(rate, half_side)))
     return float(np.mean([np.mean(each) for each in errors.values()]))
 
 
-def _priced(case: Case) -> FittedRow:
+def _plan(case: Case) -> FittedRow:
     sharded, args = case.sharded(topology(case.hardware))
     planned = sharded.stages(*args).planned
     program, plan = planned.program, planned.plan
@@ -92,8 +97,8 @@ def _priced(case: Case) -> FittedRow:
 
     known = plan.topology
     fast = replace(known, memory_bandwidth=_FREE, overhead=0.0)
-    flops = np.stack([seconds(replace(fast, flops16=1.0, half_side=h)) for h in _AT], axis=1)
-    powers = flops @ np.linalg.inv(np.vander(_AT, increasing=True)).T
+    flops = np.stack([seconds(replace(fast, flops16=1.0, half_side=h)) for h in _NODES], axis=1)
+    powers = flops @ np.linalg.inv(np.vander(_NODES, increasing=True)).T
     traffic = seconds(replace(known, flops16=_FREE))
     trips = np.array([graph.trips for graph, _ in walk(program.graph)])
     before = known.flops16, known.half_side

@@ -1,10 +1,10 @@
-"""The links of the presets from measured collectives: two lines, for short messages and for long ones.
+"""Fits the links of the presets to measured collectives: one line for short messages and one for long ones.
 
 python -m bench.published.links
 
-A message takes the faster of two ways, as libraries have protocols for short and for long messages; each line is fitted
-to its part of the sizes by relative errors, and sizes are parted where that leaves the least mean logarithmic error.
-The lines are written into the presets by hand (``layouts/topologies``).
+A message takes the minimum of the two lines, as libraries switch between protocols for short and long messages. Each
+line is fitted to its range of sizes by relative errors; the ranges are separated where the mean absolute logarithmic
+error is smallest. The lines are copied into the presets by hand (``layouts/topologies``).
 """
 
 import numpy as np
@@ -14,22 +14,22 @@ from bench.report import table
 from meshdsl.calibrate import fit_link
 from meshdsl.layouts.topology import Link
 
-LEAST, FEWEST = 32768, 3  # bytes of a message, and points of a line
+LEAST, FEWEST = 32768, 3  # smallest message in bytes; fewest points per line
 HEADER = ("hardware", "messages", "one line", "median error", "largest", "short and long", "median error", "largest")
 
 
 def main() -> None:
-    """The command."""
+    """Prints the table of fitted lines."""
     measured = [row for row in rows("collective_busbw") if row["collective"] == "all_reduce" and row["time_us"]]
     series = dict.fromkeys((row["hardware"], int(row["ranks"])) for row in measured)
-    found = []
+    lines = []
     for hardware, ranks in series:
         chosen = [r for r in measured if (r["hardware"], int(r["ranks"])) == (hardware, ranks)]
         points = sorted((float(r["bytes"]), float(r["time_us"]) / 1e6) for r in chosen if float(r["bytes"]) >= LEAST)
         if len(points) >= 2 * FEWEST:
             size, seconds = np.array(points).T
-            found.append((f"{hardware}, {ranks} ranks", len(points), *_fits(2 * size * (ranks - 1) / ranks, seconds)))
-    print(table(HEADER, found))
+            lines.append((f"{hardware}, {ranks} ranks", len(points), *_fits(2 * size * (ranks - 1) / ranks, seconds)))
+    print(table(HEADER, lines))
 
 
 def _fits(sent: np.ndarray, seconds: np.ndarray) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""MaxText on TPU v5e and v5p: the README of AI-Hypercomputer/maxtext."""
+"""MaxText on TPU v5e and v5p (README of AI-Hypercomputer/maxtext)."""
 
 from collections.abc import Iterator
 from math import log2
@@ -13,19 +13,19 @@ VOCABULARY = 32000
 
 
 def reason(row: dict[str, str]) -> str:
-    """Why a row cannot be scored; empty if it can."""
+    """Returns why a row cannot be scored; empty if it can."""
     return "" if row["seq"] and _scale(row["model"]) else REASON
 
 
 def cases() -> Iterator[Case]:
-    """Every row that can be scored."""
+    """Yields every row that can be scored."""
     for i, row in enumerate(rows(TABLE)):
         if not reason(row):
             yield _case(i, row)
 
 
 def _case(number: int, row: dict[str, str]) -> Case:
-    remat = "all" if row["remat"].startswith("full") else "weights"  # "minimal" keeps the products with weights
+    remat = "all" if row["remat"].startswith("full") else "weights"  # "minimal" stores the matmuls with weights
     config = _config(_scale(row["model"]), int(row["seq"]), remat)
     chips, dcn, tp = int(row["chips"]), int(row["dcn_dp"]), int(row["ici_tp"])
     batch = round(float(row["per_device_batch"]) * chips)
@@ -41,13 +41,13 @@ def _case(number: int, row: dict[str, str]) -> Case:
 
 
 def _scale(model: str) -> int:
-    """The doublings of MaxText's smallest model; 0 if it is no power of two of it."""
+    """Returns how often MaxText's smallest model is doubled; 0 if the size is not a power of two."""
     size = int(model.removesuffix("B"))
     return int(log2(size)) if size & (size - 1) == 0 else 0
 
 
 def _config(doublings: int, seq: int, remat: str) -> Config:
-    """MaxText's ``global_parameter_scale`` (pyconfig.py): heads and hidden, embed, layers are doubled in turn."""
+    """Doubles heads and hidden, embed, and layers in turn, as MaxText's ``global_parameter_scale`` (pyconfig.py)."""
     each, rest = divmod(doublings, 3)
     wide, embed = 2 ** (each + (rest > 0)), 2 ** (each + (rest > 1))
     heads = 16 * wide
@@ -66,7 +66,7 @@ def _config(doublings: int, seq: int, remat: str) -> Config:
 
 
 def _model_flops(c: Config, batch: int) -> float:
-    """FLOPs of a step without recomputation, as MaxText counts them: attention whole, the embedding's look-up not."""
+    """Returns FLOPs per step without recomputation, as MaxText counts them: full attention, no embedding lookup."""
     tokens, width = batch * c.seq, c.heads * c.head
     weights = c.layers * (4 * c.embed * width + 3 * c.embed * c.hidden) + c.embed * c.vocab
     return 3.0 * (2 * tokens * weights + 4 * tokens * c.seq * width * c.layers)

@@ -1,13 +1,13 @@
-"""The tables of Megatron-LM: GPT on DGX A100 and H100, tensor and pipeline parallel.
+"""Tables of Megatron-LM: GPT on DGX A100 and H100, tensor and pipeline parallel.
 
-What the tables do not say is assumed, once per table, and stated in docs/predictions.md.
+Settings that a table omits are assumed per table, as listed in docs/predictions.md.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
-from bench.published.case import PIECES, TENSOR, WHOLE, Case, rows, stages
+from bench.published.case import PIECES, REPLICATED, TENSOR, Case, rows, stages
 from meshdsl.models.gpt import Config
 
 Row = dict[str, str]
@@ -15,7 +15,7 @@ _RULES = f"batch:data layers:pipe {TENSOR}"
 
 
 def sc21() -> Iterator[Case]:
-    """Narayanan et al. 2021, table 1: everything computed again, no sharded optimizer."""
+    """Narayanan et al. 2021, table 1: full recomputation, replicated optimizer state."""
     for i, row in enumerate(rows("megatron_sc21_table1")):
         yield _case("megatron_sc21_table1", i, row, float(row["derived_iter_s"]), row["recompute"])
 
@@ -30,7 +30,7 @@ def h100_weak() -> Iterator[Case]:
     """The README of Megatron-LM, July 2024: weak scaling on H100, with flash attention and a sharded optimizer."""
     for i, row in enumerate(rows("megatron_h100_weak_2024")):
         chunks = {1: "1", 2: "6", 16: "7"}[int(row["pp"])]
-        row = {**row, "mbs": str(_share(row)), "vp": chunks, "sequence_parallel": "tp"}
+        row = {**row, "mbs": str(_microbatch_size(row)), "vp": chunks, "sequence_parallel": "tp"}
         flops = _model_flops(row) / int(row["gpus"])
         seconds = flops / float(row["tflops_per_gpu_model"]) / 1e12
         yield _case("megatron_h100_weak_2024", i, row, seconds, "fused", "dgx-h100", {})
@@ -43,7 +43,7 @@ def _case(
     seconds: float,
     recompute: str,
     hardware: str = "dgx-a100",
-    layouts: dict[str, str] = WHOLE,
+    layouts: dict[str, str] = REPLICATED,
 ) -> Case:
     n = _numbers(row)
     microbatches = n["gbs"] // (n["dp"] * n["mbs"])
@@ -73,7 +73,7 @@ def _case(
         pipeline,
         n["vp"],
         layouts,
-        overlap=not layouts,  # of 2021 and 2022: gradients are summed when all of them are there
+        overlap=not layouts,  # 2021 and 2022: gradients are reduced after the backward pass
         pieces=1 if layouts else PIECES,  # the README names --tp-comm-overlap
     )
 
@@ -83,12 +83,12 @@ def _numbers(row: Row) -> dict[str, Any]:
 
 
 def _model_flops(row: Row) -> float:
-    """FLOPs of a step without recomputation (Narayanan et al. 2021, 5.1)."""
+    """Returns FLOPs per step without recomputation (Narayanan et al. 2021, 5.1)."""
     n = _numbers(row)
     s, h, layers, vocab = n["seq"], n["hidden"], n["layers"], n["vocab"]
     return 72.0 * n["gbs"] * s * layers * h**2 * (1 + s / (6 * h) + vocab / (12 * layers * h))
 
 
-def _share(row: Row) -> int:
-    """Sequences of a microbatch: one of those of a rank through stages, else all of them."""
+def _microbatch_size(row: Row) -> int:
+    """Returns sequences per microbatch: one with pipeline stages, else all of a rank."""
     return 1 if row["pp"] != "1" else int(row["gbs"]) // int(row["dp"])

@@ -1,4 +1,4 @@
-"""MPT with PyTorch FSDP on A100 and H100: the benchmarking page of mosaicml/llm-foundry."""
+"""MPT with PyTorch FSDP on A100 and H100 (benchmarking page of mosaicml/llm-foundry)."""
 
 from collections.abc import Iterator
 
@@ -19,16 +19,16 @@ SIZES = {  # layers, width, heads: scripts/train/yamls/pretrain of mosaicml/llm-
     "70b": (80, 8192, 64),
 }
 HARDWARE = {"a100_80gb": "dgx-a100", "a100_40gb": "dgx-a100", "h100_80gb": "dgx-h100"}
-MEMORY = {"a100_40gb": 1.555e12}  # bytes per second by the data sheet, where it is not that of the preset
+MEMORY = {"a100_40gb": 1.555e12}  # bytes per second from the data sheet, where it differs from the preset
 
 
 def reason(row: dict[str, str]) -> str:
-    """Why a row cannot be scored; empty if it can."""
+    """Returns why a row cannot be scored; empty if it can."""
     return "a topology has no rate for FP8 products" if row["precision"] == "amp_fp8" else ""
 
 
 def cases() -> Iterator[Case]:
-    """Every row that can be scored."""
+    """Yields every row that can be scored."""
     for i, row in enumerate(rows(TABLE)):
         if not reason(row):
             yield _case(i, row)

@@ -1,4 +1,4 @@
-"""docs/predictions.md and its plot, from scored rows."""
+"""Writes docs/predictions.md and its plot from scored rows."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,13 @@ ERRORS = (
 RANKS = ("table", "half", "pairs ranked right", "wrong", "Kendall tau", "goal")
 ROWS = ("row", "measured", "predicted", "error", "not hidden: planned one after the other", "of that sent", "gap")
 LEFT = ("table", "rows", "why they are not scored")
-GOAL, MOST, TAU = 0.10, 0.25, 0.8
+GOAL, MOST, TAU = 0.10, 0.25, 0.8  # goals: median error, 90th percentile, Kendall tau
 WAITING = "not planned yet: with stages, a row takes the planner up to minutes"
-_WORST = 12
+_WORST = 12  # rows in the table of the largest errors
 
 
 def write_page(scored: Sequence[Scored], waiting: Sequence[Case] = ()) -> None:
-    """Write both files; rows that are ``waiting`` have no prediction yet."""
+    """Writes both files; rows of ``waiting`` have no prediction yet."""
     tables = list(dict.fromkeys(case.table for case, _ in scored))
     PLOT.write_text(scatter(scored, tables))
     worst = sorted((row for row in scored if not row[0].fitted), key=lambda row: -abs(error(row)))[:_WORST]

@@ -1,7 +1,8 @@
-"""The scatter plot of predicted against measured seconds, as SVG."""
+"""Scatter plots of predicted against measured seconds, as SVG."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, floor, log10
+from typing import NamedTuple
 
 from bench.published.score import Scored
 
@@ -10,17 +11,24 @@ COLOURS = ("#3b6ea8", "#c0504d", "#6a994e", "#e08e2b", "#7b5ea7", "#4a4e54")
 _TEXT = 'font-family="system-ui, sans-serif" font-size="11" fill="#5c6570"'
 
 
-Point = tuple[float, float, int, bool, str]  # measured, predicted, number of its group, whether it is full, what it is
+class Point(NamedTuple):
+    """A circle of the plot: measured and predicted seconds, group, whether it is filled, and its tooltip."""
+
+    measured: float
+    predicted: float
+    group: int
+    filled: bool
+    title: str
 
 
 def scatter(rows: Sequence[Scored], tables: Sequence[str]) -> str:
-    """Full circles are scored, empty ones fitted; the band is 10% either way."""
-    found = [(c.measured, p.seconds, tables.index(c.table), not c.fitted, c.label) for c, p in rows]
-    return points(found, tables, band=0.1)
+    """Returns the plot of scored (filled) and fitted (hollow) rows, with a band of 10% around equality."""
+    circles = [Point(c.measured, p.seconds, tables.index(c.table), not c.fitted, c.label) for c, p in rows]
+    return points(circles, tables, band=0.1)
 
 
 def points(rows: Sequence[Point], groups: Sequence[str], band: float) -> str:
-    """Predicted against measured seconds, both axes logarithmic, and a band around what is equal."""
+    """Returns predicted against measured seconds on logarithmic axes, with a relative band around equality."""
     values = [seconds for row in rows for seconds in row[:2]]
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     at = lambda seconds: EDGE + (log10(seconds) - low) / (high - low) * (SIZE - 2 * EDGE)  # noqa: E731
@@ -47,10 +55,9 @@ def _frame(powers: Sequence[int], at: Callable[[float], float], band: float) -> 
 
 
 def _circle(row: Point, at: Callable[[float], float]) -> str:
-    measured, predicted, group, full, what = row
-    fill = COLOURS[group] if full else "none"
-    place = f'cx="{at(measured):.1f}" cy="{SIZE - at(predicted):.1f}"'
-    return f'<circle {place} r="3.5" stroke="{COLOURS[group]}" fill="{fill}"><title>{what}</title></circle>'
+    fill = COLOURS[row.group] if row.filled else "none"
+    centre = f'cx="{at(row.measured):.1f}" cy="{SIZE - at(row.predicted):.1f}"'
+    return f'<circle {centre} r="3.5" stroke="{COLOURS[row.group]}" fill="{fill}"><title>{row.title}</title></circle>'
 
 
 def _legend(tables: Sequence[str]) -> Iterator[str]:

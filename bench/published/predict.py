@@ -1,13 +1,12 @@
-"""What our planner says a row takes.
+"""Predicts the step time of a row.
 
-A row without stages takes what its plan says: the simulated step if the system overlaps, else one thing after the
-other. Of a row with stages, the planner plans the step of one stage: its layers, and embedding and head, for as many
-microbatches and for twice as many, on the mesh without ``pipe``. The difference is what these take, the remainder what
-is done once; which part of a microbatch is the layers' is read from how often operations run. When stages then run is
-the row's own schedule (``meshdsl.schedules.simulate``), with the head on the last stage. The whole step as our own
-program
-runs it is not what was measured: its ticks copy what they keep into a stash, and pick chunks of weights from all of
-them.
+Without pipeline stages, the prediction is the plan's: simulated seconds if the system overlaps communication, else
+sequential seconds. With stages, the step of one stage (its layers, embedding and head) is planned on the mesh without
+``pipe``, for the row's microbatches and for twice as many. The difference is the time of the microbatches, the rest is
+spent once per step; iteration counts of operations separate the layers from the rest of a microbatch. The stages are
+then simulated under the row's own schedule (``meshdsl.schedules.simulate``), with the head on the last stage. Our own
+pipelined program is not planned, since the measured systems do not run it: its ticks copy activations into a stash and
+select chunks of weights.
 """
 
 import json
@@ -27,12 +26,14 @@ from meshdsl.schedules.simulate import Durations, time_schedule
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a row.
+    """The prediction of a row.
 
     Args:
-      seconds: of the step. planned: one thing after the other; of one stage and its microbatches if the row has stages.
-      gap: of the plan, how far from the optimum it can be. sent: seconds of its collectives.
-      planning: seconds of processor time that it took.
+      seconds: predicted seconds per step.
+      planned: sequential seconds of the plan; with stages, of one stage and its microbatches.
+      gap: relative optimality gap of the plan.
+      sent: seconds of the plan's collectives.
+      planning: processor seconds of planning.
     """
 
     seconds: float
@@ -43,7 +44,7 @@ class Prediction:
 
 
 def predict(case: Case, topology: Topology) -> Prediction:
-    """Plan a row and time it."""
+    """Plans a row and predicts its step time."""
     start = time.process_time()
     plans = (
         [case.plan(topology)]
@@ -51,47 +52,47 @@ def predict(case: Case, topology: Topology) -> Prediction:
         else [case.stage(n * case.microbatches).plan(topology) for n in (1, 2)]
     )
     seconds = [plan.simulated_seconds if case.overlap else plan.seconds for plan in plans]
-    found = seconds[0] if case.stages == 1 else _staged(case, topology, plans[0], seconds)
+    total = seconds[0] if case.stages == 1 else _pipelined(case, topology, plans[0], seconds)
     sent = sum(c.seconds * c.trips for c in plans[0].collectives)
-    return Prediction(found, plans[0].seconds, max(p.gap for p in plans), sent, time.process_time() - start)
+    return Prediction(total, plans[0].seconds, max(p.gap for p in plans), sent, time.process_time() - start)
 
 
-def _staged(case: Case, topology: Topology, plan: Plan, seconds: Sequence[float]) -> float:
-    """Seconds of a step of which one stage takes ``seconds`` for its microbatches, and for twice as many."""
-    all_of_them, chunks = seconds[1] - seconds[0], case.chunks
+def _pipelined(case: Case, topology: Topology, plan: Plan, seconds: Sequence[float]) -> float:
+    """Returns seconds per pipelined step, given those of one stage for its microbatches and for twice as many."""
+    microbatches, chunks = seconds[1] - seconds[0], case.chunks
     forward, backward, head = _shares(plan, case.microbatches)
-    share = all_of_them / case.microbatches / (forward + backward + head) / chunks
+    share = microbatches / case.microbatches / (forward + backward + head) / chunks
     last = 1 + head * chunks / (forward + backward)
     shares = [(1.0, 1.0)] * (case.stages * chunks - 1) + [(last, last)]
-    handed = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.handed)
+    permute = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.stage_bytes)
     schedule = make_schedule("interleaved" if chunks > 1 else "1f1b", case.stages, case.microbatches, chunks)
-    timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, handed, shares))
-    return timed.seconds + seconds[0] - all_of_them
+    timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, permute, shares))
+    return timed.seconds + seconds[0] - microbatches
 
 
 def _shares(plan: Plan, microbatches: int) -> tuple[float, float, float]:
-    """Of a step in microbatches, seconds of the layers' forward and backward, and of what runs once per microbatch."""
-    found = {"forward": 0.0, "backward": 0.0, "head": 0.0}
+    """Returns seconds per step of the layers' forward and backward passes, and of the rest of the microbatches."""
+    total = {"forward": 0.0, "backward": 0.0, "head": 0.0}
     spans = [(span.phase, span.trips, span.seconds) for span in plan.spans]
     for phase, trips, seconds in (*spans, *((c.phase, c.trips, c.seconds) for c in plan.collectives)):
         if trips >= microbatches:
-            found["head" if trips == microbatches else phase] += trips * seconds
-    return found["forward"], found["backward"], found["head"]
+            total["head" if trips == microbatches else phase] += trips * seconds
+    return total["forward"], total["backward"], total["head"]
 
 
-def predictions(cases: Iterable[Case], kept: Path | None) -> Iterator[tuple[Case, Prediction]]:
-    """Every row with its prediction; those in the file ``kept`` are taken from there, others are added to it."""
-    known = read_predictions(kept)
+def predictions(cases: Iterable[Case], cache: Path | None) -> Iterator[tuple[Case, Prediction]]:
+    """Yields every row with its prediction, read from the file ``cache`` or computed and appended to it."""
+    known = read_predictions(cache)
     for case in cases:
         if case.key not in known:
             known[case.key] = predict(case, topology(case.hardware))
-            if kept:
-                with kept.open("a") as file:
+            if cache:
+                with cache.open("a") as file:
                     file.write(json.dumps([case.key, asdict(known[case.key])]) + "\n")
         yield case, known[case.key]
 
 
 def read_predictions(file: Path | None) -> dict[str, Prediction]:
-    """The predictions in a file, by the keys of their rows; none if there is no file yet."""
+    """Returns the predictions in a file, by row key; empty if the file does not exist."""
     lines = file.read_text().splitlines() if file and file.exists() else []
-    return {key: Prediction(**found) for key, found in map(json.loads, lines)}
+    return {key: Prediction(**fields) for key, fields in map(json.loads, lines)}

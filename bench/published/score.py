@@ -1,4 +1,4 @@
-"""How far predictions are off: errors of a half of a table, and whether configurations are ranked right."""
+"""Scores predictions: relative errors, and rank correlation between configurations of a model."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Errors:
 
     @property
     def median(self) -> float:
-        """Of all of them."""
+        """The median error."""
         return float(np.median(self.errors)) if self.errors else float("nan")
 
     @property
     def most(self) -> float:
-        """Nine in ten are smaller."""
+        """The 90th percentile."""
         return float(np.percentile(self.errors, 90)) if self.errors else float("nan")
 
     def __str__(self) -> str:
@@ -33,24 +33,24 @@ class Errors:
 
 
 def error(row: Scored) -> float:
-    """Predicted over measured, less one."""
-    case, found = row
-    return found.seconds / case.measured - 1
+    """Returns predicted over measured seconds, minus one."""
+    case, prediction = row
+    return prediction.seconds / case.measured - 1
 
 
 def errors(rows: Iterable[Scored]) -> Errors:
-    """Of these rows."""
+    """Returns the absolute errors of rows."""
     return Errors(tuple(abs(error(row)) for row in rows))
 
 
 def kendall(rows: Sequence[Scored]) -> tuple[int, int]:
-    """Pairs of configurations of one model that are ranked right, and wrong, by seconds per token and device.
+    """Returns concordant and discordant pairs of configurations of one model, by device-seconds per token.
 
-    Pairs whose measurements are within 2% of each other are no pairs: repetitions differ by as much.
+    Pairs measured within 2% of each other do not count, since repetitions differ by as much.
     """
     right = wrong = 0
-    for _, alike in groupby(sorted(rows, key=lambda r: r[0].model), key=lambda r: r[0].model):
-        for (a, p), (b, q) in combinations(list(alike), 2):
+    for _, group in groupby(sorted(rows, key=lambda r: r[0].model), key=lambda r: r[0].model):
+        for (a, p), (b, q) in combinations(list(group), 2):
             measured = a.per_token(a.measured) / b.per_token(b.measured)
             if abs(measured - 1) > 0.02:
                 agrees = (a.per_token(p.seconds) < b.per_token(q.seconds)) == (measured < 1)

@@ -1,1 +1,1 @@
-"""Plans judged by compilers of devices that are not there."""
+"""Plans checked by the compilers of absent TPUs and GPUs: ``python -m bench.targets`` writes docs/targets.md."""

@@ -1,10 +1,10 @@
-"""Plans judged by the compilers of TPUs and GPUs that are not there: docs/targets.md.
+"""Checks plans with the compilers of absent TPUs and GPUs, and writes docs/targets.md.
 
 python -m bench.targets [gallery] [models] [limits]
 
 Every strategy of the gallery, and models of more than 100 MB per device, are planned, lowered and compiled for a
-target: is the lowered program the plan, what did the compiler make of it, how much memory does that take, and does it
-fit. What was found is kept in .cache/targets, a file per case, and all of it is written down.
+target. The page shows whether the lowered program equals the plan, the collectives and FLOPs of the compiled program,
+its memory, and whether it fits. Results are cached in .cache/targets, one file per case.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from meshdsl.util.text import bytes_text
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "targets.md"
-KEPT = ROOT / ".cache" / "targets"
+CACHE = ROOT / ".cache" / "targets"
 GALLERY = {4: ("tpu-v5e:2x2", "dgx-h100:4"), 8: ("tpu-v5e:2x4", "dgx-h100:8")}
 TPU = "tpu-v5e:2x4"
 BF16 = {"dtype": "bfloat16"}
 GPT = gpt.Config(layers=12, embed=768, heads=12, seq=1024, vocab=50304, **BF16)
-GPT_AGAIN = gpt.Config(layers=12, embed=768, heads=12, seq=1024, vocab=50304, remat="all", **BF16)
+GPT_REMAT = gpt.Config(layers=12, embed=768, heads=12, seq=1024, vocab=50304, remat="all", **BF16)
 LLAMA = llama.Config(8, 1024, 2816, 16, 8, 64, seq=1024, vocab=32000, remat="all", **BF16)
 MIXTURE = mixture.Config(4, 768, 2048, 12, 4, 64, 1024, 32000, experts=8, choices=2, group=1024, **BF16)
 T5 = t5.Config(6, 512, 2048, 8, 64, 32128)
@@ -43,11 +43,11 @@ LLAMA_F32 = llama.Config(6, 768, 2048, 12, 4, 64, seq=512, vocab=32000)
 VIT_WIDE = vit.Config(8, 1024, 16, patch=16, image=224, classes=1000)
 MLP = "features=4096 hidden=16384 classes=1024 layers=6"
 
-# model -> its rules, its program under rules for a batch, a batch, and batches on either side of 16 GB
+# model -> its rules, its program for rules and a batch, the usual batch, and batches on either side of 16 GB
 Make = Callable[[Any, int], Program]
 MODELS: dict[str, tuple[Any, Make, int, tuple[int, ...]]] = {
     "GPT-2 124M": (gpt.RULES["fsdp"], lambda rules, n: gpt.program(GPT, rules, n), 16, (64, 96)),
-    "GPT-2 124M, computed again": (gpt.RULES["data"], lambda rules, n: gpt.program(GPT_AGAIN, rules, n), 16, ()),
+    "GPT-2 124M, recomputed": (gpt.RULES["data"], lambda rules, n: gpt.program(GPT_REMAT, rules, n), 16, ()),
     "Llama, 8 layers of 1,024": (
         llama.RULES["fsdp+tensor"],
         lambda rules, n: llama.program(LLAMA, rules, n),
@@ -72,18 +72,17 @@ PARTS = ("gallery", "models", "limits")
 
 
 def main() -> None:
-    """The command."""
+    """Compiles the cases that are not cached, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    asked = parser.parse_args().parts or PARTS
-    for part in asked:
-        for case, target, judge in _cases(part):
-            _keep(part, case, target, judge)
+    for part in parser.parse_args().parts or PARTS:
+        for case, target, compile_case in _cases(part):
+            _compile_once(part, case, target, compile_case)
     PAGE.write_text(page())
 
 
 def _cases(part: str) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
-    """Case, target, and what finds out about it."""
+    """Yields name, target, and a function that compiles the case and returns its facts."""
     if part == "gallery":
         for strategy in map(Strategy, FILES):
             for target in GALLERY[strategy.mesh.size]:
@@ -101,7 +100,7 @@ def _model(program: Program) -> dict[str, Any]:
 
 
 def compile_for(sharded: Sharded, args: Any, target: str) -> dict[str, Any]:
-    """What verify says, as plain values; a step that does not fit has what its compiler says of it."""
+    """Plans and verifies a step for a target; returns plain facts, or the message of a compilation that failed."""
     plan = sharded.plan(*args)
     found: dict[str, Any] = {"bytes": plan.bytes, "memory": plan.memory, "compiler": parse_target(target).compiler}
     try:
@@ -113,18 +112,18 @@ def compile_for(sharded: Sharded, args: Any, target: str) -> dict[str, Any]:
     return found | held | {"made": float(sum(line.made or 0 for line in report.lines))}
 
 
-def _keep(part: str, case: str, target: str, judge: Callable[[], dict[str, Any]]) -> None:
-    file = KEPT / part / f"{case} on {target}.json"
+def _compile_once(part: str, case: str, target: str, compile_case: Callable[[], dict[str, Any]]) -> None:
+    file = CACHE / part / f"{case} on {target}.json"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"case": case, "target": target} | judge()))
+        file.write_text(json.dumps({"case": case, "target": target} | compile_case()))
         jax.clear_caches()
         print(file.stem, flush=True)
 
 
 def page() -> str:
-    """docs/targets.md."""
-    found = {part: [json.loads(file.read_text()) for file in sorted((KEPT / part).glob("*.json"))] for part in PARTS}
+    """Returns the text of docs/targets.md."""
+    found = {part: [json.loads(file.read_text()) for file in sorted((CACHE / part).glob("*.json"))] for part in PARTS}
     compilers = sorted({fact["compiler"] for facts in found.values() for fact in facts})
     introduction = (Path(__file__).parent / "introduction.md").read_text().rstrip()
     texts = {"gallery": (GALLERY_TEXT, _gallery), "models": (MODELS_TEXT, _models), "limits": (LIMITS_TEXT, _limits)}
@@ -149,19 +148,19 @@ def _strategy(fact: dict[str, Any]) -> list[str]:
 
 def _models(facts: list[dict[str, Any]]) -> str:
     header = ("model", "memory planned", "compiled", "planned / compiled", "bytes lowered", "FLOPs compiled / planned")
-    kept = [fact for fact in facts if "fault" not in fact]
-    ratios = [fact["memory"] / fact["compiled memory"] for fact in kept]
+    compiled = [fact for fact in facts if "fault" not in fact]
+    ratios = [fact["memory"] / fact["compiled memory"] for fact in compiled]
     rows = [
         (
             *(fact["case"], bytes_text(fact["memory"]), bytes_text(fact["compiled memory"])),
             *(f"{ratio:.3f}", "as planned", f"{fact['flops'][1] / fact['flops'][0]:.3f}"),
         )
-        for fact, ratio in zip(kept, ratios, strict=True)
+        for fact, ratio in zip(compiled, ratios, strict=True)
     ]
     off = np.abs(np.array(ratios) - 1)
     within = f"{(off <= 0.15).sum()} of {len(off)} are within 15%, at which we aimed"
-    said = f"{within}; off by {np.median(off):.0%} in the median, {off.max():.0%} at most."
-    return f"{table(header, rows)}\n\n{said}"
+    summary = f"{within}; off by {np.median(off):.0%} in the median, {off.max():.0%} at most."
+    return f"{table(header, rows)}\n\n{summary}"
 
 
 def _limits(facts: list[dict[str, Any]]) -> str:

@@ -1,5 +1,5 @@
-"""The zoo: training losses of other people's libraries, planned, run and compared with the unsharded step.
+"""The zoo: training steps of third-party libraries, planned, run and compared with the unsharded step.
 
-The models are not ours, and neither are their primitives, loops and calls: what fails here
-fails for a user. Each case is a function that returns a :class:`bench.zoo.case.Case`.
+Models, primitives, loops and calls are those of the libraries, so a failure here is a failure that users meet. Each
+case is a function that returns a :class:`bench.zoo.case.Case`.
 """

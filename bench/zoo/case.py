@@ -1,4 +1,4 @@
-"""A case: a loss, its parameters and a batch, as a training step that can be planned."""
+"""A case of the zoo: loss, parameters and batch, from which a training step is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,14 @@ ADAMW = optax.adamw(1e-3)
 
 @dataclass(frozen=True)
 class Case:
-    """What a builder returns.
+    """A loss with its parameters and batch.
 
     Args:
-      loss: a scalar function of parameters and batch.
-      dim: the batch's dim in every array of the batch.
-      optimizer: of optax.
+      loss: ``(params, batch) -> scalar``.
+      params: initial parameters.
+      batch: a pytree of arrays.
+      dim: the batch dim of every array of ``batch``.
+      optimizer: an optax optimizer.
     """
 
     loss: Callable[[Any, Any], jax.Array]
@@ -31,7 +33,7 @@ class Case:
     optimizer: optax.GradientTransformation = ADAMW
 
     def program(self) -> Program:
-        """One step: parameters and optimizer state are replaced; loss and gradients are returned as well."""
+        """Returns ``step(params, state, batch) -> (params, state, (loss, gradients))``."""
 
         def step(params, state, batch):
             loss, gradients = jax.value_and_grad(self.loss)(params, batch)
@@ -43,15 +45,15 @@ class Case:
 
 
 def floats(seed: int, *shape: int) -> jax.Array:
-    """Normal numbers."""
+    """Returns standard normal float32 numbers."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def ids(seed: int, below: int, *shape: int) -> jax.Array:
-    """Whole numbers from 0 on."""
+    """Returns uniform int32 numbers in ``[0, below)``."""
     return jnp.asarray(np.random.default_rng(seed).integers(0, below, shape), jnp.int32)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean over all labels."""
+    """Returns the mean over all labels."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()

@@ -1,8 +1,8 @@
-"""How near to the optimum the plans of the zoo are proved to be, on one, two and three mesh axes.
+"""Optimality gaps of the zoo's plans on one, two and three mesh axes.
 
 python -m bench.zoo.gaps [case ...]
 
-Nothing is run. What was measured is kept, and all of it is a section of ``docs/zoo.md``.
+Steps are planned but not run. Results are cached in .cache/zoo-gaps and written to a section of docs/zoo.md.
 """
 
 import argparse
@@ -31,17 +31,17 @@ the table above and on a DGX H100. The batch is split over `data`, everything el
 processor seconds, with tracing. The jaxpr of inference differs from process to process (its library sums in the order
 of a set), and so do its plans.
 """
-NEXT = "## Fallbacks\n"  # what follows on the page
+NEXT = "## Fallbacks\n"  # the next section of the page
 
 
 def main() -> None:
-    """The command."""
+    """Measures the selected cases and writes the section."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; all by default")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
     CACHE.mkdir(parents=True, exist_ok=True)
-    for name in asked.cases or CASES:
+    for name in options.cases or CASES:
         rows = []
         for row in gaps(name):
             print(row, flush=True)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def gaps(name: str) -> Iterator[Row]:
-    """A case on every topology and mesh."""
+    """Plans a case on every topology and mesh."""
     program = build_case(name).program()
     for topology in (Mesh(data=8).topology.name, NODE):
         for axes in MESHES:
@@ -65,7 +65,7 @@ def gaps(name: str) -> Iterator[Row]:
 
 
 def replace_section(page: str, section: str) -> str:
-    """The page with a section of gaps, in the place of the one that it has."""
+    """Returns the page with its section of gaps replaced, or inserted."""
     before = "\n".join(page_section(page, TITLE)).strip()
     rest = page.replace(f"{before}\n\n", "") if before else page
     return rest.replace(NEXT, f"{section.strip()}\n\n{NEXT}")
@@ -74,12 +74,9 @@ def replace_section(page: str, section: str) -> str:
 def _section(rows: Sequence[Row]) -> str:
     header = ("case", "topology", "mesh", "predicted step", "gap", "seconds")
     proved, largest = sum(row["gap"] == 0 for row in rows), max(row["gap"] for row in rows)
-    said = f"Proved optimal: {proved} of {len(rows)}; the largest gap is {percent(largest)}."
-    return "\n".join([TITLE, table(header, [_row(row) for row in rows]), "", said, "", _machine()])
-
-
-def _machine() -> str:
-    return f"2 x86-64 cores, busy with other programs; {versions()}"
+    summary = f"Proved optimal: {proved} of {len(rows)}; the largest gap is {percent(largest)}."
+    machine = f"2 x86-64 cores, busy with other programs; {versions()}"
+    return "\n".join([TITLE, table(header, [_row(row) for row in rows]), "", summary, "", machine])
 
 
 def _row(row: Row) -> tuple[str, ...]:

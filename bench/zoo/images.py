@@ -1,4 +1,4 @@
-"""Models of images and fields: convolutions, batch norm, Fourier transforms."""
+"""Models on images and fields: convolutions, batch norm, Fourier transforms."""
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ from bench.zoo.case import Case, cross_entropy, floats, ids
 
 
 def regnet() -> Case:
-    """Grouped convolutions, squeeze and excite, statistics of the whole batch."""
+    """RegNet (transformers): grouped convolutions, squeeze and excite, batch norm over the whole batch."""
     sizes = {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "groups_width": 16}
     model = FlaxRegNetForImageClassification(
         RegNetConfig(**sizes, layer_type="y", num_labels=8), seed=1, input_shape=(1, 32, 32, 3)
@@ -21,35 +21,35 @@ def regnet() -> Case:
 
     def loss(params, batch):
         variables = {"params": params, "batch_stats": averages}
-        made, _ = model.module.apply(variables, batch["image"], deterministic=False, mutable=["batch_stats"])
-        return cross_entropy(made.logits, batch["kind"])
+        output, _ = model.module.apply(variables, batch["image"], deterministic=False, mutable=["batch_stats"])
+        return cross_entropy(output.logits, batch["kind"])
 
     batch = {"image": floats(0, 16, 32, 32, 3), "kind": ids(1, 8, 16)}
     return Case(loss, model.params["params"], batch, optimizer=optax.sgd(0.05, momentum=0.9))
 
 
 def convnext() -> Case:
-    """Convolutions of one channel each, layer norm, whole blocks dropped at random."""
+    """ConvNeXt (equimo): depthwise convolutions, layer norm, stochastic depth."""
     sizes = {"depths": [1, 1, 2, 1], "dims": [16, 16, 32, 32], "num_classes": 8, "drop_path_rate": 0.2}
     model = eqx.filter_jit(lambda key: ConvNeXt(3, **sizes, key=key))(jax.random.PRNGKey(1))
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
     def loss(params, batch):
         keys = jax.random.split(jax.random.PRNGKey(2), len(batch["kind"]))
-        whole = eqx.combine(params, static)
-        made = jax.vmap(lambda image, key: whole(image, key=key, inference=False))(batch["image"], keys)
-        return cross_entropy(made, batch["kind"])
+        model = eqx.combine(params, static)
+        logits = jax.vmap(lambda image, key: model(image, key=key, inference=False))(batch["image"], keys)
+        return cross_entropy(logits, batch["kind"])
 
     return Case(loss, params, {"image": floats(0, 16, 3, 32, 32), "kind": ids(1, 8, 16)})
 
 
 def fourier() -> Case:
-    """A neural operator on lines: transforms, complex weights for the lowest frequencies."""
+    """A Fourier neural operator in 1D (pdequinox): FFTs, complex weights for the lowest frequencies."""
     model = pdequinox.arch.ClassicFNO(1, 2, 1, hidden_channels=16, num_modes=6, num_blocks=3, key=jax.random.PRNGKey(1))
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
     def loss(params, batch):
-        made = jax.vmap(eqx.combine(params, static))(batch["before"])
-        return jnp.mean(jnp.abs(made - batch["after"]) ** 2)
+        predicted = jax.vmap(eqx.combine(params, static))(batch["before"])
+        return jnp.mean(jnp.abs(predicted - batch["after"]) ** 2)
 
     return Case(loss, params, {"before": floats(0, 16, 2, 64), "after": floats(1, 16, 1, 64)})

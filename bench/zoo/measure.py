@@ -1,6 +1,7 @@
-"""What is measured of a case: first its plan and what is communicated, then the time of a step.
+"""Measures a case in two parts: plan and communication, then step time.
 
-Both are written down as they come, what is ours first: the XLA partitioner ends the process of some cases.
+Facts are written as soon as they are known, ours before XLA's, because the XLA partitioner crashes the process on some
+cases.
 """
 
 import json
@@ -46,18 +47,18 @@ OURS, XLA = "meshdsl", "XLA partitioner"
 
 
 def build_case(name: str) -> Case:
-    """A case by its name."""
+    """Returns a case by its name."""
     make: Callable[[], Case] = getattr(import_module(f"bench.zoo.{CASES[name]}"), name)
     return make()
 
 
 def measure(name: str, part: str, folder: Path, rounds: int) -> None:
-    """Write down one part of what is measured of a case: ``plan`` or ``time``."""
+    """Measures one part of a case, ``plan`` or ``time``, and writes its facts to ``folder``."""
     case, file = build_case(name), folder / f"{name}.json"
-    known = json.loads(file.read_text()) if file.exists() and part == "time" else {}
-    for found in _planned(case) if part == "plan" else _timed(case, rounds):
-        known |= found
-        file.write_text(json.dumps(known, indent=1))
+    facts = json.loads(file.read_text()) if file.exists() and part == "time" else {}
+    for fact in _planned(case) if part == "plan" else _timed(case, rounds):
+        facts |= fact
+        file.write_text(json.dumps(facts, indent=1))
 
 
 def _planned(case: Case) -> Facts:
@@ -66,8 +67,8 @@ def _planned(case: Case) -> Facts:
     plan = sharded.plan(*program.args)
     traced = pad_program(trace(program.step, program.args), dict(plan.padded))
     yield {"operations": sum(1 for _ in walk(traced.graph)), "machine": machine()}
-    stuck = fallbacks(traced, plan.solution)
-    yield {"fallbacks": [[x.name, x.source, "uneven" if x.uneven else "fallback", x.bytes] for x in stuck]}
+    gathered = fallbacks(traced, plan.solution)
+    yield {"fallbacks": [[x.name, x.source, "uneven" if x.uneven else "fallback", x.bytes] for x in gathered]}
     yield from _compared(sharded, program)
     yield {"bytes": _bytes(sharded, program)}
     jitted = jax.jit(program.step)(*program.args)[-1]
@@ -76,9 +77,9 @@ def _planned(case: Case) -> Facts:
     yield {"XLA right": numbers_agree(jitted, stepper(compiled, program.args, shardings)())}
     compiled, inputs, outputs = xla_layouts(program, MESH, case.dim)
     yield {"XLA bytes, own layouts": bytes_sent(compiled.as_text(), MESH)}
-    stated = {array.path: layout for array, layout in zip(plan.inputs, inputs, strict=True)}
-    returned = {array.path: layout for array, layout in zip(plan.outputs, outputs, strict=True)}
-    pinned = parallelize(program.step, MESH, stated, returned)
+    input_pins = {array.path: layout for array, layout in zip(plan.inputs, inputs, strict=True)}
+    output_pins = {array.path: layout for array, layout in zip(plan.outputs, outputs, strict=True)}
+    pinned = parallelize(program.step, MESH, input_pins, output_pins)
     yield {"bytes, XLA's layouts": _bytes(pinned, program)}
 
 
@@ -92,17 +93,17 @@ def _timed(case: Case, rounds: int) -> Facts:
     ours = stepper(sharded, program.args, sharded.input_shardings(*program.args)[0])
     steps = {OURS: ours, XLA: stepper(compiled, program.args, shardings)}
     seconds = interleave(steps, rounds)
-    faster = ratio(seconds[OURS], seconds[XLA])
-    yield {"step ratio": [faster.median, faster.low, faster.high], "rounds": rounds}
+    times = ratio(seconds[OURS], seconds[XLA])
+    yield {"step ratio": [times.median, times.low, times.high], "rounds": rounds}
 
 
 def on_mesh(program: Program, mesh: Mesh = MESH) -> Sharded:
-    """The step of a case, its batch split over ``data``."""
+    """Returns a case's step over a mesh, its batch split over ``data``."""
     return parallelize(program.step, mesh, program.layouts, donate_argnums=DONATED)
 
 
 def _compared(sharded: Sharded, program: Program) -> Facts:
-    """The worst error, and whether the compiled program communicates as planned."""
+    """Yields the worst error, and whether the compiled program communicates as planned."""
     try:
         yield {"worst error": sharded.check(*program.args).worst}
         sharded.verify(*program.args)

@@ -1,4 +1,4 @@
-"""Recommendation, differential equations, graphs, probabilistic programs."""
+"""Recommendation, differential equations, graph networks, probabilistic programs."""
 
 import os
 
@@ -17,11 +17,11 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from bench.zoo.case import Case, floats, ids
 
-os.environ["KERAS_BACKEND"] = "jax"  # keras reads it when it is imported
+os.environ["KERAS_BACKEND"] = "jax"  # read when keras is imported
 
 
 def recommender() -> Case:
-    """Embedding tables, crossed and dense layers."""
+    """A deep and cross network (keras_rs): embedding tables, feature crosses and dense layers."""
     import keras
     import keras_rs
 
@@ -36,8 +36,8 @@ def recommender() -> Case:
     fixed = [x.value for x in model.non_trainable_variables]
 
     def loss(params, batch):
-        made, _ = model.stateless_call(params, fixed, [batch["numbers"], batch["kinds"]])
-        return optax.sigmoid_binary_cross_entropy(made[:, 0], batch["clicked"]).mean()
+        logits, _ = model.stateless_call(params, fixed, [batch["numbers"], batch["kinds"]])
+        return optax.sigmoid_binary_cross_entropy(logits[:, 0], batch["clicked"]).mean()
 
     kinds_seen = jnp.stack([ids(i, n, 64) for i, n in enumerate(sizes)], 1)
     batch = {"numbers": floats(3, 64, 8), "kinds": kinds_seen, "clicked": ids(4, 2, 64).astype(jnp.float32)}
@@ -45,14 +45,14 @@ def recommender() -> Case:
 
 
 def equation() -> Case:
-    """A learned vector field, solved with steps as long as the error allows."""
+    """A neural ODE (diffrax), solved with adaptive steps: a data-dependent loop."""
     field = eqx.nn.MLP(4, 4, 32, 2, activation=jnp.tanh, key=jax.random.PRNGKey(1))
     params, static = eqx.partition(field, eqx.is_inexact_array)
     times = jnp.linspace(0.0, 2.0, 5)
 
     def loss(params, batch):
-        whole = eqx.combine(params, static)
-        term = diffrax.ODETerm(lambda t, y, _: whole(y))
+        field = eqx.combine(params, static)
+        term = diffrax.ODETerm(lambda t, y, _: field(y))
         control = diffrax.PIDController(rtol=1e-3, atol=1e-6)
 
         def path(start):
@@ -66,7 +66,7 @@ def equation() -> Case:
 
 
 def graph() -> Case:
-    """Two rounds of messages along the edges of many small graphs, which are one array."""
+    """An interaction network (jraph): two rounds of messages on a batch of small graphs in one array."""
     graphs, nodes, edges = 16, 128, 512
     own = np.repeat(np.arange(graphs), edges // graphs) * (nodes // graphs)
     ends = [jnp.asarray(own + np.asarray(ids(i, nodes // graphs, edges)), jnp.int32) for i in (0, 1)]
@@ -96,7 +96,7 @@ def graph() -> Case:
 
 
 def inference() -> Case:
-    """A regression whose weights are uncertain: a full normal guide, several samples of the bound."""
+    """Bayesian Poisson regression (numpyro): a full-rank normal guide, eight samples of the ELBO."""
 
     def model(features, counts):
         spread = numpyro.sample("spread", dist.HalfNormal(1.0))

@@ -1,4 +1,4 @@
-"""The page that says what was measured of the cases: ``docs/zoo.md``."""
+"""Text of docs/zoo.md from the measured facts."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -34,7 +34,7 @@ FALLBACKS = """
 Operations with an operand gathered because no rule allows shards of it, or because a length does not divide over the
 devices (*uneven*), and the bytes that one device sends for it.
 """
-# Why a case misses a goal, by the goal, where that is known.
+# (goal, case) -> why the case misses the goal, where known
 EIGHT = (
     "the planner minimises predicted time: compute is split over `model` as well, and its sums run over 8 devices "
     "instead of 4"
@@ -71,10 +71,20 @@ CAUSES = {
 
 
 def page(found: Mapping[str, Facts], names: Iterable[str] = ()) -> str:
-    """The page of what was measured so far, by case; ``names`` are all cases."""
+    """Returns the page of the facts by case; cases of ``names`` without facts are listed as not measured."""
     missing = [name for name in names if name not in found]
-    left = f"\nNot measured: {', '.join(missing)}.\n" if missing else ""
-    parts = [INTRO, _main(found), left, _goals(found), OWN, _own(found), FALLBACKS, _fallbacks(found), _machines(found)]
+    unmeasured = f"\nNot measured: {', '.join(missing)}.\n" if missing else ""
+    parts = [
+        INTRO,
+        _main(found),
+        unmeasured,
+        _goals(found),
+        OWN,
+        _own(found),
+        FALLBACKS,
+        _fallbacks(found),
+        _machines(found),
+    ]
     return "\n".join(parts) + "\n"
 
 
@@ -93,7 +103,7 @@ def _row(name: str, facts: Facts) -> tuple[str, ...]:
         "yes" if "verify" in facts else "**no**",
         _kilobytes(facts, "bytes"),
         _kilobytes(facts, "XLA bytes"),
-        _written(_ratio(facts)),
+        _ratio_text(_ratio(facts)),
     )
 
 
@@ -113,7 +123,7 @@ def _own(found: Mapping[str, Facts]) -> str:
             name,
             _kilobytes(facts, "bytes, XLA's layouts"),
             _kilobytes(facts, "XLA bytes, own layouts"),
-            _written(_own_ratio(facts)),
+            _ratio_text(_own_ratio(facts)),
         )
         for name, facts in found.items()
     ]
@@ -121,7 +131,7 @@ def _own(found: Mapping[str, Facts]) -> str:
 
 
 def _goals(found: Mapping[str, Facts]) -> str:
-    """What was aimed at, what was reached, and why where it was not."""
+    """Returns goals, results, and the cases that miss them with their causes."""
     planned = {name: ratio for name, facts in found.items() if (ratio := _ratio(facts)) is not None}
     own = {name: ratio for name, facts in found.items() if (ratio := _own_ratio(facts)) is not None}
     steps = {name: facts["step ratio"][0] for name, facts in found.items() if "step ratio" in facts}
@@ -146,14 +156,14 @@ def _missed(goal: str, ratios: Mapping[str, float], limit: float) -> list[str]:
 
 def _fallbacks(found: Mapping[str, Facts]) -> str:
     rows = [(name, *each) for name, facts in found.items() for each in facts["fallbacks"]]
-    named = sorted(rows, key=lambda row: (-int(row[-1]), row))
-    return table(("case", "operation", "line", "outcome", "bytes"), named) if named else "None."
+    by_bytes = sorted(rows, key=lambda row: (-int(row[-1]), row))
+    return table(("case", "operation", "line", "outcome", "bytes"), by_bytes) if by_bytes else "None."
 
 
 def _machines(found: Mapping[str, Facts]) -> str:
     timed = [facts for facts in found.values() if "rounds" in facts]
-    said = dict.fromkeys(f"{facts['machine']}; {facts['rounds']} interleaved steps" for facts in timed)
-    return "\n" + "\n".join(said)
+    lines = dict.fromkeys(f"{facts['machine']}; {facts['rounds']} interleaved steps" for facts in timed)
+    return "\n" + "\n".join(lines)
 
 
 def _ratio(facts: Facts) -> float | None:
@@ -165,7 +175,7 @@ def _own_ratio(facts: Facts) -> float | None:
 
 
 def _quotient(facts: Facts, ours: str, peer: str) -> float | None:
-    """Bytes of ours over the peer's; 1 where neither sends any."""
+    """Returns our bytes over the peer's; 1 if neither sends any, None if one is unknown."""
     if ours not in facts or peer not in facts:
         return None
     return float(facts[ours] / facts[peer]) if facts[peer] else 1.0 if not facts[ours] else float("inf")
@@ -175,5 +185,5 @@ def _kilobytes(facts: Facts, what: str) -> str:
     return f"{facts[what] / 1e3:.1f}" if what in facts else ""
 
 
-def _written(ratio: float | None) -> str:
+def _ratio_text(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"

@@ -1,4 +1,4 @@
-"""The XLA partitioner on a case: between given layouts, and left to itself."""
+"""The XLA partitioner on a case: at given layouts, and at layouts of its own choice."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from meshdsl.plan.plan import Plan
 
 
 def at_layouts(program: Program, plan: Plan) -> tuple[Any, Any]:
-    """The compiled step between the input and output layouts of a plan, and the shardings of its arguments."""
+    """Returns the step compiled at a plan's input and output layouts, and the shardings of its arguments."""
     jitted, shardings = partitioned(program, device_mesh(plan.mesh), plan)
     return jitted.lower(*program.args).compile(), shardings
 
 
 def xla_layouts(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layout], list[Layout]]:
-    """The compiled step where the batch alone is stated, and the layouts that XLA chose for inputs and outputs."""
+    """Returns the step compiled with only the batch sharded, and the input and output layouts that XLA chose."""
     batch = NamedSharding(device_mesh(mesh), PartitionSpec(*(None,) * dim, mesh.names[0]))
     free = (None,) * (len(program.args) - 1)
     compiled = jax.jit(program.step, in_shardings=(*free, batch), keep_unused=True).lower(*program.args).compile()
@@ -33,14 +33,14 @@ def xla_layouts(program: Program, mesh: Mesh, dim: int) -> tuple[Any, list[Layou
 
 
 def _layout(sharding: NamedSharding, mesh: Mesh) -> Layout:
-    """What the sharding says, every axis named."""
+    """Returns the layout of a sharding, with every mesh axis explicit."""
     entries = ((entry,) if isinstance(entry, str) else entry or () for entry in sharding.spec)
     split = {axis: S(d) for d, axes in enumerate(entries) for axis in axes}
     return Layout(**split, **{axis: B for axis in mesh.names if axis not in split})
 
 
 def numbers_agree(expected: Any, got: Any) -> bool:
-    """Whether the results are those of the unsharded step."""
+    """Whether the results equal those of the unsharded step, within tolerance."""
     expected, got = jax.tree.leaves(expected), jax.tree.leaves(got)
     try:
         check_numbers(expected, got, [str(i) for i in range(len(got))])

@@ -32,11 +32,11 @@ def test_a_strategy_sends_what_was_published_and_runs_as_planned(file):
 
 def test_factors_are_gathered_below_the_break_even_batch_only():
     strategy = Strategy(next(file for file in FILES if file.stem == "sufficient_factors"))
-    sizes = strategy.found["sizes"]
+    sizes = strategy.module["sizes"]
     even = 2 * sizes["m"] * sizes["n"] // (sizes["m"] + sizes["n"])
 
     def kinds(examples):
-        program = strategy.found["build"](examples)
+        program = strategy.module["build"](examples)
         plan = parallelize(program.step, strategy.mesh, program.layouts).plan(*program.args)
         return plan.bytes, {c.kind for c in plan.collectives}
 
