@@ -20,7 +20,8 @@ would permute rows. Several axes may move at once: that is one collective over t
 or one local step, so two axes cost no more than one of as many devices.
 
 Prices are those of ``collective_cost``. The planner enumerates the same steps as arrays
-(``planner/costs/reshard_cost.py``); a test compares the two.
+(``planner/costs/reshard_cost.py``), since it needs all pairs of thousands of layouts; the table is written twice by
+design, and ``tests/planner/costs/test_reshard_cost.py`` compares the two step by step.
 """
 
 import heapq

@@ -27,7 +27,13 @@ class SearchLimits:
 
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------
 
+    costs_exact_targets: int = 6  # layouts that a value is resharded to, up to which its tree is exact
+
     # ---- problem: variables, repeated layers ---------------------------------------------------------------------
+
+    problem_layers_least: int = 4  # equal layers that are worth recognising, and repetitions of a run
+    problem_layers_ends: int = 2  # layers that may differ from the others: the first and the last
+    problem_layers_periods: int = 200  # periods that are tried, the most frequent first
 
     # ---- mrf: elimination, message passing -----------------------------------------------------------------------
 

@@ -298,7 +298,9 @@ class Evaluator:
         key = domain.number, group.own, group.others
         if key not in self._trees:
             start, *targets = domain.place_of[[group.own, *group.others]].tolist()
-            cost, edges = steiner_tree(domain.costs, domain.transit_costs, start, targets)
+            cost, edges = steiner_tree(
+                domain.costs, domain.transit_costs, start, targets, self.model.limits.costs_exact_targets
+            )
             self._trees[key] = cost, tuple((int(domain.layouts[a]), int(domain.layouts[b])) for a, b in edges)
         return self._trees[key]
 

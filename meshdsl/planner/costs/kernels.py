@@ -1,25 +1,24 @@
-"""Cheapest paths between layouts: a compiled loop (``distances``)."""
+"""Compiled loops: cheapest reshards between layouts, and the layouts of all ports of a plan."""
 
 import numpy as np
 
 from meshdsl.util.arrays import Ids
 from meshdsl.util.jit import Costs, Ints, njit_cached
 
-# ---- Relaxed ---------------------------------------------------------------------------------------------------------
-
 
 @njit_cached
 def bellman_ford(source: Ints, target: Ints, price: Costs, costs: Costs) -> None:
-    """Make costs [ends, rows] those after any number of moves: passes over all moves until none helps.
+    """Lowers costs to those after any number of edges: passes over all edges until none improves (Bellman 1958).
 
     Args:
-      source: per move, where it begins. target: where it leads. price: what it costs.
+      source, target, price: [edges].
+      costs: [layouts, rows], before any edge; updated.
     """
     ends, rows = costs.shape
-    fresh = np.ones(ends, dtype=np.bool_)  # lowered since the moves from there were looked at
-    helped = True
-    while helped:
-        helped = False
+    fresh = np.ones(ends, dtype=np.bool_)  # lowered since the edges from there were relaxed
+    improved = True
+    while improved:
+        improved = False
         known = fresh.copy()
         fresh[:] = False
         for i in range(source.size):
@@ -31,20 +30,19 @@ def bellman_ford(source: Ints, target: Ints, price: Costs, costs: Costs) -> None
                     lower |= found < after[j]
                     after[j] = min(after[j], found)
                 if lower:
-                    fresh[t] = helped = True
-
-
-# ---- Looked up -------------------------------------------------------------------------------------------------------
-# The layouts of a plan: a compiled loop over the ports of all nodes (``Ports``).
+                    fresh[t] = improved = True
 
 
 @njit_cached
 def lookup_port_layouts(rows: Ids, nodes: Ids, codes: Ids, begins: Ids, tables: Ids, at: Ids, bases: Ids) -> Ids:
-    """Look up the layouts of ports by their placement codes on all mesh axes.
+    """Returns the layout of every port, looked up by its placement codes on all mesh axes.
 
     Args:
-      rows: per node and axis. nodes: per port, its own. codes: of rows; per port they begin at ``begins``.
-      tables: one after the other; per port its own begins at ``at`` and has so many entries per axis (``bases``).
+      rows: [nodes, mesh axes], the state of a plan.
+      nodes: [ports], the node of each.
+      codes: the placement codes of the rows of all ports; those of a port begin at ``begins``.
+      tables: layouts by placement codes, one table after the other; that of a port begins at ``at`` and has ``bases``
+        entries per axis.
     """
     found = np.empty(nodes.size, dtype=np.intp)
     for port in range(nodes.size):

@@ -1,9 +1,20 @@
-"""The cheapest tree of moves from a value's own layout to every layout its readers ask for.
+"""The cheapest resharding tree of a value: from the layout at its producer to the layouts at all of its consumers.
 
-This is the Steiner tree problem in the graph of layouts, solved exactly by dynamic programming
-over subsets of the wanted layouts (Dreyfus and Wagner 1971) up to six of them; beyond that the
-nearest wanted layout is joined again and again. Each layout is made once and shared; nothing is
-made from a copy that was made partial for a reader (see ``space``).
+A tensor gathered for one consumer is free for the next, so this is the Steiner tree problem in the directed graph of
+layouts. It is solved exactly by dynamic programming over subsets of the targets (Dreyfus and Wagner 1971): with
+``d`` the reshard costs,
+
+    tree(v, {t})  =  d(v, t)
+    tree(v, T)    =  min over forks f of  d(v, f)  +  min over splits T = A + B of  tree(f, A) + tree(f, B)
+
+Example: S(0) at the producer; B and S(1) at consumers. All-gather to B (1 ms), then slice B -> S(1) (free): 1 ms, less
+than the all-gather and an all-to-all S(0) -> S(1).
+
+With many targets the nearest one is joined repeatedly instead (Takahashi and Matsuyama 1980). Each layout is made once
+and shared; no step starts from a copy that was made partial for a consumer (see ``layouts.reshard``).
+
+This is the reference implementation: the planner's objective is defined by it, and tests compare the others with it.
+``encoding.steiner_variables`` applies the same recurrence to all sets of targets at once.
 """
 
 from collections.abc import Iterable
@@ -12,32 +23,42 @@ from functools import lru_cache
 import numpy as np
 
 from meshdsl.layouts.reshard import ReshardStep, Space, reshard
+from meshdsl.planner.limits import DEFAULT_LIMITS
 from meshdsl.util.arrays import Costs
 
 Edges = tuple[tuple[int, int], ...]
-_EXACT, _KNOWN = 6, 1 << 16
+_TREES_REMEMBERED = 1 << 16  # resharding trees whose steps are memoised
 
 
-def steiner_tree(costs: Costs, inner: Costs, own: int, wanted: Iterable[int]) -> tuple[float, Edges]:
-    """Cost and edges (closure entries, from the root outwards) of the cheapest tree.
+def steiner_tree(
+    costs: Costs, inner: Costs, own: int, wanted: Iterable[int], exact_targets: int = DEFAULT_LIMITS.costs_exact_targets
+) -> tuple[float, Edges]:
+    """Returns cost and edges of the cheapest tree; edges are pairs of layouts, from the root outwards.
 
     Args:
-      costs: of moving to where a reader is. inner: of moving to where moves go on from.
+      costs: [layouts, layouts], of paths that end at a consumer.
+      inner: [layouts, layouts], of paths from whose end others go on.
+      own: the root.
+      wanted: the targets.
+      exact_targets: number of targets other than the root up to which the tree is exact.
     """
     targets = sorted(set(wanted) - {own})
     if not targets:
         return 0.0, ()
     if len(targets) == 1:
         return float(costs[own, targets[0]]), ((own, targets[0]),)
-    if len(targets) > _EXACT:
-        return _greedy(costs, inner, own, targets)
-    return _Steiner(costs, inner, targets).best(own)
+    if len(targets) > exact_targets:
+        return _nearest_target_first(costs, inner, own, targets)
+    return _DreyfusWagner(costs, inner, targets).tree(own)
+
+
+# ---- The recurrence --------------------------------------------------------------------------------------------------
 
 
 def cheapest_split(halves: Iterable[tuple[Costs, Costs]]) -> Costs:
-    """Returns the least sum of two trees from one fork, over all ways to divide their targets.
+    """Returns the least sum of two trees from one fork, over all ways to split their targets.
 
-    This and ``cheapest_from_forks`` are the recurrence of Dreyfus and Wagner: here for one set of targets at a time, in
+    This and ``cheapest_from_forks`` are the recurrence: here for one set of targets at a time, in
     ``encoding.steiner_variables`` for many sets at once.
 
     Args:
@@ -66,19 +87,19 @@ def cheapest_from_forks(inner: Costs, split: Costs) -> Costs:
     return least
 
 
-class _Steiner:
-    """``cost[mask][v]``: the cheapest tree from v to the targets in ``mask``."""
+class _DreyfusWagner:
+    """The table of the recurrence: ``cost[mask][v]`` of the cheapest tree from v to the targets in ``mask``."""
 
     def __init__(self, costs: Costs, inner: Costs, targets: list[int]) -> None:
         self.inner, self.targets = inner, targets
         self.cost: dict[int, Costs] = {1 << i: costs[:, t] for i, t in enumerate(targets)}
-        self.joined: dict[int, Costs] = {}
+        self.split: dict[int, Costs] = {}
         for mask in range(1, 1 << len(targets)):
             if mask not in self.cost:
-                self.joined[mask] = cheapest_split((self.cost[a], self.cost[mask ^ a]) for a in _parts(mask))
-                self.cost[mask] = cheapest_from_forks(inner, self.joined[mask])
+                self.split[mask] = cheapest_split((self.cost[a], self.cost[mask ^ a]) for a in _halves(mask))
+                self.cost[mask] = cheapest_from_forks(inner, self.split[mask])
 
-    def best(self, own: int) -> tuple[float, Edges]:
+    def tree(self, own: int) -> tuple[float, Edges]:
         full = (1 << len(self.targets)) - 1
         edges = dict.fromkeys(edge for edge in self._edges(full, own) if edge[0] != edge[1])
         return float(self.cost[full][own]), tuple(edges)
@@ -86,13 +107,13 @@ class _Steiner:
     def _edges(self, mask: int, at: int) -> list[tuple[int, int]]:
         if mask & (mask - 1) == 0:
             return [(at, self.targets[mask.bit_length() - 1])]
-        fork = int(np.argmin(self.inner[at] + self.joined[mask]))
-        split = min(_parts(mask), key=lambda a: self.cost[a][fork] + self.cost[mask ^ a][fork])
-        return [(at, fork), *self._edges(split, fork), *self._edges(mask ^ split, fork)]
+        fork = int(np.argmin(self.inner[at] + self.split[mask]))
+        half = min(_halves(mask), key=lambda a: self.cost[a][fork] + self.cost[mask ^ a][fork])
+        return [(at, fork), *self._edges(half, fork), *self._edges(mask ^ half, fork)]
 
 
-def _parts(mask: int) -> list[int]:
-    """Proper subsets of ``mask`` that hold its lowest bit."""
+def _halves(mask: int) -> list[int]:
+    """Returns the proper subsets of ``mask`` that contain its lowest bit: each split in two parts once."""
     low = mask & -mask
     rest = mask ^ low
     found, sub = [], rest
@@ -102,7 +123,7 @@ def _parts(mask: int) -> list[int]:
     return found
 
 
-def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[float, Edges]:
+def _nearest_target_first(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[float, Edges]:
     made, edges, total = [own], [], 0.0
     while targets:
         step = costs[np.ix_(made, targets)]
@@ -114,15 +135,24 @@ def _greedy(costs: Costs, inner: Costs, own: int, targets: list[int]) -> tuple[f
     return total, tuple(edges)
 
 
-@lru_cache(_KNOWN)
+# ---- Steps -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(_TREES_REMEMBERED)
 def tree_steps(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
-    """The moves along the edges, given as numbers of layouts; each layout is made once, and so is the way to it."""
+    """Returns the reshard steps of a tree, in an order that can be executed; each layout is made once.
+
+    Args:
+      within: the space whose layouts the edges number.
+      shape, itemsize: of the tensor, in elements and bytes.
+      edges: from the root outwards.
+    """
     layouts = within.layouts
     made = {layouts[edges[0][0]]} if edges else set()
     found: list[ReshardStep] = []
     for source, target in edges:
-        way = reshard(layouts[source], layouts[target], shape, itemsize, within.mesh)
-        known = max((i for i, move in enumerate(way, 1) if move.after in made), default=0)
-        found += way[known:]
-        made.update(move.after for move in way[known:])
+        path = reshard(layouts[source], layouts[target], shape, itemsize, within.mesh)
+        known = max((i for i, step in enumerate(path, 1) if step.after in made), default=0)
+        found += path[known:]
+        made.update(step.after for step in path[known:])
     return tuple(found)

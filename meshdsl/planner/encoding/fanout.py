@@ -54,7 +54,8 @@ def _layouts_in(model: Model, ends: Sequence[End], rows: Assignment) -> list[int
 def tree_cost(model: Model, value: int, ends: Sequence[End], rows: Assignment) -> float:
     """Returns the cost of the cheapest tree to the given consumers."""
     own, *read = _layouts_in(model, ends, rows)
-    return steiner_tree(model.domain(value).costs, model.domain(value).transit_costs, own, read)[0]
+    domain, exact = model.domain(value), model.limits.costs_exact_targets
+    return steiner_tree(domain.costs, domain.transit_costs, own, read, exact)[0]
 
 
 def pairs_cost(model: Model, value: int, source: End, pairs: Mapping[Pair, float], rows: Assignment) -> float:

@@ -185,7 +185,7 @@ class BufferAliases:
 
         is_tpu = backend == "tpu"
         self.index = index = graph_index(graph)
-        stored = materialized(graph, again=is_tpu)
+        stored = materialized(graph, recompute=is_tpu)
         self.materialized = stored & ~index.mask_of(one_hot_scatters(graph)) if is_tpu else stored
         self.operand_uses = operand_uses(graph) if is_tpu else OperandUses()
         self.runs_at: Ids = run_positions(index, self.materialized)
