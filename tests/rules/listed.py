@@ -6,7 +6,7 @@ import numpy as np
 
 from meshdsl.rules import rows_of
 from meshdsl.rules.registry import all_broadcast
-from tests.prover import Proof, Sample, _key, divides, drawn, meet
+from tests.rules.prover import Proof, Sample, _key, divides, drawn, meet
 from tests.trials import Trial, run_trials
 
 

@@ -7,7 +7,7 @@ from jax import lax
 
 from meshdsl.rules import RULES
 from meshdsl.rules.linalg import CORE
-from tests.prover import SAMPLES
+from tests.rules.prover import SAMPLES
 
 NEWER = {"log2", "one_minus_square", "polynomial"}  # primitives that jax 0.10 does not have
 ALIKE = set(CORE)  # one rule for all decompositions, proved on those whose results are unique

@@ -11,10 +11,10 @@ from meshdsl.custom_rules import simulate as simulated
 from meshdsl.layouts.placement import P
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import asked_rows_of, rows_of
-from tests.prover import prove, sample
 from tests.rules.data import bits, bools, complexes, floats, ints, least, strange, unit
 from tests.rules.listed import wrong
-from tests.samples import Sample, drawn
+from tests.rules.prover import prove, sample
+from tests.rules.samples import Sample, drawn
 from tests.trials import Trial, run_trials
 
 CASES = []

@@ -6,9 +6,9 @@ import pytest
 from jax import lax
 from jax.lax import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 
-from tests.prover import prove, sample
 from tests.rules.data import bools, floats, ints
 from tests.rules.listed import wrong
+from tests.rules.prover import prove, sample
 
 CASES = []
 COLLIDE = "where updates collide, devices may let different ones win"

@@ -9,8 +9,8 @@ from jax.extend.random import threefry2x32_p
 
 import meshdsl as md
 from meshdsl.lowering.local.random import _positions
-from tests.prover import prove, sample
 from tests.rules.data import bits, ints, unit
+from tests.rules.prover import prove, sample
 
 CASES = []
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.prover import prove, sample
 from tests.rules.data import bits, bools, complexes, floats, ints
+from tests.rules.prover import prove, sample
 
 CASES = []
 

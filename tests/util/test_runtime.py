@@ -1,16 +1,12 @@
-"""What runs beside other work, and what is worked out when it is first read."""
+"""Thread pools that shorten the switch interval, and stages that run with the garbage collector off."""
 
-import pickle
+import gc
 import sys
-from copy import deepcopy
 from threading import Barrier, Event, Thread, current_thread
 
 import pytest
 
-import meshdsl as md
-from meshdsl.util.lazy import Lazy
-from meshdsl.util.runtime import run_parallel, worker_pool
-from tests.planner.graphs import shape
+from meshdsl.util.runtime import gc_paused, run_parallel, worker_pool
 
 
 def test_the_block_ends_when_what_it_has_started_has_ended():
@@ -58,29 +54,23 @@ def test_several_functions_run_beside_each_other_and_one_where_it_is():
     assert sys.getswitchinterval() == before
 
 
-def test_what_comes_later_is_made_once_and_is_what_it_is():
-    made = []
-    later = Lazy(lambda: made.append(1) or (1, 2))
-    assert made == []
-    assert later.value == later.value == (1, 2) and made == [1]
-    assert later == Lazy.known((1, 2)) == pickle.loads(pickle.dumps(later)) == deepcopy(later)
-    assert later != Lazy.known((1, 3)) and later != (1, 2)
-    assert hash(later) == hash((1, 2)) and repr(later) == "(1, 2)"
+@gc_paused
+def stage(fails=False):
+    if fails:
+        raise ValueError("fails")
+    return gc.isenabled()
 
 
-def test_an_error_comes_again_when_it_is_asked_for_again():
-    later = Lazy(lambda: 1 / 0)
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            _ = later.value
+def test_the_collector_is_off_inside_and_on_again_afterwards():
+    assert gc.isenabled() and not stage() and gc.isenabled()
+    with pytest.raises(ValueError, match="fails"):
+        stage(fails=True)
+    assert gc.isenabled()
 
 
-def test_what_reports_show_is_worked_out_when_it_is_read():
-    made = []
-    plan = md.parallelize(lambda a, b: a @ b, md.Mesh(x=2), layouts={"a": "x=S(0)"}).plan(shape(8, 8), shape(8, 8))
-    assert plan.identity._make is not None
-    make = plan.timing._make
-    plan.timing._make = lambda: made.append(1) or make()
-    assert "peak" in repr(plan.solution) and plan.gap < 1e-6 and made == []
-    assert len(plan.fingerprint) == 64 and plan.identity._make is None
-    assert plan.simulated_seconds > 0 and plan.spans and "with overlap" in str(plan) and made == [1]
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        assert not stage() and not gc.isenabled()
+    finally:
+        gc.enable()
