@@ -1,11 +1,11 @@
-"""What the report shows of a plan, as plain values that JSON can hold.
+"""The contents of the report as plain values that JSON can hold.
 
-Everything that grows with the program is added up here: collectives that read the same share a
-row, as in the printed plan, figures are summed per line, and the timeline and the memory have as
-many points as a screen can show. All figures are per device and step, trips counted.
+Everything that grows with the program is added up here: collectives that agree in everything shown share a row, as in
+the printed plan, figures are summed per source line, and timeline and memory have as many points as a screen can show.
+All figures are per device and step, iterations counted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import islice
@@ -21,18 +21,23 @@ from meshdsl.plan.types import Array, PlanData
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.schedules.simulate import ScheduleTiming
 
-_HELD = 60  # rows of what holds the peak; the smaller rest is one more
+_BUFFER_ROWS = 60  # rows of buffers at the memory peak; the smaller ones share one more row
 Facts = dict[str, Any]
 
 
 @dataclass
 class LineCost:
-    """A line of the source with what it costs.
+    """A source line with its cost per device and step.
 
     Args:
-      position: in the plan's lines.
-      compute, sent: seconds of computing and of communication.
-      runs: of its collectives.
+      position: index into the plan's lines.
+      source: name of the line, ``file.py:12``.
+      function: function that its operations come from.
+      text: the line.
+      compute: seconds of computing.
+      sent: seconds of communication.
+      bytes: bytes that one device sends.
+      runs: iterations of its collectives.
     """
 
     position: int
@@ -46,19 +51,19 @@ class LineCost:
 
     @property
     def total(self) -> float:
-        """Seconds of both."""
+        """Seconds of computing and communication."""
         return self.compute + self.sent
 
     def row(self) -> Iterator[Any]:
-        """The values without their names, position left out."""
+        """The values of the fields after ``position``."""
         return islice(astuple(self), 1, None)
 
 
 def report_data(plan: PlanData) -> Facts:
-    """The values of the page."""
-    happened = list(events(plan))
+    """Everything that the page shows."""
+    timeline = list(events(plan))
     return {
-        **compared(plan),
+        **comparison_data(plan),
         "limit": plan.topology.memory,
         "gap": plan.gap,
         "compute": sum(span.seconds * span.trips for span in plan.spans),
@@ -66,16 +71,16 @@ def report_data(plan: PlanData) -> Facts:
         "cells": list(_cells(plan)),
         "lines": [list(line.row()) for line in line_costs(plan)],
         "arrays": [_array(group, plan.mesh) for group in group_arrays(plan.inputs)],
-        "held": list(_held(plan)),
+        "held": list(_buffers(plan)),
         "points": memory_points(plan),
-        "events": fit_events(happened),
-        "lanes": list(dict.fromkeys(event.lane for event in happened)),
+        "events": fit_events(timeline),
+        "lanes": list(dict.fromkeys(event.lane for event in timeline)),
         "pipeline": None if plan.pipeline is None else _pipeline(plan.pipeline),
     }
 
 
-def compared(plan: PlanData) -> Facts:
-    """What two plans are compared by."""
+def comparison_data(plan: PlanData) -> Facts:
+    """The part of the page's values by which two plans are compared."""
     return {
         "name": plan.name,
         "mesh": [list(axis) for axis in plan.mesh],
@@ -90,19 +95,19 @@ def compared(plan: PlanData) -> Facts:
 
 
 def _pipeline(pipeline: Pipelined) -> Facts:
-    """The schedule in words, and both predictions of it, if there are stages."""
+    """The schedule in words and, if there are stages, both predictions of it and the stash of its ranks."""
     if not pipeline.axis:
         return {"text": str(pipeline), "drawn": []}
-    forecast, both = pipeline.forecast, ("in lockstep", "asynchronous")
+    forecast, names = pipeline.forecast, ("in lockstep", "asynchronous")
     seconds = (forecast.lockstep, forecast.asynchronous) if pipeline.costs else (None, None)
     timings = forecast.lockstep_timing, forecast.asynchronous_timing
-    drawn = [{"name": n, "seconds": s, "ranks": _ranks(t)} for n, s, t in zip(both, seconds, timings, strict=True)]
+    drawn = [{"name": n, "seconds": s, "ranks": _ranks(t)} for n, s, t in zip(names, seconds, timings, strict=True)]
     rows = zip(pipeline.stash, pipeline.stash_bytes, pipeline.memory, strict=False)
     return {"text": str(pipeline), "drawn": drawn, "kept": list(map(list, rows))}
 
 
 def _ranks(timing: ScheduleTiming) -> list[list[list[Any]]]:
-    """Per rank its tasks: kind, microbatch, begin and end, in hundred-thousandths of all."""
+    """Per rank its tasks: kind, microbatch, begin and end; times in hundred-thousandths of the whole."""
     unit = 1e5 / timing.seconds
     return [
         [[t.kind, t.microbatch, round(timing.begin[t] * unit), round(timing.end[t] * unit)] for t in tasks]
@@ -139,13 +144,13 @@ def _cells(plan: PlanData) -> Iterator[list[Any]]:
 
 
 def line_costs(plan: PlanData) -> list[LineCost]:
-    """What every line of the source costs, in their order."""
+    """The cost of every source line, in the plan's order."""
     found = [LineCost(i, *line) for i, line in enumerate(plan.lines)]
-    place = {line.source: line for line in found}
+    by_source = {line.source: line for line in found}
     for span in plan.spans:
         found[span.line].compute += span.seconds * span.trips
     for c in plan.collectives:
-        line = place[c.source]
+        line = by_source[c.source]
         line.sent += c.seconds * c.trips
         line.bytes += c.bytes * c.trips
         line.runs += c.trips
@@ -153,7 +158,7 @@ def line_costs(plan: PlanData) -> list[LineCost]:
 
 
 def _array(group: ArrayGroup, mesh: Mesh) -> Facts:
-    """Arrays that lie alike; ``splits`` says per mesh axis which dim it splits, major axes first."""
+    """A row of arrays; ``splits`` has the dim that each mesh axis splits, outer axes first."""
     array = group.array
     return {
         "name": group.name,
@@ -177,7 +182,7 @@ def _local_bytes(array: Array, mesh: Mesh) -> int:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes per element of a dtype by its name; keys of random numbers have eight."""
+    """Bytes per element of a dtype given by its name; random keys have eight."""
     import jax.numpy as jnp
 
     try:
@@ -186,17 +191,15 @@ def itemsize(dtype: str) -> int:
         return 8
 
 
-def _held(plan: PlanData) -> Iterator[list[Any]]:
-    """What lives at the fullest point: names that differ in numbers only in one row, largest first."""
-    alike: dict[str, list[tuple[str, int]]] = {}
+def _buffers(plan: PlanData) -> Iterator[list[Any]]:
+    """Buffers at the memory peak, largest first; names that differ in numbers only share a row."""
+    by_pattern: dict[str, list[tuple[str, int]]] = {}
     for name, size in plan.held:
-        alike.setdefault(pattern(name), []).append((name, size))
-    rows = [(common(name for name, _ in found), len(found), _sum(found)) for found in alike.values()]
+        by_pattern.setdefault(pattern(name), []).append((name, size))
+    rows = [
+        (common(name for name, _ in found), len(found), sum(size for _, size in found)) for found in by_pattern.values()
+    ]
     rows.sort(key=lambda row: -row[2])
-    yield from map(list, rows[:_HELD])
-    if rest := rows[_HELD:]:
+    yield from map(list, rows[:_BUFFER_ROWS])
+    if rest := rows[_BUFFER_ROWS:]:
         yield ["the rest", sum(row[1] for row in rest), sum(row[2] for row in rest)]
-
-
-def _sum(found: Iterable[tuple[str, int]]) -> int:
-    return sum(size for _, size in found)

@@ -1,9 +1,9 @@
 """The planned step as a graph for Model Explorer (https://github.com/google-ai-edge/model-explorer): its JSON format.
 
-A file is a collection of graphs, a graph is nodes, and a node lists what comes in: which node's output, at which input.
-Nodes are the step's inputs, operations and results, and the plan's collectives, which stand on the edges that they are
-for. A loop's body is a layer of its own: what goes in comes straight from outside, and the loop's own node has what it
-comes to. A plan alone does not know who reads what, so the program is needed too.
+A file is a collection of graphs, a graph a list of nodes, and a node lists its incoming edges: output of a node, input
+of this one. Nodes are the step's inputs, operations and results, and the plan's collectives, which are on the edges
+that they reshard. A loop's body is a layer of its own: its inputs are connected to the values outside, and the loop's
+own node has its results. A plan alone does not know who uses which value, so the program is needed too.
 """
 
 import json
@@ -22,42 +22,46 @@ from meshdsl.plan.types import PlanData
 from meshdsl.util.text import bytes_text, seconds_text, write_text
 
 Json = dict[str, Any]
-_COLOR = {"backgroundColor": "#f6d9b8"}  # of collectives
-End = tuple[str, int]  # a node's id, and which of its outputs
-Edge = tuple[End, int]  # with the input that it goes into
+_COLOR = {"backgroundColor": "#f6d9b8"}  # of the nodes of collectives
+NodeOutput = tuple[str, int]  # id of a node, and index of its output
+Edge = tuple[NodeOutput, int]  # and the index of the input that it leads to
 
 
 def model_explorer_graphs(program: TracedProgram, plan: PlanData) -> Json:
     """A collection with one graph, the step."""
-    return {"label": plan.name, "graphs": [{"id": plan.name, "nodes": _Nodes(program, plan).made()}]}
+    return {"label": plan.name, "graphs": [{"id": plan.name, "nodes": _NodeBuilder(program, plan).build()}]}
 
 
 def save_model_explorer(program: TracedProgram, plan: PlanData, path: str | PathLike[str]) -> None:
-    """Write the collection; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
+    """Writes the collection; ArgumentError if ``path`` is not a path, MeshDSLError if the file cannot be written."""
     write_text(path, json.dumps(model_explorer_graphs(program, plan)))
 
 
-class _Nodes:
-    """The nodes of a step while they are made.
+class _NodeBuilder:
+    """Builds the nodes of a step.
 
-    ``ends`` has, per value id, where it comes from: a node's output, outside of a loop for what goes into its body.
+    Attributes:
+      sources: per value id, the output of a node that it comes from, outside of the loop for a body's inputs.
+      resharded: the same per value id and other layout; None for a literal.
+      nodes: the nodes so far.
+      inside: per operation id, texts of the collectives of its local program.
     """
 
     def __init__(self, program: TracedProgram, plan: PlanData) -> None:
         self.program, self.plan, self.solution = program, plan, plan.solution
         self.reasons = Reasons(program, plan.solution)
-        self.ends: dict[int, End] = {}
-        self.moved: dict[tuple[int, Layout], End | None] = {}
+        self.sources: dict[int, NodeOutput] = {}
+        self.resharded: dict[tuple[int, Layout], NodeOutput | None] = {}
         self.nodes: list[Json] = []
         self.inside: dict[int, list[str]] = {}
         for found in collectives_inside(program.graph, plan.solution):
-            said = f"{found.kind} over {','.join(found.axes)}, {bytes_text(found.bytes)}: {found.exchange}"
-            self.inside.setdefault(found.op.id, []).append(said)
+            text = f"{found.kind} over {','.join(found.axes)}, {bytes_text(found.bytes)}: {found.exchange}"
+            self.inside.setdefault(found.op.id, []).append(text)
 
-    def made(self) -> list[Json]:
-        """All of them, in program order."""
+    def build(self) -> list[Json]:
+        """All nodes, in program order."""
         for i, (leaf, v) in enumerate(zip(self.program.inputs, self.program.graph.inputs, strict=True)):
-            self.ends[v.id] = f"input {i}", 0
+            self.sources[v.id] = f"input {i}", 0
             self._add(f"input {i}", leaf.path, "inputs", (), (v,), {})
         self._graph(self.program.graph, "")
         return self.nodes
@@ -72,58 +76,60 @@ class _Nodes:
                 self._results(op, graph)
 
     def _op(self, op: Op, graph: Graph, space: str) -> None:
-        edges = list(self._read(op, graph, space))
-        self.ends.update((v.id, (_id(op), i)) for i, v in enumerate(op.outputs))
+        edges = list(self._edges(op, graph, space))
+        self.sources.update((v.id, (_id(op), i)) for i, v in enumerate(op.outputs))
         self._add(_id(op), op.called, space, edges, op.outputs, self._attributes(op, graph))
 
     def _loop(self, op: Op, graph: Graph, space: str) -> None:
-        """A loop's bodies, and a node for what it comes to."""
-        outside = {i: end for end, i in self._read(op, graph, space)}
+        """A loop's bodies, and a node for its results."""
+        outside = {i: source for source, i in self._edges(op, graph, space)}
         at = {id(x): outside[i] for i, x in enumerate(op.inputs) if i in outside}
         returned: list[Edge] = []
         for body, given in zip(op.bodies, body_operands(op), strict=True):
             inner = "/".join(filter(None, (space, f"{op.called} {op.id}")))
-            self.ends.update((v.id, at[id(x)]) for v, x in zip(body.inputs, given, strict=True) if id(x) in at)
+            self.sources.update((v.id, at[id(x)]) for v, x in zip(body.inputs, given, strict=True) if id(x) in at)
             self._graph(body, inner)
-            returned += self._read(body.ops[-1], body, inner)
-        self.ends.update((v.id, (_id(op), i)) for i, v in enumerate(op.outputs))
+            returned += self._edges(body.ops[-1], body, inner)
+        self.sources.update((v.id, (_id(op), i)) for i, v in enumerate(op.outputs))
         self._add(_id(op), op.called, space, returned, op.outputs, self._attributes(op, graph))
 
     def _results(self, op: Op, graph: Graph) -> None:
-        edges = {i: end for end, i in self._read(op, graph, "results")}
+        edges = {i: source for source, i in self._edges(op, graph, "results")}
         for i, leaf in enumerate(self.program.outputs):
             found = [(edges[i], 0)] if i in edges else []
             self._add(f"result {i}", leaf.path or "result", "results", found, (), {"type": leaf.type})
 
-    def _read(self, op: Op, graph: Graph, space: str) -> Iterator[Edge]:
-        """Where the operands come from, moved as the operation reads them."""
+    def _edges(self, op: Op, graph: Graph, space: str) -> Iterator[Edge]:
+        """The incoming edges of an operation, each operand in the layout in which it is used."""
         for i, x in enumerate(op.inputs):
-            end = self._moved(x, self.solution.uses[op.id, i], graph, space) if isinstance(x, Value) else None
-            if end is not None:
-                yield end, i
+            source = self._in_layout(x, self.solution.uses[op.id, i], graph, space) if isinstance(x, Value) else None
+            if source is not None:
+                yield source, i
 
-    def _moved(self, x: Value, layout: Layout, graph: Graph, space: str) -> End | None:
-        """Where a value comes from in a layout; None for a scalar that is written into the program."""
-        if (x.id, layout) not in self.moved:
+    def _in_layout(self, x: Value, layout: Layout, graph: Graph, space: str) -> NodeOutput | None:
+        """The output of a node that a value in a layout comes from; None for a literal."""
+        if (x.id, layout) not in self.resharded:
             move = next((m for m in self.solution.trees.get(x.id, ()) if m.after == layout), None)
-            end = self.ends.get(x.id)
-            if move is not None and layout != self.solution.layouts[x.id] and end is not None:
-                end = self._moved(x, move.before, graph, space)
-                end = self._collective(x, move, end, graph, space) if end and move.kind in COLLECTIVES else end
-            self.moved[x.id, layout] = end
-        return self.moved[x.id, layout]
+            source = self.sources.get(x.id)
+            if move is not None and layout != self.solution.layouts[x.id] and source is not None:
+                source = self._in_layout(x, move.before, graph, space)
+                source = (
+                    self._collective(x, move, source, graph, space) if source and move.kind in COLLECTIVES else source
+                )
+            self.resharded[x.id, layout] = source
+        return self.resharded[x.id, layout]
 
-    def _collective(self, x: Value, move: ReshardStep, end: End, graph: Graph, space: str) -> End:
+    def _collective(self, x: Value, move: ReshardStep, source: NodeOutput, graph: Graph, space: str) -> NodeOutput:
         reason, runs = self.reasons.explain(x, move)[2], graph.trips
         costs = {"bytes": bytes_text(move.bytes), "trips": str(runs), "seconds": seconds_text(move.seconds * runs)}
         name = f"move {x.id} {move.after}"
         attributes = {"axes": ",".join(move.axes), **costs, "reason": reason}
-        self._add(name, move.kind, space, [(end, 0)], (), attributes, _COLOR)
+        self._add(name, move.kind, space, [(source, 0)], (), attributes, _COLOR)
         return name, 0
 
     def _attributes(self, op: Op, graph: Graph) -> dict[str, str]:
         found = {"line": self.reasons.line(op), "phase": op.phase, "trips": str(graph.trips)}
-        return found | {f"collective {i}": said for i, said in enumerate(self.inside.get(op.id, ()))}
+        return found | {f"collective {i}": text for i, text in enumerate(self.inside.get(op.id, ()))}
 
     def _add(
         self,
@@ -140,7 +146,7 @@ class _Nodes:
             "label": label,
             "namespace": space,
             "attrs": _pairs(attributes),
-            "incomingEdges": [_edge(end, i) for end, i in edges],
+            "incomingEdges": [_edge(source, i) for source, i in edges],
             "outputsMetadata": [{"id": str(i), "attrs": _pairs(self._tensor(v))} for i, v in enumerate(outputs)],
         }
         self.nodes.append(node | ({"style": style} if style else {}))
@@ -154,8 +160,8 @@ def _id(op: Op) -> str:
     return f"operation {op.id}"
 
 
-def _edge(end: End, at: int) -> dict[str, str]:
-    return {"sourceNodeId": end[0], "sourceNodeOutputId": str(end[1]), "targetNodeInputId": str(at)}
+def _edge(source: NodeOutput, at: int) -> dict[str, str]:
+    return {"sourceNodeId": source[0], "sourceNodeOutputId": str(source[1]), "targetNodeInputId": str(at)}
 
 
 def _pairs(attributes: Mapping[str, str]) -> list[dict[str, str]]:

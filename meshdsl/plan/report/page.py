@@ -1,9 +1,8 @@
-"""The page: values as JSON in a template, with its style and its script inside.
+"""The page: values as JSON in a template that contains its style and script.
 
-Names come from programs and may be anything. In the page's own text the template engine escapes
-them; all else reaches the script as JSON, in which nothing can end the element that holds it, and
-the script writes text, never markup. Should that fail, the page's policy runs no script but its
-own, known by its hash, and loads nothing.
+Names come from programs and may be anything. The template engine escapes them in the page's own text. Everything else
+reaches the script as JSON that cannot end the element around it, and the script writes text, never markup. Should that
+fail, the page's content security policy runs only its own script, identified by its hash, and loads nothing.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from meshdsl.errors import ArgumentError, is_a
-from meshdsl.plan.report.data import compared, line_costs, report_data
+from meshdsl.plan.report.data import comparison_data, line_costs, report_data
 from meshdsl.plan.types import PlanData
 from meshdsl.util.text import bytes_text, seconds_text, write_text
 
@@ -26,14 +25,15 @@ if TYPE_CHECKING:
 
 _SCRIPTS = ("base", "tables", "lines", "communication", "arrays", "memory", "timeline", "pictures", "compare", "main")
 _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}  # JSON is ASCII otherwise
-_COSTLIEST = 10
+_COSTLIEST = 10  # lines of the summary
 
 
 def report_html(plan: PlanData, against: PlanData | None = None) -> str:
     """The report as one HTML document.
 
     Args:
-      against: a second plan to compare with from the start.
+      plan: the plan to draw.
+      against: a second plan to compare with; the page can also open one later.
     """
     script = _script()
     return _render(
@@ -44,7 +44,7 @@ def report_html(plan: PlanData, against: PlanData | None = None) -> str:
         script=Markup(script),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         data=_embedded(report_data(plan)),
-        against=_embedded(None if against is None else compared(against)),
+        against=_embedded(None if against is None else comparison_data(against)),
         **_summary(plan),
     )
 
@@ -55,7 +55,12 @@ def summary_html(plan: PlanData) -> str:
 
 
 def save_report(plan: PlanData, path: str | PathLike[str], against: PlanData | None = None) -> None:
-    """Write the report; ArgumentError for what is no path or no plan, MeshDSLError if it cannot be written."""
+    """Writes the report.
+
+    Raises:
+      ArgumentError: ``path`` is not a path, or ``against`` not a plan.
+      MeshDSLError: the file cannot be written.
+    """
     if against is not None and not isinstance(against, PlanData):
         raise ArgumentError(f"report against: {is_a(against)}, not a plan; md.load_plan(file) reads one")
     write_text(path, report_html(plan, against))
@@ -71,7 +76,7 @@ def _summary(plan: PlanData) -> dict[str, Any]:
 
 
 def _embedded(values: Any) -> Markup:
-    """JSON that stands in a script element: nothing in it is markup."""
+    """JSON for a script element, without any markup in it."""
     text = json.dumps(values, separators=(",", ":"), allow_nan=False)
     return Markup(text.translate(_ESCAPED))
 
@@ -94,12 +99,12 @@ def _render(name: str, **values: Any) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and only reports need it
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("meshdsl.plan.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(bytes=bytes_text, seconds=seconds_text)
-    return made
+    environment.filters.update(bytes=bytes_text, seconds=seconds_text)
+    return environment

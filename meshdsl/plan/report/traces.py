@@ -1,7 +1,7 @@
-"""The predicted step in time: one thing after the other, as the planner counts it.
+"""The predicted step in time: serial, as the planner counts it, and as a trace for Perfetto.
 
-A loop stands once, as long as all its trips. Nothing overlaps here; what the hardware overlaps
-comes on top.
+A loop is one event, as long as all its iterations. Nothing overlaps here; ``meshdsl.plan.simulate`` predicts the step
+with overlap.
 """
 
 import json
@@ -13,22 +13,26 @@ from meshdsl.plan.types import PlanData
 from meshdsl.schedules.simulate import ScheduleTiming
 from meshdsl.util.text import write_text
 
+COMPUTE = "compute"  # the lane of computation
+_MAX_POINTS = 3000  # events and memory points that a page shows
+_CATEGORY = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}  # of the tasks of a pipeline
+
+
 # ---- Timeline --------------------------------------------------------------------------------------------------------
 
 
-COMPUTE = "compute"
-_MOST = 3000  # events and points that a page shows
-
-
 class Event(NamedTuple):
-    """Something on a lane.
+    """One event on a lane, all its iterations together.
 
     Args:
       lane: ``compute``, or the mesh axes that a collective runs over.
-      name: of the operation, or the kind of the collective.
-      line: position in the plan's lines.
-      start, seconds: of all trips together.
-      number: how many events it stands for.
+      name: name of the operation, or kind of the collective.
+      phase: forward, backward or optimizer.
+      line: index into the plan's lines.
+      start: seconds from the beginning of the step.
+      seconds: duration.
+      trips: iterations per step.
+      number: events that it is merged from.
     """
 
     lane: str
@@ -42,17 +46,17 @@ class Event(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it is over."""
+        """Seconds from the beginning of the step at which it is over."""
         return self.start + self.seconds
 
 
 def events(plan: PlanData) -> Iterator[Event]:
     """Every event of a step, in order."""
     now, waiting = 0.0, iter(plan.collectives)
-    place = {line.source: i for i, line in enumerate(plan.lines)}
+    line_of = {line.source: i for i, line in enumerate(plan.lines)}
     for span in plan.spans:
         found = [
-            Event(",".join(c.axes), c.kind, c.phase, place[c.source], 0.0, c.seconds * c.trips, c.trips)
+            Event(",".join(c.axes), c.kind, c.phase, line_of[c.source], 0.0, c.seconds * c.trips, c.trips)
             for c in (next(waiting) for _ in range(span.collectives))
         ]
         found.append(Event(COMPUTE, span.name, span.phase, span.line, 0.0, span.seconds * span.trips, span.trips))
@@ -62,13 +66,13 @@ def events(plan: PlanData) -> Iterator[Event]:
             now += event.seconds
 
 
-def fit_events(happened: Sequence[Event]) -> list[Any]:
-    """The events as rows, neighbours too short to be told apart in one; each lane's in order."""
-    least = (happened[-1].end if happened else 0.0) / _MOST
+def fit_events(timeline: Sequence[Event]) -> list[Any]:
+    """The events as rows, lane by lane in order; neighbours too short to be told apart are merged."""
+    shortest = (timeline[-1].end if timeline else 0.0) / _MAX_POINTS
     lanes: dict[str, list[Event]] = {}
-    for event in happened:
+    for event in timeline:
         lane = lanes.setdefault(event.lane, [])
-        if lane and event.end - lane[-1].start < least:
+        if lane and event.end - lane[-1].start < shortest:
             lane[-1] = _merged(lane[-1], event)
         else:
             lane.append(event)
@@ -76,32 +80,34 @@ def fit_events(happened: Sequence[Event]) -> list[Any]:
 
 
 def _merged(a: Event, b: Event) -> Event:
-    """Both, named as the longer one."""
+    """Two events as one, with the name of the longer one."""
     longer = max(a, b, key=lambda event: event.seconds / event.number)
     number = a.number + b.number
     return longer._replace(start=a.start, seconds=b.end - a.start, number=number)
 
 
 def memory_points(plan: PlanData) -> list[list[Any]]:
-    """Bytes, line, name and phase over the program, the fullest of every stretch of equal length."""
+    """Bytes, line, name and phase in program order: the largest of every stretch of equally many spans."""
     spans = plan.spans
-    step = max(1, -(-len(spans) // _MOST))
+    step = max(1, -(-len(spans) // _MAX_POINTS))
     stretches = (spans[i : i + step] for i in range(0, len(spans), step))
     fullest = (max(stretch, key=lambda span: span.memory) for stretch in stretches)
     return [[span.memory, span.line, span.name, span.phase] for span in fullest]
 
 
-# ---- Perfetto --------------------------------------------------------------------------------------------------------
-# The predicted step as a trace that https://ui.perfetto.dev and chrome://tracing open (Trace Event Format, JSON).
+# ---- Trace Event Format ----------------------------------------------------------------------------------------------
 
 
 def perfetto_trace(plan: PlanData) -> dict[str, Any]:
-    """The timeline of a plan, with its memory as a counter and the ranks of a pipeline; times in microseconds."""
+    """The timeline of a plan, with memory as a counter and the ranks of a pipeline, in microseconds.
+
+    https://ui.perfetto.dev and chrome://tracing open it (Trace Event Format, JSON).
+    """
     return {"traceEvents": [*_names(plan), *_events(plan), *_memory(plan), *_ranks(plan)], "displayTimeUnit": "ms"}
 
 
 def save_perfetto(plan: PlanData, path: str | PathLike[str]) -> None:
-    """Write the trace; ArgumentError for what is no path, MeshDSLError if it cannot be written."""
+    """Writes the trace; ArgumentError if ``path`` is not a path, MeshDSLError if the file cannot be written."""
     write_text(path, json.dumps(perfetto_trace(plan)))
 
 
@@ -140,7 +146,7 @@ def _memory(plan: PlanData) -> Iterator[dict[str, Any]]:
 
 
 def _ranks(plan: PlanData) -> Iterator[dict[str, Any]]:
-    """The loops of a pipeline, a process for each prediction, a thread per rank."""
+    """The tasks of a pipeline: a process for each prediction, a thread per rank."""
     if plan.pipeline is None or plan.pipeline.costs is None:
         return
     forecast = plan.pipeline.forecast
@@ -157,6 +163,3 @@ def _predicted(process: int, title: str, timing: ScheduleTiming) -> Iterator[dic
             begin, end = timing.begin[task], timing.end[task]
             named = {"name": str(task), "cat": _CATEGORY[task.kind], "ts": begin * 1e6, "dur": (end - begin) * 1e6}
             yield {"ph": "X", **where, **named, "args": {"stage": task.stage, "microbatch": task.microbatch}}
-
-
-_CATEGORY = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}

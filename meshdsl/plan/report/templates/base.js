@@ -1,4 +1,4 @@
-// Values of the page, and how elements, texts and numbers are made. Whatever a program named reaches the page as text.
+// Values of the page, and helpers for elements, texts and numbers. Names from programs reach the page as text only.
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const data = read("data");
 const KINDS = ["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"];
@@ -16,7 +16,7 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-// Said by screen readers, not drawn.
+// Text for screen readers only.
 function unseen(text) {
   return make("span", { class: "skip" }, text);
 }
@@ -63,7 +63,7 @@ const stacked = (parts, most) =>
   make("span", { class: "bar", "aria-hidden": "true" }, ...parts.map(([color, value, title]) =>
     make("i", { style: `background:var(--${color})`, width: `${most ? (100 * value) / most : 0}%`, title })));
 
-// Things that are drawn for a width are drawn again when it changes.
+// Charts are redrawn when their width changes.
 function atWidth(place, paint) {
   let width = 0;
   new ResizeObserver(() => {

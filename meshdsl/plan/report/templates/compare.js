@@ -29,7 +29,7 @@ function showCompare(place) {
 
 const meshText = (plan) => plan.mesh.map(([axis, size]) => `${axis}=${size}`).join(",");
 
-// What a plan file says, in the form of this page's values. Throws if it is none.
+// A plan file in the form of this page's values. Throws if the text is not a plan file.
 function comparable(file) {
   if (file.format !== "meshdsl plan" || file.version !== 1) throw new Error("another format or version");
   const collectives = file.collectives.map((c) => ({ kind: c.kind, axes: c.axes.join(","), phase: c.phase, source: c.source, reason: c.reason, runs: c.trips, bytes: c.trips * c.bytes, seconds: c.trips * c.seconds }));
@@ -79,7 +79,7 @@ function layoutChanges(after) {
   return paths.map((path) => [path, a.get(path) || "none", b.get(path) || "none"]);
 }
 
-// Collectives are compared by what they are for, as plan.diff does: without lines, and numbers in paths are written *.
+// Collectives are compared by purpose, as plan.diff does: without lines, and with * for numbers in paths.
 function costChanges(after) {
   const [a, b] = [data, after].map(purposes), none = { runs: 0, bytes: 0, seconds: 0 };
   return [...new Set([...a.keys(), ...b.keys()])]
@@ -97,7 +97,7 @@ function purposes(plan) {
   return found;
 }
 
-// The first lines that collectives belong to; more than three are not named.
+// At most three of the lines that collectives belong to.
 const linesText = (lines) => [...[...lines].slice(0, 3), ...(lines.size > 3 ? ["..."] : [])].join(", ");
 
 function costColumns() {

@@ -1,6 +1,6 @@
 const FILES = 12; // that are listed from the start
 
-// The user's source, with what every line costs in the margin and its collectives below it.
+// The user's source, with the cost of every line in the margin and its collectives below it.
 function showSource(place) {
   const most = Math.max(...lines.map((line) => line.compute + line.sent), 0);
   const files = Map.groupBy(lines.filter((line) => line.source !== "?"), (line) => line.file);
@@ -69,7 +69,7 @@ function reasonsOf(line) {
 
 const runsText = (c) => `${c.estimated ? "~" : ""}${plural(c.runs, "run")}`;
 
-// Links to lines open the file, and say which line it is.
+// Links to lines open the file and highlight the line.
 function showLine(position) {
   const line = lines[position];
   if (!line || !line.details) return;

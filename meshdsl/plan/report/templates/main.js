@@ -1,4 +1,4 @@
-// The sections of the page; each is filled when it comes near, so that the first screen is there at once.
+// The sections of the page; each is filled when it is scrolled near, so that the first screen appears at once.
 function showCollectives(place) {
   if (!data.collectives.length) return void place.append(make("p", {}, "The plan communicates nothing."));
   const column = (label, key, text) => ({ label, class: "number", first: "descending", key: (c) => c[key], cell: (c) => text(c[key], c) });
@@ -31,7 +31,7 @@ function fill(id) {
   SECTIONS[id](section(id));
 }
 
-// Links to a section or a line need what stands above it in place.
+// Links to a section or a line need the sections above it to be filled.
 function follow() {
   const name = decodeURIComponent(location.hash.slice(1));
   const target = name.startsWith("line-") ? "source" : name;

@@ -1,11 +1,11 @@
-// Memory over the program, and what holds the fullest point. A cursor moves with the pointer or the arrow keys.
+// Memory over the program, and the buffers that are live at its peak. A cursor moves with the pointer or the arrow keys.
 const PHASES = ["forward", "backward", "optimizer"];
 
 function showMemory(place) {
   const points = data.points;
   if (!points.length) return void place.append(make("p", {}, "The plan has no program points."));
   const peak = points.reduce((best, point, i) => (point[0] > points[best][0] ? i : best), 0);
-  const label = `Memory over ${plural(points.length, "program point")}: ${bytesText(data.memory)} at the fullest, ${placeOf(points[peak])}. Arrow keys move along.`;
+  const label = `Memory over ${plural(points.length, "program point")}: ${bytesText(data.memory)} at the peak, ${placeOf(points[peak])}. Arrow keys move along.`;
   const chart = draw("svg", { role: "img", tabindex: "0", "aria-label": label, height: "220" });
   const held = make("div");
   place.append(make("p", { class: "soft" }, "Predicted bytes per device in program order (loops once), coloured by phase: ", ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, `${phase} `))), chart, pictureButtons(chart, "memory"), held);
@@ -13,12 +13,12 @@ function showMemory(place) {
   atWidth(chart, (width) => { x = paintMemory(chart, points, peak, width); });
   cursorOn(chart, () => points.length, peak, (i) => x(i + 0.5), (i) => `${bytesText(points[i][0])} at ${placeOf(points[i])}`, (i) => showLine(points[i][1]));
   table(held, {
-    name: "What holds the fullest point",
+    name: "Buffers live at the peak",
     noun: "row",
     rows: data.held,
     text: (row) => row[0],
     columns: [
-      { label: `held at ${placeOf(points[peak])}`, class: "long", key: (row) => row[0], cell: (row) => make("code", { class: "clip" }, row[0], row[1] > 1 ? make("span", { class: "soft" }, ` ×${row[1]}`) : "") },
+      { label: `live at ${placeOf(points[peak])}`, class: "long", key: (row) => row[0], cell: (row) => make("code", { class: "clip" }, row[0], row[1] > 1 ? make("span", { class: "soft" }, ` ×${row[1]}`) : "") },
       { label: "bytes", class: "number", first: "descending", start: true, key: (row) => row[2], cell: (row) => bytesText(row[2]) },
       { label: "share", class: "number", cell: (row) => percent(row[2], data.memory) },
       { label: unseen("share, drawn"), class: "share", cell: (row) => stacked([["held", row[2], ""]], data.memory) },
@@ -51,7 +51,7 @@ function paintMemory(chart, points, peak, width) {
   return x;
 }
 
-// A cursor over a chart: places are numbered, at(i) is where one lies, say(i) what it is, go(i) where Enter leads.
+// A cursor over a chart of numbered places: at(i) is the position of one, say(i) its text, go(i) the action of Enter.
 function cursorOn(chart, count, first, at, say, go) {
   let now = first, mark = null;
   function move(i, x, y) {

@@ -1,4 +1,4 @@
-// Pictures to keep: a chart as SVG, or as PNG at twice its size.
+// Charts saved as SVG, or as PNG at twice their size.
 function pictureButtons(chart, name) {
   const button = (kind, save) => make("button", { type: "button", "aria-label": `Save the picture of the ${name} as ${kind}`, onclick: save }, kind);
   const svg = () => keep(new Blob([pictureOf(chart)], { type: "image/svg+xml" }), `${name}.svg`);
@@ -7,7 +7,7 @@ function pictureButtons(chart, name) {
 
 const DRAWN = ["fill", "stroke", "stroke-width", "stroke-dasharray", "font-size", "font-family", "text-anchor"];
 
-// The chart by itself: what the page's style says of it is written into it.
+// The chart by itself, with its computed style written into it.
 function pictureOf(chart) {
   const copy = chart.cloneNode(true), style = getComputedStyle(chart);
   const [from, to] = [chart, copy].map((root) => [...root.querySelectorAll("*")]);

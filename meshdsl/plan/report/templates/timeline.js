@@ -1,4 +1,4 @@
-// The predicted step in time: computing, and one lane per group of mesh axes. Nothing is taken to overlap.
+// The predicted step in time: computing, and one lane per group of mesh axes. Nothing overlaps.
 const LANE = 34;
 
 function showTimeline(place) {
@@ -27,7 +27,7 @@ function showTimeline(place) {
   }
   const button = (text, label, act) => make("button", { type: "button", "aria-label": label, onclick: act }, text);
   const span = () => view.to - view.from;
-  place.append(make("p", { class: "soft" }, "Computing and communication one after the other, as the planner counts them; a loop stands once, as long as all its trips. What the hardware overlaps is not shown."),
+  place.append(make("p", { class: "soft" }, "Computing and communication one after the other, as the planner counts them; a loop is shown once, as long as all its iterations. Overlap is not shown."),
     make("div", { class: "controls" }, button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)), button("←", "Earlier", () => pan(view.from - span() / 3)), button("→", "Later", () => pan(view.from + span() / 3)), button("whole step", "Show the whole step", () => zoom(Infinity)),
       ...PHASES.map((phase) => make("span", { class: "kind", "--of": `var(--${phase})` }, phase)), ...KINDS.filter((kind) => events.some((event) => event.name === kind)).map(kindText)), chart, pictureButtons(chart, "timeline"));
   atWidth(chart, (now) => { width = now; paint(); });
@@ -44,13 +44,13 @@ function showTimeline(place) {
   cursorOn(chart, () => events.length, 0, x, (i) => eventText(events[i]), (i) => showLine(events[i].line));
 }
 
-// When every rank goes forward and backward, to scale, with the microbatches; once as it is run, once as it could be at best.
+// Forward and backward tasks of every rank, to scale, with their microbatches: in lockstep, as it runs, and asynchronously.
 const TASKS = { F: "forward", B: "backward", I: "backward", W: "optimizer" };
 const DRAWN_AS = { "in lockstep": "pipeline", asynchronous: "asynchronous pipeline" };
 
 function showPipeline(place, { text, drawn, kept }) {
   place.append(make("p", {}, text));
-  if (drawn.length) place.append(make("p", { class: "soft" }, "In lockstep every rank waits for the tick to end; asynchronously each begins as soon as what it needs has arrived. Embedding and head, which all ranks share, and what is done once a step are counted, not drawn."));
+  if (drawn.length) place.append(make("p", { class: "soft" }, "In lockstep every rank waits for the tick to end; asynchronously each task begins as soon as its inputs have arrived. Embedding, head and other work that all ranks share is counted but not drawn."));
   for (const { name, seconds, ranks } of drawn) {
     const height = ranks.length * ROW + 8, said = `${name}${seconds === null ? "" : `: ${secondsText(seconds)} a step`}`;
     const chart = draw("svg", { role: "img", "aria-label": `${text}; ${said}`, height });
@@ -58,7 +58,7 @@ function showPipeline(place, { text, drawn, kept }) {
     atWidth(chart, (width) => paintRanks(chart, ranks, width, height));
   }
   if (!drawn.length || !kept.length) return;
-  const head = ["rank", "stage inputs kept", "their bytes", "memory needed"].map((title) => make("th", { scope: "col", class: "number" }, title));
+  const head = ["rank", "stashed stage inputs", "stash bytes", "memory needed"].map((title) => make("th", { scope: "col", class: "number" }, title));
   const rows = kept.map(([count, bytes, memory], rank) => make("tr", {}, ...[rank, count, bytesText(bytes), bytesText(memory)].map((cell) => make("td", { class: "number" }, String(cell)))));
   place.append(make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));
 }
