@@ -1,21 +1,21 @@
-"""Moves as collectives: what one device runs when a value goes from one layout to another.
+"""Reshard steps as collectives, and the exchanges inside operations: what one device runs.
 
-The table below is the executable half of the move table in the layout algebra. Every entry
-works on the block that one device holds, inside ``shard_map`` (or ``vmap`` with axis names):
+This table is the executable half of the table of reshard steps in ``layouts.reshard``. Every entry works on the block
+of one device, inside ``shard_map`` (or ``vmap`` with axis names):
 
     all-gather          S(i) -> B      blocks of all devices, concatenated along i
     all-reduce          P    -> B      the reduction of all devices' values
     reduce-scatter      P    -> S(i)   the same, but each device keeps one block
     all-to-all          S(i) -> S(j)   device r sends its r-th block of j to device r
     all-to-all          P(max) -> S(i) the same, followed by the maximum over the senders
-    collective-permute  S(i) -> S(i)   blocks travel when the order of axes on one dim changes
+    collective-permute  S(i) -> S(i)   blocks are permuted when the order of axes on one dim changes
     slice               B    -> S(i)   each device keeps its own block
     pad                 S(i) -> P      the other blocks are filled with the reduction's identity
     keep-first          B    -> P      one device keeps the value, the others hold zeros
 
-A move over several axes is one collective over their product, first axis major; its axes are
-the minor-most ones of the dim they leave and of the dim they enter, so blocks stay contiguous.
-Values without arithmetic (PRNG keys) travel as the integers they consist of.
+A step over several axes is one collective over their product, first axis major; its axes are the minor-most ones of
+the dim they leave and of the dim they enter, so blocks stay contiguous. Values without arithmetic (PRNG keys) are sent
+as the integers they consist of.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.lowering.local.registry import Local
 from meshdsl.rules.halo import Sliding
 
-# ---- Moves -----------------------------------------------------------------------------------------------------------
+# ---- Reshard steps ---------------------------------------------------------------------------------------------------
 
 
 Sizes = Mapping[str, int]
@@ -43,10 +43,10 @@ LocalMove = Callable[[jax.Array, ReshardStep, Sizes], jax.Array]
 
 
 def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
-    """This device's block after ``move``, from its block ``x`` before it.
+    """Returns this device's block after the reshard step ``move``, given its block ``x`` before.
 
     Args:
-      x: the local block in layout ``move.before``.
+      x: this device's block in layout ``move.before``.
       move: any kind of the table above.
       sizes: devices per mesh axis.
     """
@@ -60,12 +60,12 @@ def apply_move(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 
 
 def move_scope(move: ReshardStep, dtype: Any) -> str:
-    """The name under which the compiled program shows the move: kind, axes and planned dtype."""
+    """Returns the name of a reshard step in the compiled program: kind, axes and planned dtype."""
     return collective_scope(move.kind, move.axes, dtype)
 
 
 def collective_scope(kind: str, axes: Sequence[str], dtype: Any) -> str:
-    """The name of any planned collective of values of ``dtype``."""
+    """Returns the name of a planned collective on values of ``dtype``."""
     return f"{kind}({','.join(axes)}) {np.dtype(dtype).name if _is_plain(dtype) else dtype}"
 
 
@@ -98,7 +98,7 @@ def _all_to_all(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 
 
 def _reduce_blocks(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
-    """Every sender's block for this device, then their maximum or minimum."""
+    """Gathers every sender's block for this device and reduces them by maximum or minimum."""
     dim, devices = _dim(move.target), _devices(move, sizes)
     blocks = lax.all_to_all(x, move.axes, split_axis=dim, concat_axis=dim, tiled=True)
     apart = blocks.reshape(*x.shape[:dim], devices, x.shape[dim] // devices, *x.shape[dim + 1 :])
@@ -116,7 +116,7 @@ def _permute(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
 
 
 def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) -> list[tuple[int, int]]:
-    """Who sends to whom when the axes of one dim change order; devices count in mesh order."""
+    """Returns (sender, receiver) pairs when the axes of one dim change order; devices are numbered in mesh order."""
     axes = [axis for axis in sizes if axis in before]
     devices = np.arange(prod(sizes[axis] for axis in axes)).reshape([sizes[axis] for axis in axes])
     holders = (devices.transpose([axes.index(axis) for axis in order]) for order in (before, after))
@@ -126,8 +126,8 @@ def swap_pairs(before: tuple[str, ...], after: tuple[str, ...], sizes: Sizes) ->
 def _slice(x: jax.Array, move: ReshardStep, sizes: Sizes) -> jax.Array:
     """This device's block.
 
-    XLA loses the product in a slice of one element of ``3 * slice`` for whole numbers (on CPU, jax 0.10 and 0.12, also
-    without a mesh): it must not see what is sliced.
+    For integers, XLA loses the product in a slice of one element of ``3 * slice`` (on CPU, jax 0.10 and 0.12, also
+    without a mesh), so a barrier hides the operand of the slice.
     """
     if jnp.issubdtype(x.dtype, jnp.integer):
         x = lax.optimization_barrier(x)
@@ -162,7 +162,7 @@ LOCAL_MOVES: dict[str, LocalMove] = {
 
 
 def identity(reduction: str, dtype: jnp.dtype) -> bool | int | float:
-    """The value that a reduction ignores: 0, or the dtype's lowest or highest value."""
+    """Returns the identity of a reduction: 0, or the lowest or highest value of the dtype."""
     if reduction == "sum":
         return 0
     lowest = reduction == "max"
@@ -193,20 +193,18 @@ def _reduction(placement: Placement) -> str:
     raise TypeError(f"{placement} is no partial placement")
 
 
-# ---- Exchange --------------------------------------------------------------------------------------------------------
-# Exchanges between the devices of a split dim, inside a local program.
-#
-# These run what ``Exchange`` describes, each collective under its planned name. ``axes`` are those
-# that split the dim, major first; over none of them an exchange leaves the block as it is.
+# ---- Exchanges inside local programs ---------------------------------------------------------------------------------
+# These run the exchanges that ``layouts.exchange`` describes, each collective under its planned name. ``axes`` are
+# those that split the dim, major first; without axes the block stays as it is.
 
 
 Axes = tuple[str, ...]
-Ends = Mapping[int, tuple[int, int]]  # per dim, how many elements in front of a block and behind it
+Ends = Mapping[int, tuple[int, int]]  # per dim, numbers of elements in front of a block and behind it
 Fill = jax.Array | float | None
 
 
 def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """The blocks of all devices, one after the other along ``dim``."""
+    """Returns the blocks of all devices, concatenated along ``dim``."""
     if not axes:
         return x
     with jax.named_scope(collective_scope("all-gather", axes, x.dtype)):
@@ -215,7 +213,7 @@ def gather(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: int) -> jax.Array:
-    """This block with ``before`` elements of ``dim`` in front and ``after`` behind; the first follows the last."""
+    """Returns this block with ``before`` elements of ``dim`` in front and ``after`` behind, cyclically."""
     found = [
         _fetched(lax.slice_in_dim(x, start, stop, axis=dim), where, axes, distance)
         for distance, start, stop in window_pieces(before, after, x.shape[dim])
@@ -224,12 +222,13 @@ def cycle(x: jax.Array, where: Local, axes: Axes, dim: int, before: int, after: 
 
 
 def windows(x: jax.Array, where: Local, layout: Layout, ends: Ends, fill: Fill = 0) -> jax.Array:
-    """This block with what lies in front of it and behind it along several dims, one after the other.
+    """Returns this block with its halo along several dims, fetched one dim after the other.
 
-    Filled up last, so that what is sent does not depend on what with.
+    The fill beyond the ends is applied last, so that the data that is sent does not depend on it.
 
     Args:
-      layout: of the operand. fill: what lies beyond the ends of the dims; None if nobody sees it.
+      layout: the layout of the operand.
+      fill: the value beyond the ends of the dims; None if it has no effect.
     """
     held = x
     for dim, (before, after) in sorted(ends.items()):
@@ -242,7 +241,7 @@ def windows(x: jax.Array, where: Local, layout: Layout, ends: Ends, fill: Fill =
 
 
 def _within(shape: tuple[int, ...], where: Local, axes: Axes, dim: int, extent: int, before: int) -> jax.Array:
-    """Whether an element lies within the ends of the dim: of a block of ``extent`` with ``before`` others in front."""
+    """Whether elements are inside the whole dim, for a block of ``extent`` with a halo of ``before`` in front."""
     first, blocks = where.index(axes) * extent, prod(where.sizes[axis] for axis in axes)
     at = lax.broadcasted_iota(jnp.int32, shape, dim)
     return (at >= before - first) & (at < before - first + blocks * extent)
@@ -251,7 +250,7 @@ def _within(shape: tuple[int, ...], where: Local, axes: Axes, dim: int, extent: 
 def slid(
     x: jax.Array, where: Local, layout: Layout, sliding: Mapping[int, Sliding], fill: Fill = 0
 ) -> tuple[jax.Array, dict[int, tuple[int, int]]]:
-    """This block with what its windows over the dims of ``sliding`` see of others, and the padding left to do."""
+    """Returns this block with the halo of its windows over the dims of ``sliding``, and the remaining padding."""
     held, padding = windows(x, where, layout, {dim: (s.before, s.after) for dim, s in sliding.items()}, fill), {}
     for dim, s in sliding.items():
         axes = layout.splitting(dim)
@@ -264,18 +263,18 @@ def slid(
 
 
 def mirror(x: jax.Array, where: Local, axes: Axes) -> jax.Array:
-    """The block of the device at the mirrored place."""
+    """Returns the block of the device at the mirrored position."""
     blocks = prod(where.sizes[axis] for axis in axes)
     return _permute_parts(x, where, axes, lambda at: blocks - 1 - at)
 
 
 def swap(x: jax.Array, where: Local, axes: Axes, partners: Sequence[int]) -> jax.Array:
-    """The block of each device's partner."""
+    """Returns the block of this device's partner."""
     return _permute_parts(x, where, axes, lambda at: partners[at])
 
 
 def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int) -> jax.Array:
-    """What the device ``distance`` blocks further on has as ``x``; every block is passed on, also past the ends."""
+    """Returns ``x`` of the device ``distance`` blocks further on, cyclically."""
     blocks = prod(where.sizes[axis] for axis in axes)
     moving, apart = moving_axes(distance % blocks, [where.sizes[axis] for axis in axes])
     over = tuple(axes[i] for i in moving)
@@ -284,7 +283,7 @@ def _fetched(x: jax.Array, where: Local, axes: Axes, distance: int) -> jax.Array
 
 
 def _permute_parts(x: jax.Array, where: Local, axes: Axes, target: Callable[[int], int]) -> jax.Array:
-    """Every device sends ``x`` to the one at ``target`` of its own place along ``axes``."""
+    """Sends ``x`` from every position along ``axes`` to the position ``target`` of it."""
     if not axes:
         return x
     order = tuple(axis for axis in where.sizes if axis in axes)  # a permute counts devices in mesh order
@@ -296,7 +295,7 @@ def _permute_parts(x: jax.Array, where: Local, axes: Axes, target: Callable[[int
 
 
 def _numbers(axes: Axes, order: Axes, sizes: dict[str, int]) -> Sequence[int]:
-    """Per place along ``axes``, major first, the device's number along ``order``."""
+    """Per position along ``axes``, major first, the device's number along ``order``."""
     grid = np.arange(prod(sizes[axis] for axis in order)).reshape([sizes[axis] for axis in order])
     numbers: list[int] = grid.transpose([order.index(axis) for axis in axes]).ravel().tolist()
     return numbers

@@ -1,6 +1,6 @@
-"""Local programs of operations on windows: the block with its halo, and as much padding as the windows need.
+"""Local programs of convolution and pooling: the block with its halo, and the padding that its windows need.
 
-A device that holds some of the groups of a convolution runs so many groups.
+A device that holds some of the groups of a convolution runs that many groups.
 """
 
 from math import prod
@@ -18,7 +18,7 @@ from meshdsl.rules.halo import Sliding
 
 @local("conv_general_dilated")
 def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Groups of features lie along the images' feature dim, groups of the batch along its batch dim."""
+    """A convolution of blocks, with the feature groups and batch groups that the block holds."""
     spec, (images, kernels) = op.params["dimension_numbers"], arrays
     sliding = {}
     for k, dim in enumerate(spec.lhs_spec[2:]):
@@ -41,7 +41,7 @@ def conv(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")
 def pool(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Beyond the ends of the whole dim lies what the reduction ignores."""
+    """A pooling of the block with its halo; beyond the ends of the dim is the identity of the reduction."""
     count = len(op.outputs) if op.name == "reduce_window" else len(arrays)
     operands, starts, sliding = arrays[:count], arrays[count:], _pools(op, where)
     fills = (_filling(op, i, starts, x.dtype) for i, x in enumerate(operands))
@@ -51,7 +51,7 @@ def pool(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("select_and_gather_add")
 def pooled_at(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Beyond the ends of the whole dim lies what is never selected."""
+    """A selection on the block with its halo; beyond the ends of the dim is a value that is never selected."""
     (x, chosen), layout, sliding = arrays, where.inputs[0], _pools(op, where)
     x, _ = slid(x, where, layout, sliding)
     chosen, left = slid(chosen, where, layout, sliding, _never(op, chosen.dtype))
@@ -64,14 +64,14 @@ def _pools(op: Op, where: Local) -> dict[int, Sliding]:
 
 
 def _padding(op: Op, left: dict[int, tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The padding of a pooling, of which over some dims only so much is ``left`` to do."""
+    """The padding of a pooling, with what is ``left`` of it over dims with a halo."""
     held = {d: (low, max(high, 0)) for d, (low, high) in left.items()}
     return tuple(held.get(d, ends) for d, ends in enumerate(op.params["padding"]))
 
 
 @local("select_and_scatter_add")
 def unpooled(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """All windows that reach into the block write to what they see, and the block is cut out of that."""
+    """All windows that overlap the block write to the elements they cover; the block is then cut out."""
     (sources, chosen), layout, block = arrays, where.inputs[1], arrays[1].shape
     spreading = {d: scatter_windows(op, d) for d in range(len(block)) if layout.splitting(d)}
     seen = {d: s.elements for d, s in spreading.items()}
@@ -83,10 +83,10 @@ def unpooled(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.A
 
 
 def _never(op: Op, dtype: jnp.dtype) -> jax.Array | float:
-    """What is never the largest, or smallest."""
+    """A value that is never selected as the largest, or smallest."""
     return identity("max" if op.params["select_prim"] is lax.ge_p else "min", dtype)
 
 
 def _filling(op: Op, i: int, starts: tuple[jax.Array, ...], dtype: jnp.dtype) -> jax.Array | float:
-    """What the reduction ignores: the start of operand i, or what the operation's name says."""
+    """The identity of the reduction: the initial value of operand i, or that of the operation's name."""
     return starts[i] if starts else identity(op.name.removeprefix("reduce_window_"), dtype)

@@ -1,15 +1,20 @@
-"""Local programs of windows that start at positions given by data.
+"""Local programs of reads and writes at positions given by data: gather, scatter, dynamic slices.
 
-A window can reach over several blocks of a split dim, and a block can hold it all, a part or
-nothing. Let the window be ``size`` long and start ``ahead`` of the block. The device looks at the
-part of its block that is nearest to the window, ``held`` elements from ``near`` on:
+Positions refer to the whole tensor. Where this device holds a block of a looked-up dim, positions are first brought in
+bounds as the operation's mode says (*clip* moves them with respect to the whole tensor), then counted from the start of
+the block. Positions outside the block belong to other devices: a gather returns zero there, a scatter drops them. The
+fill value of positions out of bounds may occur once in a partial sum, so the first device writes it.
+
+The window of a dynamic slice can extend over several blocks of a split dim, and a block can hold all of it, a part or
+nothing. Let the window be ``size`` long and start ``ahead`` of the block. The device uses the part of its block that is
+nearest to the window, ``held`` elements from ``near`` on:
 
     block                    [  .  .  .  .  .  .  ]          ahead = 4
     window                               [  .  .  .  .  ]    size = 4
     nearest part                   [  .  .  .  . ]           near = 2, held = 4
 
-Shifted by ``ahead - near``, with zeros from outside, the part is the block's share of the window; and
-shifted the other way, the window is what the part becomes. So no more than a window is touched.
+Shifted by ``ahead - near``, with zeros from outside, the part is the block's share of the window; shifted the other
+way, the window is the new value of the part. So no more elements than a window are touched.
 """
 
 from dataclasses import dataclass
@@ -26,21 +31,10 @@ from meshdsl.layouts.placement import P
 from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims, window
 
-# ---- Indexing --------------------------------------------------------------------------------------------------------
-# Local programs of operations that read and write at positions given by data.
-#
-# Positions speak of the whole tensor. Where this device holds a block of a dim that is looked
-# up, the positions are first brought in bounds as the operation's mode says (*clip* does it by
-# moving them, and that is a statement about the whole tensor), then counted from the start of
-# the block. What falls outside the block is another device's: a gather answers zero there, a
-# scatter drops it.
-#
-# A gather that answers positions out of bounds with a fill value must say it once in a partial
-# sum: the first device does.
-#
-# XLA (as of jax 0.10) reads a slice of a slice from where the two together start, without bounds,
-# and it makes a scatter to one position of slices: out of bounds it would write what another device
-# holds. A barrier hides from it that the block is a slice.
+# ---- Gather and scatter ----------------------------------------------------------------------------------------------
+# XLA (as of jax 0.10) reads a slice of a slice from the sum of both starts, without bounds, and turns a scatter to one
+# position into slices: out of bounds it would write into another device's block. A barrier hides from it that the block
+# is a slice.
 
 
 FILL = GatherScatterMode.FILL_OR_DROP
@@ -49,7 +43,7 @@ CLIP = GatherScatterMode.CLIP
 
 @local("gather")
 def gather(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Read this device's rows and columns."""
+    """Reads the rows and columns that this device holds, and zeros elsewhere."""
     operand, indices = arrays
     dims, sums = gather_dims(op), _summed(where.outputs[0])
     sizes = where_whole(op.params["slice_sizes"], op.inputs[0].shape, operand.shape)
@@ -60,15 +54,15 @@ def gather(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
     at = signed(indices)
     mine = shift(at if fills else clip(at, dims), dims, split, op.inputs[0].shape, where)
     (found,) = bind(op, operand, mine, slice_sizes=sizes, mode=FILL, fill_value=0)
-    return (_say_once(found, at, op, dims, where),) if fills else (found,)
+    return (_fill_once(found, at, op, dims, where),) if fills else (found,)
 
 
-def _say_once(found: jax.Array, at: jax.Array, op: Op, dims: Lookup, where: Local) -> jax.Array:
-    """Put the fill value at positions that are out of bounds of the whole operand, on the first device of a sum."""
+def _fill_once(found: jax.Array, at: jax.Array, op: Op, dims: Lookup, where: Local) -> jax.Array:
+    """Writes the fill value at positions out of bounds of the whole operand, on the first device of a sum."""
     outside = jnp.any((at < 0) | (at > np.array(dims.limits, at.dtype)), axis=-1)
     first = where.index(_summed(where.outputs[0])) == 0
-    said = lax.broadcast_in_dim(outside & first, found.shape, dims.queries)
-    return jnp.where(said, jnp.asarray(op.params["fill_value"], found.dtype), found)
+    filled = lax.broadcast_in_dim(outside & first, found.shape, dims.queries)
+    return jnp.where(filled, jnp.asarray(op.params["fill_value"], found.dtype), found)
 
 
 def _summed(layout: Layout) -> tuple[str, ...]:
@@ -77,7 +71,7 @@ def _summed(layout: Layout) -> tuple[str, ...]:
 
 @local("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 def scatter(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Write this device's rows and columns."""
+    """Writes the rows and columns that this device holds."""
     operand, indices, updates = arrays
     dims = scatter_dims(op)
     split = _split(dims, where)
@@ -90,12 +84,12 @@ def scatter(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Ar
 
 
 def _split(dims: Lookup, where: Local) -> tuple[int, ...]:
-    """Looked up dims of which this device holds a block."""
+    """Looked-up dims of which this device holds a block."""
     return tuple(d for d in dims.looked_up if where.inputs[0].splitting(d))
 
 
 def signed(indices: jax.Array) -> jax.Array:
-    """Indices in a type that can count below zero."""
+    """Returns the indices in a signed dtype."""
     if indices.dtype in (jnp.int32, jnp.int64):
         return indices
     largest = np.iinfo(np.int32).max
@@ -104,23 +98,23 @@ def signed(indices: jax.Array) -> jax.Array:
 
 
 def clip(at: jax.Array, dims: Lookup) -> jax.Array:
-    """Positions moved to the nearest ones in bounds of the whole operand."""
+    """Returns the nearest positions in bounds of the whole operand."""
     return jnp.clip(at, 0, np.array(dims.limits, at.dtype))
 
 
 def shift(at: jax.Array, dims: Lookup, split: tuple[int, ...], shape: tuple[int, ...], where: Local) -> jax.Array:
-    """Positions counted from the start of this device's block."""
+    """Returns the positions counted from the start of this device's block."""
     layout = where.inputs[0]
     starts = [where.offset(layout, d, shape[d]) if d in split else jnp.int32(0) for d in dims.columns]
     return at - jnp.stack(starts).astype(at.dtype)
 
 
 def where_whole(sizes: tuple[int, ...], whole: tuple[int, ...], block: tuple[int, ...]) -> tuple[int, ...]:
-    """Slice sizes on a block: dims that are taken whole are taken whole there too."""
+    """Returns the slice sizes on a block: dims that are taken whole are taken whole there too."""
     return tuple(b if size == n else size for size, n, b in zip(sizes, whole, block, strict=True))
 
 
-# ---- Slicing ---------------------------------------------------------------------------------------------------------
+# ---- Dynamic slices --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class Near:
 
 @local("dynamic_slice")
 def dynamic_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """What this device holds of the window, zeros elsewhere."""
+    """Reads this device's part of the window, and zeros elsewhere."""
     operand, *starts = arrays
     sizes = where_whole(op.params["slice_sizes"], op.inputs[0].shape, operand.shape)
     parts = _parts(op, sizes, starts, operand.shape, where)
@@ -156,7 +150,7 @@ def dynamic_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[
 
 @local("dynamic_update_slice")
 def dynamic_update_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Write what of the window lies in this device's block."""
+    """Writes the part of the window that falls in this device's block."""
     operand, update, *starts = arrays
     parts = _parts(op, update.shape, starts, operand.shape, where)
     if not parts:
@@ -191,7 +185,7 @@ def _from(starts: list[jax.Array], parts: list[Near]) -> list[jax.Array]:
 
 
 def _within(shape: tuple[int, ...], lengths: tuple[int, ...], starts: list[jax.Array]) -> list[jax.Array]:
-    """The starts in bounds; left to the compiler, some merge the slice with one of its result and forget it."""
+    """The starts in bounds; some compilers forget the bounds when they merge a slice with one of its result."""
     bounds = zip(starts, shape, lengths, strict=True)
     return [jnp.clip(start, 0, min(n - k, int(np.iinfo(start.dtype).max))) for start, n, k in bounds]
 
@@ -202,7 +196,7 @@ def _lengths(sizes: tuple[int, ...], parts: list[Near]) -> tuple[int, ...]:
 
 
 def _shifted(x: jax.Array, dim: int, by: jax.Array, size: int) -> jax.Array:
-    """``size`` elements of ``x`` that come after the first ``by``, zeros where there are none."""
+    """``size`` elements of ``x`` after the first ``by``, zeros out of bounds."""
     n = x.shape[dim]
     around = [(size, size, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     padded = lax.pad(x, jnp.zeros((), x.dtype), around)

@@ -1,9 +1,8 @@
-"""Local programs of transforms.
+"""The local program of the Fourier transform: batches of whole transforms.
 
-The compiler runs a Fourier transform of what lies row major, and fails on anything else (CPU, jax
-0.10 and 0.12). Around a block that is one element thick it may choose another order, as moving
-such a dim costs nothing, and it hands on what order the result is read in. So the order is
-stated, and all dims but the transformed ones are one.
+The compiler requires row-major operands and fails on any other order (CPU, jax 0.10 and 0.12). Around a block with a
+dim of length 1 it may choose another order, since moving such a dim costs nothing, and propagates it. So the order is
+fixed by a layout constraint, and all batch dims are merged into one.
 """
 
 from math import prod
@@ -17,7 +16,7 @@ from meshdsl.lowering.local.registry import Local, bind, local
 
 @local("fft")
 def fft(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The transforms of a block, of which each is whole."""
+    """Transforms the batch of a block."""
     (x,) = arrays
     apart = x.shape[: x.ndim - len(op.params["fft_lengths"])]
     rows = (prod(apart),) if prod(apart) != 1 else ()
@@ -26,5 +25,5 @@ def fft(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array,
 
 
 def _row_major(x: jax.Array) -> jax.Array:
-    stated: jax.Array = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-    return stated
+    constrained: jax.Array = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return constrained

@@ -1,8 +1,8 @@
-"""Local programs of random numbers: this device's block of the bits that all devices would make.
+"""Local programs of random bits, and of calls with effects.
 
-Threefry turns a key and a 64-bit counter into 64 bits, and JAX counts the elements of the
-result row by row. So a block is made from the counters of its elements, as in
-``jax._src.random`` with ``jax_threefry_partitionable``; the prover compares both bit by bit.
+Threefry maps a key and a 64-bit counter to 64 bits, and JAX counts the elements of the result in row-major order. So a
+device computes its block from the counters of its elements, as ``jax._src.random`` does with
+``jax_threefry_partitionable``; tests compare both bit by bit.
 """
 
 import jax
@@ -15,9 +15,7 @@ from meshdsl.lowering.local.registry import Local, bind, local
 from meshdsl.rules.random import counted
 from meshdsl.rules.registry import ONCE
 
-# ---- Words -----------------------------------------------------------------------------------------------------------
-# High words of products.
-#
+# ---- High words of products ------------------------------------------------------------------------------------------
 # XLA cannot compile its own operation (``lax.mulhi``) under ``shard_map``, so the local program
 # multiplies half words, as by hand, each of which fits a word:
 #
@@ -26,7 +24,7 @@ from meshdsl.rules.registry import ONCE
 
 @local("mulhi")
 def mulhi(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The high word; a negative operand is 2**bits too large when it is read as unsigned."""
+    """The high word of a product; as unsigned, a negative operand is 2**bits too large."""
     x, y = arrays
     kind = jnp.iinfo(x.dtype)
     unsigned = jnp.dtype(f"uint{kind.bits}")
@@ -37,7 +35,7 @@ def mulhi(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arra
 
 
 def high_word(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The high word of the product of unsigned words."""
+    """Returns the high word of the product of unsigned words."""
     half = jnp.asarray(x.dtype.itemsize * 4, x.dtype)
     mask = jnp.asarray((1 << x.dtype.itemsize * 4) - 1, x.dtype)
     a, b, c, d = x >> half, x & mask, y >> half, y & mask
@@ -53,7 +51,7 @@ _WORD = jnp.uint32
 
 @local("random_bits")
 def random_bits(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Bits at this device's positions."""
+    """The bits at this device's positions."""
     (keys,) = arrays
     whole, layout = op.outputs[0].shape, where.outputs[0]
     block = where.local_shape(layout, whole)
@@ -89,7 +87,7 @@ def _positions(starts: list[jax.Array], block: tuple[int, ...], whole: tuple[int
 
 
 def _times_plus(high: jax.Array, low: jax.Array, factor: int, term: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``(high, low) * factor + term`` in 64 bits made of two words; factor is below 2**32."""
+    """``(high, low) * factor + term`` in 64 bits as two words; factor < 2**32."""
     by = _WORD(factor)
     product = low * by
     total = product + term
@@ -97,12 +95,12 @@ def _times_plus(high: jax.Array, low: jax.Array, factor: int, term: jax.Array) -
 
 
 # ---- Effects ---------------------------------------------------------------------------------------------------------
-# Local programs of calls that are made for what they do: once, on the first device.
+# Calls with effects run once, on the first device.
 
 
 @local(*ONCE)
 def once(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The call on the first device, whose operands are whole; the others pass by, with zeros as their results."""
+    """The call on the first device, with whole operands; other devices return zeros."""
     first = where.index(tuple(where.sizes)) == 0
     nothing = tuple(jnp.zeros(v.shape, v.dtype) for v in op.outputs)
     made: tuple[jax.Array, ...] = lax.cond(first, lambda *xs: bind(op, *xs), lambda *xs: nothing, *arrays)

@@ -1,4 +1,4 @@
-"""Local programs of operations along one dim that is split: a scan of the block, candidates of the block."""
+"""Local programs of operations along one split dim: running reductions, sorts, selections, gathered reductions."""
 
 from collections.abc import Callable
 from math import prod
@@ -24,7 +24,7 @@ _JOIN: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 @local(*_JOIN)
 def cumulative(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """A running reduction of the block, joined with that of the blocks before it."""
+    """The running reduction of the block, combined with the total of the blocks before it."""
     dim, reverse = op.params["axis"], op.params["reverse"]
     axes = where.inputs[0].splitting(dim)
     (scanned,) = bind(op, *arrays)
@@ -38,14 +38,14 @@ def cumulative(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax
 
 
 def _last(x: jax.Array, dim: int, reverse: bool) -> jax.Array:
-    """The element of a running reduction that covers all."""
+    """The element of a running reduction that covers the whole block."""
     at = 0 if reverse else x.shape[dim] - 1
     return lax.slice_in_dim(x, at, at + 1, axis=dim)
 
 
 @local("sort")
 def sort(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The block sorted, then merged with one neighbour after the other: the one in front keeps the lower half."""
+    """Sorts the block, then merges it with one partner per round: the one in front keeps the lower half."""
     dim = op.params["dimension"]
     axes, n = where.inputs[0].splitting(dim), arrays[0].shape[dim]
     held, mine = bind(op, *arrays), where.index(axes)
@@ -62,7 +62,7 @@ def sort(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("top_k")
 def top_k(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The largest of every block, and of those the largest; of equal ones the first is chosen in both."""
+    """The largest of the largest of every block; of equal ones, both steps select the first."""
     dim = top_k_dim(op)
     axes = where.inputs[0].splitting(dim)
     values, places = bind(op, *arrays)
@@ -75,7 +75,7 @@ def top_k(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arra
 
 @local(*JOINED)
 def joined(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The block reduced, and then what all devices have found, unless the parts of a reduction of bools have a name."""
+    """Reduces the block and then the gathered results of all devices, unless the result is a partial value."""
     (found,) = bind(op, *arrays)
     axes = tuple(axis for d in op.params["axes"] for axis in where.inputs[0].splitting(d))
     if not axes or reduces(op):
@@ -85,7 +85,7 @@ def joined(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
 
 @local("argmax", "argmin")
 def position(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The extreme of every block, and of those the extreme; of equal ones the first."""
+    """The position of the extreme of the extremes of every block; of equal ones, the first."""
     (x,), (dim,) = arrays, op.params["axes"]
     axes = where.inputs[0].splitting(dim)
     (place,) = bind(op, x)

@@ -1,4 +1,4 @@
-"""Local programs of operations whose parameters speak of shapes or positions."""
+"""Local programs of data movement whose parameters contain shapes or positions, or that exchange blocks."""
 
 from math import prod
 
@@ -15,13 +15,13 @@ from meshdsl.rules.shape import grows_at_end, pad_windows, slice_windows
 
 @local("broadcast_in_dim")
 def broadcast_in_dim(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """This device's block of the result's shape."""
+    """A broadcast to this device's block of the result."""
     return bind(op, *arrays, shape=where.local_shape(where.outputs[0], op.params["shape"]))
 
 
 @local("reshape")
 def reshape(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """Likewise; the operand's dims may be read in another order."""
+    """A reshape to this device's block of the result; the operand's dims may be read in another order."""
     order = op.params["dimensions"]
     source = arrays[0] if order is None else lax.transpose(arrays[0], order)
     return (source.reshape(where.local_shape(where.outputs[0], op.params["new_sizes"])),)
@@ -39,7 +39,7 @@ def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("slice")
 def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """What the block's places of the result show, among it the ends of other blocks."""
+    """This device's places of the result, from its block and the ends of others."""
     (x,), starts, limits = arrays, list(op.params["start_indices"]), list(op.params["limit_indices"])
     layout, shapes = where.inputs[0], zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)
     split = {d: a != b for d, (a, b) in enumerate(shapes) if layout.splitting(d)}
@@ -54,21 +54,21 @@ def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
 
 @local("rev")
 def rev(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The block of the device at the mirrored place, reversed."""
+    """The block of the device at the mirrored position, reversed."""
     turned = [where.inputs[0].splitting(d) for d in op.params["dimensions"]]
     return bind(op, mirror(arrays[0], where, tuple(axis for axes in turned for axis in axes)))
 
 
 @local("roll")
 def roll(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The elements that lie as far before the block as it is rolled."""
+    """The block shifted by elements of the blocks before it."""
     dim, shift = op.params["axis"], op.params["shift"]
     return (cycle(arrays[0], where, where.inputs[0].splitting(dim), dim, shift, -shift),)
 
 
 @local("deal")
 def permute_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """The elements that the block lacks, round by round, then all of them in order."""
+    """Fetches the missing elements round by round, then puts all of them in order."""
     (x,), axes = arrays, where.inputs[0].splitting(0)
     found = permute_elements(op.params["which"], x.shape[0], prod(where.sizes[axis] for axis in axes))
     at, held = where.index(axes), [x]
@@ -80,7 +80,7 @@ def permute_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[
 
 @local("pad")
 def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """What the block's places of the result show, among it the ends of other blocks."""
+    """This device's places of the result, from its block and the ends of others."""
     (x, fill), config, layout = arrays, list(op.params["padding_config"]), where.inputs[0]
     moved = [d for d, amounts in enumerate(config) if layout.splitting(d) and any(amounts)]
     x, left = slid(x, where, layout, {d: pad_windows(op, d) for d in moved}, fill)
@@ -99,12 +99,12 @@ def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array,
 
 
 def _blocks(op: Op, where: Local, d: int) -> int:
-    """Into how many blocks dim d of the result is split."""
+    """The number of blocks of dim d of the result."""
     return prod(where.sizes[axis] for axis in where.outputs[0].splitting(d))
 
 
 def _own_places(op: Op, x: jax.Array, where: Local, d: int) -> tuple[jax.Array, jax.Array, int]:
-    """Of a whole dim that grows at its end: a piece as long as a block, where the block starts in it, and how long."""
+    """Of a whole dim that grows at its end: a slice as long as a block, the block's start in it, and its length."""
     n, grown = op.inputs[0].shape[d], op.outputs[0].shape[d]
     block = grown // _blocks(op, where, d)
     start = where.offset(where.outputs[0], d, grown)
