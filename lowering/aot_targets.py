@@ -1,8 +1,8 @@
-"""Compilers of devices that are not there: ``tpu-v5e:4x4`` is a slice of 16 TPUs, ``dgx-h100:2x8`` two nodes of 8 GPUs.
+"""Ahead-of-time compilation for absent devices: ``tpu-v5e:4x4`` is a slice of 16 TPUs, ``dgx-h100:2x8`` two GPU nodes.
 
-The compiler is the one that the real devices have (JAX documentation, ahead-of-time lowering and compilation), so what
-it makes of a planned step, and how much memory that takes, is known before any of them is rented. It comes in a wheel,
-for TPUs ``libtpu``, for GPUs jax's CUDA plugin, which is told what it cannot ask a GPU (``h100.txtpb``).
+The compiler is that of the real devices (JAX documentation, ahead-of-time lowering and compilation), so the compiled
+program of a planned step and its memory are known before any device is rented. It comes in a wheel: ``libtpu`` for
+TPUs, jax's CUDA plugin for GPUs, with a description of the GPU that it would otherwise query (``h100.txtpb``).
 """
 
 import os
@@ -28,9 +28,11 @@ class Compiler:
     """A compiler in a wheel.
 
     Args:
-      package: with which it is installed. module: by which it is found. extra: of meshdsl, that installs it.
-      alone: environment variables it reads when it starts, for where its devices are not.
-      describe: the description of devices that it compiles for, by what it calls them and their shape.
+      package: the distribution that contains it.
+      module: the module by which it is found.
+      extra: the extra of meshdsl that installs it.
+      alone: environment variables that it reads at start, for hosts without its devices.
+      describe: returns the description of devices to compile for, given their name and shape.
     """
 
     package: str
@@ -42,7 +44,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class AcceleratorKind:
-    """Devices that can be compiled for: what the compiler calls them, and in which shapes they can be had."""
+    """A kind of devices to compile for: the compiler's name for them, and the shapes in which they are sold."""
 
     compiler: Compiler
     called: str
@@ -65,8 +67,8 @@ def _gpus(called: str, shape: tuple[int, ...]) -> Any:
         return get_topology_desc(called, "cuda", **options)
 
 
-# Without a TPU, libtpu asks a metadata server what it runs on, and complains of every answer that it does not get; its
-# lock is there for the devices, of which there are none. The CUDA plugin does not start without a GPU otherwise.
+# Without a TPU, libtpu queries a metadata server and logs every missing answer; its lock protects devices, of which
+# there are none. The CUDA plugin does not start without a GPU otherwise.
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -89,14 +91,14 @@ KINDS = {
 
 @dataclass(frozen=True)
 class CompileTarget:
-    """Devices to compile for; ``preset`` is the topology that says what they cost."""
+    """Devices to compile for; ``preset`` names their topology."""
 
     preset: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return prod(self.shape)
 
     @property
@@ -106,13 +108,13 @@ class CompileTarget:
 
     @property
     def mesh(self) -> str:
-        """A mesh of as many devices, with the axes of most examples: the last dim of the shape is ``model``."""
+        """A mesh of as many devices, as text: the last dim of the shape is ``model``, the others ``data``."""
         *outer, last = [n for n in self.shape if n > 1] or [1]
         return f"data={prod(outer)},model={last}"
 
     @property
     def compiler(self) -> str:
-        """Its name and version."""
+        """The name and version of the compiler."""
         package = KINDS[self.preset].compiler.package
         return f"{package} {version(package)}"
 
@@ -120,7 +122,7 @@ class CompileTarget:
         return f"{self.preset}:{_text(self.shape)}"
 
     def devices(self, mesh: Mesh) -> list[jax.Device]:
-        """The devices, to compile for and nothing else; DeviceError if they are not as many as the mesh's."""
+        """Returns the devices, which can only be compiled for; DeviceError if the mesh has another number."""
         if mesh.size != self.size:
             raise DeviceError(
                 f"mesh {mesh} has {mesh.size} devices, and target {self} {self.size}: {_remedy(self, mesh)}"
@@ -139,9 +141,9 @@ class CompileTarget:
 
 
 def parse_target(text: str) -> CompileTarget:
-    """The target written ``tpu-v5e:4x4``; DeviceError with the nearest name if there is none."""
+    """Returns the target written as ``tpu-v5e:4x4``; DeviceError with the nearest name if there is none."""
     if not isinstance(text, str):
-        raise DeviceError(f"target={text!r} is no name of devices to compile for, such as 'tpu-v5e:4x4'")
+        raise DeviceError(f"target={text!r} is not a name of devices to compile for, such as 'tpu-v5e:4x4'")
     name, _, shape = text.partition(":")
     if name not in KINDS:
         raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; its shape follows, as in tpu-v5e:4x4")
@@ -162,7 +164,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 @contextmanager
 def _without_devices(alone: Mapping[str, str]) -> Iterator[None]:
-    """What a compiler reads when it starts, where it is not said already."""
+    """Sets environment variables within a context, where they are not set already."""
     said = {name: value for name, value in alone.items() if name not in os.environ}
     os.environ.update(said)
     try:

@@ -1,12 +1,16 @@
-"""Keeping collectives apart that were planned apart.
+"""Why XLA keeps exactly the planned collectives: it cannot merge repeated ones nor move them out of loops.
 
-Remat computes a value twice, so that it need not be kept in between: the second time behind an
-``optimization_barrier``, in which the compiler must not look for the first. Moves of the two are
-planned twice as well: a weight is gathered for the forward pass, and again for the backward pass.
-Some compilers (a CPU's) drop barriers before they look for equal expressions, and would gather
-once and keep the whole weight. So what is moved again, or read again by an operation that
-exchanges, passes a choice that is never made, and that the compiler cannot know of: the device's
-number is never as large as that.
+**Repeated collectives.** Rematerialisation computes a value twice so that it need not be stored: the second time behind
+an ``optimization_barrier``, which hides that both are equal. Their reshards are planned twice as well: a weight is
+gathered for the forward pass, and again for the backward pass. Some compilers (the CPU's) drop barriers before common
+subexpression elimination, and would gather once and keep the whole weight live. So the operand of a repeated collective
+passes a ``where`` whose condition is never true, which the compiler cannot know: the device's index is compared with a
+number beyond the axis.
+
+**Collectives in loops.** A collective on a loop invariant can run once in front of the loop, and XLA moves it there.
+But the plan had the choice: gathering a weight inside the loop costs more communication and less memory. A collective
+that is planned inside stays inside when its operand passes an ``optimization_barrier`` together with a value that
+changes between iterations; the barrier computes nothing.
 """
 
 from collections import Counter
@@ -27,17 +31,17 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.trace.passes.cse import expression
 
-# ---- Apart -----------------------------------------------------------------------------------------------------------
+# ---- Repeated collectives --------------------------------------------------------------------------------------------
 
 
 _IDENTITIES = ("optimization_barrier", "constrain")
-Moved = tuple[int, Layout]  # a value, and the layout it is moved to
-Read = tuple[int, int]  # an operation, and the number of its operand
+Moved = tuple[int, Layout]  # a value id, and the layout that a reshard step leads to
+Read = tuple[int, int]  # an op id, and the position of its operand
 
 
 @dataclass(frozen=True)
 class RepeatedCollectives:
-    """What is sent again: how many equal ones come before, barriers left out. Firsts are not listed."""
+    """Per repeated reshard step and exchanged operand, the number of equal earlier ones (barriers ignored)."""
 
     moves: Mapping[Moved, int]
     reads: Mapping[Read, int]
@@ -45,7 +49,7 @@ class RepeatedCollectives:
 
 @dataclass
 class _SentBefore:
-    """What one graph has sent so far."""
+    """The collectives of one graph so far."""
 
     expressions: dict[object, Sequence[Value]] = field(default_factory=dict)
     moved: Counter[object] = field(default_factory=Counter)
@@ -53,7 +57,7 @@ class _SentBefore:
 
 
 def repeated_collectives(graph: Graph, solution: Solution) -> RepeatedCollectives:
-    """Of the graph and all bodies in it."""
+    """Returns the repeated collectives of the graph and of all bodies in it, each by itself."""
     moves: dict[Moved, int] = {}
     reads: dict[Read, int] = {}
     for one in (graph, *(body for _, op in walk(graph) for body in op.bodies)):
@@ -75,7 +79,7 @@ def _collect(graph: Graph, solution: Solution, moves: dict[Moved, int], reads: d
 
 
 def _reads(op: Op, table: Table, seen: _SentBefore) -> Iterator[tuple[Read, int]]:
-    """Per operand, how many values that equal it were exchanged before; the same value is exchanged once."""
+    """Per operand, the number of other equal values that were exchanged before; one value is exchanged once."""
     for i, value in enumerate(op.inputs):
         first = table.get(value.id, value) if isinstance(value, Value) else value
         if isinstance(value, Value) and isinstance(first, Value):
@@ -84,7 +88,7 @@ def _reads(op: Op, table: Table, seen: _SentBefore) -> Iterator[tuple[Read, int]
 
 
 def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) -> Iterator[tuple[Moved, int]]:
-    """Per move of a value, how many equal ones there were before."""
+    """Per reshard step of a value, the number of equal earlier ones."""
     for move in (move for move in solution.trees.get(value.id, ()) if move.bytes):
         key = first.id, move.before, move.after
         yield (value.id, move.after), seen.moved[key]
@@ -92,27 +96,20 @@ def _moves(value: Value, first: Value, solution: Solution, seen: _SentBefore) ->
 
 
 def _first(op: Op, seen: dict[object, Sequence[Value]]) -> Sequence[Value]:
-    """The first values that are equal to the operation's results."""
+    """The first values equal to the operation's results."""
     if op.name in _IDENTITIES and len(tuple(values(op.inputs))) == len(op.outputs):
         return tuple(values(op.inputs))
     return op.outputs if op.bodies else seen.setdefault(expression(op), op.outputs)
 
 
 def opaque_copy(x: jax.Array, count: int, axis: str, size: int) -> jax.Array:
-    """The same array, which the compiler holds for another one for every ``count``; ``size`` is the axis's."""
+    """Returns a copy that the compiler cannot identify with ``x`` or with copies of another ``count``."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     return jnp.where(lax.axis_index(axis) == size + count, jnp.zeros_like(x), x)
 
 
-# ---- Invariant -------------------------------------------------------------------------------------------------------
-# Keeping collectives inside the loops they were planned in.
-#
-# A collective of a value that is the same in every trip can run before the loop, once, and XLA
-# moves it there. The plan has both to choose from, though: gathering a weight inside the loop
-# costs more communication and less memory. What was planned inside stays inside when its
-# operand passes an ``optimization_barrier`` together with a value that changes from trip to
-# trip; the barrier computes nothing.
+# ---- Collectives in loops --------------------------------------------------------------------------------------------
 
 
 def varying(op: Op) -> list[int]:
@@ -127,7 +124,7 @@ def varying(op: Op) -> list[int]:
 
 
 def gathered_inside(body: Graph, change: Collection[int], solution: Solution) -> list[int]:
-    """Inputs other than those that ``change``, from which a collective inside the body is computed."""
+    """Returns the invariant inputs (not in ``change``) that a collective inside the body is computed from."""
     origins = {value.id: frozenset({i}) for i, value in enumerate(body.inputs) if i not in change}
     for op in body.ops:
         found = [_origins(x, origins) for x in op.inputs]
@@ -140,13 +137,13 @@ def gathered_inside(body: Graph, change: Collection[int], solution: Solution) ->
 
 
 def read_by(body: Graph, inputs: Collection[int]) -> list[int]:
-    """Those of the inputs that the body reads; the compiler drops a tie to any other."""
+    """Returns those of the inputs that the body uses; the compiler would drop a barrier with any other."""
     read = {x.id for op in body.ops for x in op.inputs if isinstance(x, Value)}
     return [i for i in inputs if body.inputs[i].id in read]
 
 
 def tie_to_iteration(arrays: Arrays, held: Collection[int], change: Collection[int]) -> Arrays:
-    """The arrays, with those at ``held`` made to depend on the smallest of those in ``change``."""
+    """Returns the arrays, with those at ``held`` made to depend on the smallest of those in ``change``."""
     plain = [i for i in change if not jnp.issubdtype(arrays[i].dtype, jax.dtypes.extended)]
     if not held or not plain:
         return arrays
@@ -156,12 +153,12 @@ def tie_to_iteration(arrays: Arrays, held: Collection[int], change: Collection[i
 
 
 def _origins(x: Value | Literal, origins: dict[int, frozenset[int]]) -> frozenset[int] | None:
-    """The unchanging inputs that ``x`` is computed from; None if it changes."""
+    """The invariant inputs that ``x`` is computed from; None if it changes between iterations."""
     return frozenset() if isinstance(x, Literal) else origins.get(x.id)
 
 
 def _exchanges(op: Op, solution: Solution) -> bool:
-    """Whether an operation communicates, or what is in it if it is a loop: one that is the same in every trip moves."""
+    """Whether an operation communicates, or any operation in its bodies: XLA also moves invariant loops."""
     return bool(solution.exchanging(op.id)) or any(map(_sends, op.bodies, repeat(solution)))
 
 

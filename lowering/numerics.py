@@ -1,24 +1,21 @@
-"""Check: the sharded step computes what the unsharded step computes, leaf by leaf.
+"""Numerical comparison: the sharded step computes the same as the unsharded step, leaf by leaf.
 
-The error of a leaf is its largest absolute difference, measured against the leaf's largest
-value, or against a floor when the leaf is almost nothing beside the rest of the tree: a bias
-gradient of 1e-9 in a tree of ones carries no digits to compare, and no more does one in a tree of
-zeros, which is taken for one of ones. With t the tolerance:
+The error of a leaf is its largest absolute difference, relative to the leaf's largest value, or to a floor if the leaf
+is negligible in the tree: a bias gradient of 1e-9 in a tree of ones has no significant digits, and neither has one in a
+tree of zeros, which is treated as a tree of ones. With t the tolerance:
 
     error(leaf) = max |got - expected| / max(largest(leaf), floor * largest(tree))  <=  t
 
-Reductions in another order change floating-point digits, and nothing else. So integers, bools
-and keys are compared exactly, and where the reference is not finite the result must not be
-finite either: an infinity stays the same one, or becomes NaN, as sums that overflow may in another
-order.
+Reductions in another order change floating-point digits and nothing else. So integers, bools and keys are compared
+exactly, and where the reference is not finite the result must not be finite either: an infinity keeps its sign, or
+becomes NaN, as overflowing sums may in another order.
 
-Some leaves are made of digits that no order of summation agrees on: Adam divides a gradient
-that is zero but for rounding by its own size. So before a leaf is called wrong, the unsharded
-step runs a few times more with its arguments *nudged* by the rounding of the coarsest floats it
-computes in (a loss in float32 may come from products in bfloat16); what that does to the leaf,
-times ``MARGIN``, is allowed as well. And the unsharded step runs once in wider floats, if it sums
-in short ones: the sharded step may be as far from that as the unsharded step is, so twice that
-distance may lie between the two. A tolerance that was asked for is kept as it is.
+Some leaves are rounding noise: Adam divides a gradient that is zero but for rounding by its own magnitude. So before a
+leaf is reported as wrong, the unsharded step runs a few more times with its arguments *perturbed* by the rounding error
+of the coarsest floats it computes in (a loss in float32 may come from products in bfloat16); the resulting change of
+the leaf, times ``MARGIN``, is allowed as well. And the unsharded step runs once in wider floats, if it sums in short
+ones: the sharded step may be as far from that as the unsharded step is, so twice that distance is allowed. A tolerance
+that the user specifies is used as it is.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,22 +31,23 @@ from meshdsl.ir.graph import Literal, Op, TracedProgram, Value, walk
 from meshdsl.lowering.interpreter import Arrays, Target, literal, run_graph
 from meshdsl.lowering.local.registry import bind
 
-# ---- Check -----------------------------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------------------
 
 
-FLOOR = 1e-3
-MARGIN, NUDGES = 4.0, 3
+FLOOR = 1e-3  # of the largest value in the tree: smaller leaves are compared with this
+MARGIN = 4.0  # multiple of the change under perturbation that is allowed
+NUDGES = 3  # runs with perturbed arguments
 TOLERANCES = {8: 1e-1, 16: 2e-2, 32: 2e-4, 64: 1e-9}  # by bits of a float
 
 
 @dataclass(frozen=True)
 class LeafError:
-    """How far one leaf is off, and by how much it may be.
+    """The error of one leaf and its tolerance.
 
     Args:
-      noise: what rounding its arguments does to it.
-      own: how far the unsharded step is off the same step in wider floats.
-      lost: how many of its values are not finite, in the unsharded step either.
+      noise: its relative change under perturbed arguments.
+      own: the relative error of the unsharded step with respect to wider floats.
+      lost: the number of its values that are not finite, in the unsharded step too.
     """
 
     path: str
@@ -67,12 +65,12 @@ class LeafError:
 
     @property
     def unknown(self) -> bool:
-        """Whether rounding moves it so far that its error says nothing."""
+        """Whether rounding errors are so large that the comparison is inconclusive."""
         return self.ok and max(self.noise, self.own) > 0 and self.tolerance >= 1
 
     def __str__(self) -> str:
-        noise = f" (nudging the arguments moves it by {self.noise:.0e})" if self.noise else ""
-        own = f" (the unsharded step is {self.own:.0e} off itself in wider floats)" if self.own else ""
+        noise = f" (perturbing the arguments changes it by {self.noise:.0e})" if self.noise else ""
+        own = f" (the unsharded step differs by {self.own:.0e} from itself in wider floats)" if self.own else ""
         lost = f" ({_values(self.lost)} not finite, in the unsharded step too)" if self.lost else ""
         name = self.path or "the result"
         said = self.fault or f"relative error {self.error:.2e}, allowed {self.tolerance:.0e}"
@@ -81,7 +79,7 @@ class LeafError:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Every leaf's error, worst first."""
+    """The errors of all leaves, largest first."""
 
     leaves: tuple[LeafError, ...]
 
@@ -99,9 +97,9 @@ class CheckReport:
         count, exact = len(self.leaves), sum(leaf.error == 0 and leaf.ok for leaf in self.leaves)
         unknown, lost = sum(leaf.unknown for leaf in self.leaves), sum(leaf.lost > 0 for leaf in self.leaves)
         said = [f"{count - unknown} of {count} outputs agree, {exact} of them exactly"]
-        said += [f"of {unknown} nothing can be said: rounding moves them as far"] if unknown else []
+        said += [f"{unknown} inconclusive: rounding changes them as much"] if unknown else []
         said += [f"{lost} not finite everywhere"] if lost else []
-        return "\n".join([f"{'; '.join(said)}; the worst:", *(f"  {leaf}" for leaf in self.leaves[:5])])
+        return "\n".join([f"{'; '.join(said)}; largest errors:", *(f"  {leaf}" for leaf in self.leaves[:5])])
 
 
 def check_numbers(
@@ -112,13 +110,15 @@ def check_numbers(
     nudged: Callable[[], Iterable[Sequence[Any]]] = tuple,
     widened: Callable[[], Sequence[Any] | None] = lambda: None,
 ) -> CheckReport:
-    """Compare flat outputs; ``tolerance`` replaces the default of every float dtype.
+    """Compares flat outputs.
 
     Args:
-      nudged: makes the expected outputs for nudged arguments, a few times; asked only where a leaf is off.
-      widened: makes them in wider floats, if the step has shorter ones; likewise.
+      tolerance: replaces the default of every float dtype.
+      nudged: computes the expected outputs for perturbed arguments, a few times; called only if a leaf is off.
+      widened: computes them in wider floats, or returns None if the step has no shorter ones; likewise.
 
-    Raises CheckError naming the leaves that are off, worst first.
+    Raises:
+      CheckError: some leaves differ; the message lists them, largest error first.
     """
     report = _compare_all(expected, got, paths, tolerance)
     if not report.ok and tolerance is None:
@@ -134,20 +134,20 @@ def check_numbers(
 
 
 def rounding(program: TracedProgram) -> float:
-    """The relative rounding error of the coarsest floats that a program computes in."""
+    """Returns the relative rounding error of the coarsest floats that a program computes in."""
     dtypes = {value.dtype for _, op in walk(program.graph) for value in op.outputs}
     return max((float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating)), default=0.0)
 
 
 def check_tolerance(tolerance: object) -> None:
-    """ArgumentError unless it is a relative error, or None for the defaults."""
+    """Raises ArgumentError unless ``tolerance`` is a relative error, or None for the defaults."""
     number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool) and tolerance >= 0
     if tolerance is not None and not number:
         raise ArgumentError(f"tolerance: {is_a(tolerance)}, not a relative error from 0 on")
 
 
 def perturb(leaf: Any, seed: int, least: float = 0.0) -> Any:
-    """A float array, every element up or down by a rounding error or two, of ``least`` or more; all else as it is."""
+    """Returns a float array with every element changed by up to two rounding errors, of at least ``least``."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         return leaf
@@ -166,7 +166,7 @@ def _compare_all(
 
 
 def _with_noise(leaf: LeafError, nudged: Iterable[CheckReport], wide: Iterable[CheckReport]) -> LeafError:
-    """A leaf that is off, with what rounding does to it as part of its tolerance."""
+    """A leaf that is off, with its tolerance raised by rounding noise."""
     if leaf.ok or leaf.fault:
         return leaf
     noise, own = _worst(leaf.path, nudged), _worst(leaf.path, wide)
@@ -178,7 +178,7 @@ def _worst(path: str, reports: Iterable[CheckReport]) -> float:
 
 
 def _like(expected: Sequence[Any], wide: Sequence[Any]) -> list[Any]:
-    """The outputs of the wide step, in the dtypes of the other."""
+    """The outputs of the wide step in the dtypes of the others."""
     return [
         jnp.asarray(b, a.dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else b
         for a, b in zip(expected, wide, strict=True)
@@ -205,7 +205,8 @@ def _compare(path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: f
         count = int(np.isfinite(b[~finite]).sum())
         return LeafError(path, np.inf, allowed, f"{_values(count)} finite, but not finite in the unsharded step")
     if other := int((np.isinf(a) & np.isinf(b) & (a != b)).sum()):
-        return LeafError(path, np.inf, allowed, f"{_values(other)} infinite in another way than in the unsharded step")
+        return LeafError(path, np.inf, allowed, f"{_values(other)} infinite with another sign than in the unsharded
+        step")
     if not np.isfinite(b[finite]).all():
         count = int((~np.isfinite(b[finite])).sum())
         return LeafError(path, np.inf, allowed, f"{_values(count)} not finite, but finite in the unsharded step")
@@ -236,16 +237,15 @@ def _tolerance(dtype: np.dtype) -> float:
     return TOLERANCES[8 * dtype.itemsize // parts]
 
 
-# ---- Wide ------------------------------------------------------------------------------------------------------------
-# The unsharded step with its short floats held wide: how far the step itself is off.
+# ---- Wide floats -----------------------------------------------------------------------------------------------------
+# The unsharded step with short floats stored in float32 measures the step's own rounding error.
 #
-# Where a step sums in bfloat16, it is off by what every partial sum was rounded. Another order of
-# summation is off by as much, elsewhere; neither is nearer to what was meant. Nudging the arguments
-# does not show that, for both then round alike. So the graph is walked once more, with every float
-# shorter than 32 bits held in 32:
+# A step that sums in bfloat16 rounds every partial sum. Another order of summation rounds as much, elsewhere; neither
+# is closer to the exact result. Perturbed arguments do not show that, since both orders stay the same. So the graph
+# runs once more, with every float shorter than 32 bits stored in 32:
 #
-#     value                 bfloat16   ->  float32, in every operation that says nothing of bits
-#     operation of bits     bitcasts, functions of one's own, kernels: narrowed before, widened after
+#     values                   bfloat16  ->  float32, in every operation that does not depend on their bits
+#     operations on bits       bitcasts, user functions, kernels: operands narrowed before, results widened after
 
 
 _WIDE = np.dtype(np.float32)
@@ -254,36 +254,36 @@ _SIMPLE = (bool, int, float, complex, str, tuple, type(None), np.dtype, np.gener
 
 
 class _WideTarget(Target):
-    """Whole arrays, those of short floats in float32."""
+    """Whole arrays, with short floats stored in float32."""
 
     def __init__(self) -> None:
         self.arrays: dict[int, jax.Array] = {}
 
     def inner(self) -> "_WideTarget":
-        """An empty environment."""
+        """Returns an empty environment."""
         return _WideTarget()
 
     def define(self, value: Value, array: jax.Array) -> None:
-        """Keep the array, widened."""
+        """Stores the array, widened."""
         self.arrays[value.id] = _widened(array)
 
     def literal(self, x: Literal) -> jax.Array:
-        """The literal, widened."""
+        """Returns the literal, widened."""
         return _widened(literal(x))
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
-        """The array as it is kept."""
+        """Returns the stored array."""
         return self.arrays[value.id]
 
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
-        """The operation in wide floats, or in its own if it looks at their bits or runs a function of its own."""
+        """Runs the operation in wide floats, or in its own if it depends on their bits or runs another function."""
         if op.name not in _BITS and all(isinstance(x, _SIMPLE) for x in op.params.values()):
             return bind(op, *arrays, **{name: _WIDE for name, x in op.params.items() if _is_short(x)})
         return bind(op, *(jnp.asarray(x, read.dtype) for x, read in zip(arrays, op.inputs, strict=True)))
 
 
 def widened_step(program: TracedProgram) -> Callable[..., list[jax.Array]] | None:
-    """The unsharded step on flat arrays with short floats held wide; None if there are none."""
+    """Returns the unsharded step on flat arrays with short floats stored wide; None if there are none."""
     if not any(_is_short(value.dtype) for _, op in walk(program.graph) for value in op.outputs):
         return None
     return lambda *leaves: list(run_graph(program.graph, leaves, _WideTarget()))

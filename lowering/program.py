@@ -1,10 +1,9 @@
-"""The main target: the planned step as one ``shard_map`` with explicit collectives.
+"""Lowering: the planned step as one ``shard_map`` with explicit collectives.
 
-Every device runs the same walk over the graph on the blocks it holds. A value is kept once
-per layout in which somebody reads it: an operand that is read in another layout than the one
-it was made in is moved on first use, along the moves of the plan, and the result is kept for
-the next reader. So the compiled program contains exactly the planned collectives, each under
-a name like ``all-gather(model) float32``.
+Every device interprets the graph on its blocks. A value is stored once per layout in which it is used: an operand that
+is needed in another layout than its producer's is resharded on first use, along the plan's resharding tree, and stored
+for later uses. So the compiled program contains exactly the planned collectives, each under a name like
+``all-gather(model) float32``.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,7 +38,7 @@ Shape = tuple[int, ...]
 
 
 class LocalTarget(Target):
-    """Blocks of one device by (value, layout)."""
+    """The blocks of one device by (value, layout)."""
 
     def __init__(self, solution: Solution, repeats: RepeatedCollectives) -> None:
         self.solution, self.repeats = solution, repeats
@@ -58,15 +57,15 @@ class LocalTarget(Target):
         return tie_to_iteration(arrays, gathered_inside(body, change, self.solution), read_by(body, change))
 
     def define(self, value: Value, array: jax.Array) -> None:
-        """Keep the block in the layout in which the value is made."""
+        """Stores the block in the layout of the value's producer."""
         self.blocks[value.id, self.solution.layouts[value.id]] = array
 
     def read(self, op: Op, index: int, value: Value) -> jax.Array:
-        """The block in the layout in which ``op`` reads it."""
+        """Returns the block in the layout that ``op`` uses."""
         return self._block(value, self.solution.uses[op.id, index])
 
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
-        """The local program of ``op``."""
+        """Runs the local program of ``op``."""
         inputs = tuple(self.solution.uses.get((op.id, i), self.nowhere) for i in range(len(op.inputs)))
         outputs = tuple(self.solution.layouts[value.id] for value in op.outputs)
         if all(isinstance(x, Literal) or x.id in self.constants for x in op.inputs):
@@ -74,7 +73,7 @@ class LocalTarget(Target):
         return run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
 
     def _apart(self, op: Op, arrays: Arrays) -> Arrays:
-        """The operands, with those that were exchanged before held for others."""
+        """The operands, with opaque copies of those that were exchanged before."""
         again = [self.repeats.reads.get((op.id, i), 0) for i in range(len(arrays))]
         if not any(again):
             return arrays
@@ -103,15 +102,15 @@ class LocalTarget(Target):
 
 
 def lower_program(program: TracedProgram, solution: Solution) -> Callable[..., Arrays]:
-    """The step on one device's blocks, flat; it runs where the mesh axes are bound."""
+    """Returns the step on one device's blocks, flat; it runs where the mesh axes are bound."""
     again = repeated_collectives(program.graph, solution)
     return lambda *blocks: run_graph(program.graph, blocks, LocalTarget(solution, again))
 
 
 def sharded_function(program: TracedProgram, solution: Solution, mesh: jax.sharding.Mesh) -> Callable[..., Arrays]:
-    """The step on flat global arrays, as a ``shard_map`` over ``mesh``.
+    """Returns the step on flat global arrays, as a ``shard_map`` over ``mesh``.
 
-    Arrays without elements are made where they are read: the compiler drops them from a ``shard_map``, and fails.
+    Arrays without elements do not cross its boundary, since the compiler fails on them; they are created inside.
     """
     before, after = program.graph.inputs, program.graph.returned
     ins, outs = input_layouts(program, solution), output_layouts(program, solution)

@@ -1,7 +1,7 @@
-"""Where the planned step meets the user's arrays: meshes of devices, shardings, placing.
+"""The boundary of the planned step: device meshes, shardings of the user's arrays, and their placement.
 
-A layout at this boundary is ``S`` or ``B`` on every axis and becomes a ``PartitionSpec``: per
-dim the axes that split it, major first. Partial values stay inside.
+A layout at this boundary is ``S`` or ``B`` on every axis and becomes a ``PartitionSpec``: per dim the axes that split
+it, major first. Partial values exist only inside.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,10 @@ from meshdsl.layouts.placement import B
 
 
 def device_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """The devices behind ``mesh``: the first ``mesh.size`` of ``devices`` (default: all there are).
+    """Returns a jax mesh of the first ``mesh.size`` of ``devices`` (default: all of ``jax.devices()``).
 
-    Raises DeviceError when there are fewer.
+    Raises:
+      DeviceError: there are fewer.
     """
     found = list(jax.devices() if devices is None else devices)
     if len(found) < mesh.size:
@@ -40,7 +41,7 @@ def _remedy(mesh: Mesh, devices: Sequence[jax.Device] | None) -> str:
 
 
 def partition_spec(layout: Layout, rank: int) -> PartitionSpec:
-    """The ``PartitionSpec`` of ``layout`` for ``rank`` dims; LayoutError for partial layouts."""
+    """Returns the ``PartitionSpec`` of ``layout`` for ``rank`` dims; LayoutError for partial layouts."""
     if layout.partial():
         raise LayoutError(f"layout {layout} is partial over {', '.join(layout.partial())}: arrays hold S and B only")
     return PartitionSpec(*(_entry(layout.splitting(dim)) for dim in range(rank)))
@@ -51,27 +52,27 @@ def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
 
 
 def named_sharding(layout: Layout, rank: int, mesh: jax.sharding.Mesh) -> NamedSharding:
-    """The sharding of an array of ``rank`` dims that lies on ``mesh`` in ``layout``."""
+    """Returns the sharding on ``mesh`` of an array of ``rank`` dims in ``layout``."""
     return NamedSharding(mesh, partition_spec(layout, rank))
 
 
 def input_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
-    """The layout of every input of the step, flat."""
+    """Returns the layout of every input of the step, flat."""
     return tuple(solution.layouts[value.id] for value in program.graph.inputs)
 
 
 def output_layouts(program: TracedProgram, solution: Solution) -> tuple[Layout, ...]:
-    """The layout of every output of the step, flat; literals are ``B``."""
+    """Returns the layout of every output of the step, flat; literals are ``B``."""
     last, whole = program.graph.ops[-1], Layout(**dict.fromkeys(solution.mesh.names, B))
     return tuple(solution.uses.get((last.id, i), whole) for i in range(len(last.inputs)))
 
 
 def shardings(layouts: Iterable[Layout], leaves: Iterable[Any], mesh: jax.sharding.Mesh) -> tuple[NamedSharding, ...]:
-    """One sharding per leaf; leaves are anything with a shape."""
+    """Returns one sharding per leaf; leaves are anything with a shape."""
     return tuple(named_sharding(layout, len(x.shape), mesh) for layout, x in zip(layouts, leaves, strict=True))
 
 
 def place(arrays: Sequence[Any], targets: Sequence[NamedSharding]) -> list[jax.Array]:
-    """The arrays on the mesh, each in its sharding; those that lie so already are passed on."""
+    """Returns the arrays on the mesh, each in its sharding; arrays that have it already are not copied."""
     placed: list[jax.Array] = jax.device_put(list(arrays), list(targets))
     return placed

@@ -1,14 +1,12 @@
-"""Verify: the compiled program communicates what the plan says, byte for byte.
+"""Verification: the compiled program communicates as planned, byte for byte.
 
-Per kind of collective and set of mesh axes, the bytes that one device sends in one step are
-summed over all trips, in the plan and in the compiled module, and have to be equal. Sums,
-because XLA may combine several collectives into one instruction; sums of what is executed,
-because the same collective costs more inside a loop than after it.
+Per kind of collective and set of mesh axes, the bytes that one device sends in one step are summed over all iterations,
+in the plan and in the compiled module, and have to be equal. Sums, because XLA may combine several collectives into one
+instruction; over iterations, because a collective costs more inside a loop than after it.
 
-Three differences are not differences, and are noted instead: an all-reduce that was compiled
-as the reduce-scatter and all-gather it consists of, floats that a backend sends in another
-width (counted in the planned one), and loops whose trip count only the data decides (there
-one trip is compared with one trip).
+Three differences are reported as notes: an all-reduce that was compiled as the reduce-scatter and all-gather it
+consists of, floats that a backend sends in another width (counted in the planned width), and loops whose number of
+iterations depends on data (one iteration is compared with one).
 """
 
 from collections import defaultdict
@@ -28,8 +26,7 @@ from meshdsl.lowering.hlo.flops import product_flops
 from meshdsl.lowering.hlo.parse import Module, parse_module
 from meshdsl.util.text import bytes_text
 
-# ---- Verify report ---------------------------------------------------------------------------------------------------
-# What verify returns: planned and compiled communication side by side, and what a device holds and computes.
+# ---- Report ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class VerifyLine:
     """One kind of collective over one set of axes: bytes per device and step on both sides.
 
     Args:
-      slack: what may be rounding of the plan, to whole bytes where the formulas give fractions.
-      made: what a target's compiler made of it, where the lowered program is what is compared; else None.
+      slack: the largest rounding error of the plan, which has whole bytes where the formulas give fractions.
+      made: bytes in the target compiler's program, if the lowered program is compared with the plan; else None.
     """
 
     kind: str
@@ -56,12 +53,12 @@ class VerifyLine:
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """Memory of one device at its fullest point, and FLOPs of its products and convolutions per step.
+    """Peak memory of one device, and FLOPs of its products and convolutions per step.
 
     Args:
       memory, flops: as planned.
       compiled_memory: arguments, results and temporary values; results in donated arguments count once.
-      compiled_flops: loops counted; those of unknown length once.
+      compiled_flops: with loops counted; a loop with an unknown number of iterations counts once.
     """
 
     memory: int
@@ -76,7 +73,7 @@ class VerifyReport:
 
     Args:
       held: memory and FLOPs; None where only texts were compared.
-      target: the devices that were compiled for, and by what, if these are not there.
+      target: the devices and compiler of an ahead-of-time target, if any.
     """
 
     lines: tuple[VerifyLine, ...]
@@ -100,14 +97,14 @@ class VerifyReport:
 
 
 def line_text(line: VerifyLine) -> str:
-    """A row of the table; of a difference it says how large it is."""
+    """Returns a row of the table, with the difference if there is one."""
     mark = "" if line.equal else f"   differs by {_count(line.compiled - line.planned, '+')}"
     made = "" if line.made is None else f" {_count(line.made):>16}"
     return f"{line.kind:20} {line.axes:20} {_count(line.planned):>16} {_count(line.compiled):>16}{made}{mark}"
 
 
 def _held_line(held: DeviceUsage, lowered: bool) -> list[str]:
-    """Rows under those of the collectives; of a program that is only lowered, nothing of this is known."""
+    """The rows of memory and FLOPs, below those of the collectives."""
     gap = " " * 17 if lowered else ""
     pairs = {
         "memory": (bytes_text(held.memory), bytes_text(held.compiled_memory)),
@@ -120,18 +117,18 @@ def _count(number: Fraction, sign: str = "") -> str:
     return f"{int(number):{sign},}" if number.denominator == 1 else f"{float(number):{sign},.2f}"
 
 
-# ---- Verify ----------------------------------------------------------------------------------------------------------
+# ---- Comparison ------------------------------------------------------------------------------------------------------
 
 
 Key = tuple[str, str]  # kind, axes
 
 
 class PlannedCollective(Protocol):
-    """What verify reads of a planned collective: ``bytes`` per device and trip."""
+    """A planned collective, as far as verification reads it."""
 
     @property
     def kind(self) -> str:
-        """As the plan names it."""
+        """The kind in the plan's words."""
         ...
 
     @property
@@ -141,7 +138,7 @@ class PlannedCollective(Protocol):
 
     @property
     def bytes(self) -> int:
-        """What one device sends per trip."""
+        """Bytes that one device sends per iteration."""
         ...
 
     @property
@@ -151,12 +148,13 @@ class PlannedCollective(Protocol):
 
 
 def equal_or_error(report: VerifyReport, judged: str) -> VerifyReport:
-    """The report, if both sides agree.
-
-    Raises VerifyError, with both sides per kind and axes, if they differ.
+    """Returns the report if both sides agree.
 
     Args:
-      judged: what is compared with the plan: the ``compiled`` or the ``lowered`` program.
+      judged: the program that is compared with the plan: ``compiled`` or ``lowered``.
+
+    Raises:
+      VerifyError: they differ; the message lists both sides per kind and axes.
     """
     if not report.equal:
         raise VerifyError(_difference(report, judged))
@@ -164,13 +162,14 @@ def equal_or_error(report: VerifyReport, judged: str) -> VerifyReport:
 
 
 def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCollective], mesh: Mesh) -> VerifyReport:
-    """Both sides per kind and axes, with what was reconciled as notes."""
+    """Returns both sides per kind and axes, and the reconciled differences as notes."""
     planned, compiled = list(planned), list(compiled)
     guessed = {_key(c.kind, c.axes, c.group, mesh) for c in compiled if not c.known}
     left, slack = _planned_bytes(planned, guessed, mesh)
     right = _compiled_bytes(compiled, guessed, mesh)
     notes = [
-        f"{kind} over {axes} runs in a loop of unknown length: one trip is compared" for kind, axes in sorted(guessed)
+        f"{kind} over {axes} runs in a loop with an unknown number of iterations: one iteration is compared"
+        for kind, axes in sorted(guessed)
     ]
     notes += _recasts(compiled)
     notes += _join_halves(left, right)
@@ -181,7 +180,7 @@ def compare(planned: Iterable[PlannedCollective], compiled: Iterable[CompiledCol
 def _planned_bytes(
     planned: Iterable[PlannedCollective], guessed: set[Key], mesh: Mesh
 ) -> tuple[dict[Key, Fraction], dict[Key, Fraction]]:
-    """Bytes per key, and how much of them may be rounding: half a byte per executed collective."""
+    """Bytes per key, and their largest rounding error: half a byte per executed collective."""
     total, slack = defaultdict[Key, Fraction](Fraction), defaultdict[Key, Fraction](Fraction)
     for c in planned:
         key = _key(c.kind, c.axes, 0, mesh)
@@ -200,7 +199,7 @@ def _compiled_bytes(compiled: Iterable[CompiledCollective], guessed: set[Key], m
 
 
 def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key:
-    """Axes in mesh order without those of one device: groups do not depend on either."""
+    """Kind, and axes in mesh order without those of size 1: groups of devices depend on neither."""
     if axes is None:
         return kind, f"groups of {group}"
     return kind, ",".join(name for name, size in mesh if name in axes and size > 1)
@@ -209,12 +208,14 @@ def _key(kind: str, axes: tuple[str, ...] | None, group: int, mesh: Mesh) -> Key
 def _recasts(compiled: Iterable[CompiledCollective]) -> list[str]:
     recast = sum(c.recast for c in compiled)
     return (
-        [f"{recast} collectives send floats in another width on this backend; the planned one counts"] if recast else []
+        [f"{recast} collectives send floats in another width on this backend; bytes are those of the planned width"]
+        if recast
+        else []
     )
 
 
 def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) -> list[str]:
-    """Turn reduce-scatter + all-gather back into the all-reduce that was planned, where that explains it."""
+    """Merges reduce-scatter and all-gather into the planned all-reduce, as far as one is missing."""
     notes = []
     for _, axes in [key for key in planned if key[0] == "all-reduce"]:
         whole, first, second = (("all-reduce", axes), ("reduce-scatter", axes), ("all-gather", axes))
@@ -231,24 +232,22 @@ def _join_halves(planned: dict[Key, Fraction], compiled: dict[Key, Fraction]) ->
 def _difference(report: VerifyReport, judged: str) -> str:
     rows = [line_text(line) for line in report.lines if not line.equal]
     equal = sum(line.equal for line in report.lines)
-    title = f"the {judged} program communicates otherwise than planned (bytes per device and step)"
+    title = f"the {judged} program does not communicate as planned (bytes per device and step)"
     text = {"compiled": "sharded.lower(*args).compile().as_text()", "lowered": "sharded.lower(*args).as_text('hlo')"}
-    remedy = f"{equal} other kinds agree; the {judged} text is {text[judged]}"
+    remedy = f"{equal} other rows agree; the {judged} text is {text[judged]}"
     return faults(title, rows + [f"note: {note}" for note in report.notes], remedy)
 
 
-# ---- Judged ----------------------------------------------------------------------------------------------------------
-# Verify a planned step with a compiler: that of the devices at hand, or of a target that is not there.
-#
-# For the devices at hand the compiled program itself has to communicate what the plan says. A target's compiler may
-# rewrite collectives: a TPU's makes an all-reduce of a small reduce-scatter and keeps a part of it, or cuts one into
-# permutes that run beside the product they belong to. There the program is compared as it was lowered, exactly, and the
-# report says beside it what the compiler made of it, how much memory that takes, and whether it fits.
+# ---- Steps and targets -----------------------------------------------------------------------------------------------
+# For present devices, the compiled program has to communicate as planned. The compiler of an ahead-of-time target may
+# rewrite collectives: a TPU's replaces a small reduce-scatter by an all-reduce of which it keeps a part, or splits one
+# into permutes that overlap with the product that uses it. There the lowered program is compared, exactly, and the
+# report adds the compiler's communication and memory.
 
 
 @dataclass(frozen=True)
 class ExpectedCommunication:
-    """What a plan says of one device and step: collectives, bytes at the fullest point, FLOPs of products."""
+    """A plan's prediction for one device and step: collectives, peak bytes, FLOPs of products."""
 
     collectives: Sequence[PlannedCollective]
     memory: int
@@ -256,7 +255,7 @@ class ExpectedCommunication:
 
 
 def verify_here(planned: ExpectedCommunication, compiled: jax.stages.Compiled, mesh: Mesh) -> VerifyReport:
-    """Compare a plan with what was compiled for the devices at hand; VerifyError if it communicates otherwise."""
+    """Compares a plan with the program compiled for present devices; VerifyError if their communication differs."""
     module = parse_module(compiled.as_text() or "")
     report = compare(planned.collectives, collectives_of_module(module, mesh), mesh)
     return replace(equal_or_error(report, "compiled"), held=_held(planned, compiled, module))
@@ -265,9 +264,10 @@ def verify_here(planned: ExpectedCommunication, compiled: jax.stages.Compiled, m
 def verify_target(
     planned: ExpectedCommunication, lowered: jax.stages.Lowered, mesh: Mesh, target: CompileTarget
 ) -> VerifyReport:
-    """Compare a plan with the program that was lowered for a target, and say what its compiler makes of it.
+    """Compares a plan with the program lowered for a target, and reports what its compiler makes of it.
 
-    Raises VerifyError if the lowered program communicates otherwise than planned, or does not fit the target's memory.
+    Raises:
+      VerifyError: the lowered program does not communicate as planned, or the step does not fit the target's memory.
     """
     before = deduplicate(parse_module(lowered.as_text("hlo", debug_info=True)))
     report = equal_or_error(compare(planned.collectives, collectives_of_module(before, mesh), mesh), "lowered")
@@ -297,8 +297,8 @@ def _compiled(
 
 
 def _too_large(planned: ExpectedCommunication, target: CompileTarget, said: str) -> VerifyError:
-    need = f"planned are {bytes_text(planned.memory)}"
-    return VerifyError(f"the step does not fit {target}: {need}, and {target.compiler} says: {said}")
+    need = f"the plan needs {bytes_text(planned.memory)}"
+    return VerifyError(f"the step does not fit {target}: {need}; {target.compiler}: {said}")
 
 
 def _held(planned: ExpectedCommunication, compiled: jax.stages.Compiled, module: Module) -> DeviceUsage:
@@ -306,14 +306,14 @@ def _held(planned: ExpectedCommunication, compiled: jax.stages.Compiled, module:
 
 
 def compiled_bytes(compiled: Any) -> int:
-    """What one device holds while a compiled program runs: arguments, results and temporary values."""
+    """Returns the bytes of one device while a compiled program runs: arguments, results and temporary values."""
     found = compiled.memory_analysis()
     outside = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(outside + found.temp_size_in_bytes)
 
 
 def _beside(lowered: Sequence[VerifyLine], made: Sequence[VerifyLine]) -> tuple[VerifyLine, ...]:
-    """Both comparisons in one table; what only the compiler's program has was neither planned nor lowered."""
+    """Both comparisons in one table, with zeros on the planned side of rows that only the compiler has."""
     before, after = ({(line.kind, line.axes): line for line in lines} for lines in (lowered, made))
     nothing = Fraction(0)
     rows = (
@@ -327,8 +327,8 @@ def _beside(lowered: Sequence[VerifyLine], made: Sequence[VerifyLine]) -> tuple[
 
 
 def _rewritten(lines: Sequence[VerifyLine]) -> list[str]:
-    """One line if the compiler sends otherwise than it was told."""
+    """A note if the compiler does not communicate as lowered."""
     if all(line.equal for line in lines):
         return []
     planned, made = (sum(getattr(line, side) for line in lines) for side in ("planned", "compiled"))
-    return [f"the compiler rewrote collectives: it sends {bytes_text(float(made))}, planned are {bytes_text(planned)}"]
+    return [f"the compiler rewrote collectives: it sends {bytes_text(float(made))} instead of {bytes_text(planned)}"]

@@ -1,1 +1,7 @@
-"""."""
+"""Reading compiled programs from their HLO text.
+
+parse          instructions, types, calls, trip counts, and how often each instruction runs
+collectives    kind, mesh axes and bytes of every collective
+flops          FLOPs of matrix products and convolutions
+dedup          value numbering of programs that are lowered but not compiled
+"""

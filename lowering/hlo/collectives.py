@@ -1,8 +1,6 @@
-"""Collectives of a compiled program, read from its HLO text, loops counted.
+"""Collectives of a compiled program, read from its HLO text, with loops counted.
 
-Collectives stand in the entry computation or in one that is called from it: a loop's body
-runs as often as the loop's trip count says, everything else once. What one device sends
-follows from the type of the result, with the formulas of the move table:
+The bytes that one device sends follow from the type of the result, with the formulas of ``layouts.collective_cost``:
 
     all-gather          R (k-1)/k         R = bytes of the result, k = devices of a group
     all-reduce          2 R (k-1)/k
@@ -10,14 +8,13 @@ follows from the type of the result, with the formulas of the move table:
     all-to-all          R (k-1)/k
     collective-permute  R
 
-This works for any program, also for those that the XLA partitioner made: groups that are no
-product of mesh axes are reported with ``axes=None`` and their size.
+This holds for any program, including those of the XLA partitioner: groups that are not a product of mesh axes are
+reported with ``axes=None`` and their size.
 
-Backends differ in details that are undone here: asynchronous ``-start``/``-done`` pairs and a
-TPU's chains of fusions count once; several tensors combined into one instruction count with all
-their bytes; and floats that a backend sends in another width than planned (a CPU widens
-bfloat16, a TPU narrows what only its matrix unit reads) count in the planned width, which the
-scope of the instruction tells, or of the line that takes its tensor out of a combined one.
+Differences between backends are normalised: asynchronous ``-start``/``-done`` pairs and a TPU's chains of fusions count
+once; several tensors combined into one instruction count with all their bytes; and floats that a backend sends in
+another width than planned (a CPU widens bfloat16, a TPU narrows operands of its matrix unit) count in the planned
+width, which is in the scope of the instruction, or of the line that takes its tensor out of a combined one.
 """
 
 import re
@@ -31,18 +28,16 @@ import numpy as np
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.hlo.parse import Instruction, InstructionSite, Module, arrays, executed, members, parse_module
 
-# ---- Groups ----------------------------------------------------------------------------------------------------------
-# Who talks to whom: the device groups of a compiled collective, and the mesh axes they are.
-#
+# ---- Device groups and mesh axes -------------------------------------------------------------------------------------
 # Compiled programs name devices by number, in three notations for groups and one for pairs:
 #
-#     replica_groups={{0,1},{2,3}}             the groups themselves; {} is everybody
+#     replica_groups={{0,1},{2,3}}             the groups themselves; {} is all devices
 #     replica_groups=[2,4]<=[4,2]T(1,0)        count and size, cut from a transposed range
 #     replica_groups=mesh['x'=4,'y'=2] {'x'}   axes of a mesh of the compiler's own naming
 #     source_target_pairs={{0,1},{1,0}}        for permutes
 #
 # Device d of a mesh has the coordinates of d in row-major order. Groups are the axes along which
-# their members' coordinates vary, if they are full products of axes; otherwise they are no axes.
+# their members' coordinates vary, if they are full products of axes.
 
 
 Groups = tuple[tuple[int, ...], ...]
@@ -55,7 +50,7 @@ _PART = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def replica_groups(attributes: str, devices: int) -> Groups:
-    """The groups that an instruction's attributes name, out of ``devices`` in all."""
+    """Returns the groups in an instruction's attributes, of ``devices`` devices in all."""
     if match := _MESH.search(attributes):
         return _mesh_groups(match.group(1), match.group(2) or "", match.group(3))
     if match := _IOTA.search(attributes):
@@ -65,13 +60,13 @@ def replica_groups(attributes: str, devices: int) -> Groups:
 
 
 def source_target_pairs(attributes: str) -> Groups:
-    """The (source, target) pairs of a permute."""
+    """Returns the (source, target) pairs of a permute."""
     match = _PAIRS.search(attributes)
     return _braces(match.group(1)) if match and match.group(1) else ()
 
 
 def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes that the groups run over, in mesh order; None if they are no product of axes."""
+    """Returns the mesh axes that the groups run over, in mesh order; None if they are not a product of axes."""
     varying = {axes_of_pairs(_with_first(group), sizes) for group in groups}
     whole = sum(map(len, groups)) == prod(sizes.values())
     if len(varying) != 1 or not whole:
@@ -81,7 +76,7 @@ def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] 
 
 
 def axes_of_pairs(pairs: Groups, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """The mesh axes along which any pair's two devices differ, in mesh order."""
+    """Returns the mesh axes along which the devices of any pair differ, in mesh order."""
     if not pairs:
         return ()
     ends = np.array(np.unravel_index(np.array(pairs), tuple(sizes.values())))
@@ -140,7 +135,7 @@ def _lists(array: np.ndarray) -> Iterable[list[int]]:
     return rows
 
 
-# ---- Hlo -------------------------------------------------------------------------------------------------------------
+# ---- Collectives -----------------------------------------------------------------------------------------------------
 
 
 _Readers = Mapping[str, Sequence[Instruction]]
@@ -168,8 +163,9 @@ class CompiledCollective:
 
     Args:
       kind: as in a plan. axes: mesh axes in mesh order; None if the groups are no axes.
-      group: devices that exchange. bytes: what one device sends per trip.
-      trips: executions per run of the program; loops of unknown length count once.
+      group: devices in a group.
+      bytes: bytes that one device sends per iteration.
+      trips: executions per run of the program; loops with an unknown trip count count once.
       known: every enclosing loop has a known trip count.
       recast: this backend sends floats in another width than planned; ``bytes`` counts the planned one.
       scope: the name stack it was traced under.
@@ -186,12 +182,12 @@ class CompiledCollective:
 
 
 def compiled_collectives(text: str, mesh: Mesh) -> tuple[CompiledCollective, ...]:
-    """Every collective of the program with compiled HLO ``text`` that joins more than one device."""
+    """Returns every collective between several devices in the compiled HLO ``text``."""
     return collectives_of_module(parse_module(text), mesh)
 
 
 def collectives_of_module(module: Module, mesh: Mesh) -> tuple[CompiledCollective, ...]:
-    """Every collective of a parsed program that joins more than one device."""
+    """Returns every collective between several devices in a parsed program."""
     readers = {name: _readers(lines) for name, lines in module.computations.items()}
     sites = executed(module, lambda line: bool(_kind(line.opcode)))
     found = (_collective(site, readers[site.inside], mesh) for site in sites)
@@ -235,7 +231,7 @@ _SENT: dict[str, Callable[[Fraction, int], Fraction]] = {
 
 
 def _result(line: Instruction) -> str:
-    """Type of the result; an asynchronous start returns operand and result, except all-reduce-start."""
+    """The type of the result; an asynchronous start returns operand and result, except all-reduce-start."""
     if line.opcode.endswith("-start") and line.opcode != "all-reduce-start":
         return members(line.type)[1]
     return line.type
@@ -247,7 +243,7 @@ def _scope(line: Instruction) -> str:
 
 
 def _readers(lines: Sequence[Instruction]) -> _Readers:
-    """The lines that wait for something or take it out of a tuple, by the name of what they read."""
+    """The ``-done`` and ``get-tuple-element`` lines by the name of their operand."""
     found: dict[str, list[Instruction]] = {}
     for line in lines:
         if line.opcode == "get-tuple-element" or line.opcode.endswith("-done"):
@@ -256,7 +252,7 @@ def _readers(lines: Sequence[Instruction]) -> _Readers:
 
 
 def _scopes_of_parts(line: Instruction, readers: _Readers) -> dict[int, str]:
-    """The scope of each tensor that was combined into one instruction: that of the line that takes it out, if any."""
+    """Per tensor of a combined instruction, the scope of the line that takes it out, if it names a collective."""
     taken = list(readers.get(line.name, ()))
     taken += [other for done in taken if done.opcode.endswith("-done") for other in readers.get(done.name, ())]
     found = {int(index.group(1)): _scope(other) for other in taken if (index := _INDEX.search(other.rest))}
@@ -264,13 +260,13 @@ def _scopes_of_parts(line: Instruction, readers: _Readers) -> dict[int, str]:
 
 
 def _operand(line: Instruction) -> str:
-    """The first one's name; some compilers write its type before it."""
+    """The name of the first operand; some compilers write its type before it."""
     match = _OPERAND.search(line.rest)
     return match.group(1) if match else ""
 
 
 def _planned_axes(scope: str, moved: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
-    """The axes that the name of a permutation states, if these are all it moves along: one of three may stay."""
+    """The axes in the scope of a permutation if the moved ones are among them, since some may be fixed points."""
     named = _PERMUTED.findall(scope)
     stated = tuple(name for name in mesh.names if name in named[-1].split(",")) if named else ()
     return stated if moved and set(moved) < set(stated) else moved

@@ -1,9 +1,9 @@
-"""A program as it was lowered, without what any compiler drops: results that nobody reads, and work that is said twice.
+"""Dead code and common subexpressions of a lowered program are removed, as every backend of XLA does first.
 
-The plan lists a piece of a value that two operations fetch alike once, and nothing that is fetched for nobody;
-the lowered program has both, and every backend of XLA removes them first. So a program that is compared before it
-is compiled is cleaned here: two instructions are one if they do the same with the same operands, whatever their
-names; names of computations are told apart by what these do.
+The plan lists an exchange that two operations share once, and none without uses; the lowered program has both. So
+before a lowered program is compared with a plan, it is cleaned: two instructions are one if they apply the same
+operation to the same operands, whatever their names (value numbering, Alpern, Wegman and Zadeck 1988); computations are
+compared by their instructions.
 """
 
 import re
@@ -12,19 +12,19 @@ from functools import cache
 
 from meshdsl.lowering.hlo.parse import CALLED, Instruction, Module
 
-_NEVER_ONE = ("while", "conditional", "optimization-barrier")  # to XLA, which leaves them alone
+_NEVER_MERGED = ("while", "conditional", "optimization-barrier")  # by XLA
 _OWN = re.compile(r"channel_id=\d+|, metadata=\{[^}]*\}|, origin=\{.*?\}\}")
 
 
 def deduplicate(module: Module) -> Module:
-    """The module with every instruction that is read, once."""
+    """Returns the module with every live instruction once."""
     numbered = _Numbered(module)
     kept = {name: tuple(_first_read(numbered, name)) for name in module.computations}
     return Module(module.entry, kept, module.roots)
 
 
 class _Numbered:
-    """Values of a module by what they are: equal numbers are equal values."""
+    """Value numbers of a module: equal numbers are equal values."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -33,7 +33,7 @@ class _Numbered:
         self.values = cache(self._values)
 
     def _computation(self, name: str) -> int:
-        """The number of a computation: of all it does, in order."""
+        """The number of a computation: that of its root and of all its values."""
         values = self.values(name)
         root = values.get(self.module.roots.get(name, ""))
         return self._number((root, *sorted(values.values())))
@@ -42,7 +42,7 @@ class _Numbered:
         """Per instruction of a computation, the number of its value."""
         found: dict[str, int] = {}
         for line in self.module.computations.get(name, ()):
-            own = line.name if line.opcode in _NEVER_ONE else ""
+            own = line.name if line.opcode in _NEVER_MERGED else ""
             read = tuple(found.get(operand, operand) for operand in line.operands)
             found[line.name] = self._number((line.opcode, line.type, read, self._attributes(line), own))
         return found
@@ -56,7 +56,7 @@ class _Numbered:
 
 
 def _first_read(numbered: _Numbered, name: str) -> Iterator[Instruction]:
-    """The instructions of a computation that are read, each value once."""
+    """The live instructions of a computation, each value once."""
     lines, values = numbered.module.computations[name], numbered.values(name)
     needed = {values[line.name] for line in _read(lines, numbered.module.roots.get(name, ""))}
     for line in lines:
@@ -66,7 +66,7 @@ def _first_read(numbered: _Numbered, name: str) -> Iterator[Instruction]:
 
 
 def _read(lines: Iterable[Instruction], root: str) -> Iterator[Instruction]:
-    """What the result is made of."""
+    """The instructions that the root depends on."""
     by_name = {line.name: line for line in lines}
     waiting, seen = [root] if root in by_name else list(by_name), set[str]()
     while waiting:

@@ -1,4 +1,4 @@
-"""The text of a compiled module: computations, instructions, types, calls and trip counts.
+"""A parser of HLO text: computations, instructions, types, calls, and how often each instruction runs.
 
 module      ::= computation ...                              one of them is the entry
 computation ::= [ENTRY] name (parameters) -> type { instruction ... }
@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import cache
 from math import prod
 
-# ---- Hlo text --------------------------------------------------------------------------------------------------------
+# ---- Text ------------------------------------------------------------------------------------------------------------
 
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{\s*$")
@@ -38,14 +38,14 @@ class Instruction:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Names of the operands; some compilers write their types before them."""
+        """The names of the operands; some compilers write their types before them."""
         inside = self._brackets
         names = (part.split()[-1] for part in members(inside) if part.strip())
         return tuple(name.lstrip("%") for name in names)
 
     @property
     def attributes(self) -> str:
-        """What stands behind the operands."""
+        """The text behind the operands."""
         return self.rest[len(self._brackets) - 1 :]
 
     @property
@@ -56,7 +56,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Module:
-    """Computations by name, and the name of what each returns."""
+    """Computations by name, and the name of the root instruction of each."""
 
     entry: str
     computations: Mapping[str, tuple[Instruction, ...]]
@@ -72,19 +72,19 @@ class ArrayType:
 
     @property
     def bytes(self) -> Fraction:
-        """Its size; dtypes below a byte count their bits."""
+        """The size of the array; dtypes below a byte count their bits."""
         bits = re.search(r"\d+", self.dtype)
         return Fraction(prod(self.dims) * (int(bits.group()) if bits else {"pred": 8}.get(self.dtype, 0)), 8)
 
 
 def arrays(type: str) -> list[ArrayType]:
-    """Every array of a type, tuples flattened."""
+    """Returns every array of a type, tuples flattened."""
     found = _ARRAY.findall(type)
     return [ArrayType(dtype, tuple(int(n) for n in dims.replace("<=", "").split(",") if n)) for dtype, dims in found]
 
 
 def members(text: str) -> list[str]:
-    """The members of a tuple type."""
+    """Returns the members of a tuple type."""
     parts, depth = [""], 0
     for char in text[1:-1]:
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(char, 0)
@@ -96,7 +96,7 @@ def members(text: str) -> list[str]:
 
 
 def parse_module(text: str) -> Module:
-    """The computations of HLO ``text``."""
+    """Returns the module of HLO ``text``."""
     entry = inside = ""
     computations: dict[str, list[Instruction]] = {}
     roots: dict[str, str] = {}
@@ -128,7 +128,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def called(line: Instruction) -> list[str]:
-    """The computations that an instruction calls, reducers of single elements left out."""
+    """Returns the computations that an instruction calls, without reducers of single elements."""
     if line.opcode in _CALLERS:
         branches = (name.strip().lstrip("%") for match in _BRANCHES.findall(line.rest) for name in match.split(","))
         return [name for _, name in CALLED.findall(line.rest)] + list(branches)
@@ -136,7 +136,7 @@ def called(line: Instruction) -> list[str]:
 
 
 def trip_count(loop: Instruction, module: Module) -> int | None:
-    """Trip count the compiler knows, else the constant that the condition compares with, else None."""
+    """Returns the trip count that the compiler states, else the constant in the condition, else None."""
     if match := _TRIPS.search(loop.rest):
         return int(match.group(1))
     condition = next(name for role, name in CALLED.findall(loop.rest) if role == "condition")
@@ -155,16 +155,14 @@ def _all_lines(name: str, module: Module) -> Iterator[Instruction]:
             yield from _all_lines(callee, module)
 
 
-# ---- Hlo walk --------------------------------------------------------------------------------------------------------
-# What a compiled program executes: instructions where they stand, and how often.
-#
-# A loop's body runs as often as the loop's trip count says, everything else once; loops of unknown
-# length count once, and what is inside says so.
+# ---- Execution counts ------------------------------------------------------------------------------------------------
+# A loop's body runs as often as the loop's trip count, everything else once; loops with an unknown trip count count
+# once, and the instructions inside are marked.
 
 
 @dataclass(frozen=True)
 class InstructionSite:
-    """An instruction where it stands.
+    """An instruction and how often it runs.
 
     Args:
       inside: the computation around it.
@@ -179,7 +177,7 @@ class InstructionSite:
 
 
 def executed(module: Module, wanted: Callable[[Instruction], bool]) -> tuple[InstructionSite, ...]:
-    """Every wanted instruction that is reached from the entry; a TPU's chain of fusions counts once."""
+    """Returns every wanted instruction reachable from the entry; a TPU's chain of fusions counts once."""
 
     @cache
     def within(name: str) -> tuple[InstructionSite, ...]:

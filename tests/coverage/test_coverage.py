@@ -43,7 +43,7 @@ def test_a_rule_that_hides_what_is_sent_fails(monkeypatch):
     monkeypatch.setitem(RULES, "sort", lambda op: Rule.parse("a b -> a b"))
     verdict = judge(cases("sort", 1)[0])
     assert verdict.outcome == "fail"
-    assert "communicates otherwise than planned" in verdict.reason
+    assert "does not communicate as planned" in verdict.reason
 
 
 def test_an_operation_without_rows_falls_back(monkeypatch):

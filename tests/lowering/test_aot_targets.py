@@ -47,7 +47,7 @@ def test_a_target_has_as_many_devices_as_its_shape():
         ("tpu-v5e:4x5", "no target 'tpu-v5e:4x5'; did you mean 'tpu-v5e:4x"),
         ("cpu:8", "no target 'cpu:8'.*; its shape follows, as in tpu-v5e:4x4"),
         ("dgx-h100:3x8", "no target 'dgx-h100:3x8'; did you mean 'dgx-h100:"),
-        (array(4), "is no name of devices to compile for, such as 'tpu-v5e:4x4'"),
+        (array(4), "is not a name of devices to compile for, such as 'tpu-v5e:4x4'"),
     ],
 )
 def test_unknown_targets_name_the_nearest(text, message):
@@ -84,7 +84,7 @@ def test_what_was_lowered_for_gpus_is_the_plan():
     report, plan = sharded.verify(*ARGS, target="dgx-h100:8"), sharded.plan(*ARGS)
     assert report.equal and sum(line.compiled for line in report.lines) == plan.bytes
     assert report.held.flops == report.held.compiled_flops > 0
-    with pytest.raises(VerifyError, match=r"does not fit dgx-h100:1: planned are .* says: .*, of 80 GB"):
+    with pytest.raises(VerifyError, match=r"does not fit dgx-h100:1: the plan needs .*: .*, of 80 GB"):
         large = md.parallelize(lambda x: x @ x.T, md.Mesh(data=1, topology="cpu"), memory="1TB")
         large.verify(array(2**18, 2**15), target="dgx-h100:1")
 
@@ -92,5 +92,5 @@ def test_what_was_lowered_for_gpus_is_the_plan():
 @compiles
 def test_a_step_that_does_not_fit_says_what_the_compiler_needs():
     sharded = md.parallelize(lambda x: (x @ x) @ (x.T @ x), md.Mesh(data=1, model=1, topology="cpu"), memory="1TB")
-    with pytest.raises(VerifyError, match=r"does not fit tpu-v5e:1x1: planned are .*, and libtpu .* says: .*HBM"):
+    with pytest.raises(VerifyError, match=r"does not fit tpu-v5e:1x1: the plan needs .*; libtpu .*: .*HBM"):
         sharded.verify(array(2**16, 2**16), target="tpu-v5e:1x1")

@@ -21,7 +21,7 @@ def failure(expected, got, **options):
 def test_report_names_the_worst_first():
     report = check_numbers([BIG, BIG], [BIG, BIG + np.float32(2e-5)], ["a", "b"])
     assert str(report).splitlines() == [
-        "2 of 2 outputs agree, 1 of them exactly; the worst:",
+        "2 of 2 outputs agree, 1 of them exactly; largest errors:",
         "  b: relative error 5.01e-06, allowed 2e-04",
         "  a: relative error 0.00e+00, allowed 2e-04",
     ]
@@ -61,7 +61,7 @@ def test_digits_that_rounding_decides_do_not_count():
     off = noisy * np.float32(1.15)
     report = check_numbers([BIG, noisy], [BIG, off], ["w", "b"], nudged=lambda: runs)
     worst = max(report.leaves, key=lambda leaf: leaf.error)
-    assert str(worst) == "b: relative error 3.75e-02, allowed 5e-02 (nudging the arguments moves it by 1e-02)"
+    assert str(worst) == "b: relative error 3.75e-02, allowed 5e-02 (perturbing the arguments changes it by 1e-02)"
     assert "relative error" in failure(noisy, -noisy, nudged=lambda: runs)[1]
     assert "relative error" in failure(noisy, off, nudged=lambda: runs, tolerance=1e-4)[1]
     assert "relative error" in failure(BIG, BIG * np.float32(1.1), nudged=lambda: [[BIG, BIG]] * 3)[1]
@@ -130,8 +130,8 @@ def test_the_report_says_where_it_says_nothing():
     report = check_numbers([wild, BIG], [wild, -BIG], ["wild", "w"], nudged=lambda: loose)
     assert str(report).splitlines() == [
         "1 of 2 outputs agree, 1 of them exactly; "
-        "of 1 nothing can be said: rounding moves them as far; 1 not finite everywhere; the worst:",
-        "  w: relative error 2.00e+00, allowed 4e+00 (nudging the arguments moves it by 1e+00)",
+        "1 inconclusive: rounding changes them as much; 1 not finite everywhere; largest errors:",
+        "  w: relative error 2.00e+00, allowed 4e+00 (perturbing the arguments changes it by 1e+00)",
         "  wild: relative error 0.00e+00, allowed 2e-04 (2 values are not finite, in the unsharded step too)",
     ]
 

@@ -46,10 +46,10 @@ def test_difference_is_named():
     with pytest.raises(VerifyError) as caught:
         verify_text([*planned, Planned("all-to-all", ("y", "x"), 1024, 2)], TEXT, MESH)
     assert str(caught.value).splitlines() == [
-        "the compiled program communicates otherwise than planned (bytes per device and step)",
+        "the compiled program does not communicate as planned (bytes per device and step)",
         "  all-reduce           y                                 480              160   differs by -320",
         "  all-to-all           x,y                             2,048                0   differs by -2,048",
-        "1 other kinds agree; the compiled text is sharded.lower(*args).compile().as_text()",
+        "1 other rows agree; the compiled text is sharded.lower(*args).compile().as_text()",
     ]
 
 
