@@ -205,8 +205,7 @@ def _compare(path: str, a: np.ndarray, b: np.ndarray, floor: float, tolerance: f
         count = int(np.isfinite(b[~finite]).sum())
         return LeafError(path, np.inf, allowed, f"{_values(count)} finite, but not finite in the unsharded step")
     if other := int((np.isinf(a) & np.isinf(b) & (a != b)).sum()):
-        return LeafError(path, np.inf, allowed, f"{_values(other)} infinite with another sign than in the unsharded
-        step")
+        return LeafError(path, np.inf, allowed, f"{_values(other)} infinite with the opposite sign")
     if not np.isfinite(b[finite]).all():
         count = int((~np.isfinite(b[finite])).sum())
         return LeafError(path, np.inf, allowed, f"{_values(count)} not finite, but finite in the unsharded step")
