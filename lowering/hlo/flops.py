@@ -1,15 +1,15 @@
 """FLOPs of a compiled program: its matrix products and convolutions, loops counted.
 
-A compiler's own count (``cost_analysis``) takes a loop for one trip, and adds what is elementwise; this one is what
-a plan counts, and what an accelerator's rate is about. Multiply-adds count twice:
+A compiler's own count (``cost_analysis``) counts one iteration of a loop, and adds elementwise operations; this one is
+defined as a plan's, and as an accelerator's peak rate. Multiply-adds count twice:
 
-    dot           2 * elements of the result * elements that are summed
+    dot           2 * elements of the result * contracted elements
     convolution   2 * examples * output features * input features per group
-                    * (output place, kernel place) pairs that meet an element, per spatial dim
+                    * (output place, kernel place) pairs that hit an element, per spatial dim
 
-The second also reads right what a TPU makes of a product with batch dims: a convolution whose kernel is as long as the
-batch, of which padding and dilation leave each example its own place. A GPU's calls of cuDNN name the convolution that
-they belong to, forward, whichever of its three tensors they compute.
+The second also holds for a TPU's form of a product with batch dims: a convolution whose kernel is as long as the batch,
+where padding and dilation leave one place per example. A GPU's cuDNN calls name the forward convolution that they
+belong to, whichever of its three tensors they compute.
 """
 
 import re
@@ -37,7 +37,7 @@ _FORWARD: dict[str, Callable[[Shape, Shape, Shape], Three]] = {
 
 
 def product_flops(module: Module) -> int:
-    """FLOPs of products and convolutions in one run on one device."""
+    """Returns the FLOPs of products and convolutions in one run on one device."""
     shapes = {name: {x.name: _shape(x) for x in lines} for name, lines in module.computations.items()}
     sites = executed(module, lambda line: line.opcode in ("dot", "convolution") or bool(_CUDNN.search(line.rest)))
     return sum(site.trips * _flops(site.instruction, shapes[site.inside]) for site in sites)

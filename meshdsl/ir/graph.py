@@ -7,13 +7,13 @@
               | "while" cond_consts, body_consts, carry -> carry    two bodies: condition, body
               | "cond"  index, operands -> results            one body per branch
               | "constant" -> value                           an array closed over
-              | "constrain" value -> value                    a layout stated by the user
+              | "constrain" value -> value                    a layout specified by the user
               | "return" values ->                            ends every graph
     input   ::= value | literal
 
-Every value is defined once: as a graph input or by one operation; uses lie after it in the
-same graph. A body sees nothing of the graph around it but its own inputs: what a loop
-closes over is passed as a const. ``check.check_graph`` enforces the grammar.
+Every value is defined once, as a graph input or by one operation, and before its uses, which are in the same graph. A
+body sees nothing of the graph around it but its own inputs: values that a loop closes over are passed as consts.
+``check.check_graph`` enforces the grammar.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Literal:
-    """A scalar that is written into the program; ``id`` is that of no value."""
+    """A scalar constant; its ``id`` belongs to no value."""
 
     id: ClassVar[int] = -1
     value: Any
@@ -60,7 +60,7 @@ Atom = Value | Literal
 
 @dataclass(frozen=True)
 class Source:
-    """The user's line that an operation comes from."""
+    """The user's line of an operation."""
 
     file: str = ""
     line: int = 0
@@ -76,12 +76,12 @@ class Op:
 
     Args:
       name: the primitive's name, or a name of the grammar above.
-      primitive: what to bind when it runs; None for the structured ones.
+      primitive: the JAX primitive to bind when it runs; None for the structured ones.
       params: the primitive's parameters at global shapes.
       phase: "forward", "backward" or "optimizer".
       scope: the name stack, "/"-separated.
       bodies: graphs of a loop or conditional.
-      effects: it does more than return its results, so it stays although nobody reads them.
+      effects: it does more than return its results, so it stays even without uses.
     """
 
     id: int
@@ -97,7 +97,7 @@ class Op:
     effects: bool = False
 
     def between(self, inputs: tuple[Atom, ...], outputs: tuple[Value, ...]) -> "Op":
-        """The same operation with other operands and results; what ``replace`` makes, sooner."""
+        """Returns the operation with other operands and results; faster than ``dataclasses.replace``."""
         return Op(
             self.id,
             self.name,
@@ -114,7 +114,7 @@ class Op:
 
     @property
     def called(self) -> str:
-        """What its reader knows it by: a function with a rule by its own name."""
+        """The name to display: a function with a rule has its own."""
         return str(getattr(self.params.get("ruled"), "name", self.name))
 
 
@@ -123,8 +123,8 @@ class Graph:
     """Operations in order; the last is "return".
 
     Args:
-      trips: how often the graph runs in one step, all enclosing loops counted.
-      estimated: trips is a guess (inside a ``while``).
+      trips: iterations per step, all enclosing loops counted.
+      estimated: ``trips`` is a guess (inside a ``while``).
     """
 
     inputs: tuple[Value, ...]
@@ -134,7 +134,7 @@ class Graph:
 
     @property
     def returned(self) -> tuple[Atom, ...]:
-        """What the graph returns."""
+        """The values that the graph returns."""
         return self.ops[-1].inputs
 
 
@@ -143,9 +143,9 @@ class Leaf:
     """One array of the step's arguments or results.
 
     Args:
-      path: as globs match it.
-      weak: its dtype gives way in arithmetic, as a Python scalar's does.
-      dims: names of its dims, "" for a dim without one; empty if they have none.
+      path: the path that globs match.
+      weak: it is weakly typed, as a Python scalar.
+      dims: names of its dims, "" for a dim without one; empty if no dim has one.
     """
 
     path: str
@@ -161,7 +161,7 @@ class Leaf:
 
 
 def array_type(dtype: Any, shape: Sequence[int], dims: Sequence[str]) -> str:
-    """An array as text, its sizes with the names that they have."""
+    """Returns an array type as text, sizes with the names of their dims."""
     named = [f"{name}={size}" if name else str(size) for name, size in zip(dims, shape, strict=False)]
     return f"{dtype}[{' '.join(named) if dims else ','.join(map(str, shape))}]"
 
@@ -171,8 +171,8 @@ class TracedProgram:
     """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
 
     Args:
-      spread: it states shardings of jax's own, so that ``jax.jit`` runs it on several devices only.
-      pipeline: how it takes the batch in microbatches, if it does.
+      spread: it contains shardings of jax's own, so that ``jax.jit`` runs it only on several devices.
+      pipeline: its microbatches and pipeline stages, if it has any.
     """
 
     graph: Graph
@@ -187,7 +187,7 @@ class TracedProgram:
 
 
 def walk(graph: Graph) -> Iterator[tuple[Graph, Op]]:
-    """Every operation with the graph it stands in; a loop comes before its bodies."""
+    """Yields every operation with the graph that contains it; a loop comes before its bodies."""
     for op in graph.ops:
         yield graph, op
         for body in op.bodies:

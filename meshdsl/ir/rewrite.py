@@ -1,7 +1,7 @@
-"""What every pass over a graph needs: substitution, users, copies, numbers.
+"""Helpers of passes over a graph: substitution, producers, copies, fresh ids.
 
-A pass makes new operations and graphs but keeps the values, so a table from value to what
-replaces it is all that has to be carried along.
+A pass creates new operations and graphs but keeps the values, so its only state is a table from value ids to the atoms
+that replace them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,29 +16,29 @@ Table = dict[int, Atom]
 
 
 def substitute(op: Op, table: Table) -> Op:
-    """The operation with its operands replaced where the table says so."""
+    """Returns the operation with its operands replaced by the table."""
     if table.keys().isdisjoint(value_ids(op.inputs)):
         return op
     return op.between(tuple([look_up(x, table) for x in op.inputs]), op.outputs)
 
 
 def look_up(x: Atom, table: Table) -> Atom:
-    """What replaces ``x``; ``x`` itself by default."""
+    """Returns the replacement of ``x``, by default ``x``."""
     return table.get(x.id, x) if isinstance(x, Value) else x
 
 
 def values(atoms: Iterable[Atom]) -> Iterator[Value]:
-    """The atoms that are values."""
+    """Returns the atoms that are values."""
     return (x for x in atoms if isinstance(x, Value))
 
 
 def value_ids(atoms: Iterable[Atom]) -> list[int]:
-    """The ids of the atoms that are values."""
+    """Returns the ids of the atoms that are values."""
     return [x.id for x in atoms if isinstance(x, Value)]
 
 
 def origin(x: Value, makers: Mapping[int, Op], through: Callable[[Value], bool] = lambda _: True) -> Value:
-    """What a stack was made of, cast or transposed, as far as ``through`` lets pass."""
+    """Returns the value that a stack was computed from by unary operations on layers, as far as ``through`` is true."""
     while x.id in makers and through(x):
         read = list(values(makers[x.id].inputs))
         if len(read) != 1 or not read[0].shape or read[0].shape[:1] != x.shape[:1]:
@@ -47,43 +47,43 @@ def origin(x: Value, makers: Mapping[int, Op], through: Callable[[Value], bool] 
     return x
 
 
-def in_bodies(cleanup: Callable[[Graph], Graph], op: Op) -> Op:
-    """The operation with its bodies cleaned up."""
-    return replace(op, bodies=tuple(map(cleanup, op.bodies))) if op.bodies else op
+def in_bodies(rewrite: Callable[[Graph], Graph], op: Op) -> Op:
+    """Returns the operation with its bodies rewritten."""
+    return replace(op, bodies=tuple(map(rewrite, op.bodies))) if op.bodies else op
 
 
 def with_ops(graph: Graph, ops: Iterable[Op]) -> Graph:
-    """The graph with other operations."""
+    """Returns the graph with other operations."""
     return replace(graph, ops=tuple(ops))
 
 
 def returning(graph: Graph, atoms: Iterable[Atom]) -> Graph:
-    """The graph returning other atoms."""
+    """Returns the graph with other results."""
     return with_ops(graph, (*graph.ops[:-1], replace(graph.ops[-1], inputs=tuple(atoms))))
 
 
 def broadcast_params(shape: Sequence[int], dims: Sequence[int]) -> dict[str, Any]:
-    """Parameters of ``broadcast_in_dim`` to ``shape``, whose ``dims`` are those of the operand."""
+    """Returns the parameters of a ``broadcast_in_dim`` to ``shape`` whose dims ``dims`` are those of the operand."""
     return {"shape": tuple(shape), "broadcast_dimensions": tuple(dims), "sharding": None}
 
 
 def filtered(items: Iterable[T], mask: Iterable[bool]) -> tuple[T, ...]:
-    """The items that the mask keeps."""
+    """Returns the items where the mask is true."""
     return tuple(x for x, keep in zip(items, mask, strict=True) if keep)
 
 
 def new_value(like: Value, ids: Iterator[int]) -> Value:
-    """Another value of the same shape and dtype."""
+    """Returns a new value of the same shape and dtype."""
     return Value(next(ids), like.shape, like.dtype)
 
 
 def fresh_ids(graph: Graph) -> Iterator[int]:
-    """Numbers that no value of the graph has."""
+    """Returns an iterator of ids that no value of the graph has."""
     return count(1 + max([v.id for v in _defined(graph)], default=-1))
 
 
 def _defined(graph: Graph) -> Iterator[Value]:
-    """The values of a graph and its bodies."""
+    """The values defined in a graph and its bodies."""
     yield from graph.inputs
     for op in graph.ops:
         yield from op.outputs
@@ -92,7 +92,7 @@ def _defined(graph: Graph) -> Iterator[Value]:
 
 
 def renumber(graph: Graph) -> None:
-    """Number values and operations in the order of the text, so that equal programs are equal text."""
+    """Numbers values and operations in the order of the text, so that equal programs have equal texts."""
     _number(graph, count(), count())
 
 

@@ -1,4 +1,4 @@
-"""What the planner is asked and what it answers."""
+"""The contract between planner and lowering: ``Pins`` go in, a ``Solution`` comes out; both are plain data."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ from meshdsl.layouts.sharding_rule import Signature
 
 @dataclass(frozen=True)
 class Pins:
-    """What the user fixed, parallel to the program's inputs and outputs.
+    """The layouts that the user fixed, parallel to the program's inputs and outputs.
 
     Args:
-      inputs: a layout per input; axes it does not name are free.
-      outputs: likewise per output.
-      follows: per output, the index of the input whose layout it takes, or None.
+      inputs: a layout per input; axes that it does not name are free.
+      outputs: a layout per output, likewise.
+      follows: per output, the index of the input that it replaces and whose layout it takes, or None.
       donated: indices of inputs whose memory the step may reuse.
     """
 
@@ -27,20 +27,22 @@ class Pins:
 
 @dataclass(frozen=True)
 class Solution:
-    """A choice for every operation and value.
+    """A layout or signature for every value and operation, with cost, bound and memory.
 
     Args:
       rows: per op id, one row per mesh axis in mesh order. Every op except scan, while, cond,
         return and constrain is in it (ops without a rule with all-``B`` rows).
-      layouts: per value id, the layout in which it is defined.
-      uses: per (op id, operand index), the layout in which the op reads that operand; "return"
-        ops, loops, conds and constrains included; literals are absent.
-      trees: per value id, the moves that make its other layouts, in an order that can be
-        executed: each starts from the value's own layout or from one made before it.
-        Values that need no move are absent.
-      seconds: the objective. lower_bound: no plan of this program can be below it.
-      peak: predicted bytes per device at the fullest program point; peak_op: its op id;
-        held: what lives there as (value id, bytes), largest first.
+      layouts: per value id, the layout at its producer.
+      uses: per (op id, operand index), the layout in which the op uses that operand; "return" ops, loops, conds and
+        constrains included; literals are absent.
+      trees: per value id, the reshard steps to its other layouts, in executable order: each starts from the layout at
+        the producer or from one reached before. Values without reshards are absent.
+      seconds: the objective.
+      lower_bound: seconds that no plan of this program can be below.
+      peak: predicted bytes per device at the program point of peak memory.
+      peak_op: the op id of that point.
+      held: the live buffers there as (value id, bytes), largest first.
+      notes: remarks for the reader of the plan.
     """
 
     mesh: Mesh
@@ -56,6 +58,6 @@ class Solution:
     notes: tuple[str, ...] = field(default=())
 
     def exchanging(self, op: int) -> tuple[str, ...]:
-        """The mesh axes over which the local program of an operation exchanges."""
+        """Returns the mesh axes over which the local program of an operation exchanges data."""
         rows = zip(self.mesh.names, self.rows.get(op, ()), strict=False)
         return tuple(name for name, row in rows if row.collectives)

@@ -1,4 +1,4 @@
-"""A program as text, the same in every process: no addresses, no paths of this machine.
+"""The text of a program, equal in every process: it contains no addresses and no paths.
 
     step
       in   params/w1 %0: float32[512,1024]
@@ -8,8 +8,8 @@
           ...
       out  0 %9
 
-The fingerprint is taken from this text. It leaves out the program's name and source lines, and of
-arrays it holds shape and dtype only: none changes which plans are valid.
+The fingerprint is a hash of this text. The text of an array is its shape and dtype, and names and source lines are left
+out: none of these changes which plans are valid.
 """
 
 import re
@@ -26,20 +26,20 @@ from meshdsl.util.lazy import memoize_by_object
 
 _PLAIN = (NoneType, bool, int)
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]+")
-_str, _repr = cache(str), cache(repr)  # of dtypes: numpy works theirs out each time
+_str, _repr = cache(str), cache(repr)  # of dtypes: numpy computes them anew each time
 
 
 def program_text(program: TracedProgram, sources: bool = False) -> str:
-    """The program, one line per input, operation and output.
+    """Returns the program as text, one line per input, operation and output.
 
     Args:
-      sources: end every operation with its phase and the line it comes from.
+      sources: append the phase and the user's line to every operation.
     """
     return "\n".join((program.name, *_framed(program, _lines(program.graph, "  ", sources)))) + "\n"
 
 
 def fingerprint(program: TracedProgram) -> str:
-    """SHA-256 of the program's text without its name, in hex: equal for equal programs."""
+    """Returns the SHA-256 of the program's text without its name, in hex: equal for equal programs."""
     text = "\n".join(_framed(program, _graph_lines(program.graph))) + "\n"
     return sha256(text.encode()).hexdigest()
 
@@ -92,7 +92,7 @@ def _type(dtype: Any, shape: tuple[int, ...]) -> str:
 
 
 def param_text(x: Any) -> str:
-    """A parameter as text: functions by name, arrays by shape and dtype, no addresses."""
+    """Returns a parameter as text: functions by name, arrays by shape and dtype, without addresses."""
     if type(x) in _PLAIN:
         return repr(x)
     if type(x) in (tuple, list):

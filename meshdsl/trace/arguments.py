@@ -1,9 +1,8 @@
 """Arguments of a step: flat arrays, and the path by which a glob names each.
 
-A path is the argument's name and the keys below it: ``params/layers/0/w1``. Arguments of
-``*args`` are ``args/0``, ``args/1``, ...; keyword arguments go by their names. The ``value``
-that flax puts below every variable is left out, so a weight of a flax model reads
-``params/layers/0/attn/wq/kernel``.
+A path is the argument's name and the keys below it: ``params/layers/0/w1``. Arguments of ``*args`` are ``args/0``,
+``args/1``, ...; keyword arguments have their names. The ``value`` that flax adds below every variable is left out, so
+the path of a weight in a flax model is ``params/layers/0/attn/wq/kernel``.
 """
 
 import inspect
@@ -20,14 +19,12 @@ from meshdsl.nd.named_array import has_names, names_of
 from meshdsl.util.paths import join_path
 
 # ---- Values ----------------------------------------------------------------------------------------------------------
-# What goes into a step and comes out of it: arrays, and when it runs, arrays that hold values.
-#
-# Shapes without values can be planned, lowered and verified, not run; so can an array whose
-# buffer is gone. XLA does not look: on the CPU it reads the freed memory.
+# Shapes without values can be planned, lowered and verified, but not run, and neither can an array whose buffer was
+# donated or deleted. XLA does not check: on the CPU it reads the freed memory.
 
 
 def check_values(name: str, paths: Sequence[str], leaves: Sequence[Any]) -> None:
-    """TraceError names every argument that is a shape without values, or an array that is gone."""
+    """Raises TraceError for arguments that are shapes without values, or arrays whose buffers are gone."""
     found = list(zip(paths, leaves, strict=True))
     shapes = [f"{path}: {_typed(x)} without values" for path, x in found if isinstance(x, jax.ShapeDtypeStruct)]
     gone = [f"{path}: {_typed(x)} was donated to an earlier call, or deleted" for path, x in found if is_gone(x)]
@@ -38,20 +35,20 @@ def check_values(name: str, paths: Sequence[str], leaves: Sequence[Any]) -> None
 
 
 def is_gone(x: Any) -> bool:
-    """Whether the array's buffer was given up."""
-    asked = getattr(x, "is_deleted", None)  # of jax's arrays; quicker than asking whether it is one
-    return asked is not None and not isinstance(x, jax.core.Tracer) and asked()
+    """Whether the array's buffer was donated or deleted."""
+    is_deleted = getattr(x, "is_deleted", None)  # of jax's arrays; faster than isinstance
+    return is_deleted is not None and not isinstance(x, jax.core.Tracer) and is_deleted()
 
 
 def check_arrays(title: str, found: Iterable[tuple[str, Any]], remedy: str) -> None:
-    """TraceError names everything that is no array."""
+    """Raises TraceError for everything in ``found`` that is not an array."""
     rows = [f"{path or 'the result'}: {_alien(x)}" for path, x in found if not _is_array(x)]
     if rows:
         raise TraceError(faults(title, rows, remedy))
 
 
 def check_captured(name: str, captured: Sequence[Any]) -> None:
-    """TraceError names the arrays that a step changes in place behind its arguments."""
+    """Raises TraceError for closed-over arrays that can be changed in place."""
     rows = [f"a value that it closes over: {_alien(x)}" for x in captured if isinstance(x, jax.Ref)]
     if rows:
         raise TraceError(faults(f"{name} cannot be planned:", rows))
@@ -79,7 +76,7 @@ def _is_array(x: Any) -> bool:
     )
 
 
-# ---- Arguments -------------------------------------------------------------------------------------------------------
+# ---- Calls -----------------------------------------------------------------------------------------------------------
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -89,7 +86,7 @@ class Found(NamedTuple):
     """An array of a tree.
 
     Args:
-      path: as globs match it.
+      path: the path that globs match.
       dims: names of its dims, empty if it has none.
     """
 
@@ -100,16 +97,16 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a step, taken apart.
+    """One call of a step, flattened.
 
     Args:
-      name: of the step.
+      name: the name of the step.
       leaves: the arrays, or their shapes, in order.
-      paths: one per leaf.
-      dims: names of the dims of each leaf, empty where there are none.
-      tree: of ``(positional, keywords)``, static arguments left out.
-      static: what is no array, by position or keyword.
-      count: of positional arguments, static ones included.
+      paths: the path of each leaf.
+      dims: names of the dims of each leaf, empty if it has none.
+      tree: the tree of ``(positional, keywords)`` without static arguments.
+      static: static arguments by position or keyword.
+      count: the number of positional arguments, static ones included.
     """
 
     name: str
@@ -121,12 +118,12 @@ class Call:
     count: int
 
     def args(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The positional arguments, with these leaves."""
+        """Returns the positional arguments with these leaves."""
         dynamic = iter(jax.tree_util.tree_unflatten(self.tree, leaves)[0])
         return tuple(self.static[i] if i in self.static else next(dynamic) for i in range(self.count))
 
     def kwargs(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """The keyword arguments, with these leaves."""
+        """Returns the keyword arguments with these leaves."""
         static = {key: value for key, value in self.static.items() if isinstance(key, str)}
         return {**jax.tree_util.tree_unflatten(self.tree, leaves)[1], **static}
 
@@ -138,7 +135,7 @@ def flatten_call(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
 ) -> Call:
-    """Take a call apart; TraceError if the step takes other arguments, or some are neither arrays nor static."""
+    """Flattens a call; TraceError if the signature differs, or arguments are neither arrays nor static."""
     title = step_name(step)
     _check_signature(title, step, args, kwargs)
     names = _argument_names(step, len(args))
@@ -163,7 +160,7 @@ def flatten_call(
 
 
 def step_name(step: Any) -> str:
-    """What a step is called, also below ``functools.partial``; objects go by their class."""
+    """Returns the name of a step, also inside ``functools.partial``; of an object, that of its class."""
     inner = step
     while isinstance(inner, partial):
         inner = inner.func
@@ -171,14 +168,14 @@ def step_name(step: Any) -> str:
 
 
 def typed_leaf(path: str, x: Any, dims: tuple[str, ...]) -> Leaf:
-    """The leaf at ``path`` for the shape and dtype of ``x``."""
+    """Returns the leaf at ``path`` with the shape and dtype of ``x``."""
     return Leaf(path, tuple(x.shape), x.dtype, bool(x.weak_type), dims)
 
 
 def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[Found]:
-    """Every leaf of a pytree with its path, which starts with ``label``, and with names of its dims.
+    """Returns every leaf of a pytree with its path, which starts with ``label``, and the names of its dims.
 
-    Names are left out where an array has another rank than they say, as factored moments of a weight have.
+    Names are left out where their number differs from the rank, as for the factored moments of a weight.
     """
     nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=has_names)[0]
     return [found for keys, node in nodes for found in _below(join_path((*label, *_components(keys))), node)]
@@ -193,7 +190,7 @@ def _below(path: str, node: Any) -> Iterable[Found]:
 
 
 def _components(keys: Iterable[Any]) -> list[str]:
-    """Keys as text, without the attribute that holds a flax variable's array."""
+    """Keys as text, without the attribute of a flax variable that is its array."""
     parts = [_component(key) for key in keys]
     last = list(keys)[-1:]
     attribute = bool(last) and isinstance(last[0], jax.tree_util.GetAttrKey)
@@ -208,7 +205,7 @@ def _component(key: Any) -> str:
 
 
 def _argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...]]:
-    """The start of the path of each positional argument, and of those that could follow."""
+    """The start of the path of each parameter, and of each argument of ``*args``."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except ValueError:  # some builtins have no signature
@@ -225,7 +222,7 @@ def _static_keys(
     nums: int | Sequence[int],
     given: str | Sequence[str],
 ) -> set[int | str]:
-    """Positions and keywords that are static in this call; a name stands for its position and back."""
+    """Positions and keywords that are static in this call; a name implies its position, and a position its name."""
     positions = {nums} if isinstance(nums, int) else set(nums)
     words = {given} if isinstance(given, str) else set(given)
     positions = {i % len(names) for i in positions if -len(names) <= i < len(names)}
@@ -242,7 +239,7 @@ def _check_arguments(step: str, found: Sequence[Found]) -> None:
 
 
 def _check_static(step: str, found: Mapping[str, Any]) -> None:
-    """TraceError names every static argument that cannot be told from another one."""
+    """Raises TraceError for static arguments that are not hashable."""
     rows = [f"{name}: {is_a(x)}, which cannot be hashed" for name, x in found.items() if not _is_hashable(x)]
     if rows:
         remedy = (
@@ -260,7 +257,7 @@ def _is_hashable(x: Any) -> bool:
 
 
 def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """TraceError unless the step can be called with so many arguments of these names."""
+    """Raises TraceError unless the step's signature accepts these arguments."""
     try:
         taken = inspect.signature(step)
     except ValueError:  # some builtins have no signature

@@ -1,9 +1,4 @@
-"""A step that fails while it is traced.
-
-What the step itself raises is the user's own and passes as it is, with a note of the shapes
-that the step was called with. Where the step asks jax for a value that a trace does not have, the error
-is ours: jax would name our functions and flat arguments, and the user knows neither.
-"""
+"""Diagnostics of tracing: errors in terms of the step's own arguments, notes on ignored code, refused operations."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +13,12 @@ from meshdsl.trace.arguments import Call
 from meshdsl.trace.passes.canonicalize import PLACING
 from meshdsl.trace.source import raised_at
 
-# ---- Failing ---------------------------------------------------------------------------------------------------------
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+# Exceptions of the step itself pass unchanged, with a note of the shapes that it was called with. Where the step needs
+# a value, which a trace does not have, jax would name internal functions and flat arguments; that error is translated.
 
 
-_NO_VALUE = "depends on the value"  # how jax says that a trace has shapes only
+_NO_VALUE = "depends on the value"  # in jax's errors about values that a trace does not have
 _ARGUMENT = re.compile(r"\bleaves\[(\d+)\]")
 _REMEDY = (
     "a trace knows shapes, no values: choose with jnp.where or jax.lax.cond, loop with jax.lax, "
@@ -31,7 +28,7 @@ _REMEDY = (
 
 @contextmanager
 def translate_trace_errors(name: str, paths: Sequence[str], leaves: Sequence[Any]) -> Iterator[None]:
-    """Says what fails while the step is traced in terms of its own arguments."""
+    """Translates errors of tracing, within a context, into terms of the step's arguments."""
     try:
         yield
     except MeshDSLError:
@@ -53,7 +50,7 @@ def _asks_for_a_value(error: Exception) -> bool:
 
 
 def _rows(error: Exception, paths: Sequence[str]) -> list[str]:
-    """What was asked for and where, and the arguments that it comes from."""
+    """What needs a value and where, and the arguments that it depends on."""
     text = str(error)
     numbers = dict.fromkeys(int(number) for number in _ARGUMENT.findall(text))
     said = f"{raised_at(error)}: {text.partition(chr(10))[0]}"
@@ -66,15 +63,15 @@ def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
 
 
 # ---- Notes -----------------------------------------------------------------------------------------------------------
-# Notes: what the trace had to leave out, for the reader of the plan.
+# Remarks for the reader of the plan on code without effect.
 
 
 def note_constraints(traced: Graph, graph: Graph) -> list[str]:
-    """One line per place where a layout was stated to no effect.
+    """Returns one line per place where a layout constraint has no effect.
 
     Args:
-      traced: before the clean-ups.
-      graph: after them.
+      traced: the graph before the passes.
+      graph: the graph after them.
     """
     before = [op for _, op in walk(traced)]
     left = {str(op.source) for _, op in walk(graph) if op.name == "constrain"}
@@ -90,11 +87,11 @@ def note_constraints(traced: Graph, graph: Graph) -> list[str]:
 
 
 def note_lost_changes(call: Call, leaves: Sequence[Any], arguments: Any, result: Any) -> Iterator[str]:
-    """A line if the step changed arguments in place and does not return the change, which is then lost.
+    """Yields a line if the step changes arguments in place and does not return the change, which is then lost.
 
     Args:
-      leaves: what the step was given.
-      arguments: what it made of that: ``(args, kwargs)``.
+      leaves: the leaves that the step was called with.
+      arguments: the same ``(args, kwargs)`` after the call.
     """
     args, kwargs = arguments
     dynamic = [x for i, x in enumerate(args) if i not in call.static]
@@ -114,18 +111,16 @@ def _sources(ops: Iterable[Op]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((str(op.source), op.name) for op in ops))
 
 
-# ---- Opaque ----------------------------------------------------------------------------------------------------------
-# What cannot run inside a planned step, refused before anything is planned.
-#
-# Most calls that nobody has a rule for are *opaque*: every device runs them on whole arrays, and
-# the plan says so. A few would not compile so, or would do on every device what is to be done once.
+# ---- Refused operations ----------------------------------------------------------------------------------------------
+# Most operations without a rule are *opaque*: every device runs them on whole arrays, and the plan has a note. A few
+# would not compile so, or would repeat an effect on every device; these are refused before anything is planned.
 
 
 PLANNED = "planned by meshdsl"  # the name scope of a planned step in another function
 
 
 def check_opaque(name: str, graph: Graph) -> None:
-    """TraceError names every operation of step ``name`` that cannot run inside it, with its line and a way out."""
+    """Raises TraceError if operations cannot run inside a planned step, with their lines and remedies."""
     found = [(op, _REFUSED[op.name](op)) for _, op in walk(graph) if op.name in _REFUSED]
     rows = [f"{op.name} at {op.source}: {why}" for op, why in found if why]
     if rows:

@@ -3,13 +3,13 @@
     env = inputs
     for eqn in jaxpr:
         operands = read(eqn)
-        env += the reader of its primitive:  a call is read in place,
-                                             a loop with its bodies, each into a graph of its own,
-                                             another library's primitive as the JAX code it runs,
+        env += the reader of its primitive:  a call is inlined,
+                                             the bodies of a loop become graphs of their own,
+                                             a foreign primitive is inlined as the JAX code that implements it,
                                              anything else becomes one operation
 
-An array that a body closes over (a constant of its jaxpr, or of a call inlined into it) is
-handed in by the loop as one more const: a body sees nothing but its inputs.
+An array that a body closes over (a constant of its jaxpr, or of a call inlined into it) is passed to the loop as one
+more const: a body sees nothing but its inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,18 +31,15 @@ from meshdsl.ir.rewrite import broadcast_params
 from meshdsl.rules import RULES
 from meshdsl.trace.source import SourceContext
 
-# ---- Foreign ---------------------------------------------------------------------------------------------------------
-# Primitives of other libraries: read as the JAX code that they run.
-#
-# A library can bind primitives of its own, to have its say under ``vmap`` or ``grad``. Both are
-# over when a step has been traced; what is left is what the primitive computes, and a library
-# mostly says that in JAX (its ``impl``). So the equation is replaced by the equations of that
-# function. What cannot be traced (it reads values, or calls out of JAX) stays one operation, and
-# so does a primitive of JAX itself, or one that has a rule.
+# ---- Foreign primitives ----------------------------------------------------------------------------------------------
+# A library can bind primitives of its own, to customise ``vmap`` or ``grad``. Both transformations are over in a traced
+# step, and the primitive's ``impl`` is mostly JAX code. So the equation is replaced by the equations of that function.
+# A primitive whose ``impl`` cannot be traced (it reads values, or calls out of JAX) stays one operation, and so does a
+# primitive of JAX itself, or one that has a rule.
 
 
 def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The jaxpr of a foreign primitive's implementation, if it is one in JAX."""
+    """Returns the jaxpr of a foreign primitive's implementation, or None if that is not JAX code."""
     primitive = eqn.primitive
     if primitive.name in RULES or eqn.effects or _is_native(primitive.impl):
         return None
@@ -60,14 +57,14 @@ def _types(atoms: Iterable[Any]) -> list[tuple[Any, Any]]:
 
 
 def _is_native(impl: Callable[..., Any]) -> bool:
-    """Whether JAX compiles the primitive by itself, or has no way to run it alone, or we read it ourselves."""
+    """Whether the primitive is one of JAX or of this package."""
     while isinstance(impl, partial):
         impl = impl.func
     return str(getattr(impl, "__module__", "jax")).partition(".")[0] in ("jax", "meshdsl")
 
 
 def _binds(jaxpr: Jaxpr, primitive: Any) -> bool:
-    """Whether the primitive is used again, at any depth."""
+    """Whether a jaxpr binds the primitive, at any depth."""
     return any(eqn.primitive is primitive or any(_binds(j, primitive) for j in _inside(eqn)) for eqn in jaxpr.eqns)
 
 
@@ -77,17 +74,17 @@ def _inside(eqn: JaxprEqn) -> Iterable[Jaxpr]:
             yield x.jaxpr if isinstance(x, ClosedJaxpr) else x
 
 
-# ---- Read ------------------------------------------------------------------------------------------------------------
+# ---- Equations -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Frame:
-    """A graph while it is read.
+    """A graph under construction.
 
     Args:
-      ids: numbers for new values.
-      body: the graph is a loop's body, so constants come in as inputs.
-      captured: those constants, with the inputs made for them, by identity.
+      ids: ids for new values.
+      body: the graph is a loop's body, so closed-over arrays become inputs.
+      captured: these arrays and their inputs, by identity.
     """
 
     ids: Iterator[int]
@@ -96,11 +93,11 @@ class Frame:
     captured: dict[int, tuple[Any, Value]] = field(default_factory=dict)
 
     def value(self, like: Any) -> Value:
-        """A new value of the shape and dtype of ``like``."""
+        """Returns a new value of the shape and dtype of ``like``."""
         return Value(next(self.ids), tuple(like.shape), like.dtype)
 
     def constant(self, array: Any) -> Atom:
-        """A closed-over array: a literal if it is a scalar, else an operation or one more input."""
+        """Returns a closed-over array as a literal if it is a scalar, else as an operation or one more input."""
         concrete = not isinstance(array, jax.core.Tracer)
         if concrete and np.shape(array) == ():
             return literal(array, array.dtype if hasattr(array, "dtype") else np.result_type(array))
@@ -114,7 +111,7 @@ class Frame:
 
 
 class CallSite(NamedTuple):
-    """An equation with the frame that its operations go to, its place in the program, its operands."""
+    """An equation, its operands, its place in the program, and the frame that its operations are appended to."""
 
     frame: Frame
     place: SourceContext
@@ -140,7 +137,7 @@ READERS: dict[str, Reader] = {}
 
 
 def reader(*names: str) -> Callable[[Reader], Reader]:
-    """Register how equations of these primitives are read."""
+    """Returns a decorator that registers the reader of equations of these primitives."""
 
     def register(read: Reader) -> Reader:
         READERS.update(dict.fromkeys(names, read))
@@ -150,12 +147,12 @@ def reader(*names: str) -> Callable[[Reader], Reader]:
 
 
 def read_jaxpr(closed: ClosedJaxpr) -> Graph:
-    """The graph of a traced step, before any clean-up."""
+    """Returns the graph of a traced step, before any pass."""
     return read_graph(closed, Frame(count(), body=False), SourceContext())
 
 
 def read_graph(closed: ClosedJaxpr, frame: Frame, place: SourceContext) -> Graph:
-    """A jaxpr as a graph of its own, read into an empty frame; captured arrays are not among its inputs."""
+    """Returns a jaxpr as a graph, read into an empty frame; captured arrays are not among its inputs."""
     inputs = tuple(frame.value(v.aval) for v in closed.jaxpr.invars)
     returned = inline(closed, inputs, frame, place)
     frame.ops.append(Op(0, "return", None, {}, tuple(returned), (), place.source, scope=place.scope))
@@ -163,7 +160,7 @@ def read_graph(closed: ClosedJaxpr, frame: Frame, place: SourceContext) -> Graph
 
 
 def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: SourceContext) -> list[Atom]:
-    """Read the equations of a jaxpr into ``frame``; what it returns."""
+    """Reads the equations of a jaxpr into ``frame`` and returns its results."""
     jaxpr = closed.jaxpr
     env: dict[Any, Atom] = dict(zip(jaxpr.constvars, map(frame.constant, closed.consts), strict=True))
     env.update(zip(jaxpr.invars, inputs, strict=True))
@@ -181,7 +178,7 @@ def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Sou
 def written(
     function: Callable[..., Any], inputs: Sequence[Atom], ids: Iterator[int], like: Op
 ) -> tuple[list[Op], Atom]:
-    """The operations of a function of some operands, at the place of another operation, and their one result."""
+    """Returns the operations of a function with one result, at the source line of ``like``, and the result."""
     frame = Frame(ids, body=False)
     made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs))
     (result,) = inline(made, inputs, frame, SourceContext())
@@ -189,12 +186,12 @@ def written(
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
-    """A jaxpr with its constants; calls keep theirs open or closed."""
+    """Returns a jaxpr with its constants; parameters of calls may be open or closed jaxprs."""
     return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
 
 
 def literal(value: Any, dtype: Any) -> Literal:
-    """A scalar of exactly this dtype."""
+    """Returns a scalar of exactly this dtype."""
     return Literal(value if _opaque(value) else np.asarray(value, dtype)[()], (), dtype)
 
 
@@ -203,7 +200,7 @@ def _read_literal(x: Any, frame: Frame) -> Atom:
 
 
 def _opaque(array: Any) -> bool:
-    """Arrays that numpy cannot hold: random keys, and tracers of a function around this one."""
+    """Whether numpy cannot represent an array: random keys, and tracers of an enclosing transformation."""
     return isinstance(array, jax.core.Tracer) or (
         hasattr(array, "dtype") and jax.numpy.issubdtype(array.dtype, jax.dtypes.extended)
     )
@@ -219,7 +216,7 @@ def _plain(site: CallSite) -> Sequence[Atom]:
 
 
 def _plain_numbers(x: Any) -> Any:
-    """Parameters with numpy's whole numbers, which autodiff leaves in some, as Python's."""
+    """Parameters with numpy integers, which autodiff leaves in some, as Python integers."""
     if isinstance(x, dict):
         return {name: _plain_numbers(value) for name, value in x.items()}
     if type(x) is tuple:
@@ -316,11 +313,11 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------
-# Calls: equations that only wrap another jaxpr, read in place.
+# Equations that only wrap another jaxpr are inlined.
 #
-# A ``remat`` that autodiff has been through recomputes the forward pass inside the backward
-# pass. What it starts from is hidden behind ``optimization_barrier``: XLA, and the clean-ups
-# here, would otherwise see that forward values are computed twice and keep them instead.
+# A differentiated ``remat`` recomputes the forward pass inside the backward pass. Its operands pass an
+# ``optimization_barrier``: otherwise XLA, and ``cse`` here, would see that forward values are computed twice and store
+# them instead.
 
 
 _BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
@@ -347,13 +344,13 @@ def _remat(site: CallSite) -> Sequence[Atom]:
 
 @reader("optimization_barrier")
 def _barriers(site: CallSite) -> Sequence[Atom]:
-    """One operation per operand, so that operands keep layouts of their own."""
+    """One barrier per operand, so that operands keep layouts of their own."""
     return [_barrier(site, x) for x in site.inputs]
 
 
 @reader("custom_linear_solve")
 def _solve(site: CallSite) -> Sequence[Atom]:
-    """Autodiff is over, so what is left of a linear solve is the solver; it lists its own constants and the operand."""
+    """Inlines the solver: after autodiff, nothing else of a linear solve is needed."""
     lengths, bodies = site.eqn.params["const_lengths"], site.eqn.params["jaxprs"]
     before = lengths.matvec + lengths.vecmat
     consts = site.inputs[before : before + lengths.solve]

@@ -118,7 +118,7 @@ def test_non_finite_values_stay_non_finite():
     wild = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
     check_numbers([wild], [wild.copy()], ["w"])
     check_numbers([wild], [wild[[0, 0, 0, 3]]], ["w"])  # sums of what overflows, in another order
-    assert "2 values are infinite in another way" in failure(wild, wild[[0, 2, 1, 3]])[1]
+    assert "2 values are infinite with the opposite sign" in failure(wild, wild[[0, 2, 1, 3]])[1]
     assert "3 values are finite, but not finite in the unsharded step" in failure(wild, np.nan_to_num(wild))[1]
     assert "3 values are not finite, but finite in the unsharded step" in failure(np.ones(4, np.float32), wild)[1]
     assert "1 value is not finite, but finite in the unsharded step" in failure(BIG, np.array([1, -2, np.inf], "f4"))[1]
