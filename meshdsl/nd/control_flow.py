@@ -179,7 +179,7 @@ def _ordered(before: Any, after: Any) -> Any:
     dims = [set(x.dims) if _is_named(x) else set() for x in (before, after)]
     if dims[0] != dims[1]:
         sides = [described(x) if _is_named(x) else "a scalar" for x in (before, after)]
-        raise fail(f"the carry of scan comes in as {sides[0]} and leaves as {sides[1]}")
+        raise fail(f"f of scan changes the dims of its carry: it takes {sides[0]} and returns {sides[1]}")
     return wrap(permuted(after.array, after.dims, before.dims), before.dims)
 
 
@@ -187,7 +187,12 @@ def _check_have(over: str, xs: Any) -> None:
     leaves = [x for x in jax.tree.leaves(xs, is_leaf=_is_named) if _is_named(x)]
     rows = [absent(over, "", x) for x in leaves if over not in x.dims]
     if rows:
-        raise fail([*rows, f"all of xs is scanned over {over!r}; what is the same in every trip is closed over"])
+        raise fail(
+            [
+                *rows,
+                f"every tensor of xs must have the scanned dim {over!r}; f may close over loop-invariant values",
+            ]
+        )
 
 
 def _check_trips(over: str, leaves: Sequence[Any], length: int | None = None) -> None:
@@ -198,24 +203,27 @@ def _check_trips(over: str, leaves: Sequence[Any], length: int | None = None) ->
         found.setdefault(x.shape[over] if _is_named(x) else next(iter(jnp.shape(x)), None), said)
     if not found:
         raise fail(
-            f"xs holds no tensor: how many trips along {over!r}? md.scan(f, init, over={over!r}, length=8) says it"
+            f"xs has no tensor to give the number of iterations along {over!r}; pass it: "
+            f"md.scan(f, init, over={over!r}, length=8)"
         )
     odd = [said for size, said in found.items() if not is_whole(size)]
     if odd:
-        raise fail([f"no number of trips along {over!r} is said by:", *odd])
+        raise fail([f"no integer number of iterations along {over!r} in:", *odd])
     if len(found) > 1:
-        raise fail([f"all that is mapped along {over!r} is of one size there, not:", *found.values()])
+        raise fail([f"sizes along {over!r} differ:", *found.values()])
 
 
 def _pair(made: Any) -> tuple[Any, Any]:
     if not (isinstance(made, tuple) and len(made) == 2):
-        raise fail(f"{given(made)}, not the next carry and a result: f of scan returns (carry, y), y may be None")
+        raise fail(f"{given(made)}, but f of scan must return a pair (carry, y); y may be None")
     return made
 
 
 def _nowhere(over: str, leaves: Sequence[Any]) -> list[str]:
     rows = [absent(over, "", x) for x in leaves if _is_named(x)]
-    return rows or [f"no argument has names, so none has dim {over!r}"]
+    return rows or [
+        f"no argument of vmap has named dims, so none has {over!r}; name them with md.named(array, {over!r})"
+    ]
 
 
 # ---- Rematerialisation -----------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tens
     """
     x = named_operand(x)
     if not 0 <= number(rate, "rate") < 1:
-        raise fail(f"rate={rate} of dropout is not at least 0 and less than 1")
+        raise fail(f"dropout rate={rate} is out of range; expected 0 <= rate < 1")
     if rate == 0:
         return x
     independent = axes(x, over, first=1)
@@ -97,7 +97,7 @@ def dropout(key: Any, x: Any, rate: float, over: DimsLike | None = None) -> Tens
 
 def _key(key: Any) -> Any:
     if isinstance(key, NamedArray) or not hasattr(key, "dtype"):
-        raise fail(f"{given(key)}, not a random key; jax.random.key(0) makes one, rngs.params() of nnx.Rngs too")
+        raise fail(f"{given(key)}, not a random key; make one with jax.random.key(0), or rngs.params() of nnx.Rngs")
     return key
 
 
@@ -129,7 +129,7 @@ def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
     """Return 0, 1, 2, ... along one dim: ``md.arange("seq=128")``."""
     made = read_dims(dim)
     if len(made) != 1:
-        raise fail(f"arange makes one dim, not {len(made)}: [{made}]")
+        raise fail(f"arange takes one dim, not {len(made)}: [{made}]")
     return wrap(jnp.arange(made.size, dtype=dtype), made.names)
 
 
@@ -137,7 +137,7 @@ def one_hot(positions: Any, dim: DimsLike, dtype: Any = jnp.float32) -> Tensor:
     """Return 1 at each position, 0 elsewhere, along a new last dim: ``md.one_hot(tokens, "vocab=50257")``."""
     read_in, new = positions_of(positions), read_dims(dim)
     if len(new) != 1:
-        raise fail(f"one_hot makes one dim, not {len(new)}: [{new}]")
+        raise fail(f"one_hot adds one dim, not {len(new)}: [{new}]")
     array, dims = (read_in.array, read_in.shape) if isinstance(read_in, NamedArray) else (read_in, read_dims(""))
     return wrap(jax.nn.one_hot(array, new.size, dtype=dtype), (dims + new).names)
 
@@ -154,7 +154,7 @@ def causal(dims: DimsLike) -> Tensor:
     """
     made = read_dims(dims)
     if len(made) != 2:
-        raise fail(f"causal takes the dims of queries and keys, not {len(made)}: [{made}]")
+        raise fail(f"causal takes two dims, queries and keys, not {len(made)}: [{made}]")
     queries, keys = made.sizes
     rows, columns = (lax.broadcasted_iota(jnp.int32, made.sizes, i) for i in (0, 1))
     return wrap((rows if keys == queries else rows + (keys - queries)) >= columns, made.names)

@@ -53,10 +53,10 @@ def stack(
     """
     dims = read_dims(over)
     if len(dims) != 1:
-        raise fail(f"stack repeats a block over one dim, not {len(dims)}: [{dims}]")
+        raise fail(f"stack takes one dim, not {len(dims)}: [{dims}]")
     check_policy(remat)
     if not isinstance(rngs, nnx.Rngs):
-        raise fail(f"{given(rngs)}, not random streams; nnx.Rngs(0) makes them")
+        raise fail(f"{given(rngs)}, not random streams; make them with nnx.Rngs(0)")
     return Stack(make, dims, rngs, remat, keep, unroll)
 
 
@@ -77,7 +77,7 @@ class Stack(nnx.Module):
         keys = jax.random.split(rngs.params(), count)
         block = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
         if not isinstance(block, nnx.Module):
-            raise fail(f"{given(block)}, not a flax module, of which stack repeats one")
+            raise fail(f"{given(block)}, not a flax module; make must return the block that stack repeats")
         graph = nnx.graphdef(block)
         states = jax.vmap(lambda key: nnx.state(make(nnx.Rngs(key))))(keys)
         self.block = nnx.merge(graph, _with_layer_dim(states, self.over))
@@ -114,7 +114,7 @@ def _with_layer_dim(states: Any, over: str) -> Any:
     def one(variable: Any) -> Any:
         value, names = variable.get_value(), names_of(variable)
         if names and over in names:
-            raise fail(f"dim {over!r} of layers is in the block's [{' '.join(names)}] too; stack over another name")
+            raise fail(f"stack adds dim {over!r}, but a variable has it: [{' '.join(names)}]; stack over another name")
         if isinstance(value, NamedArray):
             return variable.replace(NamedArray(value.held, (over, *value.dims)))
         if names is None:

@@ -324,7 +324,7 @@ def _einsum(operands: Sequence[NamedArray], summed: Names, precision: Any, dtype
 
 def _check(operands: Sequence[NamedArray], summed: Names) -> None:
     if len(operands) < 2:
-        raise fail("dot takes two operands or more; md.sum(x, over=...) sums one")
+        raise fail("dot takes at least two operands; to sum one, use md.sum(x, over=...)")
     sizes_of(operands)
     rows = [row for name in summed for row in _faults(name, operands)]
     if rows:
@@ -338,7 +338,9 @@ def _faults(name: str, operands: Sequence[NamedArray]) -> list[str]:
         return [absent(name, called[i], x) for i, x in enumerate(operands) if i not in having]
     if len(having) == 1:
         (i,) = having
-        return [f"dim {name!r} is only in {called[i]}{described(operands[i])}; md.sum sums one operand"]
+        return [
+            f"dim {name!r} is only in {called[i]}{described(operands[i])}; dot sums over dims of at least two operands"
+        ]
     return []
 
 

@@ -232,26 +232,38 @@ class NamedArray:
         return lift(jnp.invert, self)
 
     def __matmul__(self, other: Any) -> Tensor:
-        raise fail("@ does not say which dims to sum over; write md.dot(x, y, over='embed')")
+        raise fail("@ does not name the dims to sum over; write md.dot(x, y, over='embed')")
 
     __rmatmul__ = __matmul__
 
     def __getitem__(self, at: Any) -> Tensor:
         raise fail(
-            "x[...] does not say along which dim; md.index(x, seq=0) picks, md.scan(f, init, x, over='seq') walks"
+            "x[...] does not name a dim; select with md.index(x, seq=0), iterate with md.scan(f, init, x, over='seq')"
         )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise fail(f"{described(self)} has names, a numpy array has none; .array is the plain array")
+        raise fail(f"{described(self)} is not converted to a numpy array, which would lose the names; use .array")
 
     def __bool__(self) -> bool:
-        return bool(_scalar(self, "true or false", "md.any or md.all make one of many; a < x < b is (a < x) & (x < b)"))
+        return bool(
+            _scalar(
+                self,
+                "has no single truth value",
+                "reduce it with md.any or md.all; write a < x < b as (a < x) & (x < b)",
+            )
+        )
 
     def __float__(self) -> float:
-        return float(_scalar(self, "a float", "md.mean makes one of many, md.index picks one"))
+        return float(
+            _scalar(
+                self, "cannot be converted to float", "reduce it, as with md.mean, or select an element with md.index"
+            )
+        )
 
     def __int__(self) -> int:
-        return int(_scalar(self, "an int", "md.sum makes one of many, md.index picks one"))
+        return int(
+            _scalar(self, "cannot be converted to int", "reduce it, as with md.sum, or select an element with md.index")
+        )
 
 
 def wrap(array: Any, dims: Names) -> Tensor:
@@ -272,8 +284,8 @@ def read(x: Any) -> Tensor:
     if isinstance(x, NamedArray | bool | int | float | complex) or getattr(x, "shape", None) == ():
         return x
     if not hasattr(x, "shape"):
-        raise fail(f"{is_a(x)}, not a tensor and not a scalar; md.named(array, 'batch embed') makes a tensor")
-    raise fail(f"an array of shape {tuple(x.shape)} has no names of dims; md.named(array, 'batch embed') gives them")
+        raise fail(f"{is_a(x)}, not a tensor or scalar; name an array's dims with md.named(array, 'batch embed')")
+    raise fail(f"an array of shape {tuple(x.shape)} has no named dims; name them with md.named(array, 'batch embed')")
 
 
 def given(x: Any) -> str:
@@ -304,7 +316,7 @@ def lift(fn: Callable[..., Any], *operands: Any, first: int = 0) -> Tensor:
     made = fn(*(aligned(x.array, x.dims, dims) if isinstance(x, NamedArray) else x for x in read_in))
     if tuple(jnp.shape(made)) != tuple(sizes[name] for name in dims):
         whole = shown(dims, [sizes[name] for name in dims])
-        raise fail(f"{getattr(fn, '__name__', fn)} is not elementwise: of [{whole}] it makes shape {jnp.shape(made)}")
+        raise fail(f"{getattr(fn, '__name__', fn)} is not elementwise: it maps [{whole}] to shape {jnp.shape(made)}")
     return computed(made, dims)
 
 
@@ -321,12 +333,12 @@ def _sized(x: NamedArray) -> str:
 
 def _doubled(x: NamedArray) -> str:
     twice = next(name for name in x.dims if x.dims.count(name) > 1)
-    return f"dim {twice!r} would be twice in [{_sized(x)}]; md.rename gives one of the two another name before"
+    return f"duplicate dim {twice!r} in [{_sized(x)}]; rename one of them first with md.rename"
 
 
-def _scalar(x: NamedArray, wanted: str, remedy: str) -> Any:
+def _scalar(x: NamedArray, problem: str, remedy: str) -> Any:
     if x.dims:
-        raise fail([f"a tensor with dims {described(x)} is not {wanted}", remedy])
+        raise fail([f"a tensor with dims {described(x)} {problem}", remedy])
     return x.array
 
 
@@ -335,8 +347,8 @@ def _stripped(dims: Names, held: Any) -> list[str]:
         return [f"[{' '.join(dims)}] holds {is_a(held)}, not an array"]
     return [
         f"[{' '.join(dims)}] holds an array of shape {tuple(held.shape)}: {len(dims)} names for {len(held.shape)} dims",
-        "a raw lax.scan, jax.vmap or tree.map changed the array, of which the names do not know;",
-        "md.scan(f, init, xs, over='layers') and md.vmap(f, over='batch') keep them together",
+        "a raw lax.scan, jax.vmap or tree.map changed the array's rank, but not the names;",
+        "use md.scan(f, init, xs, over='layers') or md.vmap(f, over='batch'), which change both",
     ]
 
 
@@ -361,14 +373,21 @@ def named(array: Any, dims: DimsLike) -> Tensor:
       >>> x = md.named(tokens, "batch seq")
     """
     if isinstance(array, NamedArray):
-        raise fail(f"{described(array)} has names; md.rename changes them, .array is the plain array")
+        raise fail(
+            f"{described(array)} already has named dims; change them with md.rename, or take the plain array, .array"
+        )
     array = array if hasattr(array, "shape") and hasattr(array, "dtype") else jnp.asarray(array)
     wanted, shape = read_dims(dims), tuple(array.shape)
     if len(wanted) != len(shape):
         raise fail(f"{len(wanted)} names [{wanted}] for an array of {len(shape)} dims, shape {shape}")
     off = [(n, size) for n, size in zip(wanted, shape, strict=True) if wanted.size_of(n) not in (None, size)]
     if off:
-        raise fail([f"{n} is {size} in the array of shape {shape}, {n}={wanted[n]} in the names" for n, size in off])
+        raise fail(
+            [
+                f"dim {n!r} has size {size} in the array of shape {shape}, but {wanted[n]} in the names"
+                for n, size in off
+            ]
+        )
     return wrap(array, wanted.names)
 
 
@@ -377,7 +396,7 @@ def named_operand(x: Any) -> NamedArray:
     x = read(x)
     if isinstance(x, NamedArray):
         return x
-    raise fail(f"{is_a(x)}, not a tensor with named dims; md.named(array, 'batch embed') makes one")
+    raise fail(f"{is_a(x)}, not a tensor with named dims; make one with md.named(array, 'batch embed')")
 
 
 def positions_of(x: Any, first: int = 0) -> Tensor:
@@ -386,7 +405,7 @@ def positions_of(x: Any, first: int = 0) -> Tensor:
     dtype = jnp.result_type(x.array if isinstance(x, NamedArray) else x)
     if not jnp.issubdtype(dtype, jnp.integer):
         said = f"{labels(1, first)[0]}{described(x)}" if isinstance(x, NamedArray) else repr(x)
-        raise fail(f"positions are whole numbers, not {dtype} as in {said}")
+        raise fail(f"positions must be integers, not {dtype} as in {said}")
     return x
 
 
@@ -394,7 +413,7 @@ def number(x: Any, argument: str) -> Any:
     """Return an argument that must be one number, traced or not."""
     x = read(x)
     if isinstance(x, NamedArray):
-        raise fail(f"{argument} is one number, not a tensor with dims {described(x)}")
+        raise fail(f"{argument} must be a scalar, not a tensor with dims {described(x)}")
     return x
 
 
@@ -402,7 +421,7 @@ def one_name(given: DimsLike, argument: str = "over") -> str:
     """Return the name in an argument that takes one dim."""
     names = read_names(given)
     if len(names) != 1:
-        raise fail(f"one dim is wanted here, not {len(names)}: {argument}={' '.join(names)!r}")
+        raise fail(f"{argument}={' '.join(names)!r} names {len(names)} dims; expected exactly one")
     return names[0]
 
 

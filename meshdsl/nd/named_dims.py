@@ -62,7 +62,7 @@ class Dims:
             raise fail(f"no dim {name!r} in [{self}]{nearest(name, self.names)}")
         size = self._sizes[name]
         if size is None:
-            raise fail(f"dim {name!r} of [{self}] has no size here; write {name}=128, say")
+            raise fail(f"dim {name!r} of [{self}] has no size; give one, as in {name}=128")
         return size
 
     def __call__(self, names: DimsLike) -> "Dims":
@@ -77,7 +77,7 @@ class Dims:
         more = read_dims(other)
         twice = [name for name in more if name in self]
         if twice:
-            raise fail(f"dim {twice[0]!r} would be there twice in [{self} {more}]")
+            raise fail(f"duplicate dim {twice[0]!r} in [{self} {more}]")
         return Dims({**self._sizes, **more._sizes})
 
     def __iter__(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ class Dims:
         return hash(tuple(self._sizes.items()))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"dims are a value; {name} cannot be set")
+        raise AttributeError(f"Dims are immutable: cannot set {name!r}")
 
     def __repr__(self) -> str:
         return f"dims({str(self)!r})"
@@ -144,7 +144,7 @@ def _parse(text: str) -> Dims:
     while text[at:].strip(" \t\n,"):
         match = _ITEM.match(text, at)
         if match is None:
-            raise _error(text, at + len(text[at:]) - len(text[at:].lstrip(" \t\n,")), "a dim's name was expected")
+            raise _error(text, at + len(text[at:]) - len(text[at:].lstrip(" \t\n,")), "expected the name of a dim")
         _add(found, match, text)
         at = match.end()
     return Dims(found)
@@ -153,11 +153,11 @@ def _parse(text: str) -> Dims:
 def _add(found: dict[str, int | None], match: re.Match[str], text: str) -> None:
     name, equals, size = match.groups()
     if not name.isidentifier():
-        raise _error(text, match.start(1), f"{name!r} is not a name of a dim; write letters, digits and _")
+        raise _error(text, match.start(1), f"{name!r} is not a valid dim name; use letters, digits and _")
     if name in found:
-        raise _error(text, match.start(1), f"dim {name!r} is named twice")
+        raise _error(text, match.start(1), f"duplicate dim {name!r}")
     if equals and not (size.isdecimal() and int(size) >= 1):
-        raise _error(text, match.start(3), "a size is a whole number >= 1, as in embed=512")
+        raise _error(text, match.start(3), "a size must be an integer >= 1, as in embed=512")
     found[name] = int(size) if equals else None
 
 

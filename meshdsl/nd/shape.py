@@ -47,7 +47,7 @@ def rename(x: Any, /, **new: str) -> Tensor:
     names = tuple(one_name(new[name], name) if name in new else name for name in x.dims)
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise fail(f"dim {twice[0]!r} would be twice in {labels(1)[0]}{described(x)}")
+        raise fail(f"renaming {labels(1)[0]}{described(x)} would duplicate dim {twice[0]!r}: [{' '.join(names)}]")
     return wrap(x.array, names)
 
 
@@ -58,7 +58,7 @@ def order(x: Any, dims: DimsLike) -> Tensor:
     axes(x, names)
     left = [name for name in x.dims if name not in names]
     if left:
-        raise fail(f"order names all dims; {' '.join(left)} of {labels(1)[0]}{described(x)} is missing")
+        raise fail(f"order must name all dims of {labels(1)[0]}{described(x)}; missing: {' '.join(left)}")
     return wrap(permuted(x.array, x.dims, names), names)
 
 
@@ -88,7 +88,7 @@ def merge(x: Any, /, **parts: DimsLike) -> Tensor:
         names = read_names(text)
         axes(x, names)
         if not names:
-            raise fail(f"no dims are given that {new!r} is to be made of; md.pack makes a new dim")
+            raise fail(f"merge into {new!r} names no dims to merge; to add a new dim, use md.pack or md.broadcast")
         x = _merged(x, new, names)
     return x
 
@@ -99,10 +99,11 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     known = sizes_of([x])
     absent_here = [name for name in known if name not in wanted]
     if absent_here:
-        raise fail(f"[{wanted}] lacks dim {absent_here[0]!r} of {labels(1)[0]}{described(x)}")
+        raise fail(f"cannot broadcast {labels(1)[0]}{described(x)} to [{wanted}]: dim {absent_here[0]!r} is missing")
     off = [name for name in known if wanted.size_of(name) not in (None, known[name])]
     if off:
-        raise fail(f"{off[0]}={wanted[off[0]]} is asked of {labels(1)[0]}{described(x)}")
+        sizes = f"dim {off[0]!r} has size {known[off[0]]}, not {wanted[off[0]]}"
+        raise fail(f"cannot broadcast {labels(1)[0]}{described(x)} to [{wanted}]: {sizes}")
     shape = tuple(known[name] if name in known else wanted[name] for name in wanted)
     array = aligned(x.array, x.dims, wanted.names) if isinstance(x, NamedArray) else x
     return wrap(jnp.broadcast_to(array, shape), wanted.names)
@@ -128,9 +129,9 @@ def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
     dims = read_in[0].dims if isinstance(read_in[0], NamedArray) else ()
     rows = _unlike([x for x in read_in if isinstance(x, NamedArray)])
     if rows or any(isinstance(x, NamedArray) != bool(dims) for x in read_in):
-        raise fail(rows or ["some of the tensors have dims, others have none"])
+        raise fail(rows or ["cannot join tensors that have dims with scalars, which have none"])
     if over in dims:
-        raise fail(f"dim {over!r} is there already; md.concat joins along it")
+        raise fail(f"pack adds a new dim, but {described(read_in[0])} already has {over!r}; md.concat joins along it")
     sizes_of(read_in)
     arrays: list[Any] = [permuted(x.array, x.dims, dims) if dims else x for x in read_in]
     return computed(jnp.stack(arrays), (over, *dims))
@@ -141,7 +142,7 @@ def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
     x = named_operand(x)
     axes(x, tuple(widths))
     rows = [
-        f"{name}={w!r}: (elements before, elements after) are wanted"
+        f"{name}={w!r} is not a padding; expected (before, after), two integers >= 0"
         for name, w in widths.items()
         if not (is_pair(w) and min(w) >= 0)
     ]
@@ -154,7 +155,7 @@ def roll(x: Any, shift: int, over: DimsLike) -> Tensor:
     """Return ``x`` rotated by ``shift`` positions along one dim; elements beyond the end move to the front."""
     x = named_operand(x)
     if not is_position(shift):
-        raise fail(f"shift: {is_a(shift)}, not a number of positions")
+        raise fail(f"shift: {is_a(shift)}, not an integer number of positions")
     return wrap(jnp.roll(x.array, shift, axis(x, over)), x.dims)
 
 
@@ -170,7 +171,7 @@ def _completed(x: NamedArray, name: str, text: DimsLike) -> tuple[tuple[str, int
     stated = [size for part in parts if (size := parts.size_of(part)) is not None]
     missing = len(parts) - len(stated)
     if missing > 1 or whole % prod(stated) or (not missing and prod(stated) != whole):
-        remedy = "the sizes of all parts but one have to be stated, and to multiply to it"
+        remedy = f"the sizes must multiply to {whole}; at most one may be omitted"
         raise fail(f"{name}={whole} of {labels(1)[0]}{described(x)} does not split into [{parts}]; {remedy}")
     return tuple((part, parts.size_of(part) or whole // prod(stated)) for part in parts)
 
@@ -190,14 +191,14 @@ def _reshaped(x: NamedArray, pairs: Sequence[tuple[str, int]]) -> NamedArray:
     names = [name for name, _ in pairs]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise fail(f"dim {twice[0]!r} would be twice: {labels(1)[0]}{described(x)} becomes [{' '.join(names)}]")
+        raise fail(f"{labels(1)[0]}{described(x)} would become [{' '.join(names)}], with duplicate dim {twice[0]!r}")
     return NamedArray(jnp.reshape(x.array, [size for _, size in pairs]), read_names(names))
 
 
 def _listed(tensors: Sequence[Any]) -> Sequence[Any]:
     """Return the tensors to join as a list; DimError if there are none."""
     if isinstance(tensors, NamedArray) or not (isinstance(tensors, Iterable) and (found := list(tensors))):
-        raise fail(f"{given(tensors)}, where a list of tensors is joined, at least one: [x, y]")
+        raise fail(f"{given(tensors)}; expected a nonempty list of tensors, such as [x, y]")
     return found
 
 
@@ -209,7 +210,7 @@ def _unlike(tensors: Sequence[NamedArray]) -> list[str]:
     """Return a fault if the tensors do not all have the same dims."""
     shown = [f"{label}{described(x)}" for label, x in _labelled(tensors)]
     same = all(set(x.dims) == set(tensors[0].dims) for x in tensors)
-    return [] if same else [f"tensors that are joined have the same dims, not {', '.join(shown)}"]
+    return [] if same else [f"cannot join tensors with different dims: {', '.join(shown)}"]
 
 
 # ---- Index and sort --------------------------------------------------------------------------------------------------
@@ -254,7 +255,9 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
     sizes_of([x, positions], free=(x.dims[at],))
     shared = [name for name in positions.dims if name in x.dims]
     if x.dims[at] in shared:
-        raise fail(f"positions along {x.dims[at]!r} have that dim themselves; md.rename gives them another")
+        raise fail(
+            f"positions{described(positions)} have the indexed dim {x.dims[at]!r} themselves; rename it with md.rename"
+        )
     return _take_along(x, positions, at) if shared else _take_rows(x, positions, at)
 
 
@@ -272,12 +275,12 @@ def update(x: Any, part: Any, /, **start: Any) -> Tensor:
     x, part = named_operand(x), named_operand(part)
     axes(x, tuple(start))
     if set(part.dims) != set(x.dims):
-        raise fail(f"{described(part)} is written over {labels(1)[0]}{described(x)}; both have the same dims")
+        raise fail(f"cannot write {described(part)} over {labels(1)[0]}{described(x)}: update needs equal dims")
     sizes_of([x, part], free=tuple(start))
     rows = [row for name, i in start.items() for row in _bad_position(x, name, i, part.shape[name])]
     dtypes = [jnp.result_type(z.array) for z in (part, x)]
     if dtypes[0] != dtypes[1]:
-        rows.append(f"{dtypes[0]} is written over {dtypes[1]}; part.astype(x.dtype) is of the same dtype")
+        rows.append(f"cannot write {dtypes[0]} over {dtypes[1]}; convert the part with part.astype(x.dtype)")
     if rows:
         raise fail(rows)
     begins = [start.get(name, 0) for name in x.dims]
@@ -290,7 +293,9 @@ def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
     at = axis(x, over)
     size = x.array.shape[at]
     if not (is_whole(k) and 0 <= k <= size):
-        raise fail(f"k={k!r} is no number of elements from 0 to {size}, as many as {over!r} has in {described(x)}")
+        raise fail(
+            f"k={k!r} is out of range; expected an integer from 0 to {size}, the size of {over!r} in {described(x)}"
+        )
     last = (*x.dims[:at], *x.dims[at + 1 :], x.dims[at])
     found = lax.top_k(permuted(x.array, x.dims, last), k)
     values, positions = (wrap(permuted(array, last, x.dims), x.dims) for array in found)
@@ -313,12 +318,10 @@ def _bad_position(x: NamedArray, name: str, i: Any, count: int = 1) -> list[str]
     """Return a fault if ``count`` elements from this position on are out of range, if the position is known."""
     size = x.shape[name]
     if not is_position(i):
-        return [
-            f"{name}: {given(i)}, not a position; md.take(x, positions, over={name!r}) takes a named tensor of them"
-        ]
+        return [f"{name}: {given(i)}, not an integer position; for tensors, md.take(x, positions, over={name!r})"]
     if count > size or (is_whole(i) and not -size <= i <= (size - count if i >= 0 else -count)):
-        asked = f"{name}={i}" if count == 1 else f"{count} elements from {name}={i} on"
-        return [f"{asked}: there are {size} in {labels(1)[0]}{described(x)}"]
+        selected = f"{name}={i} is" if count == 1 else f"{count} elements from {name}={i} are"
+        return [f"{selected} out of range: dim {name!r} has size {size} in {labels(1)[0]}{described(x)}"]
     return []
 
 
@@ -326,7 +329,7 @@ def _bad_slice(x: NamedArray, name: str, i: slice) -> list[str]:
     if i.step != 0 and all(n is None or is_whole(n) for n in (i.start, i.stop, i.step)):
         return []
     return [
-        f"{name}: {i}: start, stop and step are known numbers, the step not 0; md.take(x, positions, ...) takes others"
+        f"{name}: {i} needs static integers, and a step other than 0; for traced positions use md.take or md.update"
     ]
 
 
@@ -340,7 +343,9 @@ def _take_along(x: NamedArray, positions: NamedArray, at: int) -> Tensor:
     name = x.dims[at]
     new = tuple(n for n in positions.dims if n not in x.dims)
     if len(new) > 1:
-        raise fail(f"positions have several dims of their own, {' '.join(new)}; md.merge makes them one")
+        raise fail(
+            f"positions may add one dim to those of x, not {len(new)}: {' '.join(new)}; combine them with md.merge"
+        )
     asked = tuple(new[0] if n == name and new else n for n in x.dims)
     array = aligned(positions.array, positions.dims, asked)
     array = jnp.expand_dims(array, tuple(range(len(asked) - array.ndim)))

@@ -71,15 +71,15 @@ def conv(
     batch, made = _rest("x", x, (*space, summed)), _rest("kernel", kernel, (*space, summed))
     if made == batch:
         sides = f"x{described(x)} and kernel{described(kernel)}"
-        raise fail(
-            f"dim {made!r}, which is neither slid along nor summed, is in {sides}; md.rename gives one another name"
-        )
+        raise fail(f"dim {made!r} is in both {sides}, but neither in over nor in sum; rename one with md.rename")
     out = tuple(made if name == summed else name for name in x.dims)
     if not (is_whole(groups) and groups >= 1 and kernel.shape[made] % groups == 0):
         raise fail(f"groups={groups!r} does not divide {made}={kernel.shape[made]} of kernel{described(kernel)}")
     if x.shape[summed] != kernel.shape[summed] * groups:
-        sizes = f"{x.shape[summed]} in x{described(x)}, {kernel.shape[summed]} in kernel{described(kernel)}"
-        raise fail(f"dim {summed!r} has {sizes}; with groups={groups} the first is {groups} times the second")
+        sizes = f"size {x.shape[summed]} in x{described(x)} and {kernel.shape[summed]} in kernel{described(kernel)}"
+        raise fail(
+            f"dim {summed!r} has {sizes}; with groups={groups}, its size in x must be {groups} times that in the kernel"
+        )
     numbers = lax.ConvDimensionNumbers(
         tuple(map(x.dims.index, (batch, summed, *space))),
         tuple(map(kernel.dims.index, (made, summed, *space))),
@@ -138,7 +138,9 @@ def _rest(label: str, x: NamedArray, known: Names) -> str:
     missing = [absent(name, label, x) for name in known if name not in x.dims]
     rest = [name for name in x.dims if name not in known]
     if missing or len(rest) != 1:
-        raise fail(missing or [f"{label}{described(x)} has {len(rest)} dims besides {' '.join(known)}; conv takes one"])
+        raise fail(
+            missing or [f"{label}{described(x)} has {len(rest)} dims besides {' '.join(known)}; expected exactly one"]
+        )
     return rest[0]
 
 
@@ -148,7 +150,7 @@ def _each(argument: str, steps: Steps, space: Names) -> tuple[int, ...]:
     if isinstance(given, tuple | list) and len(given) == len(space) and all(is_whole(n) and n >= 1 for n in given):
         return tuple(given)
     raise fail(
-        f"{argument}={steps!r} along {' '.join(space)}: a number >= 1 for all, or {len(space)} of them, is wanted"
+        f"{argument}={steps!r} is invalid for over={' '.join(space)!r}; expected an integer >= 1, or one per dim"
     )
 
 
@@ -159,4 +161,6 @@ def _around(padding: Padding, space: Names) -> Padding:
     if isinstance(padding, tuple | list) and len(padding) == len(space) and all(map(is_pair, padding)):
         return padding
     words = ", ".join(map(repr, _PADDINGS))
-    raise fail(f"padding={padding!r} along {' '.join(space)}: {words} or {len(space)} times (before, after) is wanted")
+    raise fail(
+        f"padding={padding!r} is invalid for over={' '.join(space)!r}; expected {words}, or (before, after) per dim"
+    )

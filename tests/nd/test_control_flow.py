@@ -114,10 +114,10 @@ def test_what_lacks_the_dim_is_named():
     assert error(lambda: md.vmap(layer, over="seq")(X, LAYERS)) == (
         "no dim 'seq' in [batch=5 embed=2]\n  no dim 'seq' in [layers=3 embed=2 hidden=4]"
     )
-    assert error(lambda: md.vmap(jnp.sin, over="seq")(jnp.ones(3))).startswith("no argument has names")
+    assert error(lambda: md.vmap(jnp.sin, over="seq")(jnp.ones(3))).startswith("no argument of vmap has named dims")
 
 
 def test_a_carry_of_other_dims_is_named():
     assert error(lambda: md.scan(lambda x, w: (md.sum(x, over="embed"), None), X, LAYERS, over="layers")) == (
-        "the carry of scan comes in as [batch=5 embed=2] and leaves as [batch=5]"
+        "f of scan changes the dims of its carry: it takes [batch=5 embed=2] and returns [batch=5]"
     )

@@ -86,7 +86,7 @@ def test_state_of_the_blocks_is_kept_and_flax_layers_have_names():
 
 
 def test_what_is_no_stack():
-    with pytest.raises(DimError, match=r"stack repeats a block over one dim, not 2: \[layers=3 more=2\]"):
+    with pytest.raises(DimError, match=r"stack takes one dim, not 2: \[layers=3 more=2\]"):
         md.stack(Block, "layers=3 more=2", nnx.Rngs(0))
     with pytest.raises(ArgumentError, match="no remat policy 'dot'; did you mean 'dots'"):
         md.remat(lambda x: x, "dot")

@@ -182,29 +182,40 @@ FAULTS = {
     "no dim 'hiden' in x[batch=2 seq=3 embed=4]\n  no dim 'hiden' in w[embed=4 hidden=5]: did you mean 'hidden'?": (
         lambda: md.dot(x, w, over="hiden")
     ),
-    "dot takes two operands or more; md.sum(x, over=...) sums one": lambda: md.dot(x, over="embed"),
-    "dim 'batch' is only in x[batch=2 seq=3 embed=4]; md.sum sums one operand": (
+    "dot takes at least two operands; to sum one, use md.sum(x, over=...)": lambda: md.dot(x, over="embed"),
+    "dim 'batch' is only in x[batch=2 seq=3 embed=4]; dot sums over dims of at least two operands": (
         lambda: md.dot(x, w, w, over="batch embed")
     ),
-    "an array of shape (3,) has no names of dims; md.named(array, 'batch embed') gives them": lambda: x + jnp.ones(3),
-    "@ does not say which dims to sum over; write md.dot(x, y, over='embed')": lambda: x @ w,
-    "embed=4 of x[batch=2 seq=3 embed=4] does not split into [heads=3 head]; the sizes of all parts but one have to "
-    "be stated, and to multiply to it": lambda: md.split(x, embed="heads=3 head"),
-    "dim 'seq' would be twice in x[batch=2 seq=3 embed=4]": lambda: md.rename(x, embed="seq"),
-    "dim 'seq' would be twice: x[batch=2 seq=3 embed=4] becomes [batch seq seq head]": (
+    "an array of shape (3,) has no named dims; name them with md.named(array, 'batch embed')": lambda: x + jnp.ones(3),
+    "@ does not name the dims to sum over; write md.dot(x, y, over='embed')": lambda: x @ w,
+    "embed=4 of x[batch=2 seq=3 embed=4] does not split into [heads=3 head]; the sizes must multiply to 4; at most "
+    "one may be omitted": lambda: md.split(x, embed="heads=3 head"),
+    "renaming x[batch=2 seq=3 embed=4] would duplicate dim 'seq': [batch seq seq]": lambda: md.rename(x, embed="seq"),
+    "x[batch=2 seq=3 embed=4] would become [batch seq seq head], with duplicate dim 'seq'": (
         lambda: md.split(x, embed="seq=2 head")
     ),
-    "order names all dims; seq of x[batch=2 seq=3 embed=4] is missing": lambda: md.order(x, "batch embed"),
+    "cannot broadcast x[batch=2 seq=3 embed=4] to [batch=2 seq=9 embed]: dim 'seq' has size 3, not 9": (
+        lambda: md.broadcast(x, "batch=2 seq=9 embed")
+    ),
+    "cannot broadcast x[batch=2 seq=3 embed=4] to [seq embed]: dim 'batch' is missing": (
+        lambda: md.broadcast(x, "seq embed")
+    ),
+    "pack adds a new dim, but [batch=2 seq=3 embed=4] already has 'seq'; md.concat joins along it": (
+        lambda: md.pack([x, x], over="seq")
+    ),
+    "order must name all dims of x[batch=2 seq=3 embed=4]; missing: seq": lambda: md.order(x, "batch embed"),
     "2 names [batch seq] for an array of 3 dims, shape (2, 3, 4)": lambda: md.named(x.array, "batch seq"),
-    "seq is 3 in the array of shape (2, 3, 4), seq=7 in the names": lambda: md.named(x.array, "batch seq=7 embed"),
-    "one dim is wanted here, not 2: over='seq embed'": lambda: md.argmax(x, over="seq embed"),
-    "tensors that are joined have the same dims, not x[batch=2 seq=3 embed=4], w[embed=4 hidden=5]": (
+    "dim 'seq' has size 3 in the array of shape (2, 3, 4), but 7 in the names": lambda: md.named(
+        x.array, "batch seq=7 embed"
+    ),
+    "over='seq embed' names 2 dims; expected exactly one": lambda: md.argmax(x, over="seq embed"),
+    "cannot join tensors with different dims: x[batch=2 seq=3 embed=4], w[embed=4 hidden=5]": (
         lambda: md.concat([x, w], over="embed")
     ),
-    "sort is not elementwise: of [batch=2 seq=3 embed=4] it makes shape (24,)": lambda: md.apply(sort, x),
-    "dim 'embed' would be there twice in [embed=4 embed]": lambda: md.dims("embed=4") + "embed",
-    "dim 'embed' of [embed] has no size here; write embed=128, say": lambda: md.zeros("embed"),
-    "rate=1 of dropout is not at least 0 and less than 1": lambda: md.dropout(jax.random.key(0), x, 1),
+    "sort is not elementwise: it maps [batch=2 seq=3 embed=4] to shape (24,)": lambda: md.apply(sort, x),
+    "duplicate dim 'embed' in [embed=4 embed]": lambda: md.dims("embed=4") + "embed",
+    "dim 'embed' of [embed] has no size; give one, as in embed=128": lambda: md.zeros("embed"),
+    "dropout rate=1 is out of range; expected 0 <= rate < 1": lambda: md.dropout(jax.random.key(0), x, 1),
 }
 
 
@@ -237,10 +248,10 @@ def test_errors_without_source_text():
 
 def test_dims_that_are_none_have_a_caret():
     for text, why in (
-        ("a a", "dim 'a' is named twice"),
-        ("a=0", "a size is"),
+        ("a a", "duplicate dim 'a'"),
+        ("a=0", "a size must be"),
         ("a =3", "'=' stands"),
-        ("2b", "not a name of a dim"),
+        ("2b", "not a valid dim name"),
     ):
         with pytest.raises(NotationError) as caught:
             md.dims(text)
