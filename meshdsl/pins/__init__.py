@@ -1,4 +1,14 @@
-"""What the user fixed: globs over argument paths and logical-axis rules, resolved to layouts and checked."""
+"""Pins: the layouts that the user fixed, resolved for a program and checked before anything is planned.
+
+Pins come from globs over paths of arguments and results, from layout rules over named dims (flax's logical axes), and
+from ``constrain`` operations inside the step. The planner treats them as constraints on the domains of its variables.
+
+    read         globs -> a layout per input and output; results that alias an input take its layout   ``make_pins``
+    axis_rules   layout rules -> layouts, by the kind of an array: parameter, optimizer state, activation
+    conflicts    faults of a pin of one array; minimal sets of pins that contradict each other
+
+``UserPins`` is the value that the stages pass on: every rewrite of a program resolves it for the new program.
+"""
 
 from meshdsl.pins.read import UserPins, follows, make_pins
 

@@ -1,9 +1,9 @@
-"""Layout rules as pins: which arrays they speak of, and what is wrong with them, all at once.
+"""Layout rules (flax's logical-axis rules) as pins, with all their faults at once.
 
-Arrays say the names of their dims themselves (``meshdsl.nd.named_array``). Which kind an array is, the
-step says: an input that no result replaces is the batch; of the others, those that only the
-update reads are optimizer state. Where a step replaces nothing, as in inference, its first
-argument is taken for the parameters.
+Arrays carry the names of their dims (``meshdsl.nd.named_array``). The kind of an array follows from the step: an input
+that no result replaces is the batch (an activation); of the others, those read only by the optimizer phase are
+optimizer state, the rest parameters. Where a step replaces nothing, as in inference, its first argument is the
+parameters.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,11 +28,11 @@ _NOUNS = {"table": "array", PARAMS: "parameter", STATE: "array of the optimizer 
 
 
 class RulePins:
-    """The pins that rules make of a program's inputs and of its results that replace nothing.
+    """Pins by layout rules, for a program's inputs and for results that replace no input.
 
     Args:
       follows: per result, the input that it replaces.
-      faults: a row for everything that does not fit; arrays with faults stay free.
+      faults: one row per fault; arrays with faults are not pinned.
     """
 
     def __init__(self, program: TracedProgram, mesh: Mesh, rules: Rules, follows: Sequence[int | None]) -> None:
@@ -51,11 +51,11 @@ class RulePins:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Per input, what it is."""
+        """The kind of each input."""
         return kinds(self.program, self._follows)
 
     def _pin(self, leaf: Leaf, kind: str, noun: str = "") -> Layout:
-        """The pin of one array, or none if that has a fault."""
+        """Returns the pin of one array; a free one if it has a fault."""
         table, what = self._tables[kind], f"rules: {noun}{leaf.path}"
         wrong = [f"{what} {leaf.type}: {row}" for row in conflicts(leaf.dims, table)]
         pin = _FREE if wrong else layout_of(leaf.dims, table)
@@ -64,7 +64,7 @@ class RulePins:
         return _FREE if wrong else pin
 
     def _table(self, kind: str) -> dict[str, tuple[str, ...]]:
-        """The rules for one kind of arrays over axes that there are."""
+        """Returns the rules for one kind of arrays, over existing axes."""
         return {d: axes for d, axes in self.rules.group(kind).items() if set(axes) <= set(self.mesh.names)}
 
     def _unknown_axes(self) -> Iterator[str]:
@@ -83,15 +83,15 @@ class RulePins:
                     yield said + ("" if known else "; md.named gives dims their names")
 
     def _dims(self, name: str) -> list[str]:
-        """The names that arrays of one kind have."""
+        """Returns the dim names of all arrays of one kind."""
         inputs = [leaf for leaf, kind in zip(self.program.inputs, self.kinds, strict=True) if name in ("table", kind)]
         results = self.program.outputs if name in ("table", ACTIVATIONS) else ()
-        inside = _stated_dims(self.program) if name == ACTIVATIONS else ()
+        inside = _constrained_dims(self.program) if name == ACTIVATIONS else ()
         return list(dict.fromkeys([d for leaf in (*inputs, *results) for d in leaf.dims if d] + [*inside]))
 
 
 def kinds(program: TracedProgram, follows: Sequence[int | None]) -> list[str]:
-    """Per input, what it is: of the parameters, the optimizer state or the activations."""
+    """Returns the kind of each input: ``PARAMS``, ``STATE`` or ``ACTIVATIONS``."""
     replaced = {i for i in follows if i is not None}
     if not replaced:
         firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
@@ -103,13 +103,13 @@ def kinds(program: TracedProgram, follows: Sequence[int | None]) -> list[str]:
 
 @memoize_by_object
 def _read_before_the_update(graph: Graph) -> set[int]:
-    """Ids of what the forward or the backward pass reads."""
+    """Returns the ids of values that the forward or the backward pass reads."""
     numbers = graph_index(graph)
     before = [op is not None and op.phase != OPTIMIZER and op.name != "return" for op in numbers.ops]
     return set(numbers.ids(numbers.mask(numbers.use_value[np.array(before)[numbers.use_position]])))
 
 
-def _stated_dims(program: TracedProgram) -> Iterable[str]:
-    """Names of what is pinned inside the step."""
+def _constrained_dims(program: TracedProgram) -> Iterable[str]:
+    """Returns the dim names of values constrained inside the step."""
     stated = (op.params["names"] for op in ops_named(program.graph, "constrain"))
     return [name for names in stated for name in names if name]

@@ -1,13 +1,12 @@
-"""The smallest sets of pins that cannot hold together, by name.
+"""Faults of the pins of one array, and minimal sets of pins that contradict each other.
 
-Moves lead from every layout of a value to every other, so pins of two values can always be met: only pins that
-speak of one array contradict each other. Of those, the parts in force are looked at, which no later pin has
-decided otherwise:
+Any layout of a value can be resharded to any other, so pins of different values never conflict; only pins of one array
+can. Of those, only the parts in force matter, which no later pin overrides:
 
     "**": data=S(0)   "x": model=S(0)   "*": pod=S(1)        x float32[4], on data=4,model=2,pod=2
 
-Each fits x alone. ``**`` and ``x`` together split four rows into eight, whatever ``*`` says, so these
-two are named. Layout rules are taken apart into their entries, one per dim.
+Each is valid for x alone. ``**`` and ``x`` together split four rows into eight, whatever ``*`` adds, so these two are
+reported. Layout rules are split into their entries, one per dim.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -22,14 +21,13 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import Placement, S, Split
 from meshdsl.schedules.pipelined import Pipelined
 
-# ---- Contradictions --------------------------------------------------------------------------------------------------
+# ---- minimal contradictory sets --------------------------------------------------------------------------------------
 
-
-Named = tuple[str, Layout]  # what a pin is called, and what it says
+Named = tuple[str, Layout]  # a pin and its name in messages
 
 
 def merge(pins: Iterable[Layout]) -> Layout:
-    """The pins in order, the last one that names an axis deciding it."""
+    """Returns the pins merged in order; the last pin that names an axis decides it."""
     merged: dict[str, Placement] = {}
     for pin in pins:
         merged = {n: p for n, p in merged.items() if n not in pin.axes} | dict(pin.placements)
@@ -37,7 +35,7 @@ def merge(pins: Iterable[Layout]) -> Layout:
 
 
 def entries(rule: Layout, dims: Sequence[str]) -> list[Named]:
-    """What layout rules say of an array with these dims, entry by entry."""
+    """Returns the entries of layout rules that apply to an array with these dims, as named pins."""
     split = [(dim, rule.splitting(i)) for i, dim in enumerate(dims)]
     return [
         (f"rule {entry(dim, axes)}", Layout(**dict.fromkeys(axes, rule.on(axes[0])))) for dim, axes in split if axes
@@ -47,20 +45,20 @@ def entries(rule: Layout, dims: Sequence[str]) -> list[Named]:
 def contradictions(
     pins: Sequence[Named], wrong: Callable[[Layout], Sequence[str]]
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """Smallest sets of pins in force that do not fit together, and what is wrong: one, then those without its last pin.
+    """Yields minimal sets of contradictory pins with their faults; after each, its last pin is removed.
 
     Args:
-      wrong: the faults of a layout; none of a layout with fewer axes than one without faults.
+      wrong: the faults of a layout; a layout with fewer axes than a valid one must be valid too.
     """
-    left = _in_force(pins)
-    while found := next(_at_fault(left, wrong), None):
+    remaining = _in_force(pins)
+    while found := next(_at_fault(remaining, wrong), None):
         some, texts = found
         yield ", ".join(f"{name} says {pin}" for name, pin in some), texts
-        left = [pin for pin in left if pin is not some[-1]]
+        remaining = [pin for pin in remaining if pin is not some[-1]]
 
 
 def _in_force(pins: Sequence[Named]) -> list[Named]:
-    """Every pin with the axes that no later pin names."""
+    """Returns every pin with the axes that no later pin names."""
     later: set[str] = set()
     found: list[Named] = []
     for name, pin in reversed(pins):
@@ -73,7 +71,7 @@ def _in_force(pins: Sequence[Named]) -> list[Named]:
 def _at_fault(
     pins: Sequence[Named], wrong: Callable[[Layout], Sequence[str]]
 ) -> Iterator[tuple[Sequence[Named], Sequence[str]]]:
-    """Sets of pins that do not fit together, the smallest first."""
+    """Yields contradictory sets of pins, smallest first."""
     for size in range(1, len(pins) + 1):
         for some in combinations(pins, size):
             texts = wrong(merge(pin for _, pin in some))
@@ -81,15 +79,13 @@ def _at_fault(
                 yield some, texts
 
 
-# ---- Pin faults ------------------------------------------------------------------------------------------------------
-# What is wrong with a pin of one array.
+# ---- faults of one pin -----------------------------------------------------------------------------------------------
 
-
-LONG = 8  # elements per block from which on a dim is padded where that pays: by less than an eighth
+LONG = 8  # elements per shard from which a dim may be padded, which then adds less than an eighth
 
 
 def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collection[str] = ()) -> list[str]:
-    """What is wrong with ``pin`` for one array: dims that it does not have, uneven splits.
+    """Returns a row per fault of ``pin`` for one array: unknown dims, uneven splits.
 
     Args:
       uneven: axes over which the first dim need not divide.
@@ -108,9 +104,9 @@ def leaf_faults(name: str, leaf: Leaf, pin: Layout, mesh: Mesh, uneven: Collecti
 
 
 def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collection[str]:
-    """Axes over which the first dim of an array need not divide, as its layers are dealt out to the stages there.
+    """Returns the axes over which the first dim of an array need not divide, since its layers are assigned to stages.
 
-    Which axis has the stages is known once they are found; until then it may be any.
+    The axis of the stages is unknown until they are found; until then it may be any.
     """
     if pipeline is None or pipeline.loads or (pipeline.axis and leaf.shape[:1] != (sum(pipeline.layers),)):
         return ()
@@ -118,7 +114,7 @@ def uneven_axes(leaf: Leaf, mesh: Mesh, pipeline: Pipelined | None) -> Collectio
 
 
 def without_uneven(leaf: Leaf, pin: Layout, mesh: Mesh, pipeline: Pipelined | None) -> Layout:
-    """The pin of an array, which lies on the axis of the stages as it may if its layers do not divide over them."""
+    """Returns the pin, without the axis of the stages if the layers do not divide over it."""
     axis = pipeline.axis if pipeline else ""
     uneven = axis in uneven_axes(leaf, mesh, pipeline) and leaf.shape[0] % mesh.axis(axis) > 0
     free = uneven and pin.numbered(leaf.dims).on(axis) is S(0)
@@ -142,6 +138,6 @@ def _near(size: int, blocks: int) -> str:
 
 
 def _sized(axes: Sequence[str], mesh: Mesh) -> str:
-    """The axes with their sizes, and the product if there are several."""
+    """Returns the axes with their sizes, and the product if there are several."""
     each = " ".join(f"{axis}={mesh.axis(axis)}" for axis in axes)
     return f"{each} ({prod(map(mesh.axis, axes))} blocks)" if len(axes) > 1 else each

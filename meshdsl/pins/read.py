@@ -1,16 +1,15 @@
-"""Pins: what the user fixes, read from globs and checked before anything is planned.
+"""Globs over paths, resolved to one layout per input and output, with all faults in one error.
 
     layouts = {"batch": "data=S(0)", "params/**/w1": "model=S(1)"}      inputs
     outputs = {"2": "data=B"}                                           results
 
-An axis that a pin does not name stays free. Of several globs that match one array the last
-wins, axis by axis; an axis that is named again moves behind the others, so it is the minor-most
-where they split one dim. ``constrain`` operations inside the step are checked here too.
+Axes that a pin does not name are free. Of several globs that match one array, the last one wins, axis by axis; an axis
+that is named again becomes the minor-most where several split one dim. ``constrain`` operations inside the step are
+checked here too.
 
-Results that replace an argument take its layout: a result, or a subtree of it, follows the first
-argument not yet taken that has the same keys, shapes and dtypes. So in
-``step(params, state, batch) -> params, state, loss`` the first two results follow the first two
-arguments and the loss is free. A result that ``outputs`` names follows nothing.
+Results that replace an argument take its layout: a result, or a subtree of it, follows the first unused argument with
+the same keys, shapes and dtypes. In ``step(params, state, batch) -> params, state, loss`` the first two results follow
+the first two arguments, and the loss is free. A result that ``outputs`` pins follows no argument.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ _SHOWN, _FREE = 3, Layout()
 
 @dataclass(frozen=True)
 class UserPins:
-    """What the user fixed, not yet resolved for a program: a value that every rewrite of the program can resolve anew.
+    """The user's pins, not yet resolved: a value that can be resolved for a program and for every rewrite of it.
 
     Args:
       layouts: layouts by globs over the inputs' paths.
@@ -66,13 +65,16 @@ def make_pins(
     donated: Iterable[int] = (),
     rules: Rules | None = None,
 ) -> Pins:
-    """The pins of every input and output; PinError lists all faults at once.
+    """Returns the pins of every input and output.
 
     Args:
-      layouts: by globs over the inputs' paths.
-      outputs: by globs over the outputs' paths.
+      layouts: layouts by globs over the inputs' paths.
+      outputs: layouts by globs over the outputs' paths.
       donated: indices of inputs whose memory the step may reuse.
-      rules: mesh axes by named dims; where a glob names an axis too, the glob decides it.
+      rules: mesh axes by named dims; where a glob names the same axis, the glob wins.
+
+    Raises:
+      PinError: lists all faults at once.
     """
     replaced = _replaced(program)
     ruled = RulePins(program, mesh, rules or Rules(), replaced)
@@ -89,10 +91,10 @@ def make_pins(
 
 
 class _Side:
-    """Reads the pins of the inputs, or those of the outputs, and collects their faults in ``rows``.
+    """The pins of the inputs, or of the outputs; their faults are appended to ``rows``.
 
     Args:
-      staged: a pipeline, over whose stages layers need not divide.
+      staged: the pipeline, if any; layers need not divide over its stages.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class _Side:
     ) -> None:
         self.table, self.noun, self.leaves, self.mesh, self.rows = table, noun, leaves, mesh, rows
         self.staged = staged
-        self._contradictory: dict[str, list[str]] = {}  # by the pins that contradict, what is wrong
+        self._contradictory: dict[str, list[str]] = {}  # faults by the text of a contradictory set of pins
 
     def read(self, table: Table, ruled: Sequence[Layout]) -> tuple[Layout, ...]:
-        """One pin per leaf, without the axes of size 1, on which every placement is the same.
+        """Returns one pin per leaf, without axes of size 1, on which all placements are equal.
 
         Args:
-          ruled: what the layout rules say of each leaf.
+          ruled: each leaf's layout by the layout rules.
         """
         stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
         named = {glob: [leaf for leaf in self.leaves if matches(glob, leaf.path)] for glob in table}
@@ -152,7 +154,7 @@ class _Side:
         return Layout(**{n: p for n, p in pin.placements if self.mesh.sizes_by_name.get(n, 1) > 1})
 
     def _contradictions(self) -> Iterator[str]:
-        """A row per array, the first few for one set of pins."""
+        """Yields a row per array, only the first few for one set of pins."""
         for said, texts in self._contradictory.items():
             for text in shortened(texts, _SHOWN):
                 yield f"{self.table}: contradictory pins, {said}: {text}"
@@ -177,7 +179,7 @@ def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
 
 
 def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:
-    """Two axes over which a value would be partial in different ways: a sum of maxima is no maximum of sums."""
+    """Returns a row if a value would be partial in two ways: a sum of maxima is not a maximum of sums."""
     wide = [axis for axis in pin.partial() if mesh.sizes_by_name.get(axis, 1) > 1]
     other = next((axis for axis in wide if pin.on(axis) is not pin.on(wide[0])), None)
     if other is None:
@@ -186,7 +188,7 @@ def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:
 
 
 def _unreducible(pin: Layout, dtype: Any) -> list[str]:
-    """Partial placements of values that have no such reduction."""
+    """Returns a row for every partial placement whose reduction the dtype does not have."""
     alien = [(axis, pin.on(axis)) for axis in pin.partial() if not carries(pin.on(axis), dtype)]
     known = [p for p in map(P, REDUCTIONS) if carries(p, dtype)]
     said = f"it can be {' or '.join(map(str, known))}" if known else "state S or B"
@@ -200,7 +202,7 @@ def _remedy(program: TracedProgram) -> str:
 
 @dataclass(frozen=True)
 class _Subtree:
-    """Some leaves of one side and the length of the path they share."""
+    """Leaves of the inputs, or of the outputs, that share the first ``depth`` components of their paths."""
 
     leaves: Sequence[Leaf]
     members: tuple[int, ...]
@@ -208,12 +210,12 @@ class _Subtree:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Keys below the subtree's root, shapes and dtypes: equal keys, same structure."""
+        """Paths below the subtree's root, shapes and dtypes; equal for subtrees that can replace each other."""
         leaves = [(i, self.leaves[i]) for i in self.members]
         return tuple([(self._path(i)[self.depth :], leaf.shape, _text(leaf.dtype)) for i, leaf in leaves])
 
     def children(self) -> "list[_Subtree]":
-        """The subtrees one component below."""
+        """Returns the subtrees one path component below."""
         groups: dict[str, list[int]] = {}
         for i in self.members:
             if len(self._path(i)) > self.depth:
@@ -226,7 +228,7 @@ class _Subtree:
 
 
 def follows(inputs: Sequence[Leaf], outputs: Sequence[Leaf]) -> list[int | None]:
-    """Per output, the input that it replaces."""
+    """Returns, per output, the index of the input that it replaces, or None."""
     found: dict[int, int] = {}
     free = _arguments(inputs)
     pending = [_Subtree(outputs, tuple(range(len(outputs))), 0)]
@@ -248,12 +250,12 @@ def _text(dtype: Any) -> str:
 
 @memoize_by_object
 def _replaced(program: TracedProgram) -> list[int | None]:
-    """Per output of a program, the input that it replaces."""
+    """Returns ``follows`` of a program, memoised."""
     return follows(program.inputs, program.outputs)
 
 
 def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:
-    """The arguments, those of ``*args`` one by one."""
+    """Returns the subtrees of the arguments, one for each of ``*args``."""
     named = _Subtree(inputs, tuple(range(len(inputs))), 0).children()
     starred = [a for a in named if split_path(inputs[a.members[0]].path)[0] == "args"]
     return [part for a in named for part in (a.children() if a in starred else [a])]
