@@ -43,7 +43,7 @@ def constrain(x: T, layout: Layout | str) -> T:
 
     Raises:
       NotationError: the text is not a layout.
-      ArgumentError: lists the leaves that are no arrays.
+      ArgumentError: some leaves are not arrays; all are listed.
       LayoutError: the layout splits dims that an array does not have.
 
     Example:

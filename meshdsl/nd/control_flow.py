@@ -258,6 +258,9 @@ def remat(f: Callable[Params, Result], policy: str = "all", keep: DimsLike = ())
         ``"weights"``.
       keep: names of values that are stored as well, given by ``md.keep``.
 
+    Returns:
+      A function with the arguments, results and gradients of ``f``.
+
     Raises:
       ArgumentError: the policy is unknown; the error has the nearest name.
 
@@ -283,6 +286,10 @@ def check_policy(policy: str) -> None:
 
 def keep(x: Any, name: str) -> Tensor:
     """Return ``x``, named for ``md.remat(..., keep=name)``; the identity otherwise, as ``checkpoint_name``.
+
+    Args:
+      x: a named tensor or an array.
+      name: the name that ``keep`` of ``md.remat`` or ``md.stack`` refers to.
 
     Example:
       >>> scores = md.keep(scores, "attention")

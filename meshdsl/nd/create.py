@@ -62,7 +62,19 @@ def bernoulli(key: Any, probability: float, dims: DimsLike) -> Tensor:
 
 
 def categorical(key: Any, logits: Any, over: DimsLike) -> Tensor:
-    """Return positions along one dim, sampled with the probabilities of the softmax over it, as int32."""
+    """Return positions along one dim, sampled with the probabilities of the softmax over it.
+
+    Args:
+      key: a random key.
+      logits: unnormalised log-probabilities, with the dim.
+      over: the dim of categories.
+
+    Returns:
+      One int32 position per element of the other dims.
+
+    Example:
+      >>> token = md.categorical(key, logits, over="vocab")     # [batch vocab] -> [batch]
+    """
     x = named_operand(logits)
     at = axis(x, over, first=1)
     return wrap(jax.random.categorical(_key(key), x.array, axis=at), x.dims[:at] + x.dims[at + 1 :])
@@ -134,7 +146,19 @@ def arange(dim: DimsLike, dtype: Any = jnp.int32) -> Tensor:
 
 
 def one_hot(positions: Any, dim: DimsLike, dtype: Any = jnp.float32) -> Tensor:
-    """Return 1 at each position, 0 elsewhere, along a new last dim: ``md.one_hot(tokens, "vocab=50257")``."""
+    """Return 1 at each position, 0 elsewhere, along a new last dim.
+
+    Args:
+      positions: integers, with or without dims.
+      dim: the new dim with its size.
+      dtype: of the result.
+
+    Raises:
+      DimError: positions are not integers or have the dim, or it has no size.
+
+    Example:
+      >>> md.one_hot(tokens, "vocab=50257")        # [batch seq] -> [batch seq vocab]
+    """
     read_in, new = positions_of(positions), read_dims(dim)
     if len(new) != 1:
         raise fail(f"one_hot adds one dim, not {len(new)}: [{new}]")

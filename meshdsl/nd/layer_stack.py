@@ -61,7 +61,7 @@ def stack(
 
 
 class Stack(nnx.Module):
-    """A block whose variables have a dim of layers in front; made by :func:`stack`."""
+    """A block whose variables have a leading dim of layers, as :func:`stack` returns it."""
 
     def __init__(
         self,

@@ -104,7 +104,7 @@ def argmin(x: Any, over: DimsLike) -> Tensor:
 
 
 def softmax(x: Any, over: DimsLike) -> Tensor:
-    """Return exponentials normalised to sum 1 over these dims; the dims of ``x`` stay.
+    """Return exponentials normalised to sum 1 over these dims, with the dims of ``x``.
 
     Example:
       >>> weights = md.softmax(scores, over="key")
@@ -205,7 +205,19 @@ def apply(fn: Callable[..., Any], *operands: Any) -> Tensor:
 
 
 def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """Return ``x`` where ``condition`` is true, else ``y``; the three meet by name."""
+    """Return ``x`` where ``condition`` is true, else ``y``; the three broadcast against each other by name.
+
+    Args:
+      condition: bools, with any dims.
+      x: a named tensor or a scalar.
+      y: a named tensor or a scalar.
+
+    Raises:
+      DimError: a dim has two sizes.
+
+    Example:
+      >>> scores = md.where(md.causal("query=128 key=128"), scores, -jnp.inf)
+    """
     return lift(jnp.where, condition, x, y)
 
 
@@ -356,7 +368,10 @@ def cross_entropy(logits: Any, labels: Any, over: DimsLike) -> Tensor:
       over: the dim of classes.
 
     Returns:
-      One value per label, with the other dims of the logits.
+      One value per label, with the other dims of the logits and their dtype.
+
+    Raises:
+      DimError: the logits lack the dim, the labels have it or are not integers, or a shared dim has two sizes.
 
     Example:
       >>> loss = md.mean(md.cross_entropy(logits, tokens, over="vocab"))

@@ -132,7 +132,7 @@ def _both_ways(fn: Callable[..., Any]) -> tuple[Callable[[Any, Any], Tensor], Ca
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False, repr=False)
 class NamedArray:
-    """An array and the names of its dims, in order; made by :func:`named`.
+    """An array and the names of its dims, in order, as :func:`named` returns it.
 
     Arithmetic operators, comparisons and ``abs`` work as on arrays, with operands that meet by name.
 

@@ -24,7 +24,7 @@ DimsLike: TypeAlias = Union[str, "Dims", Iterable[str]]
 
 
 class Dims:
-    """Names in order, with sizes; made by :func:`dims`.
+    """Names in order, with or without sizes, as :func:`dims` returns them.
 
     Iteration yields the names, ``sizes["embed"]`` is a size, ``sizes("a b")`` are the dims of these names.
 

@@ -41,7 +41,21 @@ from meshdsl.nd.named_dims import DimsLike, read_dims, read_names
 
 
 def rename(x: Any, /, **new: str) -> Tensor:
-    """Return ``x`` with other names for dims: ``md.rename(x, seq="key")``; the array is the same."""
+    """Return ``x`` with other names for dims; the array is the same.
+
+    Args:
+      x: a named tensor.
+      **new: the new name per dim.
+
+    Returns:
+      A tensor of the same shape and dtype, with the new names in place.
+
+    Raises:
+      DimError: ``x`` lacks a dim, or two dims would have one name.
+
+    Example:
+      >>> keys = md.rename(x, seq="key")       # [batch seq embed] -> [batch key embed]
+    """
     x = named_operand(x)
     axes(x, tuple(new))
     names = tuple(one_name(new[name], name) if name in new else name for name in x.dims)
@@ -52,7 +66,18 @@ def rename(x: Any, /, **new: str) -> Tensor:
 
 
 def order(x: Any, dims: DimsLike) -> Tensor:
-    """Return ``x`` transposed to this order of dims; all are named: ``md.order(x, "batch heads seq head")``."""
+    """Return ``x`` transposed to this order of dims.
+
+    Args:
+      x: a named tensor.
+      dims: all dims of ``x``, in the new order.
+
+    Raises:
+      DimError: a dim is missing, or ``x`` lacks it.
+
+    Example:
+      >>> q = md.order(q, "batch heads seq head")
+    """
     x = named_operand(x)
     names = read_names(dims)
     axes(x, names)
@@ -63,7 +88,17 @@ def order(x: Any, dims: DimsLike) -> Tensor:
 
 
 def split(x: Any, /, **parts: DimsLike) -> Tensor:
-    """Return ``x`` with dims split in place, major part first; one size may be omitted.
+    """Return ``x`` with dims split in place, as a reshape.
+
+    Args:
+      x: a named tensor.
+      **parts: per dim its parts with sizes, major part first; one size may be omitted.
+
+    Returns:
+      A tensor in which the parts replace their dim.
+
+    Raises:
+      DimError: the sizes do not multiply to that of the dim, or a part has the name of another dim.
 
     Example:
       >>> md.split(x, embed="heads=8 head")     # [batch embed] -> [batch heads head]
@@ -80,6 +115,13 @@ def merge(x: Any, /, **parts: DimsLike) -> Tensor:
 
     Dims that are not adjacent in this order are transposed first.
 
+    Args:
+      x: a named tensor.
+      **parts: per new dim the dims that it is made of, major first.
+
+    Raises:
+      DimError: ``x`` lacks a dim, or already has one of the new name.
+
     Example:
       >>> md.merge(x, embed="heads head")       # [batch heads head] -> [batch embed]
     """
@@ -94,7 +136,18 @@ def merge(x: Any, /, **parts: DimsLike) -> Tensor:
 
 
 def broadcast(x: Any, dims: DimsLike) -> Tensor:
-    """Return ``x`` repeated along the dims that it lacks; all dims are named: ``md.broadcast(x, "batch=32 embed")``."""
+    """Return ``x`` repeated along the dims that it lacks.
+
+    Args:
+      x: a named tensor or a scalar.
+      dims: all dims of the result, in order, with sizes for those that ``x`` lacks.
+
+    Raises:
+      DimError: a dim of ``x`` is missing or has another size, or a new one has no size.
+
+    Example:
+      >>> md.broadcast(bias, "batch=32 embed")     # [embed] -> [batch embed]
+    """
     x, wanted = read(x), read_dims(dims)
     known = sizes_of([x])
     absent_here = [name for name in known if name not in wanted]
@@ -110,7 +163,21 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
 
 
 def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
-    """Return the tensors concatenated along one dim; the order of dims is that of the first tensor."""
+    """Return the tensors concatenated along one dim.
+
+    Args:
+      tensors: named tensors with the same dims, in any order, and equal sizes along all but ``over``.
+      over: the dim to concatenate along.
+
+    Returns:
+      A tensor with the dims in the order of the first tensor.
+
+    Raises:
+      DimError: a tensor lacks the dim, or dims or sizes differ.
+
+    Example:
+      >>> md.concat([cache, keys], over="seq")
+    """
     read_in = [named_operand(x) for x in _listed(tensors)]
     name = one_name(over)
     rows = [absent(name, label, x) for label, x in _labelled(read_in) if name not in x.dims]
@@ -124,7 +191,18 @@ def concat(tensors: Sequence[Any], over: DimsLike) -> Tensor:
 
 
 def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
-    """Return tensors of equal dims stacked along a new leading dim: ``md.pack([x, y], over="layers")``."""
+    """Return the tensors stacked along a new leading dim, as ``jax.numpy.stack``.
+
+    Args:
+      tensors: named tensors with the same dims and sizes, or scalars.
+      over: the new dim.
+
+    Raises:
+      DimError: dims or sizes differ, or the tensors already have the dim.
+
+    Example:
+      >>> md.pack([x, y], over="layers")           # two [batch embed] -> [layers batch embed]
+    """
     read_in, over = [read(x) for x in _listed(tensors)], one_name(over)
     dims = read_in[0].dims if isinstance(read_in[0], NamedArray) else ()
     rows = _unlike([x for x in read_in if isinstance(x, NamedArray)])
@@ -138,7 +216,19 @@ def pack(tensors: Sequence[Any], over: DimsLike) -> Tensor:
 
 
 def padded(x: Any, /, value: float = 0, **widths: tuple[int, int]) -> Tensor:
-    """Return ``x`` padded with ``value``, by elements before and after per dim: ``md.padded(x, seq=(1, 0))``."""
+    """Return ``x`` padded with ``value``.
+
+    Args:
+      x: a named tensor.
+      value: of the new elements.
+      **widths: per dim the number of elements (before, after).
+
+    Raises:
+      DimError: ``x`` lacks a dim, or a width is not a pair of integers >= 0.
+
+    Example:
+      >>> md.padded(x, seq=(1, 0))                 # [seq=8] -> [seq=9]
+    """
     x = named_operand(x)
     axes(x, tuple(widths))
     rows = [
@@ -219,7 +309,13 @@ def _unlike(tensors: Sequence[NamedArray]) -> list[str]:
 def index(x: Any, /, **at: Any) -> Tensor:
     """Return elements at positions and slices by name; a position removes its dim, a slice keeps it.
 
-    Positions may be traced scalars; for tensors of positions see :func:`take`.
+    Args:
+      x: a named tensor.
+      **at: per dim an integer, traced or not, negative from the end; or a slice of static integers. For tensors of
+        positions see :func:`take`.
+
+    Raises:
+      DimError: ``x`` lacks a dim, or a static position is out of range.
 
     Example:
       >>> md.index(x, seq=-1, embed=slice(0, 64))
@@ -247,6 +343,9 @@ def take(x: Any, positions: Any, over: DimsLike) -> Tensor:
       x: a named tensor.
       positions: integers, with or without dims.
       over: the dim of ``x`` that the positions index.
+
+    Raises:
+      DimError: ``x`` lacks the dim, positions are not integers or have that dim, or a shared dim has two sizes.
     """
     x, positions = named_operand(x), positions_of(positions, first=1)
     at = axis(x, over)
@@ -269,6 +368,9 @@ def update(x: Any, part: Any, /, **start: Any) -> Tensor:
       part: a tensor with the dims and the dtype of ``x``.
       **start: start position per dim, traced or not; 0 for dims that are not named.
 
+    Raises:
+      DimError: dims, sizes or dtypes differ, or ``part`` does not fit at a static position.
+
     Example:
       >>> cache = md.update(cache, keys, seq=length)
     """
@@ -288,7 +390,22 @@ def update(x: Any, part: Any, /, **start: Any) -> Tensor:
 
 
 def top_k(x: Any, k: int, over: DimsLike) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest elements along one dim, in descending order, and their positions; its size is ``k``."""
+    """Return the ``k`` largest elements along one dim, in descending order, and their positions.
+
+    Args:
+      x: a named tensor.
+      k: number of elements, at most the size of the dim.
+      over: the dim.
+
+    Returns:
+      Values in the dtype of ``x`` and positions as int32, both with the dims of ``x``, of size ``k`` along ``over``.
+
+    Raises:
+      DimError: ``x`` lacks the dim, or ``k`` is out of range.
+
+    Example:
+      >>> gates, experts = md.top_k(scores, 2, over="experts")
+    """
     x = named_operand(x)
     at = axis(x, over)
     size = x.array.shape[at]

@@ -100,14 +100,31 @@ def conv(
 
 
 def max_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
-    """Return the largest element of each window along these dims; ``stride`` defaults to the window's size."""
+    """Return the largest element of each window along these dims.
+
+    Args:
+      x: a named tensor.
+      over: the dims along which the window slides.
+      window: its size, one for all dims or one per dim of ``over``.
+      stride: its step, one for all or one per dim; the window's size by default.
+      padding: "SAME", "SAME_LOWER", "VALID", or (before, after) per dim of ``over``.
+
+    Returns:
+      A tensor with the dims and the dtype of ``x``.
+
+    Raises:
+      DimError: ``x`` lacks a dim, or a number does not fit ``over``.
+
+    Example:
+      >>> md.max_pool(images, over="height width", window=2)
+    """
     x = named_operand(x)
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     return _pool(x, lax.max, np.array(least, x.dtype), over, window, stride, padding)
 
 
 def sum_pool(x: Any, over: DimsLike, window: Steps, stride: Steps | None = None, padding: Padding = "VALID") -> Tensor:
-    """Return the sum of each window along these dims; ``stride`` defaults to the window's size."""
+    """Return the sum of each window along these dims; arguments and result as in :func:`max_pool`."""
     x = named_operand(x)
     return _pool(x, lax.add, 0, over, window, stride, padding)
 
