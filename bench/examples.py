@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 
 from bench.report import machine, table
-from meshdsl.training.metrics import Record
+from meshdsl.training.metrics import MetricsFile
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def train_example(name: str) -> tuple[str, ...]:
         seconds = perf_counter() - start
         if status:
             return name, "", f"{seconds:.0f}", goal.metric, str(goal), f"exit status {status}, {MISSED}"
-        steps, metrics = Record(Path(folder) / "metrics.jsonl", sys.maxsize).history.evaluations[-1]
+        steps, metrics = MetricsFile(Path(folder) / "metrics.jsonl", sys.maxsize).history.evaluations[-1]
     value = metrics[goal.metric]
     reached = f"{value:.3f}" + ("" if goal.met(value) else f", {MISSED}")
     return name, str(steps), f"{seconds:.0f}", goal.metric, str(goal), reached

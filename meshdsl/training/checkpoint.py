@@ -1,8 +1,8 @@
-"""Checkpoints: the state of a run after some steps, saved so that it goes on exactly.
+"""Checkpoints: the state of a run after some steps, saved so that the run resumes exactly.
 
-The state's arrays are written and read by orbax, shard by shard, every process its own. Where a run stands in its
-data is the number of steps done. A checkpoint is written beside its final name and renamed when complete, so a
-process killed while saving leaves the one before it intact.
+orbax writes and reads the arrays shard by shard, every process its own. The number of steps done is also the position
+in the data. A checkpoint is written under a temporary name and renamed when it is complete, so a process that is killed
+while saving leaves the previous one intact.
 """
 
 from pathlib import Path
@@ -18,7 +18,12 @@ State = tuple[Any, ...]
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder; the last ``keep`` stay."""
+    """The checkpoints of one run.
+
+    Args:
+      folder: where they are.
+      keep: number of checkpoints to keep; older ones are deleted.
+    """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         self._folder = folder
@@ -29,12 +34,12 @@ class Checkpoints:
 
     @property
     def newest(self) -> int | None:
-        """The steps done at the newest checkpoint; None if there is none."""
+        """Steps done at the newest checkpoint; None if there is none."""
         step: int | None = self._manager.latest_step()
         return step
 
     def save(self, step: int, state: State) -> None:
-        """Save ``state`` after ``step`` steps."""
+        """Saves the state after ``step`` steps."""
         self._manager.save(step, args=ocp.args.StandardSave(_by_name(state)))
         self._manager.wait_until_finished()
 
@@ -42,10 +47,12 @@ class Checkpoints:
         """The state after ``step`` steps.
 
         Args:
-          state: arrays or shapes of the state; a sharding on them is where the arrays go, so a
-            checkpoint of one mesh and plan restores onto another.
+          step: steps done.
+          state: arrays or shapes of the state. Their shardings are those of the result, so a checkpoint of one mesh
+            and plan restores onto another.
 
-        Raises ArgumentError if the checkpoint is of another state.
+        Raises:
+          ArgumentError: the checkpoint is of another state; the message lists every difference.
         """
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_name(state))
         self._check(step, shapes)
@@ -53,18 +60,18 @@ class Checkpoints:
         return cast(State, jax.tree.unflatten(jax.tree.structure(state), [found[name] for name in shapes]))
 
     def close(self) -> None:
-        """Release the folder."""
+        """Releases the folder."""
         self._manager.close()
 
     def _check(self, step: int, shapes: dict[str, Any]) -> None:
         saved = self._manager.item_metadata(step)
         rows = [f"{name}: {_type(x)}, not in the checkpoint" for name, x in shapes.items() if name not in saved]
-        rows += [f"{name}: not of this program" for name in saved if name not in shapes]
+        rows += [f"{name}: not in this program" for name in saved if name not in shapes]
         both = [(name, _type(x), _type(saved[name])) for name, x in shapes.items() if name in saved]
         rows += [f"{name}: {new}, in the checkpoint {old}" for name, new, old in both if new != old]
         if rows:
             title = f"the checkpoint in {self._folder} after step {step} is of another state:"
-            raise ArgumentError(faults(title, shortened(rows), "train into another folder, or go on with that program"))
+            raise ArgumentError(faults(title, shortened(rows), "train into another folder, or resume that program"))
 
 
 def _by_name(state: State) -> dict[str, Any]:
@@ -73,6 +80,6 @@ def _by_name(state: State) -> dict[str, Any]:
 
 
 def _type(x: Any) -> str:
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # keys are kept as their data
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):  # keys are saved as their data
         x = jax.eval_shape(jax.random.key_data, x)
     return array_type(x.dtype, x.shape, ())

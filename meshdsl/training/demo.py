@@ -1,11 +1,10 @@
-"""The demo: measure the machine, plan a step, check the plan, train, and show what came of it.
+"""The demo: measure the machine, plan a step, check the plan, train, and show the result.
 
     python -m meshdsl.training.demo examples/gpt.py --mesh data=4,model=2
 
-The file defines ``program`` (an ``md.Program`` with init, batches and evaluate) and
-``predict(params, tokens) -> logits``. Everything the run makes goes to one folder; run it
-again after an interruption, even ``kill -9``, and it goes on from the last checkpoint. The
-measured topology is kept there too: a resumed run has to have the same plan to be exact.
+The file defines ``program`` (an ``md.Program`` with init, batches and evaluate) and ``predict(params, tokens) ->
+logits``. All files of the run are in one folder. Started again after an interruption, even ``kill -9``, the demo
+resumes from the last checkpoint. The measured topology is saved too, since an exact continuation needs the same plan.
 """
 
 import argparse
@@ -34,7 +33,7 @@ console = Console(highlight=False)
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     options = _parser().parse_args()
     jax.config.update("jax_num_cpu_devices", options.mesh.size)
     text = load()
@@ -55,18 +54,18 @@ def main() -> None:
 
 
 def measure(mesh: Mesh, folder: Path) -> Topology:
-    """The topology measured by this run, now or before it was interrupted."""
-    kept = folder / "topology.toml"
-    if not kept.exists():
+    """The topology measured by this run, now or before an interruption."""
+    saved = folder / "topology.toml"
+    if not saved.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        save_topology(calibrate(mesh), kept)
-    console.rule(f"what {mesh} costs here")
-    console.print(topology_text(load_topology(kept)), markup=False)
-    return load_topology(kept)
+        save_topology(calibrate(mesh), saved)
+    console.rule(f"costs of {mesh} on this machine")
+    console.print(topology_text(load_topology(saved)), markup=False)
+    return load_topology(saved)
 
 
 def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded[..., Any]:
-    """Plan the step, print the plan, and prove it on this machine: numbers and collectives."""
+    """Plans the step, prints the plan, and compares numbers and collectives with it on this machine."""
     sharded = parallelize_program(program, mesh)
     plan = sharded.plan(*program.args)
     plan.save(folder / "plan.json")
@@ -80,7 +79,7 @@ def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded[..., Any
 
 
 def report(history: History, unigram: float, folder: Path) -> None:
-    """Say how far below the unigram entropy the held-out loss ends, and draw the losses."""
+    """Prints how far below the unigram entropy the held-out loss ends, and draws the losses."""
     loss = history.evaluations[-1][1]["held-out loss"]
     picture = draw_curves(history, folder / "curves.png", {"unigram entropy": unigram})
     console.rule("result")
@@ -91,14 +90,14 @@ def report(history: History, unigram: float, folder: Path) -> None:
 
 
 def show_sample(predict: Callable[..., Any], params: Any, window: int) -> None:
-    """Print some text that the trained model wrote, on one device."""
-    alone = jax.device_put(jax.device_get(params), jax.devices()[0])
+    """Prints a sample of the trained model, computed on one device."""
+    on_one_device = jax.device_put(jax.device_get(params), jax.devices()[0])
     console.rule("sample")
-    console.print(sample_text(predict, alone, load().tokenizer, PROMPT, window=window), markup=False)
+    console.print(sample_text(predict, on_one_device, load().tokenizer, PROMPT, window=window), markup=False)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Plan, check and train a program file, and show what came of it.")
+    parser = argparse.ArgumentParser(description="Plan, check and train a program file, and show the result.")
     parser.add_argument("file", type=Path, help="defines program and predict")
     parser.add_argument("--mesh", type=Mesh.parse, default="data=4,model=2", help="default: %(default)s")
     parser.add_argument("--steps", type=int, help="default: those of the program")

@@ -1,4 +1,4 @@
-"""Text from a trained model, one token at a time."""
+"""What evaluation needs of a trained state: whole arrays on one device, and sampled text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from tokenizers import Tokenizer
-
-# ---- Sample ----------------------------------------------------------------------------------------------------------
-
 
 Logits = Callable[[Any, Any], Any]
 
@@ -25,10 +22,17 @@ def sample_text(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> str:
-    """``prompt`` and ``tokens`` tokens that the model continues it with.
+    """``prompt`` and its continuation by the model, sampled one token at a time.
 
     Args:
-      logits: ``(params, tokens [1, window]) -> [1, window, vocabulary]``, causal.
+      logits: causal model, ``(params, tokens [1, window]) -> [1, window, vocabulary]``.
+      params: its parameters.
+      tokenizer: of the model.
+      prompt: beginning of the text.
+      window: tokens that the model sees.
+      tokens: tokens to sample.
+      temperature: divisor of the logits.
+      seed: of the sampling.
     """
     rng = np.random.default_rng(seed)
     ids = list(tokenizer.encode(prompt).ids)
@@ -41,7 +45,7 @@ def sample_text(
 def _next(
     logits: Logits, params: Any, recent: list[int], window: int, temperature: float, rng: np.random.Generator
 ) -> int:
-    """Draw the token after ``recent``; zeros fill the window, which a causal model does not see."""
+    """Samples the token after ``recent``; the zeros that fill the window are invisible to a causal model."""
     padded = np.zeros((1, window), np.int32)
     padded[0, : len(recent)] = recent
     scores = np.asarray(logits(params, padded))[0, len(recent) - 1] / temperature
@@ -49,12 +53,8 @@ def _next(
     return int(rng.choice(len(odds), p=odds / odds.sum()))
 
 
-# ---- Measure ---------------------------------------------------------------------------------------------------------
-# What evaluation needs of trained arrays that lie split over devices.
-
-
 def gathered(tree: Any) -> Any:
-    """Every array whole, on one device of this process: what is measured is computed once, not once per device."""
+    """Every array whole on one device of this process, so that a metric is computed once, not once per device."""
     return jax.tree.map(_whole, tree)
 
 

@@ -1,11 +1,11 @@
-"""The training loop: call the step, watch it, save it, and stop cleanly when told to.
+"""The training loop: steps, evaluations, checkpoints, and a clean stop.
 
     done, state = resumed(run, like=state) or (0, state)
     state, outcome = train(step, state, feed_of(batches), Run(steps=300, folder=Path("runs/gpt")), done)
 
-``step`` is anything called as ``step(*state, batch) -> (*state, loss)``: a planned step or a
-plain ``jax.jit`` one. A run goes on from its newest checkpoint with the batches and the losses that it would
-have had without the interruption. With several processes all call this; the first shows and writes.
+``step`` is called as ``step(*state, batch) -> (*state, loss)``: a planned step or a plain ``jax.jit`` step. A run
+resumes from its newest checkpoint with the batches and losses that it would have had without the interruption. With
+several processes all call this; the first one shows progress and writes metrics.
 """
 
 import signal
@@ -24,20 +24,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from meshdsl.training.batches import Feed
 from meshdsl.training.checkpoint import Checkpoints, State
-from meshdsl.training.metrics import History, Metrics, Record
+from meshdsl.training.metrics import History, Metrics, MetricsFile
 
-# ---- Progress --------------------------------------------------------------------------------------------------------
-# What a person sees while a run trains: a bar with loss, speed and time left.
+# ---- Progress bar ----------------------------------------------------------------------------------------------------
 
 
 class TrainingBar:
-    """A progress bar over the steps of a run; a context manager.
+    """A bar with loss, speed and remaining time over the steps of a run; a context manager.
 
     Args:
       steps: steps of the whole run.
       done: steps that an earlier process did.
-      unit: what is counted per second.
-      shown: whether anything is shown at all.
+      unit: name of what is counted per second.
+      shown: whether anything is shown.
     """
 
     def __init__(self, steps: int, done: int, unit: str, shown: bool = True) -> None:
@@ -63,11 +62,11 @@ class TrainingBar:
         self._progress.stop()
 
     def advance(self, loss: float, units: int) -> None:
-        """One step more, with its loss and how many units it had."""
+        """Shows one more step, with its loss and number of units."""
         self._progress.update(self._task, advance=1, loss=loss, rate=units * self._speed())
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         if self._shown:
             self._progress.console.print(text, highlight=False)
 
@@ -75,46 +74,45 @@ class TrainingBar:
         return self._progress.tasks[0].speed or 0.0
 
 
-# ---- Stop ------------------------------------------------------------------------------------------------------------
-# Stopping cleanly: a run that is told to end finishes its step, saves, and says how to go on.
+# ---- Stopping cleanly ------------------------------------------------------------------------------------------------
 
 
-class Stop:
-    """Hears SIGTERM and Ctrl-C while a run trains; a context manager. A second Ctrl-C ends it at once.
+class StopSignal:
+    """Handles SIGTERM and Ctrl-C while a run trains: it finishes its step, saves and ends. A context manager.
 
-    With several processes jax hears SIGTERM, and all of them agree on the step after which they stop.
+    A second Ctrl-C ends the run at once. With several processes jax handles SIGTERM, and all processes agree on the
+    step after which they stop.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._received = False
+        self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignal":
         if jax.process_count() == 1:
-            self._before = {kind: signal.signal(kind, self._hear) for kind in (signal.SIGTERM, signal.SIGINT)}
+            self._previous = {kind: signal.signal(kind, self._receive) for kind in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
     def after(self, step: int) -> bool:
-        """Whether to stop after this step; every process asks after every step."""
+        """Whether to stop after this step; every process calls this after every step."""
         if jax.process_count() > 1:
             return bool(multihost_utils.reached_preemption_sync_point(step))
-        return self._asked
+        return self._received
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
         self._restore()
 
     def _restore(self) -> None:
-        for kind, handler in self._before.items():
+        for kind, handler in self._previous.items():
             signal.signal(kind, handler)
-        self._before = {}
+        self._previous = {}
 
 
 # ---- Loop ------------------------------------------------------------------------------------------------------------
-
 
 Step = Callable[..., Any]
 Evaluate = Callable[..., Mapping[str, Any]]
@@ -122,15 +120,15 @@ Evaluate = Callable[..., Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """How long a run is and where it is kept.
+    """Length of a run and its folder.
 
     Args:
-      steps: of the whole run.
-      folder: where its checkpoints and its ``metrics.jsonl`` are.
+      steps: steps of the whole run.
+      folder: folder of its checkpoints and ``metrics.jsonl``.
       save_every: steps between checkpoints; the last step is always saved.
       evaluate_every: steps between evaluations on held-out data; the last step always has one.
-      unit: what is counted per second.
-      units: how many of these a step has.
+      unit: name of what is counted per second.
+      units: number of these in a step.
     """
 
     steps: int
@@ -156,7 +154,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured so far, how many steps it has done, and whether it was stopped before its end."""
+    """Metrics of a run so far, the steps done, and whether it was stopped before its end."""
 
     history: History
     done: int
@@ -164,7 +162,7 @@ class Outcome:
 
 
 def resumed(run: Run, like: State) -> tuple[int, State] | None:
-    """Steps done and state of the newest checkpoint, placed as ``like``; None if there is none."""
+    """Steps done and state of the newest checkpoint, with the shardings of ``like``; None if there is none."""
     checkpoints = Checkpoints(run.checkpoints)
     done = checkpoints.newest
     found = None if done is None else (done, checkpoints.restore(done, like))
@@ -175,19 +173,24 @@ def resumed(run: Run, like: State) -> tuple[int, State] | None:
 def train(
     step: Step, state: State, feed: Feed, run: Run, done: int = 0, evaluate: Evaluate | None = None
 ) -> tuple[State, Outcome]:
-    """Train ``state``, which ``done`` steps made, to ``run.steps`` steps.
+    """Trains from step ``done`` to ``run.steps``, and returns the state and the outcome.
 
     Args:
-      evaluate: ``(*state) -> metrics`` on held-out data; of several values of one, the mean counts.
+      step: ``step(*state, batch) -> (*state, loss)``.
+      state: state after ``done`` steps.
+      feed: batches after a number of steps.
+      run: length and folder.
+      done: steps that an earlier process did.
+      evaluate: ``(*state) -> metrics`` on held-out data; an array of values counts as its mean.
     """
     with ExitStack() as stack:
-        stop = stack.enter_context(Stop())
+        stop = stack.enter_context(StopSignal())
         bar = stack.enter_context(TrainingBar(run.steps, done, run.unit, shown=_is_first()))
-        record = stack.enter_context(Record(run.folder / "metrics.jsonl" if _is_first() else None, done))
+        record = stack.enter_context(MetricsFile(run.folder / "metrics.jsonl" if _is_first() else None, done))
         checkpoints = Checkpoints(run.checkpoints)
         stack.callback(checkpoints.close)
         loop = _Loop(step, run, bar, record, checkpoints, evaluate)
-        return loop.go(state, feed, done, stop)
+        return loop.train(state, feed, done, stop)
 
 
 @dataclass(frozen=True)
@@ -195,30 +198,30 @@ class _Loop:
     step: Step
     run: Run
     bar: TrainingBar
-    record: Record
+    record: MetricsFile
     checkpoints: Checkpoints
     evaluate: Evaluate | None
 
-    def go(self, state: State, feed: Feed, done: int, stop: Stop) -> tuple[State, Outcome]:
+    def train(self, state: State, feed: Feed, done: int, stop: StopSignal) -> tuple[State, Outcome]:
         if done:
             self.bar.note(f"resumed after step {done}")
         stopped = False
         for number, batch in zip(range(done + 1, self.run.steps + 1), feed(done), strict=False):
-            state, done = self._advance(state, number, batch), number
+            state, done = self._step(state, number, batch), number
             stopped = stop.after(number) and number < self.run.steps
             if stopped or self.run.saves(number):
                 self.checkpoints.save(number, state)
             if stopped:
                 break
         else:
-            self._end(state, done)
+            self._save_rest(state, done)
         return state, Outcome(self.record.history, done, stopped)
 
-    def _advance(self, state: State, number: int, batch: Any) -> State:
-        begun = time.perf_counter()
+    def _step(self, state: State, number: int, batch: Any) -> State:
+        start = time.perf_counter()
         *after, loss = self.step(*state, batch)
         value = float(loss)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         rate = {f"{self.run.unit}/s": round(self.run.units / seconds, 3)}
         self.record.step(number, value, seconds=round(seconds, 6), **rate)
         self.bar.advance(value, self.run.units)
@@ -233,8 +236,8 @@ class _Loop:
         shown = "".join(f"   {name} {value:.3f}" for name, value in metrics.items())
         self.bar.note(f"step {number:5d}   training loss {loss:.3f}{shown}")
 
-    def _end(self, state: State, done: int) -> None:
-        """Batches may end before the steps do; what was trained is kept."""
+    def _save_rest(self, state: State, done: int) -> None:
+        """Saves the state if the batches ended before the steps did."""
         if done < self.run.steps:
             self.bar.note(f"the batches ended after step {done} of {self.run.steps}")
             if done and self.checkpoints.newest != done:

@@ -1,9 +1,9 @@
-"""What a run measured: one line of JSON per step and per evaluation, in ``metrics.jsonl``.
+"""Metrics of a run: one line of JSON per step and per evaluation in ``metrics.jsonl``, and the curves drawn from it.
 
     {"step": 50, "loss": 6.1, "seconds": 0.4, "tokens/s": 5120.0}
     {"step": 50, "evaluation": {"held-out loss": 6.3}}
 
-Lines are written as they are known. A run that goes on after a checkpoint drops the lines of later steps, which
+Lines are written as soon as they are known. A run that resumes from a checkpoint drops the lines of later steps, which
 it will do again.
 """
 
@@ -15,33 +15,34 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-# ---- Record ----------------------------------------------------------------------------------------------------------
-
-
+COLORS = ("#1b4f91", "#b3541e", "#3d7a4e", "#7a4d8b")  # of the curves
 Metrics = dict[str, float]
+
+
+# ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class History:
-    """Loss of every step, and ``(step, metrics)`` of every evaluation."""
+    """The loss of every step, and ``(step, metrics)`` of every evaluation."""
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[tuple[int, Metrics]] = field(default_factory=list)
 
     def add(self, line: dict[str, Any]) -> None:
-        """Take in one line."""
+        """Adds one line of the file."""
         if "evaluation" in line:
             self.evaluations.append((line["step"], line["evaluation"]))
         else:
             self.losses.append(line["loss"])
 
 
-class Record:
-    """The file and, of the first ``done`` steps, what it says; a context manager.
+class MetricsFile:
+    """The file of a run, with the history of its first ``done`` steps; a context manager.
 
     Args:
       file: None in a process that does not write.
-      done: steps whose lines are kept.
+      done: steps whose lines the file keeps.
     """
 
     def __init__(self, file: Path | None, done: int) -> None:
@@ -49,13 +50,13 @@ class Record:
         self._file = None
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            kept = [line for line in _lines(file) if line["step"] <= done]
-            _write(file, kept)
-            for line in kept:
+            lines = [line for line in _lines(file) if line["step"] <= done]
+            _write(file, lines)
+            for line in lines:
                 self.history.add(line)
             self._file = file.open("a")
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> "MetricsFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,11 +64,11 @@ class Record:
             self._file.close()
 
     def step(self, step: int, loss: float, **more: float) -> None:
-        """One step done."""
+        """Adds one step."""
         self._add({"step": step, "loss": loss, **more})
 
     def evaluation(self, step: int, metrics: Metrics) -> None:
-        """The state after ``step`` steps was evaluated."""
+        """Adds an evaluation of the state after ``step`` steps."""
         self._add({"step": step, "evaluation": metrics})
 
     def _add(self, line: dict[str, Any]) -> None:
@@ -78,31 +79,29 @@ class Record:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of the file; a process killed while writing leaves half a line at the end."""
+    """The complete lines of the file; a process killed while writing leaves half a line at the end."""
     if not file.exists():
         return []
-    *whole, _ = file.read_text().split("\n")
-    return [json.loads(line) for line in whole]
+    *complete, _ = file.read_text().split("\n")
+    return [json.loads(line) for line in complete]
 
 
 def _write(file: Path, lines: list[dict[str, Any]]) -> None:
-    beside = file.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    os.replace(beside, file)
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.replace(temporary, file)
 
 
-# ---- Picture ---------------------------------------------------------------------------------------------------------
-# The curves of a run as a picture.
-
-
-COLORS = ("#1b4f91", "#b3541e", "#3d7a4e", "#7a4d8b")
+# ---- Curves ----------------------------------------------------------------------------------------------------------
 
 
 def draw_curves(history: History, file: Path, levels: dict[str, float] | None = None) -> Path:
-    """Draw the losses over steps, and below them other metrics, into ``file`` (PNG, SVG or PDF by its suffix).
+    """Draws the losses over steps, and other metrics below, into ``file`` (PNG, SVG or PDF by its suffix).
 
     Args:
-      levels: name -> loss, drawn as dashed lines to compare with.
+      history: the metrics.
+      file: file to write; it is returned.
+      levels: losses by name, drawn as dashed lines to compare with.
     """
     names = dict.fromkeys(name for _, metrics in history.evaluations for name in metrics)
     losses = [name for name in names if "loss" in name]

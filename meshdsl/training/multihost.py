@@ -1,9 +1,9 @@
 """Several processes that train together, each with its own devices.
 
-Under SLURM, OpenMPI or Kubernetes, or where another launcher sets the three variables below, a process joins the
-others through ``jax.distributed``. Where jax does not find out by itself at which address they meet (OpenMPI 5, or
-Kubernetes without its Python package), the first variable says it: number and rank are the launcher's. ``start``
-begins some on this machine and looks after them: the end of one ends all.
+Under SLURM, OpenMPI or Kubernetes, or another launcher that sets the three variables below, a process joins the others
+through ``jax.distributed``. Where jax cannot find the address of the coordinator (OpenMPI 5, or Kubernetes without its
+Python package), the first variable gives it; number and rank are the launcher's. ``start`` launches processes on this
+machine and supervises them: the end of one ends all.
 """
 
 import os
@@ -22,28 +22,29 @@ from meshdsl.errors import DeviceError
 from meshdsl.layouts.mesh import Mesh
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-STOPPED = 128 + signal.SIGTERM  # the status of a process that was told to stop, saved and ended
-_SIZES = {  # what says how many processes there are -> what is set only in a process that a launcher started
+STOPPED = 128 + signal.SIGTERM  # exit status of a process that received SIGTERM, saved and ended
+_SIZES = {  # variable with the number of processes -> variable that is set only in a process of that launcher
     COUNT: ADDRESS,
     "SLURM_NTASKS": "SLURM_STEP_NODELIST",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
 }
-_POD = "JOB_COMPLETION_INDEX"  # of an indexed job of Kubernetes, whose size jax asks the cluster for
+_POD = "JOB_COMPLETION_INDEX"  # set in an indexed job of Kubernetes; jax gets its size from the cluster
 _RANKS = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", _POD)
 
 
 def announced(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes a launcher says there are; 1 where none says anything, 0 where jax has to find out."""
+    """The number of processes that a launcher announces; 1 without a launcher, 0 where jax has to find out."""
     sizes = [int(environment[size]) for size, mark in _SIZES.items() if size in environment and mark in environment]
     return sizes[0] if sizes else 0 if _POD in environment else 1
 
 
 def join(mesh: Mesh) -> None:
-    """Join the other processes, if there are any, before jax looks for devices.
+    """Joins the other processes, if there are any, before jax looks for devices.
 
-    On CPU every process makes its part of the mesh's devices.
+    On CPU every process makes its share of the mesh's devices.
 
-    Raises DeviceError if the processes do not divide the mesh, do not find each other, or are others than announced.
+    Raises:
+      DeviceError: the processes do not divide the mesh, do not find each other, or are not as many as announced.
     """
     count = announced()
     if count and mesh.size % count:
@@ -51,47 +52,47 @@ def join(mesh: Mesh) -> None:
     if count and "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", mesh.size // count)
     if count != 1:
-        _meet(count)
+        _initialize(count)
         if count and jax.process_count() != count:
             raise DeviceError(f"{count} processes were started, {jax.process_count()} found each other")
 
 
-def meeting(count: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int, int] | tuple[()]:
-    """Where the processes meet, how many they are and which this one is; empty where jax has to find out."""
+def rendezvous(count: int, environment: Mapping[str, str] = os.environ) -> tuple[str, int, int] | tuple[()]:
+    """Address of the coordinator, number of processes and rank of this one; empty where jax has to find out."""
     ranks = [int(environment[name]) for name in _RANKS if name in environment]
     return (environment[ADDRESS], count, ranks[0]) if ADDRESS in environment and count and ranks else ()
 
 
-def _meet(count: int) -> None:
+def _initialize(count: int) -> None:
     try:
-        jax.distributed.initialize(*meeting(count))
+        jax.distributed.initialize(*rendezvous(count))
     except (ValueError, RuntimeError) as error:
-        said = f"{count} processes were announced" if count else "a job of Kubernetes was announced"
+        announcement = f"{count} processes were announced" if count else "a job of Kubernetes was announced"
         remedy = f"set {ADDRESS}=host:port of process 0 for all" + (
             "" if count else f", and {COUNT}, or install 'jax[k8s]'"
         )
-        raise DeviceError(f"{said}, but they did not find each other: {error}; {remedy}") from error
+        raise DeviceError(f"{announcement}, but they did not find each other: {error}; {remedy}") from error
 
 
 def start(command: Sequence[str], count: int, folder: Path) -> int:
-    """Run ``count`` processes of a Python command on this machine; 0, ``STOPPED``, or 1 if one failed.
+    """Runs ``count`` processes of a Python command on this machine; returns 0, ``STOPPED``, or 1 if one failed.
 
-    The first one's output is shown, that of the others is in ``folder/process-1.log`` and so on. SIGTERM and Ctrl-C
-    are passed on.
+    The output of the first one is shown, that of the others is in ``folder/process-1.log`` and so on. SIGTERM and
+    Ctrl-C are forwarded to all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     address = f"127.0.0.1:{_free_port()}"
     group = [_start(command, address, count, i, folder) for i in range(count)]
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         _end(group, signal.SIGTERM)
 
-    before = {kind: signal.signal(kind, pass_on) for kind in (signal.SIGTERM, signal.SIGINT)}
+    previous = {kind: signal.signal(kind, forward) for kind in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _wait(group, folder)
     finally:
         _end(group, signal.SIGKILL)
-        for kind, handler in before.items():
+        for kind, handler in previous.items():
             signal.signal(kind, handler)
 
 
@@ -103,25 +104,25 @@ def _start(command: Sequence[str], address: str, count: int, index: int, folder:
         env=environment,
         stdout=log,
         stderr=None if log is None else subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on
+        start_new_session=True,  # Ctrl-C reaches this process alone, which forwards it
     )
 
 
 def _wait(group: Sequence[subprocess.Popen[bytes]], folder: Path) -> int:
-    """Wait for all; when one fails the others, which would wait for it for ever, are ended."""
+    """Waits for all; if one fails, the others, which would wait for it forever, are ended."""
     while any(process.poll() is None for process in group):
         failed = [i for i, process in enumerate(group) if process.poll() not in (None, 0, STOPPED)]
         if failed:
-            print(_died(failed[0], group, folder), file=sys.stderr)
+            print(_failure_text(failed[0], group, folder), file=sys.stderr)
             _end(group, signal.SIGKILL)
             return 1
         time.sleep(0.05)
     return max(process.returncode for process in group)
 
 
-def _died(index: int, group: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
-    what = f"process {index} of {len(group)} ended with status {group[index].returncode}, the others were ended"
-    return what if index == 0 else f"{what}\nits output: {folder / f'process-{index}.log'}"
+def _failure_text(index: int, group: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
+    text = f"process {index} of {len(group)} ended with status {group[index].returncode}, the others were ended"
+    return text if index == 0 else f"{text}\nits output: {folder / f'process-{index}.log'}"
 
 
 def _end(group: Sequence[subprocess.Popen[bytes]], kind: signal.Signals) -> None:

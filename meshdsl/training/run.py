@@ -1,9 +1,10 @@
-"""Training an ``md.Program``: its step planned, its state made or restored where the plan wants it, its batches fed.
+"""Training an ``md.Program`` as planned, and one run of ``meshdsl train``.
 
-    sharded = planned(program, mesh)
+    sharded = parallelize_program(program, mesh)
     state, outcome = train_program(sharded, program, Run(steps=300, folder=Path("runs/gpt")))
 
-The step is ``step(*state, batch) -> (*state, loss)``; ``program.init`` makes the state.
+``program.init`` makes the state, or the newest checkpoint restores it, in the layouts of the plan; ``program.batches``
+feeds the step ``step(*state, batch) -> (*state, loss)``.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,18 @@ from meshdsl.training.batches import Batches, placed_feed
 from meshdsl.training.checkpoint import State
 from meshdsl.training.loop import Outcome, Run, resumed, train
 
-# ---- Trainer ---------------------------------------------------------------------------------------------------------
+_REQUIRED = {  # fields of a program that training needs, with their purpose
+    "init": "it makes the arguments before the batch",
+    "batches": "it yields the batches, the step's last argument",
+}
+
+
+# ---- Training a program ----------------------------------------------------------------------------------------------
 
 
 def check_trainable(program: Program) -> None:
-    """Refuse a program that lacks what training needs."""
-    rows = [f"{name}: missing; {what}" for name, what in _NEEDED.items() if getattr(program, name) is None]
+    """Raises ArgumentError, with all faults, unless a program has everything that training needs."""
+    rows = [f"{name}: missing; {purpose}" for name, purpose in _REQUIRED.items() if getattr(program, name) is None]
     if not rows:
         made = _state(jax.eval_shape(made_by(program.init)))
         if len(made) != len(program.args) - 1:
@@ -39,17 +46,12 @@ def check_trainable(program: Program) -> None:
         raise ArgumentError(faults("this program cannot be trained:", rows, "give them to md.Program"))
 
 
-_NEEDED = {
-    "init": "it makes the arguments before the batch",
-    "batches": "it gives the batches, the step's last argument",
-}
-
-
 def check_step(plan: PlanData, count: int) -> None:
-    """Refuse a step that is not ``step(*state, batch) -> (*state, loss)``.
+    """Raises ArgumentError, with all faults, unless a step is ``step(*state, batch) -> (*state, loss)``.
 
     Args:
-      count: arrays of the state.
+      plan: plan of the step.
+      count: number of arrays of the state.
     """
     rows = [
         f"result {result.path or i}: {_type(result)}; {before.path} is {_type(before)}"
@@ -59,20 +61,31 @@ def check_step(plan: PlanData, count: int) -> None:
     if len(plan.outputs) != count + 1:
         rows = [f"{len(plan.outputs)} arrays; the state has {count}, and the loss is one more"]
     elif plan.outputs[-1].shape:
-        rows.append(f"the last result, {_type(plan.outputs[-1])}, is no loss: a loss is one number")
+        rows.append(f"the last result, {_type(plan.outputs[-1])}, is not a loss: a loss is one number")
     if rows:
-        raise ArgumentError(faults("the step does not give the state and the loss:", shortened(rows), "return them so"))
+        raise ArgumentError(
+            faults("the step does not return the state and the loss:", shortened(rows), "return (*state, loss)")
+        )
 
 
 def steps_of(program: Program) -> int:
-    """How many steps the program asks for."""
+    """The number of steps that the program specifies; ArgumentError if it has none."""
     if program.steps is None:
-        raise ArgumentError("how many steps? The program says nothing: give --steps, or md.Program(..., steps=)")
+        raise ArgumentError("the program has no number of steps: give --steps, or md.Program(..., steps=)")
     return program.steps
 
 
 def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tuple[State, Outcome]:
-    """Train as planned, from the newest checkpoint in the run's folder if there is one."""
+    """Trains with the planned step, from the newest checkpoint in the run's folder if there is one.
+
+    Args:
+      sharded: the planned step.
+      program: the program, with init and batches.
+      run: length and folder.
+
+    Returns:
+      The state after the last step, in the layouts of the plan, and the outcome.
+    """
     check_trainable(program)
     check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
     *_, example = program.args
@@ -81,18 +94,14 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
     like = jax.tree.map(_placed_shape, _state(jax.eval_shape(made_by(program.init))), tuple(places))
-    done, start = resumed(run, like) or (0, _made(sharded, program))
+    done, start = resumed(run, like) or (0, _state(sharded.init(made_by(program.init), program.args[-1])))
     return train(sharded, start, placed_feed(batches, example, batch_places), run, done, program.evaluate)
 
 
 def made_by(make: Callable[..., Any] | None) -> Callable[..., Any]:
-    """What the program makes; ``check_trainable`` has seen that it is there."""
+    """A function of the program that ``check_trainable`` has found to exist."""
     assert make is not None
     return make
-
-
-def _made(sharded: Sharded[..., Any], program: Program) -> State:
-    return _state(sharded.init(made_by(program.init), program.args[-1]))
 
 
 def _state(made: Any) -> State:
@@ -108,23 +117,25 @@ def _type(x: Array) -> str:
     return array_type(x.dtype, x.shape, ())
 
 
-# ---- Session ---------------------------------------------------------------------------------------------------------
-# One run of ``meshdsl train``: say what is planned, train, and show what came of it.
+# ---- One run of the command ------------------------------------------------------------------------------------------
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Refuse to write over another run."""
+    """Raises ArgumentError rather than overwrite another run."""
     if not resume and any(Run(1, folder).checkpoints.glob("[0-9]*")):
-        raise ArgumentError(f"{folder} holds a run: --resume goes on with it, --folder names another place")
+        raise ArgumentError(f"{folder} holds a run: --resume continues it, --folder names another place")
 
 
 @dataclass
 class Session:
-    """A program to be trained on a mesh, in a folder; with several processes the first speaks.
+    """One run of ``meshdsl train``; with several processes the first one prints.
 
     Args:
-      rules: instead of the program's own.
-      memory: limit per device, such as ``"60GiB"``; default is the topology's.
+      program: the program to train.
+      mesh: the mesh to train it on.
+      folder: folder of the run.
+      rules: layout rules that replace the program's own.
+      memory: memory limit per device, such as ``"60GiB"``; default is the topology's.
     """
 
     program: Program
@@ -134,28 +145,28 @@ class Session:
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        """Its console, which is quiet unless this process speaks."""
-        self._console = Console(highlight=False, quiet=not self.speaks)
+        """Makes the console, which is quiet unless this is the first process."""
+        self._console = Console(highlight=False, quiet=not self.is_first)
 
     @property
-    def speaks(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is the first process."""
         return jax.process_index() == 0
 
     def train(self, steps: int | None, save_every: int, evaluate_every: int) -> Outcome:
-        """Train to ``steps`` steps, or those of the program, from the newest checkpoint if there is one."""
+        """Trains to ``steps`` steps, by default those of the program, from the newest checkpoint if there is one."""
         check_trainable(self.program)
         run = Run(steps or steps_of(self.program), self.folder, save_every, evaluate_every)
-        _, outcome = train_program(self._planned(), self.program, run)
-        if self.speaks:
+        _, outcome = train_program(self._plan(), self.program, run)
+        if self.is_first:
             self._report(outcome, run)
         return outcome
 
-    def _planned(self) -> Sharded[..., Any]:
+    def _plan(self) -> Sharded[..., Any]:
         sharded = parallelize_program(self.program, self.mesh, self.rules, self.memory)
         with self._console.status(f"planning over {self.mesh}"):
             plan = sharded.plan(*self.program.args)
-        if self.speaks:
+        if self.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             plan.save(self.folder / "plan.json")
         self._console.print(summary_text(plan), markup=False, soft_wrap=True)
@@ -166,6 +177,6 @@ class Session:
         from meshdsl.training.metrics import draw_curves  # matplotlib is slow to load
 
         if outcome.stopped:
-            self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume goes on")
+            self._console.print(f"stopped after step {outcome.done} of {run.steps}; --resume continues")
         picture = draw_curves(outcome.history, self.folder / "curves.png")
         self._console.print(f"curves: {picture}   metrics: {self.folder / 'metrics.jsonl'}")

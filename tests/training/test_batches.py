@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.lowering.shardings import device_mesh, named_sharding
-from meshdsl.training.batches import Batches, BatchRows, feed_of, placed_feed, shuffled
+from meshdsl.training.batches import ArrayRecords, Batches, feed_of, placed_feed, shuffled
 from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -46,7 +46,7 @@ def test_an_epoch_holds_every_window_and_the_next_is_shuffled_anew():
 
 
 def test_records_that_are_not_repeated_end():
-    batches = Batches(grain.MapDataset.source(BatchRows({"x": np.arange(10)})), 3)
+    batches = Batches(grain.MapDataset.source(ArrayRecords({"x": np.arange(10)})), 3)
     assert [b["x"].tolist() for b in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert [b["x"].tolist() for b in batches.rows([0], 2)] == [[6]]
 
@@ -55,7 +55,7 @@ def test_data_that_are_no_batches():
     with pytest.raises(ArgumentError, match="differ in their number of rows:\n  x: 3 rows\n  y: 4 rows"):
         shuffled({"x": np.zeros(3), "y": np.zeros(4)})
     with pytest.raises(ArgumentError, match="batch=5 of 3 records: give more records or a smaller batch"):
-        Batches(grain.MapDataset.source(BatchRows({"x": np.zeros(3)})), 5)
+        Batches(grain.MapDataset.source(ArrayRecords({"x": np.zeros(3)})), 5)
 
 
 def test_fixed_batches_are_the_same_at_every_call():
@@ -78,7 +78,7 @@ def feed(batches):
 @pytest.mark.parametrize("repeated", [True, False])
 def test_batches_lie_as_planned_and_have_the_names_of_the_step(repeated):
     arrays = {"x": np.arange(96, dtype=np.float32).reshape(24, 4), "y": np.arange(24, dtype=np.int32)}
-    records = shuffled(arrays) if repeated else grain.MapDataset.source(BatchRows(arrays))
+    records = shuffled(arrays) if repeated else grain.MapDataset.source(ArrayRecords(arrays))
     got, expected = next(feed(Batches(records, 8))(1)), list(islice(Batches(records, 8), 2))[1]
     assert got["x"].dims == ("batch", "embed")
     np.testing.assert_array_equal(got["x"].array, expected["x"])
@@ -90,7 +90,7 @@ def test_a_batch_of_another_type():
     with pytest.raises(ArgumentError) as error:
         next(feed([{"x": np.zeros((8, 4)), "y": np.zeros(4, np.int32)}])(0))
     assert str(error.value) == (
-        "a batch is not the step's last argument:\n"
+        "a batch does not match the step's last argument:\n"
         "  ['x'].array: float64[8,4]; the step takes float32[8,4]\n"
         "  ['y']: int32[4]; the step takes int32[8]"
     )

@@ -84,7 +84,7 @@ def test_two_processes_stopped_killed_and_resumed_have_the_losses_of_one(tmp_pat
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=120)
     stopped = saved(folder)
-    assert process.returncode == STOPPED and f"stopped after step {stopped} of 4000; --resume goes on" in out
+    assert process.returncode == STOPPED and f"stopped after step {stopped} of 4000; --resume continues" in out
     assert len(losses(folder)) == stopped
 
     process = started("--processes", 2, "--resume", *LONG, folder=folder)
@@ -112,16 +112,16 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch
     for options, message in {
         ("prat.py",): "there is no file prat.py; did you mean 'part.py'?",
         ("none.py",): "none.py defines no 'program'; did you mean 'program_'?",
-        ("part",): "'part' is no program: give path/to/file.py, or module:attribute",
+        ("part",): "'part' is not a program: give path/to/file.py, or module:attribute",
         ("part:program_s",): "part:program_s defines no 'program_s'; did you mean 'programs'?",
         ("part:programs",): "programs in part:programs: 3 is an int, not an md.Program",
         ("prt:program",): "there is no module 'prt' to import from here: No module named 'prt'",
         ("part.py",): "this program cannot be trained:\n"
         "  init: missing; it makes the arguments before the batch\n"
-        "  batches: missing; it gives the batches, the step's last argument\n"
+        "  batches: missing; it yields the batches, the step's last argument\n"
         "give them to md.Program",
         (TINY, "--topology", "gpu"): "no topology 'gpu'; did you mean 'cpu'?",
-        (TINY, "--folder", "held"): "held holds a run: --resume goes on with it, --folder names another place",
+        (TINY, "--folder", "held"): "held holds a run: --resume continues it, --folder names another place",
     }.items():
         monkeypatch.setattr(sys, "argv", ["meshdsl", "train", *options])
         with pytest.raises(SystemExit) as ended:

@@ -16,7 +16,7 @@ from meshdsl.training.batches import feed_of
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.datasets.text import text_batches
 from meshdsl.training.loop import Run, resumed, train
-from meshdsl.training.metrics import History, Record, draw_curves
+from meshdsl.training.metrics import History, MetricsFile, draw_curves
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -43,9 +43,9 @@ def test_a_checkpoint_of_another_state(tmp_path):
     assert str(error.value) == (
         f"the checkpoint in {tmp_path} after step 4 is of another state:\n"
         "  0.new: float32[2], not in the checkpoint\n"
-        "  0.old: not of this program\n"
+        "  0.old: not in this program\n"
         "  0.w: float32[5], in the checkpoint float32[3]\n"
-        "train into another folder, or go on with that program"
+        "train into another folder, or resume that program"
     )
 
 
@@ -81,12 +81,12 @@ def test_batches_that_end_before_the_steps(tmp_path):
 
 def test_the_record_drops_what_will_be_done_again(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    with Record(file, 0) as record:
+    with MetricsFile(file, 0) as record:
         for step in (1, 2, 3):
             record.step(step, step / 2, seconds=0.5)
         record.evaluation(2, {"accuracy": 0.9})
     file.write_text(file.read_text() + '{"step": 4, "lo')  # killed while writing
-    with Record(file, 2) as record:
+    with MetricsFile(file, 2) as record:
         record.step(3, 7.0)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[0] == {"step": 1, "loss": 0.5, "seconds": 0.5}

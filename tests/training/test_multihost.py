@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshdsl.training.multihost import meeting
+from meshdsl.training.multihost import rendezvous
 
 ROOT = Path(__file__).parents[2]
 JOIN = """
 import sys
 import jax
 import meshdsl as md
-from meshdsl.training.processes import join
+from meshdsl.training.multihost import join
 try:
     join(md.Mesh(data=4))
 except md.MeshDSLError as error:
@@ -33,12 +33,12 @@ def process(**environment):
 
 def test_number_and_rank_are_the_launchers():
     at = {"JAX_COORDINATOR_ADDRESS": "a:1"}
-    assert meeting(2, {**at, "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}) == ("a:1", 2, 1)
-    assert meeting(4, {**at, "SLURM_PROCID": "3"}) == ("a:1", 4, 3)
-    assert meeting(2, {**at, "OMPI_COMM_WORLD_RANK": "1"}) == ("a:1", 2, 1)
-    assert meeting(2, {**at, "JOB_COMPLETION_INDEX": "0"}) == ("a:1", 2, 0)
-    assert meeting(2, {"OMPI_COMM_WORLD_RANK": "1"}) == ()  # jax finds out
-    assert meeting(0, {**at, "JOB_COMPLETION_INDEX": "0"}) == ()
+    assert rendezvous(2, {**at, "JAX_PROCESS_ID": "1", "SLURM_PROCID": "0"}) == ("a:1", 2, 1)
+    assert rendezvous(4, {**at, "SLURM_PROCID": "3"}) == ("a:1", 4, 3)
+    assert rendezvous(2, {**at, "OMPI_COMM_WORLD_RANK": "1"}) == ("a:1", 2, 1)
+    assert rendezvous(2, {**at, "JOB_COMPLETION_INDEX": "0"}) == ("a:1", 2, 0)
+    assert rendezvous(2, {"OMPI_COMM_WORLD_RANK": "1"}) == ()  # jax finds out
+    assert rendezvous(0, {**at, "JOB_COMPLETION_INDEX": "0"}) == ()
 
 
 def test_two_processes_of_a_launcher_that_jax_does_not_know():

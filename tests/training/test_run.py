@@ -41,13 +41,13 @@ def test_a_state_of_one_argument_and_any_batches(tmp_path):
     [
         (lambda w, batch: (w[:4], w.sum()), "result 0: float32[4,4]; w is float32[8,4]"),
         (lambda w, batch: w, "1 arrays; the state has 1, and the loss is one more"),
-        (lambda w, batch: (w, w[0]), "the last result, float32[4], is no loss: a loss is one number"),
+        (lambda w, batch: (w, w[0]), "the last result, float32[4], is not a loss: a loss is one number"),
     ],
 )
 def test_a_step_that_gives_something_else(wrong, row, tmp_path, nothing_is_compiled):
     with pytest.raises(ArgumentError) as error:
         trained(program(wrong), tmp_path)
-    assert str(error.value) == f"the step does not give the state and the loss:\n  {row}\nreturn them so"
+    assert str(error.value) == f"the step does not return the state and the loss:\n  {row}\nreturn (*state, loss)"
 
 
 def test_init_makes_another_number_of_arguments(tmp_path, nothing_is_compiled):

