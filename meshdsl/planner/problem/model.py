@@ -1,10 +1,13 @@
-"""The planning problem as arrays: what every node and every value costs in every state.
+"""Everything that a search reads: what each node and value costs in each state, under pins, as arrays.
 
-A state of a node is one row per mesh axis. Nodes with equal rows, shapes and work share their
-arrays, and so do values of equal shape: a model of a hundred equal layers has the tables of one.
+A state of a node is one row per mesh axis. Nodes of equal operations share their arrays, and so do values of equal
+shape: a model of a hundred equal layers has the tables of one.
 
-With three mesh axes or more the joint states are too many to look at together. A restricted
-view has those near a plan: the search then moves from neighbourhood to neighbourhood.
+With three mesh axes or more, the joint states are too many to consider together. A *restricted* view has only the
+states and layouts near a plan, so that a search moves from neighbourhood to neighbourhood. Views share all tables;
+other views have other prices of memory, other axes, or collectives that overlap with compute.
+
+In reading order: pin masks; prices of memory; reshard costs by value; ``Model``.
 """
 
 from collections import defaultdict
@@ -41,23 +44,23 @@ from meshdsl.planner.problem.variables import Node, NodeClasses, OpClass, map_cl
 from meshdsl.util.arrays import Costs, Ids, group_by, index_array, intern_ids, object_id, row_ids, unique_sorted
 from meshdsl.util.runtime import Deadline
 
-# ---- Allowed ---------------------------------------------------------------------------------------------------------
-# In which states a node may be by what is stated for it: pins, dims that stay split, and rows to be asked for.
+# ---- Pin masks -------------------------------------------------------------------------------------------------------
+# The domain of a node: its joint states that meet its pin, required splits, and requested rows.
 
 
 def first_allowed(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> tuple[int, ...]:
-    """A state that the node is allowed to be in, all-``B`` if it is."""
+    """Returns a state in the node's domain: the replicated one if it is in it."""
     return table.first_feasible if allowed is None else first_state(np.isfinite(table.seconds) & allowed)
 
 
 def has_states(table: SignatureTable, allowed: "NDArray[np.bool_] | None") -> bool:
-    """Whether there is a state that the node is allowed to be in, and whose dims divide."""
+    """Whether the domain has a state whose dims divide."""
     return allowed is None or bool((allowed & np.isfinite(table.seconds)).any())
 
 
-def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
-    """Every node has a joint state that its pin allows, or the pins are at fault."""
-    bad = [node for node, has in zip(nodes, fine, strict=True) if not has]
+def require_states(nodes: Sequence[Node], has_state: Sequence[bool]) -> None:
+    """Raises PinError, listing all faults, unless every node has a state."""
+    bad = [node for node, has in zip(nodes, has_state, strict=True) if not has]
     rows = [f"{node.label}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
     if rows:
         remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
@@ -65,7 +68,7 @@ def require_states(nodes: Sequence[Node], fine: Sequence[bool]) -> None:
 
 
 def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
-    """Joint states that agree with what is stated for the node; None if nothing is."""
+    """Returns the mask of the joint states that meet the node's restrictions; None if it has none."""
     split = (name for _, axes in node.split for name in axes)
     if not node.requested and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
         return None
@@ -86,39 +89,40 @@ def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
 
 
 def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
-    """Mesh order, but for axes that the pin states in another order."""
-    stated = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
-    at = iter(stated)
-    return tuple(next(at) if name in stated else name for name in mesh.names)
+    """Returns the order in which axes split one dim: mesh order, except for axes that the pin has in another one."""
+    pinned = [name for name in pin.axes if name in mesh.names and isinstance(pin.on(name), Split)]
+    at = iter(pinned)
+    return tuple(next(at) if name in pinned else name for name in mesh.names)
 
 
 def is_refinement(pins: Pins, others: Pins, mesh: Mesh) -> bool:
-    """Whether whatever ``pins`` allow is allowed by others as well."""
+    """Whether every plan that meets ``pins`` meets ``others``."""
     mine, theirs = (*pins.inputs, *pins.outputs), (*others.inputs, *others.outputs)
-    alike = (pins.follows, pins.donated) == (others.follows, others.donated)
-    return alike and all(_stays(pin, other, mesh) for pin, other in zip(mine, theirs, strict=True))
+    same_structure = (pins.follows, pins.donated) == (others.follows, others.donated)
+    return same_structure and all(_refines(pin, other, mesh) for pin, other in zip(mine, theirs, strict=True))
 
 
-def _stays(pin: Layout, other: Layout, mesh: Mesh) -> bool:
+def _refines(pin: Layout, other: Layout, mesh: Mesh) -> bool:
     if pin.placements == other.placements:
         return True
-    stated = set(other.axes) <= set(pin.axes) and all(pin.on(axis) is placed for axis, placed in other.placements)
-    return stated and axis_order(pin, mesh) == axis_order(other, mesh)
+    agrees = set(other.axes) <= set(pin.axes) and all(pin.on(axis) is placed for axis, placed in other.placements)
+    return agrees and axis_order(pin, mesh) == axis_order(other, mesh)
 
 
-# ---- Prices ----------------------------------------------------------------------------------------------------------
-# What memory costs while a plan that fits is looked for.
+# ---- Prices of memory ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds per byte that memory costs: by value for its own layout, by (node, port) for copies.
+    """Shadow prices of memory, in seconds per byte; ends are (node, port).
 
     Args:
-      waiting: by (node, port), for a value that waits to be read, in the layout in which it is made or another.
-      path_copy: by (node, port), for some copy of a value on the way there.
-      path_copy_unless: by (node, port), the price of such a copy that another end does not take meanwhile.
-      resident: by (node, port), the price of bytes that are there whatever the plan, and how many in every joint state.
+      own_layout: by value id, for the value in the layout of its producer.
+      copy: by end, for the copy that this consumer uses.
+      waiting: by end, for a value that waits for this consumer, in its own layout or another.
+      path_copy: by end, for some copy on the reshard path to this consumer that earlier consumers left behind.
+      path_copy_unless: by end, the price of such a copy unless another consumer uses it meanwhile; and that end.
+      resident: by end, the price of bytes that every plan holds, and their number in every joint state.
     """
 
     own_layout: dict[int, float] = field(default_factory=dict)
@@ -129,80 +133,82 @@ class Prices:
     resident: dict[tuple[int, int], tuple[float, Costs]] = field(default_factory=dict)
 
 
-# ---- Reshards --------------------------------------------------------------------------------------------------------
-# What moving every value costs: values of equal shape, partial in the same ways, share the prices.
+# ---- Reshard costs by value ------------------------------------------------------------------------------------------
 
 
-Known = dict[Hashable, ReshardCosts]  # by all that they depend on
-_HIDDEN: Mapping[int, OverlapWindow] = MappingProxyType({})
+Known = dict[Hashable, ReshardCosts]  # by everything that they depend on
+_NO_OVERLAP: Mapping[int, OverlapWindow] = MappingProxyType({})
 
 
 class ReshardCostsByValue:
-    """The distances of values, given by their ids.
+    """Reshard costs of values, by their ids.
 
     Args:
-      distinct: that there are, each once. index_of: per value id, the number of its own.
+      distinct: the objects, each once.
+      index_of: [largest value id + 1], the position of each value's among these.
     """
 
-    def __init__(self, every: Sequence[ReshardCosts], of: Ids) -> None:
-        self.distinct, self.index_of = tuple(every), of
-        self._each: list[int] = of.tolist()
+    def __init__(self, distinct: Sequence[ReshardCosts], index_of: Ids) -> None:
+        self.distinct, self.index_of = tuple(distinct), index_of
+        self._each: list[int] = index_of.tolist()
 
     def __getitem__(self, value: int) -> ReshardCosts:
         return self.distinct[self._each[value]]
 
 
 class ReshardCostTable:
-    """The distances between the layouts of a problem's values.
+    """Builds reshard costs; values of equal type that can be partial in the same ways share them.
 
     Args:
-      twins: the nodes. tables: by node.
+      problem: whose values.
+      classes: of its nodes.
+      tables: per node.
+      scale: of costs.
     """
 
     def __init__(
-        self, problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTable], scale: FixedPoint
+        self, problem: Problem, classes: NodeClasses, tables: Sequence[SignatureTable], scale: FixedPoint
     ) -> None:
         self._problem, self._scale = problem, scale
-        self._partial = _partial(problem, twins, tables)
+        self._partial = _partial_ways(problem, classes, tables)
 
-    def by_value(self, known: Known, hidden: Mapping[int, OverlapWindow] = _HIDDEN) -> ReshardCostsByValue:
-        """The distances of every value; new ones are added to those that are known.
+    def by_value(self, known: Known, overlap: Mapping[int, OverlapWindow] = _NO_OVERLAP) -> ReshardCostsByValue:
+        """Returns the reshard costs of every value.
 
         Args:
-          hidden: by value id, what of its moves costs less.
+          known: from earlier calls; new ones are added.
+          overlap: by value id, compute that hides its collectives.
         """
-        numbers, wiring = self._problem.index, self._problem.wiring
+        index, wiring = self._problem.index, self._problem.wiring
         values = np.flatnonzero(wiring.producer >= 0)
         ids = wiring.value_ids[wiring.producer[values]]
-        apart, less = np.zeros(wiring.producer.size, dtype=np.intp), np.zeros(wiring.producer.size, dtype=np.intp)
-        for column, stated in ((apart, self._problem.always_split), (less, hidden)):
-            column[numbers.numbers_of(stated)] = 1 + intern_ids(stated.values())
+        split, hidden = np.zeros(wiring.producer.size, dtype=np.intp), np.zeros(wiring.producer.size, dtype=np.intp)
+        for column, by_value in ((split, self._problem.always_split), (hidden, overlap)):
+            column[index.numbers_of(by_value)] = 1 + intern_ids(by_value.values())
         unsent = self._problem.unsent.astype(np.intp)
-        said = row_ids(
-            [column[values] for column in (numbers.shape, numbers.dtype, self._partial, unsent, apart, less)]
-        )
-        _, once, alike = np.unique(said, return_index=True, return_inverse=True)
-        found = [self._distances(number, known, hidden) for number in values[once].tolist()]
+        columns = index.shape, index.dtype, self._partial, unsent, split, hidden
+        key = row_ids([column[values] for column in columns])
+        _, once, equal = np.unique(key, return_index=True, return_inverse=True)
+        found = [self._costs_of(number, known, overlap) for number in values[once].tolist()]
         every = list(dict.fromkeys(found))
         of = np.full(int(ids.max(initial=-1)) + 1, -1)
-        of[ids] = index_array(map(every.index, found))[alike]
+        of[ids] = index_array(map(every.index, found))[equal]
         return ReshardCostsByValue(every, of)
 
-    def _distances(self, number: int, known: Known, hidden: Mapping[int, OverlapWindow]) -> ReshardCosts:
-        """Those of one value."""
+    def _costs_of(self, number: int, known: Known, overlap: Mapping[int, OverlapWindow]) -> ReshardCosts:
         problem, value = self._problem, self._problem.index.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
-        sent, apart, less = not problem.unsent[number], problem.always_split.get(value.id, ()), hidden.get(value.id)
-        full = (value.shape, value.itemsize, ways, self._scale, sent, apart, less)
+        communicates, split = not problem.unsent[number], problem.always_split.get(value.id, ())
+        full = (value.shape, value.itemsize, ways, self._scale, communicates, split, overlap.get(value.id))
         if full not in known:
             known[full] = ReshardCosts(problem.mesh, *full)
         return known[full]
 
 
-def _partial(problem: Problem, twins: NodeClasses, tables: Sequence[SignatureTable]) -> Ids:
-    """Per value, by number, the reductions in which some node makes or reads it, a bit each."""
+def _partial_ways(problem: Problem, classes: NodeClasses, tables: Sequence[SignatureTable]) -> Ids:
+    """Returns, per value, the reductions in which some node produces or consumes it partial, a bit each."""
     wiring, found = problem.wiring, np.zeros(problem.wiring.producer.size, dtype=np.intp)
-    for nodes in group_by(twins.intern(lambda n: object_id(tables[n]))):
+    for nodes in group_by(classes.intern(lambda n: object_id(tables[n]))):
         for p, ways in tables[nodes[0]].partial_ports:
             bits = sum(1 << i for i, reduction in enumerate(REDUCTIONS) if reduction in ways)
             np.bitwise_or.at(found, wiring.value_of[wiring.first_port[nodes] + p], bits)
@@ -228,47 +234,67 @@ class SearchHints:
 
 
 class Model:
-    """Arrays of a problem; ``scale`` is set from the cost of doing everything everywhere, whatever the pins.
+    """A problem as arrays, or a view of it.
 
-    ``units``: exact costs of each node in every joint state, pins included. ``width``: number of mesh axes.
+    Args:
+      problem: the nodes and their wiring.
+      deadline: of searches; None for none.
+      limits: of everything that works on the model.
+
+    Attributes:
+      axes, width: the mesh axes, and their number.
+      tables: per node, costs and placement codes of its rows.
+      scale: of costs, set from the cost of a fully replicated plan whatever the pins.
+      allowed: per node, the mask of its domain; None for all states.
+      orders: per node, the order of axes that split one dim.
+      unary: per node, exact costs in every joint state; infinite outside of its domain.
+      first_states: [nodes, mesh axes], a feasible plan, replicated as far as pins allow.
+      reshard_costs: by value.
+      prices: of memory.
+      unrestricted: whether all states are considered, and reshard paths may pass all layouts.
+      states: per node, [states, mesh axes], the states that are considered.
+      representative: per node, the first with equal table, pins and states.
+      hints: shared by all views.
     """
 
-    def __init__(self, problem: Problem, clock: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
-        self.mesh, self.axes, self.deadline = problem.mesh, problem.mesh.names, clock or Deadline()
+    def __init__(
+        self, problem: Problem, deadline: Deadline | None = None, limits: SearchLimits = DEFAULT_LIMITS
+    ) -> None:
+        self.mesh, self.axes, self.deadline = problem.mesh, problem.mesh.names, deadline or Deadline()
         self.limits = limits
         self.width = len(self.axes)
-        self._take(problem)
+        self._set_problem(problem)
         self._tables: dict[Hashable, SignatureTable] = {}
-        self._distances: Known = {}
-        self.tables = self._twins.map(lambda n: self._table(self.nodes[n].op_class))
-        seconds = self._twins.map(lambda n: self.tables[n].replicated_seconds * self.nodes[n].trips)
+        self._known_costs: Known = {}
+        self.tables = self._classes.map(lambda n: self._table(self.nodes[n].op_class))
+        seconds = self._classes.map(lambda n: self.tables[n].replicated_seconds * self.nodes[n].trips)
         self.scale = FixedPoint.of(sum(seconds))
-        self._reshards = ReshardCostTable(problem, self._twins, self.tables, self.scale)
-        self.reshard_costs = self._reshards.by_value(self._distances)
-        self._known_units: dict[Hashable, Costs] = {}
-        self._finite: dict[int, Assignment] = {}  # by the identity of what the line above keeps
-        self._closures = LayoutDomains()
+        self._reshards = ReshardCostTable(problem, self._classes, self.tables, self.scale)
+        self.reshard_costs = self._reshards.by_value(self._known_costs)
+        self._known_unary: dict[Hashable, Costs] = {}
+        self._finite: dict[int, Assignment] = {}  # by the identity of unary costs, which the line above keeps alive
+        self._domains = LayoutDomains()
         self.hints = SearchHints()
-        self._pin()
+        self._set_pins()
 
     def repinned(self, problem: Problem) -> "Model":
-        """The model of the same problem under other pins (see ``repin``), which shares its tables."""
+        """Returns a model of the same problem under other pins (see ``repin``), which shares the tables."""
         other = copy(self)
         other.deadline, other.hints = Deadline(), copy(self.hints)
-        other._take(problem, self._twins)
-        other._pin()
+        other._set_problem(problem, self._classes)
+        other._set_pins()
         return other
 
     def for_thread(self) -> "Model":
-        """The same model with prices and states in question of its own, so that another thread may ask it."""
+        """Returns an unrestricted copy with memo tables of its own, so that another thread may use it."""
         other = copy(self)
-        other._known_units, other._finite, other._closures = (
-            dict(self._known_units),
+        other._known_unary, other._finite, other._domains = (
+            dict(self._known_unary),
             dict(self._finite),
             LayoutDomains(),
         )
         other.hints = copy(self.hints)
-        other._begin()
+        other._unrestrict()
         return other
 
     def on_axes(self, axes: Axes, unary: Sequence[Costs], costs: Mapping[ReshardCosts, ReshardCosts]) -> "Model":
@@ -283,61 +309,61 @@ class Model:
         other.axes, other.width = tuple(self.axes[axis] for axis in axes), len(axes)
         other.orders, other.unary = [other.axes] * len(self.nodes), list(unary)
         other.first_states = self.first_states[:, axes]
-        other._distances = {old: costs[old] for old in self.reshard_costs.distinct}
-        other.reshard_costs = ReshardCostsByValue(list(other._distances.values()), self.reshard_costs.index_of)
-        other._finite, other._closures, other.hints = {}, LayoutDomains(), SearchHints()
-        other._begin()
+        other._known_costs = {old: costs[old] for old in self.reshard_costs.distinct}
+        other.reshard_costs = ReshardCostsByValue(list(other._known_costs.values()), self.reshard_costs.index_of)
+        other._finite, other._domains, other.hints = {}, LayoutDomains(), SearchHints()
+        other._unrestrict()
         return other
 
     def representatives_in(self, rows: Assignment) -> Ids:
-        """Per node, the first with equal tables and pins that is in the same state of a plan."""
-        return self._twins.representatives_in(rows)
+        """Returns, per node, the first with equal table and pins that is in the same state of a plan."""
+        return self._classes.representatives_in(rows)
 
-    def class_ids(self, said: Callable[[int], Hashable]) -> Ids:
-        """Per node, a number for what is said of it, the same for what is equal; twins are asked about once."""
-        return self._twins.intern(said)
+    def class_ids(self, property_of: Callable[[int], Hashable]) -> Ids:
+        """Returns, per node, a number for a property, equal for equal ones; it is computed once per class."""
+        return self._classes.intern(property_of)
 
     def with_prices(self, prices: Prices) -> "Model":
-        """The same model at other prices, with the same states in question."""
+        """Returns a view at other prices of memory."""
         other = copy(self)
         other.prices = prices
         return other
 
-    def with_overlap(self, hidden: Mapping[int, OverlapWindow]) -> "Model":
-        """The model of the same problem in which moves of some values, given by their ids, cost less."""
+    def with_overlap(self, overlap: Mapping[int, OverlapWindow]) -> "Model":
+        """Returns an unrestricted view in which compute hides collectives of some values, given by their ids."""
         other = copy(self)
-        other._distances, other.hints = dict(self._distances), copy(self.hints)
-        other.reshard_costs = self._reshards.by_value(other._distances, hidden)
+        other._known_costs, other.hints = dict(self._known_costs), copy(self.hints)
+        other.reshard_costs = self._reshards.by_value(other._known_costs, overlap)
         other.__dict__.pop("spaces", None)
-        other._begin()
+        other._unrestrict()
         return other
 
-    def _take(self, problem: Problem, like: NodeClasses | None = None) -> None:
-        self.problem, self.nodes, self._twins = problem, problem.nodes, NodeClasses(problem.nodes, like)
+    def _set_problem(self, problem: Problem, like: NodeClasses | None = None) -> None:
+        self.problem, self.nodes, self._classes = problem, problem.nodes, NodeClasses(problem.nodes, like)
         self.wiring = problem.wiring
 
-    def _pin(self) -> None:
-        each = self._twins.map
+    def _set_pins(self) -> None:
+        each = self._classes.map
         self.allowed = each(lambda n: pin_mask(self.nodes[n], self.mesh))
         self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
-        self.unary = each(self._unit)
+        self.unary = each(self._unary_costs)
         first = each(lambda n: first_allowed(self.tables[n], self.allowed[n]))
         self.first_states: Assignment = np.array(first, dtype=np.intp).reshape(-1, self.width)
-        self._begin()
+        self._unrestrict()
 
-    def _begin(self) -> None:
+    def _unrestrict(self) -> None:
         self.prices = Prices()
         self._states: dict[Hashable, Assignment] = {}
         self._ports: Ports | None = None
         self.unrestricted = True
-        self.states, self.representative = self._twins.map(self._every), self._twins.representative
+        self.states, self.representative = self._classes.map(self._all_states), self._classes.representative
         self.__dict__.pop("domains", None)
 
     @cached_property
     def domains(self) -> dict[ReshardCosts, LayoutDomain]:
         """By reshard costs, the layouts of values: all of them, or fewer in a restricted view."""
-        return self._closures.full(self._distances.values(), len(self.parallel_axes) <= 2)
+        return self._domains.full(self._known_costs.values(), len(self.parallel_axes) <= 2)
 
     def restricted(self, groups: Groups, around: Assignment) -> "Model":
         """Returns a view of the model with only the states and layouts near a plan.
@@ -347,9 +373,11 @@ class Model:
           around: the plan, which is among the states.
         """
         other = self._view()
-        other.representative = self._twins.representatives_in(around)
-        other.states = map_classes(other.representative, lambda n: self._left(n, groups, tuple(around[n].tolist())))
-        other.domains = self._closures.neighbourhood(other._read_layouts(), groups)
+        other.representative = self._classes.representatives_in(around)
+        other.states = map_classes(
+            other.representative, lambda n: self._states_near(n, groups, tuple(around[n].tolist()))
+        )
+        other.domains = self._domains.neighbourhood(other._considered_layouts(), groups)
         return other
 
     def restricted_to_plan(self, plan: Assignment) -> "Model":
@@ -361,7 +389,7 @@ class Model:
         spaces, layouts = np.divmod(np.flatnonzero(is_used), most)
         used = ((self.reshard_costs.distinct[spaces[some[0]]], layouts[some]) for some in group_by(spaces))
         other = self._view()
-        other.states, other.representative, other.domains = [], index_array(()), self._closures.of_plan(used)
+        other.states, other.representative, other.domains = [], index_array(()), self._domains.of_plan(used)
         return other
 
     def _view(self) -> "Model":
@@ -373,33 +401,33 @@ class Model:
     def release_domains(self) -> None:
         """Drops the domains of layouts, which are large on many axes, until they are read again."""
         self.__dict__.pop("domains", None)
-        self._closures.release()
+        self._domains.release()
 
     def domain(self, value: int) -> LayoutDomain:
-        """The layouts of a value that are in question, and what moves between them cost."""
+        """Returns the layouts of a value that are considered, with the reshard costs between them."""
         return self.domains[self.reshard_costs[value]]
 
-    def _every(self, n: int) -> Assignment:
-        """The states that node ``n`` can be in; equal questions get the same array."""
+    def _all_states(self, n: int) -> Assignment:
+        """Returns the states of node ``n`` with finite cost; one object for equal costs."""
         unit = self.unary[n]
         if object_id(unit) not in self._finite:
             self._finite[object_id(unit)] = np.argwhere(np.isfinite(unit))
         return self._finite[object_id(unit)]
 
-    def _left(self, n: int, groups: Groups, around: State) -> Assignment:
-        """Those of them near a state."""
-        every = self._every(n)
+    def _states_near(self, n: int, groups: Groups, around: State) -> Assignment:
+        """Returns the states of node ``n`` near one; one object for equal arguments."""
+        every = self._all_states(n)
         key = (object_id(every), groups, around)
         if key not in self._states:
             self._states[key] = every[neighbourhood(every, groups, np.array(around))]
         return self._states[key]
 
-    def _read_layouts(self) -> dict[ReshardCosts, Ids]:
-        """The layouts that the states in question make or read."""
+    def _considered_layouts(self) -> dict[ReshardCosts, Ids]:
+        """Returns the layouts that values have in the states considered, at producers and consumers."""
         wiring, spaces, found = self.wiring, self.spaces, defaultdict[ReshardCosts, list[Ids]](list)
         places = np.arange(wiring.node_of.size) - wiring.first_port[wiring.node_of]
-        asked = (self.representative[wiring.node_of] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
-        for port in np.unique(asked, return_index=True)[1].tolist():
+        key = (self.representative[wiring.node_of] * (places.max() + 1) + places) * (spaces.max() + 1) + spaces
+        for port in np.unique(key, return_index=True)[1].tolist():
             n = int(wiring.node_of[port])
             layouts = self.layout_numbers(n, int(places[port]), self.states[n].T)
             found[self.reshard_costs.distinct[spaces[port]]].append(layouts)
@@ -407,74 +435,75 @@ class Model:
 
     @cached_property
     def spaces(self) -> Ids:
-        """Per port, a number for the layouts of its value and what moving between them costs."""
+        """[ports], which of ``reshard_costs.distinct`` is that of the value."""
         return self.reshard_costs.index_of[self.wiring.value_ids]
 
-    def _unit(self, n: int) -> Costs:
-        """Exact cost of a node in every joint state, pins included; equal questions get the same array."""
+    def _unary_costs(self, n: int) -> Costs:
+        """Returns exact costs in every joint state, infinite outside of the domain; one object for equal nodes."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
-        stated = (node.pin, node.split, node.requested) if allowed is not None else ()
-        key = (object_id(table), node.trips, stated)
-        if key not in self._known_units:
+        restrictions = (node.pin, node.split, node.requested) if allowed is not None else ()
+        key = (object_id(table), node.trips, restrictions)
+        if key not in self._known_unary:
             cost = self.scale.pack(scale_costs(table.seconds, node.trips))
-            self._known_units[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
-        return self._known_units[key]
+            self._known_unary[key] = cost if allowed is None else np.where(allowed, cost, np.inf)
+        return self._known_unary[key]
 
     def layout_ids(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
-        """Place in its closure of a port's layout in a joint state, or in several ([mesh axes, states])."""
+        """Returns a port's layout in joint states, [mesh axes, states] or one, by index in the value's domain."""
         codes = self.tables[n].codes[port]
         ids = self.domains[self.port_costs((n, port))].ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def layout_numbers(self, n: int, port: int, rows: NDArray[np.intp]) -> Ids:
-        """As ``layout_ids``, as numbers among all layouts."""
+        """Returns the same by number among all layouts."""
         codes = self.tables[n].codes[port]
         ids = self.port_costs((n, port)).ids(self.orders[n])
         return np.asarray(ids[tuple(codes[r] for r in rows)])
 
     def port_costs(self, end: End) -> ReshardCosts:
-        """Of the layouts of a port."""
+        """Returns the reshard costs of the value at an end."""
         return self.reshard_costs[self.wiring.value_at(end)]
 
     @property
     def ports(self) -> Ports:
-        """The tensors of all nodes, laid out when they are first asked for."""
+        """The ports of all nodes, with lookup tables of their layouts."""
         if self._ports is None:
             self._ports = Ports(
-                self.wiring, self._twins, self.tables, self.orders, self.reshard_costs.distinct, self.spaces
+                self.wiring, self._classes, self.tables, self.orders, self.reshard_costs.distinct, self.spaces
             )
         return self._ports
 
     @cached_property
     def layers(self) -> RepeatedLayers:
-        """Equal layers, whatever the pins."""
+        """The repeated layers, whatever the pins."""
         wiring = self.wiring
-        found = layers_of(self._twins.structure, wiring.node_of[wiring.use_producers], wiring.node_of[wiring.uses])
+        ends = wiring.node_of[wiring.use_producers], wiring.node_of[wiring.uses]
+        found = layers_of(self._classes.structure, *ends, self.limits)
         return RepeatedLayers(found, len(self.nodes), wiring)
 
     def widely_used(self, least: int) -> list[int]:
-        """The ids of the values that so many read at least."""
-        readers = np.bincount(self.wiring.use_producers, minlength=self.wiring.node_of.size)
-        found: list[int] = self.wiring.value_ids[readers >= least].tolist()
+        """Returns the ids of the values with ``least`` consumers or more."""
+        consumers = np.bincount(self.wiring.use_producers, minlength=self.wiring.node_of.size)
+        found: list[int] = self.wiring.value_ids[consumers >= least].tolist()
         return found
 
     @cached_property
     def port_trips(self) -> Ids:
-        """Per port, how often the moves of its value run."""
+        """[ports], how often per step the value is resharded."""
         return self.problem.index.trips[self.wiring.value_of]
 
     def trips(self, value: int) -> int:
-        """How often the moves of a value run, given by its id."""
-        numbers = self.problem.index
-        return int(numbers.trips[numbers.number_of(value)])
+        """Returns how often per step a value, given by its id, is resharded."""
+        index = self.problem.index
+        return int(index.trips[index.number_of(value)])
 
-    def _table(self, kind: OpClass) -> SignatureTable:
-        key = (object_id(kind.rows), kind.shapes, kind.work)
+    def _table(self, op_class: OpClass) -> SignatureTable:
+        key = (object_id(op_class.rows), op_class.shapes, op_class.work)
         if key not in self._tables:
-            self._tables[key] = make_table(kind.rows, kind.shapes, kind.work, self.mesh)
+            self._tables[key] = make_table(op_class.rows, op_class.shapes, op_class.work, self.mesh)
         return self._tables[key]
 
     @cached_property
     def parallel_axes(self) -> Axes:
-        """The mesh axes that have more than one device."""
+        """The mesh axes with more than one device."""
         return tuple(axis for axis, size in enumerate(self.mesh.sizes) if size > 1)

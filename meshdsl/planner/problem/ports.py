@@ -1,8 +1,8 @@
-"""The ports of all nodes in one sequence, and their layouts under a state of every node, all at once.
+"""The ports of all nodes in one sequence: which values they define and use, and their layouts in a plan.
 
-A node's row on a mesh axis has a placement code for each of its ports; the codes on all axes are looked up in a table
-of the layouts of the port's value. Where the codes of a port lie, and which table is its own, is the same for all
-states: it is laid out here once.
+A node's row on a mesh axis gives a placement code for each of its ports; the codes on all axes are looked up in a table
+of the layouts of the port's value. Where the codes of a port begin, and which table is its own, does not depend on the
+plan, so it is computed once here, and the layouts of all ports of a plan are one compiled loop.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,23 @@ from meshdsl.planner.problem.variables import Node, NodeClasses
 from meshdsl.util.arrays import Ids, first_of, group_by, index_array, object_id, ranges, row_ids, unique_sorted
 
 # ---- Wiring ----------------------------------------------------------------------------------------------------------
-# The ports of all nodes in one sequence, node after node, and which of them make what others read.
 
 
-End = tuple[int, int]  # a node and one of its ports
+End = tuple[int, int]  # a node, and the position of one of its ports; a plain tuple, since millions are made
 
 
 class Wiring:
-    """Per port, its node in ``nodes`` and its value, by number in ``of`` and by id in ``values``.
+    """The incidence of ports and values. Ports are numbered node after node, and values as in ``GraphIndex``.
 
-    ``first`` is the first port of each node, which has so many (``sizes``). ``made`` is per value, by number, the port
-    that makes it, ``every`` that of each port's value, and ``reading`` per reading the port that it is; -1 for what no
-    node makes or reads. ``read`` are the ports that read a value, value after value, and ``makers`` those that make
-    what they read.
+    Attributes:
+      node_of: [ports], the node.
+      first_port, port_counts: [nodes], the first port and the number of ports.
+      value_of, value_ids: [ports], the value by number and by id.
+      producer: [values], the port that defines the value; -1 if no node does.
+      port_producer: [ports], the port that defines the value.
+      port_of_use: [uses of ``GraphIndex``], the port that stands for the use; -1 if none does.
+      uses: the ports that use a value, sorted by value.
+      use_producers: for each of these, the port that defines the value.
     """
 
     def __init__(self, nodes: Sequence[Node], numbers: GraphIndex) -> None:
@@ -72,28 +76,28 @@ class Wiring:
         self._makes: list[bool] = defines.tolist()
 
     def port(self, end: End) -> int:
-        """The port that an end is."""
+        """Returns the number of the port at an end."""
         return self._begins[end[0]] + end[1]
 
     def ports(self, n: int) -> range:
-        """Those of a node."""
+        """Returns the ports of a node."""
         return range(self._begins[n], self._begins[n] + int(self.port_counts[n]))
 
     def defined_values(self, n: int) -> list[tuple[int, int]]:
-        """The values that a node makes, by id, and as which of its ports."""
+        """Returns the positions of the ports at which a node defines values, and the ids of these."""
         return [(p, self._each[port]) for p, port in enumerate(self.ports(n)) if self._makes[port]]
 
     def value_at(self, end: End) -> int:
-        """The id of the value at an end."""
+        """Returns the id of the value at an end."""
         return self._each[self._begins[end[0]] + end[1]]
 
     def end_at(self, port: int) -> End:
-        """The end that a port is."""
+        """Returns the end of a port."""
         node = int(self.node_of[port])
         return node, port - int(self.first_port[node])
 
     def ends_of(self, value: int) -> list[End]:
-        """The end that makes a value, given by its id, and those that read it."""
+        """Returns the end that defines a value, given by id, then those that use it; none if no node defines it."""
         if value not in self._ends:
             made = int(self.producer[self._numbers.number_of(value)])
             readers = self.uses[slice(*np.searchsorted(self.use_producers, (made, made + 1)))].tolist()
@@ -101,19 +105,26 @@ class Wiring:
         return self._ends[value]
 
     def ends_at(self, ports: Ids) -> list[End]:
-        """The ends that ports are."""
+        """Returns the ends of ports."""
         nodes = self.node_of[ports]
         return list(zip(nodes.tolist(), (ports - self.first_port[nodes]).tolist(), strict=True))
 
 
-# ---- Ports -----------------------------------------------------------------------------------------------------------
+# ---- Layouts of a plan -----------------------------------------------------------------------------------------------
 
 
 Order = tuple[str, ...]  # of mesh axes
 
 
 class ReshardGroup(NamedTuple):
-    """Values of one space, by their ids, and the ports that make them: their own layout, and others that are read."""
+    """Values of one space that are resharded alike.
+
+    Args:
+      values: their ids.
+      producers: the ports that define them.
+      own: the layout at the producer.
+      others: the other layouts that consumers need.
+    """
 
     values: list[int]
     producers: Ids
@@ -122,80 +133,82 @@ class ReshardGroup(NamedTuple):
 
 
 class Ports:
-    """The ports of nodes, node after node.
+    """The layouts of all ports, as a function of the states of all nodes.
 
     Args:
-      wiring, twins: of the nodes. tables: of their rows. orders: of axes that split one dim.
-      distances: between the layouts of values. spaces: per port, the number of those of its value.
+      wiring: of the nodes.
+      classes: of the nodes.
+      tables: per node.
+      orders: per node, the order of mesh axes that split one dim.
+      costs: reshard costs, one object per space of layouts and tensor type.
+      spaces: [ports], which of these is that of the value.
     """
 
     def __init__(
         self,
         wiring: Wiring,
-        twins: NodeClasses,
+        classes: NodeClasses,
         tables: Sequence[SignatureTable],
         orders: Sequence[Order],
-        distances: Sequence[ReshardCosts],
+        costs: Sequence[ReshardCosts],
         spaces: Ids,
     ) -> None:
         self._wiring, self._spaces = wiring, spaces
-        self._codes, self._begins = _coded(tables, twins.intern(lambda n: object_id(tables[n])), wiring)
-        self._look_up(orders, twins.intern(orders.__getitem__), distances)
+        self._codes, self._begins = _coded(tables, classes.intern(lambda n: object_id(tables[n])), wiring)
+        self._look_up(orders, classes.intern(orders.__getitem__), costs)
 
     def layouts(self, rows: Ids) -> Ids:
-        """Per port, the number of its layout in the space of its value.
+        """Returns, per port, the number of its layout in the space of its value.
 
         Args:
-          rows: per node and mesh axis.
+          rows: [nodes, mesh axes], the states.
         """
-        from meshdsl.planner.costs.kernels import (
-            lookup_port_layouts,  # with its compiler, too much for those who plan nothing
-        )
+        from meshdsl.planner.costs.kernels import lookup_port_layouts
 
         states, nodes = np.ascontiguousarray(rows), self._wiring.node_of
         return lookup_port_layouts(states, nodes, self._codes, self._begins, self._tables, self._looked_up, self._bases)
 
     def resharded(self, layouts: Ids) -> Iterator[ReshardGroup]:
-        """The values that are read in other layouts than their own, those that are read alike together."""
-        makers, most = self._wiring.use_producers, int(layouts.max(initial=0)) + 1
-        read = layouts[self._wiring.uses]
-        differ = read != layouts[makers]
-        made, other = np.divmod(unique_sorted(makers[differ] * most + read[differ]), most)
+        """Yields the values that consumers need in other layouts than their own, grouped by space and layouts."""
+        producers, most = self._wiring.use_producers, int(layouts.max(initial=0)) + 1
+        used = layouts[self._wiring.uses]
+        differ = used != layouts[producers]
+        made, other = np.divmod(unique_sorted(producers[differ] * most + used[differ]), most)
         begins = np.flatnonzero(np.diff(made, prepend=-1))
         counts = np.diff(begins, append=made.size)
         for count in unique_sorted(counts).tolist():
             at = begins[counts == count]
             ports, others = made[at], other[at[:, None] + np.arange(count)]
-            for alike in group_by(row_ids([self._spaces[ports], layouts[ports], *others.T])):
-                first = alike[0]
-                mine = ports[alike]
+            for equal in group_by(row_ids([self._spaces[ports], layouts[ports], *others.T])):
+                first = equal[0]
+                mine = ports[equal]
                 values = self._wiring.value_ids[mine].tolist()
                 yield ReshardGroup(values, mine, int(layouts[ports[first]]), tuple(others[first].tolist()))
 
     def layout_numbers(self, layouts: Ids) -> Ids:
-        """The layouts of ports, by their numbers in ``every`` one."""
+        """Returns the layouts of ports, by their numbers in ``all_layouts``."""
         return np.asarray(self._names[self._named + layouts])
 
     @cached_property
     def all_layouts(self) -> dict[Layout, int]:
-        """The layouts of all spaces, numbered."""
+        """The layouts of all spaces, with a number each."""
         return {layout: i for i, layout in enumerate(dict.fromkeys(self._all))}
 
     @cached_property
     def _names(self) -> Ids:
-        """The numbers in every one of the layouts of each space, one space after the other."""
+        """The numbers in ``all_layouts`` of the layouts of each space, one space after the other."""
         return index_array(map(self.all_layouts.__getitem__, self._all))
 
-    def _look_up(self, orders: Sequence[Order], ways: Ids, distances: Sequence[ReshardCosts]) -> None:
-        """Lay out where the layouts of ports are looked up, by placement codes, and where those of each space begin."""
+    def _look_up(self, orders: Sequence[Order], order_ids: Ids, costs: Sequence[ReshardCosts]) -> None:
+        """Concatenates the tables of layouts by placement codes, and notes where those of each port and space begin."""
         wiring = self._wiring
         tables: dict[int, tuple[Ids, int]] = {}
         spaces: dict[Space, int] = {}
         self._looked_up, self._bases, self._named = (np.empty(wiring.node_of.size, dtype=np.intp) for _ in range(3))
         self._all: list[Layout] = []
         size = 0
-        for ports in group_by(self._spaces * (ways.max(initial=0) + 1) + ways[wiring.node_of]):
-            found = distances[self._spaces[ports[0]]]
+        for ports in group_by(self._spaces * (order_ids.max(initial=0) + 1) + order_ids[wiring.node_of]):
+            found = costs[self._spaces[ports[0]]]
             table = found.ids(orders[wiring.node_of[ports[0]]])
             if object_id(table) not in tables:
                 tables[object_id(table)] = table, size
@@ -209,7 +222,7 @@ class Ports:
 
 
 def _coded(tables: Sequence[SignatureTable], numbers: Ids, wiring: Wiring) -> tuple[Ids, Ids]:
-    """The placement codes of all tables, and where those of each port begin."""
+    """Returns the placement codes of all tables, concatenated, and where those of each port begin."""
     distinct = [tables[n] for n in unique_sorted(first_of(numbers)).tolist()]
     lists = [codes for table in distinct for codes in table.codes]
     begins = np.cumsum([0, *(codes.size for codes in lists)])

@@ -1,8 +1,9 @@
-"""Kinds of operations: the rows and the work of equal ones are derived once, and are one object.
+"""The variables of the planning problem: nodes, their ports and rows, and which of them are equal.
 
-A model of a hundred equal layers has the operations of one, a hundred times over. They are of one kind if name,
-parameters, shapes, dtypes and literals are equal, and the same operands and results are kept in memory. A literal's
-value counts: zeros are parts of a sum, and a negative factor turns maxima into minima.
+A model of a hundred equal layers has the operations of one, a hundred times over. Operations are of one class if name,
+parameters, shapes, dtypes and literals are equal and the same operands and results are materialized; the class is one
+object, so that rows, work and everything derived from them are computed once. A literal's value counts: zeros are parts
+of a sum, and a negative factor turns maxima into minima.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value
 from meshdsl.ir.index import Flags, GraphIndex, graph_index
+from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, Split
@@ -23,8 +25,7 @@ from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_res
 from meshdsl.rules import asked_rows_of, rows_of
 from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_id, row_ids, unique_sorted
 
-# ---- Node ------------------------------------------------------------------------------------------------------------
-# What a planning problem is made of: nodes, their tensors, and how these are wired.
+# ---- Nodes -----------------------------------------------------------------------------------------------------------
 
 
 Rows = tuple[Signature, ...]
@@ -33,7 +34,7 @@ NO_WORK, FREE = OpWork(0.0, (), 4), Layout()
 
 
 class Port(NamedTuple):
-    """One tensor of a node: its value, whether the node defines it, and who reads it (op id, operand)."""
+    """One tensor of a node: its value, whether the node defines it, and the use that it is (op id, operand)."""
 
     value: Value
     defines: bool
@@ -42,10 +43,12 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OpClass:
-    """What nodes that stand for equal operations have in common: one object, so that what follows from it is known.
+    """The common properties of nodes of equal operations; one object, by which derived arrays are memoised.
 
     Args:
-      rows: the table on one axis; a row lists one placement per port.
+      rows: the table on one mesh axis; a row lists one placement per port.
+      shapes: shape and itemsize per port.
+      work: at global shapes.
     """
 
     rows: Rows
@@ -54,7 +57,7 @@ class OpClass:
 
 
 def shapes_of(values: Iterable[Value]) -> Shapes:
-    """Shapes and itemsizes of these tensors."""
+    """Returns shapes and itemsizes of tensors."""
     return tuple((v.shape, v.itemsize) for v in values)
 
 
@@ -63,12 +66,14 @@ class Node:
     """A variable of the problem.
 
     Args:
+      op_class: rows, shapes and work.
       op: the operation it stands for, if any.
-      trips: how often it runs.
-      pin: the layout that was stated for it; axes it does not name are free.
-      split: ports that axes have to split, along whichever dim.
-      requested: rows that only some axes may take, those where a layout was stated that asks for them.
-      linked: its tensors, and ``name`` what it is called, where it stands for no operation.
+      trips: its iterations per step.
+      pin: the specified layout; axes it does not name are free.
+      split: ports that some axes must split, along any dim.
+      requested: rows that only some axes may take: those on which a constraint requests them.
+      linked: its ports, if it stands for no operation.
+      name: its name in errors then.
     """
 
     op_class: OpClass
@@ -82,7 +87,7 @@ class Node:
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """Its tensors: of an operation the operands that are values, then the results."""
+        """Its tensors: the operands that are values, then the results."""
         if self.op is None:
             return self.linked
         uses = [Port(v, False, (self.op.id, i)) for i, v in enumerate(self.op.inputs) if isinstance(v, Value)]
@@ -90,181 +95,182 @@ class Node:
 
     @property
     def rows(self) -> Rows:
-        """Its table on one axis."""
+        """Its table on one mesh axis."""
         return self.op_class.rows
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         return self.name if self.op is None else f"{self.op.called} at {self.op.source}"
 
     def allows(self, row: Signature, axis: str) -> bool:
-        """Whether an axis may take a row of the table."""
-        return all(axis in axes for asked, axes in self.requested if asked == row)
+        """Whether a mesh axis may take a row of the table."""
+        return all(axis in axes for requested, axes in self.requested if requested == row)
 
     def placements(self, row: int) -> tuple[Placement, ...]:
-        """Placement of every port in one row."""
+        """Returns the placement of every port in one row."""
         return (*self.rows[row].inputs, *self.rows[row].outputs)
 
 
 def tied_node(ports: tuple[Port, ...], pin: Layout, name: str, partial: bool = False, trips: int = 1) -> Node:
-    """A node all of whose ports have one layout."""
-    kind = _alike(shapes_of(port.value for port in ports), partial)
-    return Node(kind, trips=trips, pin=pin, linked=ports, name=name)
+    """Returns a node all of whose ports have one layout; ``partial``, which may be partial."""
+    op_class = _tied_class(shapes_of(port.value for port in ports), partial)
+    return Node(op_class, trips=trips, pin=pin, linked=ports, name=name)
 
 
 def link_node(ports: tuple[Port, ...], rows: Rows, name: str, trips: int) -> Node:
-    """A node for no operation, with a table of its own."""
+    """Returns a node for no operation, with a table of its own."""
     return Node(OpClass(rows, shapes_of(port.value for port in ports)), trips=trips, linked=ports, name=name)
 
 
 @cache
-def _alike(shapes: Shapes, partial: bool) -> OpClass:
-    return OpClass(_alike_rows(len(shapes), len(shapes[0][0]), partial), shapes)
+def _tied_class(shapes: Shapes, partial: bool) -> OpClass:
+    return OpClass(_tied_rows(len(shapes), len(shapes[0][0]), partial), shapes)
 
 
 @cache
-def _alike_rows(ports: int, rank: int, partial: bool) -> Rows:
-    kinds: list[Placement] = [P, P("max"), P("min")] if partial else []
-    return tuple(Signature((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *kinds))
+def _tied_rows(ports: int, rank: int, partial: bool) -> Rows:
+    partials: list[Placement] = [P, P("max"), P("min")] if partial else []
+    return tuple(Signature((), (placed,) * ports) for placed in (B, *map(Split, range(rank)), *partials))
 
 
-# ---- Kinds -----------------------------------------------------------------------------------------------------------
+# ---- Classes of operations -------------------------------------------------------------------------------------------
 
 
-_LITERAL, _FUSED, _KEPT = range(3)
-_AHEAD = 2  # numbers of an operation that come before those of its operands
+_LITERAL, _FUSED, _MATERIALIZED = range(3)
+_KEY_HEADER = 2  # numbers of a key before those of operands and results: form, and number of operands
 
 
 class OpClasses:
-    """The kinds of a program's operations, their literals left out.
+    """The classes of a program's operations; ports are the operands and results that are no literals.
 
     Args:
-      kept: the values that are kept in memory, by number; None for those that are written.
+      graph: the program.
+      in_memory: mask of the values in memory; None for the materialized ones.
     """
 
-    def __init__(self, graph: Graph, kept: Flags | None = None) -> None:
-        self._numbers, self._kept = graph_index(graph), materialized(graph) if kept is None else kept
+    def __init__(self, graph: Graph, in_memory: Flags | None = None) -> None:
+        self._index = graph_index(graph)
+        self._in_memory = materialized(graph) if in_memory is None else in_memory
         self._known: dict[int, OpClass] = {}
         self._rows: dict[bytes, Rows] = {}
         self._more: dict[tuple[OpClass, Rows], OpClass] = {}
 
     def number_of(self, op: Op) -> int:
-        """A number, the same for operations of one kind; one with parameters that cannot be compared is alone."""
+        """Returns a number, equal for operations of one class; parameters that cannot be hashed equal no others."""
         return self._of[op.id]
 
     def of(self, op: Op) -> OpClass:
-        """The kind of one operation."""
+        """Returns the class of an operation."""
         number = self._of[op.id]
         if number not in self._known:
             self._known[number] = self._made(op)
         return self._known[number]
 
     def with_requested_rows(self, op: Op) -> tuple[OpClass, Rows]:
-        """The kind of an operation with the rows that a layout may ask for, and those rows."""
-        kind, real = self.of(op), _real(op)
+        """Returns the class of an operation with the rows that a constraint may request, and these rows."""
+        kind, real = self.of(op), _ports_of(op)
         more = tuple(_only(row, real) for row in asked_rows_of(op))
         return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))), more
 
     def work(self, op: Op) -> OpWork:
-        """What an operation does."""
+        """Returns the work of an operation."""
         found = [v.id for v in operands_and_results(op) if isinstance(v, Value)]
-        kept = self._kept[self._numbers.numbers_of(found)].tolist()
-        return work_of(op, {v for v, is_kept in zip(found, kept, strict=True) if is_kept})
+        in_memory = self._in_memory[self._index.numbers_of(found)].tolist()
+        return work_of(op, {v for v, is_in_memory in zip(found, in_memory, strict=True) if is_in_memory})
 
     @cached_property
-    def _said(self) -> "_Said":
-        return _Said(self._numbers)
+    def _keys(self) -> "_ClassKeys":
+        return _ClassKeys(self._index)
 
     @cached_property
     def _of(self) -> list[int]:
         """By op id."""
-        numbers = intern_ids(self._said.of_all(self._kept))
-        found: list[int] = numbers[self._numbers.position].tolist()
+        numbers = intern_ids(self._keys.all(self._in_memory))
+        found: list[int] = numbers[self._index.position].tolist()
         return found
 
     def _made(self, op: Op) -> OpClass:
-        """A new kind, its rows being those of others that differ only in what is kept."""
-        real, key = _real(op), self._said.plainly[int(self._numbers.position[op.id])]
+        """Returns a new class; classes that differ only in what is materialized share their rows."""
+        real, key = _ports_of(op), self._keys.without_memory[int(self._index.position[op.id])]
         rows = self._rows.get(key) or self._rows.setdefault(key, tuple(_only(row, real) for row in rows_of(op)))
         return OpClass(rows, shapes_of((*values(op.inputs), *op.outputs)), _without_literals(self.work(op), real))
 
 
-class _Said:
-    """What kinds depend on: per position, as bytes, a number for name and parameters, and how many operands there are.
+class _ClassKeys:
+    """Keys of operations, per position, as bytes: equal keys mean equal classes.
 
-    After that comes a number for each operand and result: for its shape and dtype, and the value of a literal.
+    A key is a number for name and parameters, the number of operands, and a number for each operand and result: for
+    shape, dtype and whether it is materialized, or for the value of a literal.
     """
 
-    def __init__(self, numbers: GraphIndex) -> None:
-        self._numbers, literals = numbers, numbers.literals
+    def __init__(self, index: GraphIndex) -> None:
+        self._index, literals = index, index.literals
         at, operands = index_array(at for at, *_ in literals), index_array(operand for _, operand, _ in literals)
-        counts = np.bincount(numbers.use_position, minlength=len(numbers.ops)) + np.bincount(
-            at, minlength=len(numbers.ops)
-        )
-        sizes = _AHEAD + counts + np.diff(numbers.first_result)
+        counts = np.bincount(index.use_position, minlength=len(index.ops)) + np.bincount(at, minlength=len(index.ops))
+        sizes = _KEY_HEADER + counts + np.diff(index.first_result)
         self._ends = np.cumsum(sizes)
         begins = self._ends - sizes
-        self._read = begins[numbers.use_position] + _AHEAD + numbers.use_operand
-        self._made = (begins + _AHEAD + counts - numbers.first_result[:-1])[numbers.producer] + np.arange(
-            len(numbers.values)
-        )
-        self._numbered = np.empty(sizes.sum(), dtype=np.intp)
-        self._numbered[begins], self._numbered[begins + 1] = _forms(numbers), counts
-        said = intern_ids(_literal(x) for *_, x in literals)
-        self._numbered[begins[at] + _AHEAD + operands] = said * 3 + _LITERAL
+        self._read = begins[index.use_position] + _KEY_HEADER + index.use_operand
+        first_result = begins + _KEY_HEADER + counts - index.first_result[:-1]
+        self._made = first_result[index.producer] + np.arange(len(index.values))
+        self._flat = np.empty(sizes.sum(), dtype=np.intp)
+        self._flat[begins], self._flat[begins + 1] = _forms(index), counts
+        ids = intern_ids(_literal_key(x) for *_, x in literals)
+        self._flat[begins[at] + _KEY_HEADER + operands] = ids * 3 + _LITERAL
 
-    def of_all(self, kept: Flags) -> Iterator[bytes]:
-        """Per position, which values are kept included."""
-        numbers = self._numbers
-        said = (numbers.shape * (numbers.dtype.max(initial=0) + 1) + numbers.dtype) * 3 + np.where(kept, _KEPT, _FUSED)
-        self._numbered[self._read], self._numbered[self._made] = said[numbers.use_value], said
-        raw, width = self._numbered.tobytes(), self._numbered.itemsize
+    def all(self, in_memory: Flags) -> Iterator[bytes]:
+        """Yields the key of each position."""
+        index = self._index
+        ids = (index.shape * (index.dtype.max(initial=0) + 1) + index.dtype) * 3
+        ids += np.where(in_memory, _MATERIALIZED, _FUSED)
+        self._flat[self._read], self._flat[self._made] = ids[index.use_value], ids
+        raw, width = self._flat.tobytes(), self._flat.itemsize
         ends = (self._ends * width).tolist()
         return (raw[begin:end] for begin, end in zip((0, *ends), ends, strict=False))
 
     @cached_property
-    def plainly(self) -> list[bytes]:
-        """Per position, whatever is kept."""
-        return list(self.of_all(np.zeros(len(self._numbers.values), dtype=np.bool_)))
+    def without_memory(self) -> list[bytes]:
+        """[positions], the key as if nothing were materialized."""
+        return list(self.all(np.zeros(len(self._index.values), dtype=np.bool_)))
 
 
-def _forms(numbers: GraphIndex) -> Ids:
-    """Per position, a number for name and parameters; what cannot be compared is alone."""
+def _forms(index: GraphIndex) -> Ids:
+    """Returns, per position, a number for name and parameters; one of its own if these cannot be hashed."""
     known: dict[Hashable, int] = {}
     found = []
-    for at, op in enumerate(numbers.ops):
+    for at, op in enumerate(index.ops):
         try:
-            asked = op and ((op.name, *op.params.items()) if op.params else op.name)
-            found.append(known.setdefault(asked, len(known)))
+            form = op and ((op.name, *op.params.items()) if op.params else op.name)
+            found.append(known.setdefault(form, len(known)))
         except TypeError:
             found.append(-1 - at)
     return index_array(found)
 
 
 def _without_literals(work: OpWork, real: Sequence[int]) -> OpWork:
-    """What an operation does, of those operands and results that are no literals."""
+    """Returns the work with the accesses and sides of operands and results that are no literals."""
     sides = tuple(replace(side, tensor=real.index(side.tensor)) for side in work.sides if side.tensor in real)
     return replace(work, accesses=tuple(work.accesses[i] for i in real), sides=sides)
 
 
-def _real(op: Op) -> list[int]:
-    """The operands and results that are no literals, by position."""
+def _ports_of(op: Op) -> list[int]:
+    """Returns the positions of the operands and results that are no literals."""
     return [i for i, v in enumerate(operands_and_results(op)) if isinstance(v, Value)]
 
 
-def _literal(x: Literal) -> Hashable:
-    """What there is to say of it."""
-    said = x.shape, x.dtype, _bits(x.value)
+def _literal_key(x: Literal) -> Hashable:
+    """Returns what distinguishes a literal: shape, dtype and bits; or its identity, if these cannot be hashed."""
+    key = x.shape, x.dtype, _bits(x.value)
     try:
-        hash(said)
+        hash(key)
     except TypeError:
         return object_id(x)
-    return said
+    return key
 
 
 def _bits(value: Any) -> Any:
-    """A literal's value as one that can be compared, which an array cannot."""
+    """Returns a literal's value as one that can be hashed, which an array cannot."""
     if isinstance(value, np.generic):
         return value.tobytes()
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -278,111 +284,67 @@ def _only(row: Signature, real: Sequence[int]) -> Signature:
     return Signature((), tuple(placed[i] for i in real), row.size, inside)
 
 
-# ---- Links -----------------------------------------------------------------------------------------------------------
-# The nodes that tie the body of a loop or a branch to what lies outside it (see ``problem``).
+# ---- Links of loops --------------------------------------------------------------------------------------------------
+# The nodes that tie the bodies of a loop or conditional to its surroundings (see ``build``).
 
 
-def _link(op: Op, uses: Iterable[tuple[Op, int]], defines: Iterable[Value], what: str, trips: int) -> Node | None:
-    """A node that passes one layout from the operands it reads to the values it defines."""
-    read = [(o.inputs[i], (o.id, i)) for o, i in uses]
-    ports = (*(Port(v, False, at) for v, at in read if isinstance(v, Value)), *(Port(v, True) for v in defines))
-    return tied_node(ports, FREE, f"{what} of {op.name} at {op.source}", True, trips) if ports else None
+def loop_links(op: Op, trips: int) -> Iterator[Node]:
+    """Yields a node per port of a loop or conditional: all tensors of the port have one layout.
 
-
-def _scan_links(op: Op, trips: int) -> Iterator[Node]:
-    (body,) = op.bodies
-    consts, carry = op.params["num_consts"], op.params["num_carry"]
-    last = body.ops[-1]
-    for i, inner in enumerate(body.inputs):
-        if i < consts:
-            yield from _some(_link(op, [(op, i)], [inner], "const", trips))
-        elif i < consts + carry:
-            j = i - consts
-            yield from _some(_link(op, [(op, i), (last, j)], [inner, op.outputs[j]], "carry", trips))
-        else:
-            yield _stacked(op, Port(inner, True), _outer_port(op, i), trips)
-    for j in range(carry, len(op.outputs)):
-        returned = last.inputs[j]
-        inner_port = Port(returned, False, (last.id, j)) if isinstance(returned, Value) else None
-        yield _stacked(op, inner_port, Port(op.outputs[j], True), trips)
-
-
-def _outer_port(op: Op, i: int) -> Port | None:
-    value = op.inputs[i]
-    return Port(value, False, (op.id, i)) if isinstance(value, Value) else None
-
-
-def _stacked(op: Op, inner: Port | None, outer: Port | None, trips: int) -> Node:
-    """A slice inside the loop and its stack outside: the same layout, one dim further on."""
-    present = [port for port in (outer, inner) if port is not None]
-    rank = len(inner.value.shape) if inner else len(outer.value.shape) - 1  # type: ignore[union-attr]
-    rows = _stacks(rank, outer is not None, inner is not None)
-    return link_node(tuple(present), rows, f"slices of {op.name} at {op.source}", trips)
+    A stack outside has one more dim in front than its slice inside, which is not split along it. A predicate is
+    replicated, so that all devices take the same branch.
+    """
+    for port in loop_ports(op):
+        ends = [(op.bodies[body].ops[-1], i) for body, i in port.outputs]
+        if port.operand != ABSENT:
+            ends.insert(0, (op, port.operand))
+        uses = [Port(v, False, (o.id, i)) for o, i in ends if isinstance(v := o.inputs[i], Value)]
+        defines = [Port(op.bodies[body].inputs[i], True) for body, i in port.inputs]
+        if port.result != ABSENT:
+            defines.append(Port(op.outputs[port.result], True))
+        if port.role is PortRole.PREDICATE:
+            if uses:
+                yield link_node(tuple(uses), (Signature((), (B,)),), "predicate", trips)
+        elif port.stacked:
+            outer, inner = (uses, defines) if port.role is PortRole.SLICE else (defines, uses)
+            rank = len(inner[0].value.shape) if inner else len(outer[0].value.shape) - 1
+            rows = _stack_rows(rank, bool(outer), bool(inner))
+            yield link_node((*outer, *inner), rows, f"slices of {op.name} at {op.source}", trips)
+        elif uses or defines:
+            yield tied_node((*uses, *defines), FREE, f"{port.role.value} of {op.name} at {op.source}", True, trips)
 
 
 @cache
-def _stacks(rank: int, outer: bool, inner: bool) -> tuple[Signature, ...]:
+def _stack_rows(rank: int, outer: bool, inner: bool) -> Rows:
+    """Returns the rows of a stack and its slices of ``rank`` dims, as far as each is a value."""
     pairs: list[tuple[Placement, Placement]] = [(Split(i + 1), Split(i)) for i in range(rank)]
     pairs += [(placed, placed) for placed in (B, P, P("max"), P("min"))]
     return tuple(Signature((), (*[o] * outer, *[i] * inner)) for o, i in pairs)
 
 
-def _while_links(op: Op, trips: int) -> Iterator[Node]:
-    cond, body = op.bodies
-    nc, nb = op.params["cond_nconsts"], op.params["body_nconsts"]
-    last = body.ops[-1]
-    for i in range(nc):
-        yield from _some(_link(op, [(op, i)], [cond.inputs[i]], "const", trips))
-    for i in range(nb):
-        yield from _some(_link(op, [(op, nc + i)], [body.inputs[i]], "const", trips))
-    for j, outer in enumerate(op.outputs):
-        uses = [(op, nc + nb + j), (last, j)]
-        yield from _some(_link(op, uses, [cond.inputs[nc + j], body.inputs[nb + j], outer], "carry", trips))
-    yield from _predicate(cond.ops[-1], trips)
-
-
-def _cond_links(op: Op, trips: int) -> Iterator[Node]:
-    yield from _predicate(op, trips)
-    for i in range(1, len(op.inputs)):
-        yield from _some(_link(op, [(op, i)], [body.inputs[i - 1] for body in op.bodies], "operand", trips))
-    for j, outer in enumerate(op.outputs):
-        yield from _some(_link(op, [(body.ops[-1], j) for body in op.bodies], [outer], "result", trips))
-
-
-def _predicate(op: Op, trips: int) -> Iterator[Node]:
-    """What decides a branch is the same everywhere."""
-    value = op.inputs[0]
-    if isinstance(value, Value):
-        yield link_node((Port(value, False, (op.id, 0)),), (Signature((), (B,)),), "predicate", trips)
-
-
-def _some(node: Node | None) -> Iterator[Node]:
-    if node is not None:
-        yield node
-
-
-LINKS = {"scan": _scan_links, "while": _while_links, "cond": _cond_links}
-
-
-# ---- Twins -----------------------------------------------------------------------------------------------------------
-# Nodes that are twins: of equal kind, run as often, under equal statements.
-#
-# What is true of one is true of all of them, so it is worked out for the first and known for the others.
+# ---- Classes of nodes ------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
 
 
 class NodeClasses:
-    """``first``: per node, the first whose twin it is; ``kinds``: a number, the same whatever is stated.
+    """Equivalence classes of nodes: of one operation class, with equal iterations and equal pins.
+
+    Whatever depends on these alone is computed for the first node of a class, and known for the others.
 
     Args:
-      like: of the same nodes under other statements.
+      nodes: of a problem.
+      like: the classes of the same nodes under other pins.
+
+    Attributes:
+      representative: [nodes], the first node of the class.
+      structure: [nodes], a number for operation class and iterations, whatever the pins.
     """
 
     def __init__(self, nodes: Sequence[Node], like: "NodeClasses | None" = None) -> None:
-        # placements, not pins: those are equal whatever the order in which axes are stated
-        stated = intern_ids(
+        # placements, not pins: pins are equal whatever the order in which they name the axes
+        pins = intern_ids(
             [
                 (node.pin.placements, node.split, node.requested)
                 if node.pin.placements or node.split or node.requested
@@ -390,43 +352,43 @@ class NodeClasses:
                 for node in nodes
             ]
         )
-        self.structure: Ids = like.structure if like else _kinds(nodes)
-        self.representative = first_of(row_ids((self.structure, stated)))
+        self.structure: Ids = like.structure if like else _structure(nodes)
+        self.representative = first_of(row_ids((self.structure, pins)))
         self._firsts: list[int] = self.representative.tolist()
         self._once: list[int] = unique_sorted(self.representative).tolist()
 
     def map(self, make: Callable[[int], T]) -> list[T]:
-        """What ``make`` says of every node, having been asked about one of each that are twins."""
+        """Returns ``make(n)`` for every node, called once per class."""
         known = {n: make(n) for n in self._once}
         return [known[n] for n in self._firsts]
 
-    def intern(self, said: Callable[[int], Hashable]) -> Ids:
-        """Per node, a number for what is said of it and of its twins alike, the same for what is equal."""
+    def intern(self, property_of: Callable[[int], Hashable]) -> Ids:
+        """Returns, per node, a number for a property, equal for equal ones; it is computed once per class."""
         found = np.empty_like(self.representative)
-        found[self._once] = intern_ids(map(said, self._once))
+        found[self._once] = intern_ids(map(property_of, self._once))
         return np.asarray(found[self.representative])
 
     def representatives_in(self, rows: Ids) -> Ids:
-        """Per node, the first that is its twin and in the same state.
+        """Returns, per node, the first of its class in the same state.
 
         Args:
-          rows: per node and mesh axis, its state.
+          rows: [nodes, mesh axes], the states.
         """
-        asked = self.representative
+        key = self.representative
         for column in rows.T:
-            asked = asked * (rows.max() + 1) + column
-        _, once, places = np.unique(asked, return_index=True, return_inverse=True)
+            key = key * (rows.max() + 1) + column
+        _, once, places = np.unique(key, return_index=True, return_inverse=True)
         return np.asarray(once[places])
 
 
-def _kinds(nodes: Sequence[Node]) -> Ids:
-    """Per node, a number for its kind and how often it runs."""
+def _structure(nodes: Sequence[Node]) -> Ids:
+    """Returns, per node, a number for its operation class and iterations."""
     return row_ids(
         (intern_ids([object_id(node.op_class) for node in nodes]), intern_ids([node.trips for node in nodes]))
     )
 
 
 def map_classes(firsts: Ids, make: Callable[[int], T]) -> list[T]:
-    """What ``make`` says of every node, having been asked about the first of each that are alike."""
+    """Returns ``make(n)`` for every node, called once per class, given the first node of each node's class."""
     known = {n: make(n) for n in unique_sorted(firsts).tolist()}
     return [known[n] for n in firsts.tolist()]
