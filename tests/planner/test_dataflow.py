@@ -10,7 +10,7 @@ from meshdsl.ir.graph import Value, walk
 from meshdsl.ir.index import graph_index, ops_named
 from meshdsl.planner.costs.op_cost import PRODUCTS, ends_fusion, materialized
 from meshdsl.planner.liveness.aliasing import buffer_aliases
-from meshdsl.planner.problem.build import _made_of_nothing
+from meshdsl.planner.problem.build import _constants
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.registry import RULES
 from meshdsl.trace import trace
@@ -181,9 +181,9 @@ def test_what_cheap_operations_make_of_nothing_is_found(graph):
     for op in (op for op in numbers.ops if op):
         if op.name in CHEAP and not op.effects and {v.id for v in values(op)} <= wanted:
             wanted |= {v.id for v in op.outputs}
-    assert set(numbers.ids(_made_of_nothing(numbers))) == wanted
+    assert set(numbers.ids(_constants(numbers))) == wanted
 
 
-def test_a_mask_is_made_of_nothing():
+def test_a_mask_is_constants():
     numbers = graph_index(trace(masked, (shape(8, 8),)).graph)
-    assert _made_of_nothing(numbers).any()
+    assert _constants(numbers).any()
