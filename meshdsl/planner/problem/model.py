@@ -81,11 +81,11 @@ def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
 
 def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     free = axis not in node.pin.axes or mesh.axis(axis) == 1
-    stated = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
+    pinned = np.array([free or row.outputs[0] is node.pin.on(axis) for row in node.rows])
     ports = [p for p, axes in node.split if axis in axes]
     split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
-    asked = np.array([node.allows(row, axis) for row in node.rows])
-    return np.asarray(stated & split & asked)
+    permitted = np.array([node.allows(row, axis) for row in node.rows])
+    return np.asarray(pinned & split & permitted)
 
 
 def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:

@@ -100,8 +100,8 @@ class Wiring:
         """Returns the end that defines a value, given by id, then those that use it; none if no node defines it."""
         if value not in self._ends:
             made = int(self.producer[self._numbers.number_of(value)])
-            readers = self.uses[slice(*np.searchsorted(self.use_producers, (made, made + 1)))].tolist()
-            self._ends[value] = [self.end_at(port) for port in (made, *readers)] if made >= 0 else []
+            consumers = self.uses[slice(*np.searchsorted(self.use_producers, (made, made + 1)))].tolist()
+            self._ends[value] = [self.end_at(port) for port in (made, *consumers)] if made >= 0 else []
         return self._ends[value]
 
     def ends_at(self, ports: Ids) -> list[End]:
