@@ -1,4 +1,4 @@
-"""The GPT of ``make demo`` in flax and optax: 4.9 nats per token of held-out works, where unigram entropy is 6.03."""
+"""The GPT of ``make demo`` in flax and optax: held-out loss 4.9 nats per token, where unigram entropy is 6.03."""
 
 import jax
 import jax.numpy as jnp

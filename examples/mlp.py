@@ -1,6 +1,6 @@
-"""A multilayer perceptron written by hand in plain JAX, trained by plain gradient descent.
+"""A multilayer perceptron in plain JAX, trained by gradient descent.
 
-The step is one-device code. The batch is split over ``data``; the planner lays out all the rest.
+The step is single-device code. The batch is pinned to ``data``; the planner chooses all other layouts.
 ``python examples/mlp.py`` prints the plan, then trains.
 """
 
@@ -36,7 +36,7 @@ def init():
 
 
 def batches():
-    """Random inputs, and what a fixed random function makes of them."""
+    """Yields random inputs with targets from a fixed random function."""
     teacher = jax.random.normal(jax.random.key(1), (SIZES[0], SIZES[-1])) / 8
     for number in range(10**9):
         x = jax.random.normal(jax.random.key(2 + number), (BATCH, SIZES[0]))

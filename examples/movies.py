@@ -1,10 +1,10 @@
-"""Wide and Deep on MovieLens-100K: will someone like a film, given who they are and what it is?
+"""Wide and Deep on MovieLens-100K: predicts whether a person likes a film.
 
-    python -m meshdsl.training.datasets.movies  # fetches the ratings, once
+    python -m meshdsl.training.datasets.movies  # downloads the ratings, once
     meshdsl train examples/movies.py --mesh data=4,model=2
 
-The rows of the embedding table are split over ``model``, the batch over ``data``. On the held-out fifth of the ratings
-it reaches an AUC of 0.77 (0.5 is knowing nothing), and an accuracy of 0.70 where "all are liked" has 0.55.
+The rows of the embedding table are split over ``model``, the batch over ``data``. On the held-out fifth of the ratings,
+AUC is 0.77 (0.5 is chance) and accuracy 0.70 (always predicting "liked": 0.55).
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 import meshdsl as md
 from meshdsl.models import dlrm
-from meshdsl.models.training import bound
+from meshdsl.models.training import model_function
 from meshdsl.training.batches import Batches, shuffled
 from meshdsl.training.datasets.movies import load
 from meshdsl.training.evaluate import gathered
@@ -26,7 +26,7 @@ BATCH, STEPS = 1024, 400
 ratings = load()
 config = dlrm.Config(ratings.features, dense=2, embed=16, top=(64, 32), wide=True)
 schedule = optax.cosine_decay_schedule(3e-3, STEPS)
-model = bound(lambda rngs: dlrm.WideAndDeep(config, rngs))
+model = model_function(lambda rngs: dlrm.WideAndDeep(config, rngs))
 
 
 @jax.jit
@@ -35,7 +35,7 @@ def odds(params, dense, sparse):
 
 
 def evaluate(params, _):
-    """The area under the curve, 0.5 for who knows nothing, and how often "liked" or "not" is right."""
+    """Returns held-out loss, AUC and accuracy."""
     liked = ratings.held_out["labels"]
     found = np.asarray(odds(gathered(params), ratings.held_out["dense"], ratings.held_out["sparse"]))
     loss = np.mean(np.logaddexp(0, found) - found * liked)

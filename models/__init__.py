@@ -1,4 +1,4 @@
-"""Models written with meshdsl, each with sizes from the papers and rules for its usual strategies.
+"""Models on named dims, with the sizes of their papers and layout rules for their usual strategies.
 
 program = meshdsl.models.build("gpt2-124m", batch=64)
 md.parallelize(program.step, mesh, rules=program.rules).plan(*program.args)
@@ -25,14 +25,15 @@ NAMES = tuple(_HOME)
 
 
 def build(name: str, strategy: str = "tensor", **sizes: int) -> Any:
-    """The ``md.Program`` of a model: its training step and the shapes of its arguments.
+    """Returns the ``md.Program`` of a model: its training step and the shapes of its arguments.
 
     Args:
       name: one of ``NAMES``.
-      strategy: which of the model's ``RULES``.
-      sizes: what the model's ``program`` takes, such as ``batch`` and ``seq``.
+      strategy: a key of the model's ``RULES``.
+      sizes: keyword arguments of the model's ``program``, such as ``batch`` and ``seq``.
 
-    Raises ArgumentError for a name or strategy that there is not.
+    Raises:
+      ArgumentError: for an unknown name or strategy.
     """
     if name not in _HOME:
         raise ArgumentError(f"no model {name!r}{nearest(name, NAMES)}")

@@ -1,16 +1,16 @@
-"""Recommendation models: DLRM, and Wide and Deep. Both read numbers and categories, and predict a click.
+"""Recommendation models DLRM and Wide and Deep: click prediction from numeric and categorical features.
 
 Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019), with its
 sizes for the Criteo data; Cheng et al., "Wide & Deep Learning for Recommender Systems" (2016), figure 4, on the same
 categories (its own are not published).
 
     dense [batch dense], sparse [batch feature]
-    dlrm           rows = table[sparse]; bottom(dense) is one row more; products of all pairs of rows; top -> click
-    wide and deep  deep(dense and rows) + sum of weight[sparse] -> click
+    dlrm           rows = table[sparse], plus bottom(dense) as one more row; inner products of all pairs; top -> click
+    wide and deep  deep(dense, rows) + sum of weight[sparse] -> click
 
-Dims: the tables of all features are one, ``[vocab embed]``, in which each feature has rows of its own. With ``vocab``
-split over devices, reading is a gather of the rows that a device has, and the update a scatter-add into them: pull and
-push of a parameter server. The table is filled up to ``ROUND`` rows, so that it divides over many devices.
+The tables of all features are concatenated into one, ``[vocab embed]``. With ``vocab`` split over devices, a lookup
+gathers from the local rows and the update scatter-adds into them: pull and push of a parameter server. The table is
+padded to a multiple of ``ROUND`` rows, so that it divides over many devices.
 """
 
 from collections.abc import Sequence
@@ -48,12 +48,12 @@ class Config:
     """Sizes of one model.
 
     Args:
-      features: the number of values that each category has.
-      dense: numbers per example.
-      embed: elements of a row of the table.
-      bottom: widths of the perceptron of the numbers, the last as wide as a row; none in Wide and Deep.
-      top: widths of the other perceptron, without the last, which is 1.
-      wide: whether it is Wide and Deep.
+      features: vocabulary size of each categorical feature.
+      dense: numeric features per example.
+      embed: width of an embedding row.
+      bottom: layer widths of the bottom perceptron, ending with ``embed``; empty in Wide and Deep.
+      top: layer widths of the top (or deep) perceptron, without the final 1.
+      wide: whether the model is Wide and Deep.
     """
 
     features: tuple[int, ...]
@@ -65,7 +65,7 @@ class Config:
 
     @property
     def table(self) -> md.Dims:
-        """The dims of the table."""
+        """Dims of the embedding table."""
         return md.dims(f"vocab={-(-sum(self.features) // ROUND) * ROUND} embed={self.embed}")
 
 
@@ -83,14 +83,14 @@ class Perceptron(nnx.Module):
         self.layers = nnx.List(Linear(s, "inputs", "hidden", (2 / s["inputs"]) ** 0.5, rngs) for s in sizes)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """The last layer's output, without ReLU."""
+        """Returns the last layer's output, without ReLU."""
         for i, layer in enumerate(self.layers):
             x = md.rename(layer(x if i == 0 else md.relu(x)), hidden="inputs")
         return x
 
 
 class DLRM(nnx.Module):
-    """Products of all pairs among the rows of the categories and the bottom perceptron's output."""
+    """DLRM: inner products of all pairs among embedding rows and the bottom perceptron's output."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         vectors = len(config.features) + 1
@@ -100,15 +100,15 @@ class DLRM(nnx.Module):
         self.top = Perceptron((config.embed + vectors * (vectors - 1) // 2, *config.top, 1), rngs)
 
     def __call__(self, dense: md.Tensor, sparse: md.Tensor) -> md.Tensor:
-        """Log-odds ``[batch]`` of numbers ``[batch dense]`` and categories ``[batch feature]``."""
-        rows = read(self.table, self.features, sparse)
+        """Returns log-odds ``[batch]`` for numbers ``[batch dense]`` and categories ``[batch feature]``."""
+        rows = lookup(self.table, self.features, sparse)
         numbers = md.relu(self.bottom(md.rename(dense, dense="inputs")))
-        pairs = products(md.concat([md.split(numbers, inputs="feature=1 embed"), rows], over="feature"))
+        pairs = pairwise_products(md.concat([md.split(numbers, inputs="feature=1 embed"), rows], over="feature"))
         return md.index(self.top(md.concat([numbers, pairs], over="inputs")), inputs=0)
 
 
 class WideAndDeep(nnx.Module):
-    """A weight per category, and a perceptron over the numbers and the rows of all categories."""
+    """Wide and Deep: a linear model over categories, plus a perceptron over numbers and embedding rows."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         self.features = config.features
@@ -117,20 +117,20 @@ class WideAndDeep(nnx.Module):
         self.deep = Perceptron((config.dense + len(config.features) * config.embed, *config.top, 1), rngs)
 
     def __call__(self, dense: md.Tensor, sparse: md.Tensor) -> md.Tensor:
-        """Log-odds ``[batch]`` of numbers ``[batch dense]`` and categories ``[batch feature]``."""
-        rows = md.merge(read(self.table, self.features, sparse), inputs="feature embed")
+        """Returns log-odds ``[batch]`` for numbers ``[batch dense]`` and categories ``[batch feature]``."""
+        rows = md.merge(lookup(self.table, self.features, sparse), inputs="feature embed")
         deep = md.index(self.deep(md.concat([md.rename(dense, dense="inputs"), rows], over="inputs")), inputs=0)
-        return deep + md.sum(read(self.weight, self.features, sparse), over="feature")
+        return deep + md.sum(lookup(self.weight, self.features, sparse), over="feature")
 
 
-def read(table: Any, features: Sequence[int], sparse: md.Tensor) -> md.Tensor:
-    """The rows of categories ``[batch feature]``, each counted from where its feature's rows begin."""
+def lookup(table: Any, features: Sequence[int], sparse: md.Tensor) -> md.Tensor:
+    """Returns the rows of categories ``[batch feature]``, which count from the first row of their feature."""
     starts = md.named(np.array([0, *accumulate(features)][:-1], np.int32), "feature")
     return md.take(table, sparse + starts, over="vocab")
 
 
-def products(vectors: md.Tensor) -> md.Tensor:
-    """The inner product of every pair, ``[batch feature embed]`` to ``[batch inputs]``."""
+def pairwise_products(vectors: md.Tensor) -> md.Tensor:
+    """Returns the inner products of all pairs, ``[batch feature embed]`` to ``[batch inputs]``."""
     count = vectors.shape["feature"]
     square = md.dot(vectors, md.rename(vectors, feature="other"), over="embed")
     pairs = md.named(np.ravel_multi_index(np.tril_indices(count, -1), (count, count)).astype(np.int32), "inputs")
@@ -138,19 +138,19 @@ def products(vectors: md.Tensor) -> md.Tensor:
 
 
 def click_loss(model: Any, batch: Any) -> Any:
-    """The mean cross-entropy of log-odds and labels of 0 and 1, both ``[batch]``."""
+    """Returns the mean binary cross-entropy of log-odds and labels, both ``[batch]``."""
     odds = model(batch["dense"], batch["sparse"])
     return md.mean(md.softplus(odds) - odds * batch["labels"])
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 2048, optimizer: Any = None) -> md.Program:
-    """A training step, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: examples per step.
-      optimizer: an optax optimizer; default is Adagrad, which both papers use.
+      optimizer: an optax optimizer; default: Adagrad, which both papers use.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     kind = WideAndDeep if sizes.wide else DLRM

@@ -14,21 +14,21 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Norm
-from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch, usual
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
 VOCABULARY = 50257
 
-RULES: Strategies = usual("heads:model hidden:model") | {"sequence": "batch:data seq:model"}
+RULES: Strategies = standard_strategies("heads:model hidden:model") | {"sequence": "batch:data seq:model"}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one model; ``head`` is ``embed // heads`` where the paper does not say otherwise.
+    """Sizes of one model; ``head`` is ``embed // heads`` unless the paper gives another size.
 
     Args:
-      remat: what the backward pass computes again, see ``md.remat``.
-      dtype: in which it computes; parameters are float32.
-      attend: how, one of ``models.attention.WAYS``.
+      remat: what the backward pass recomputes, see ``md.remat``.
+      dtype: compute dtype; parameters are float32.
+      attend: attention variant, one of ``models.attention.VARIANTS``.
     """
 
     layers: int
@@ -43,7 +43,7 @@ class Config:
 
     @property
     def dims(self) -> md.Dims:
-        """The sizes by dim."""
+        """Sizes by dim."""
         head = self.head or self.embed // self.heads
         return md.dims(
             f"layers={self.layers} embed={self.embed} heads={self.heads} head={head} hidden={4 * self.embed} "
@@ -68,7 +68,7 @@ CONFIGS = {
 
 
 class GPT(nnx.Module):
-    """The model; sizes as ``Config.dims`` gives them."""
+    """The model, with the sizes of ``Config.dims``."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
@@ -80,20 +80,20 @@ class GPT(nnx.Module):
         self.norm = Norm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
-        """Logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
+        """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
         position = md.index(self.position, seq=slice(0, tokens.shape["seq"]))
         x = self.blocks(md.take(self.embed, tokens, over="vocab") + position)
         return md.dot(self.norm(x), self.embed, over="embed")
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
-    """A training step with AdamW, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step with AdamW, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: sequences per step.
-      seq: tokens per sequence; default is the config's longest.
+      seq: tokens per sequence; default: the config's maximum.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)

@@ -1,6 +1,6 @@
-"""Layers that several models are made of.
+"""Layers shared by several models.
 
-Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key`` is ``seq`` as it is looked at.
+Dims: ``heads`` and ``head`` of attention, ``hidden`` of the perceptron, ``key`` for the attended positions of ``seq``.
 """
 
 from flax import nnx
@@ -16,12 +16,12 @@ class Norm(nnx.Module):
         self.scale, self.bias = nnx.Param(md.ones(sizes("embed"))), nnx.Param(md.zeros(sizes("embed")))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` of any dims with ``embed`` among them."""
+        """Normalises ``x`` over ``embed``; other dims are arbitrary."""
         return md.layer_norm(x, over="embed", eps=1e-5) * self.scale + self.bias
 
 
 class Linear(nnx.Module):
-    """A product with a weight, and a bias; normal with ``std``."""
+    """A matmul with bias; the kernel is initialised normally with ``std``."""
 
     def __init__(self, sizes: md.Dims, over: str, out: str, std: float, rngs: nnx.Rngs) -> None:
         self.over = over
@@ -29,23 +29,23 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(md.zeros(sizes(out)))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` with the dims ``out`` in place of ``over``."""
+        """Returns ``x`` with the dims ``out`` in place of ``over``."""
         return md.dot(x, self.kernel, over=self.over) + self.bias
 
 
 class RMSNorm(nnx.Module):
-    """Division by the root mean square, with a scale."""
+    """RMS norm with scale (Zhang and Sennrich 2019)."""
 
     def __init__(self, sizes: md.Dims) -> None:
         self.scale = nnx.Param(md.ones(sizes("embed")))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` of any dims with ``embed`` among them."""
+        """Normalises ``x`` over ``embed``; other dims are arbitrary."""
         return md.rms_norm(x, over="embed") * self.scale
 
 
 class Matrix(nnx.Module):
-    """A product with a weight; normal with variance one over the number of summed elements, or with ``std``."""
+    """A matmul without bias; the kernel is initialised normally with variance 1 / fan-in, or with ``std``."""
 
     def __init__(self, sizes: md.Dims, over: str, out: str, rngs: nnx.Rngs, std: float | None = None) -> None:
         self.over, dims = over, sizes(over) + sizes(out)
@@ -53,14 +53,14 @@ class Matrix(nnx.Module):
         self.kernel = nnx.Param(md.normal(key, dims, std))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` with the dims ``out`` in place of ``over``."""
+        """Returns ``x`` with the dims ``out`` in place of ``over``."""
         return md.dot(x, self.kernel, over=self.over)
 
 
-def rotated(x: md.Tensor, theta: float) -> md.Tensor:
-    """``x`` with the first and second half of ``head`` turned against each other, further from position to position.
+def rotary(x: md.Tensor, theta: float) -> md.Tensor:
+    """Applies rotary position embeddings (Su et al. 2021) to ``x`` with dims ``seq`` and ``head``.
 
-    Rotary positions (Su et al. 2021): pair i of n turns by ``theta ** (-i / n)`` per element of ``seq``.
+    Elements i and n + i of ``head``, which has size 2n, are rotated by ``theta ** (-i / n)`` per position.
     """
     half = x.shape["head"] // 2
     steps = theta ** (md.arange(f"head={half}") * (-1 / half))
@@ -71,18 +71,18 @@ def rotated(x: md.Tensor, theta: float) -> md.Tensor:
 
 
 class Block(nnx.Module):
-    """Attention and perceptron, each behind a norm and added: ``[batch seq embed]`` to the same.
+    """A pre-norm transformer block, ``[batch seq embed]`` to the same.
 
     Args:
-      sizes: of ``layers``, ``embed``, ``heads``, ``head`` and ``hidden``.
+      sizes: sizes of ``layers``, ``embed``, ``heads``, ``head`` and ``hidden``.
       rngs: random streams.
-      causal: whether a position looks only at those up to it.
-      attend: how, one of ``models.attention.WAYS``.
+      causal: whether a position attends only to itself and earlier ones.
+      attend: attention variant, one of ``models.attention.VARIANTS``.
     """
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, causal: bool = True, attend: str = "products") -> None:
         self.causal, self.attend = causal, attend
-        last = 0.02 / (2 * sizes["layers"]) ** 0.5  # of what is added to the residual stream, once per half block
+        last = 0.02 / (2 * sizes["layers"]) ** 0.5  # for projections into the residual stream, two per block
         self.norm1, self.norm2 = Norm(sizes), Norm(sizes)
         self.query, self.key, self.value = (Linear(sizes, "embed", "heads head", 0.02, rngs) for _ in range(3))
         self.out = Linear(sizes, "heads head", "embed", last, rngs)
@@ -90,10 +90,10 @@ class Block(nnx.Module):
         self.down = Linear(sizes, "hidden", "embed", last, rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         x = x + self.attention(self.norm1(x))
         return x + self.down(md.gelu(self.up(self.norm2(x))))
 
     def attention(self, x: md.Tensor) -> md.Tensor:
-        """What every position takes from those up to it, or from all."""
+        """Returns the output of the attention sub-layer."""
         return self.out(attention(self.query(x), self.key(x), self.value(x), self.causal, self.attend))

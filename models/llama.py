@@ -6,8 +6,8 @@ Grattafiori et al., "The Llama 3 Herd of Models" (2024), table 3; with 128,256 w
     block by block: x + attention(norm(x)), x + mlp(norm(x))
     x -> logits [batch seq vocab]
 
-Dims: ``heads`` of keys and values, ``queries`` that share one of them, ``head`` inside one; ``hidden`` of the
-perceptron; ``key`` is ``seq`` as it is looked at.
+Dims: ``heads`` of keys and values, ``queries`` per key-value head, ``head`` for the elements of one head; ``hidden`` of
+the perceptron; ``key`` for the attended positions of ``seq``.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.attention import attention
-from meshdsl.models.layers import Matrix, RMSNorm, rotated
-from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, token_batch, usual
+from meshdsl.models.layers import Matrix, RMSNorm, rotary
+from meshdsl.models.training import Strategies, adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
-RULES: Strategies = usual("heads:model hidden:model") | {
+RULES: Strategies = standard_strategies("heads:model hidden:model") | {
     "fsdp+tensor": md.Rules(
         "batch:data heads:model hidden:model vocab:model", params="embed:data", optimizer="embed:data"
     ),
@@ -34,14 +34,14 @@ class Config:
     """Sizes of one model.
 
     Args:
-      heads: of queries; ``groups`` of them share their keys and values with others.
-      groups: heads of keys and values.
-      theta: base of the rotary positions' wavelengths.
-      rate: the largest learning rate.
-      gated: whether the perceptron has a gate (SwiGLU); else it squares what is above 0 (So et al. 2021).
-      remat: what the backward pass computes again, see ``md.remat``.
-      dtype: in which it computes; parameters are float32.
-      attend: how, one of ``models.attention.WAYS``.
+      heads: query heads.
+      groups: key-value heads; each is shared by ``heads // groups`` query heads.
+      theta: base of the rotary wavelengths.
+      rate: learning rate.
+      gated: whether the perceptron is gated (SwiGLU); else it uses squared ReLU (So et al. 2021).
+      remat: what the backward pass recomputes, see ``md.remat``.
+      dtype: compute dtype; parameters are float32.
+      attend: attention variant, one of ``models.attention.VARIANTS``.
     """
 
     layers: int
@@ -61,7 +61,7 @@ class Config:
 
     @property
     def dims(self) -> md.Dims:
-        """The sizes by dim."""
+        """Sizes by dim."""
         return md.dims(
             f"layers={self.layers} embed={self.embed} hidden={self.hidden} heads={self.groups} "
             f"queries={self.heads // self.groups} head={self.head} seq={self.seq} vocab={self.vocab}"
@@ -85,13 +85,13 @@ class Attention(nnx.Module):
         self.out = Matrix(sizes, "heads queries head", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """What every position takes from those up to it."""
-        query, key = rotated(self.query(x), self.theta), rotated(self.key(x), self.theta)
-        return self.out(attention(query, key, self.value(x), way=self.attend))
+        """Returns the attention output."""
+        query, key = rotary(self.query(x), self.theta), rotary(self.key(x), self.theta)
+        return self.out(attention(query, key, self.value(x), variant=self.attend))
 
 
 class Perceptron(nnx.Module):
-    """Two products with ``x``, one of which gates the other (SwiGLU, Shazeer 2020), and one back; or one and one."""
+    """A SwiGLU perceptron (Shazeer 2020), or one with squared ReLU."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs, gated: bool = True) -> None:
         self.gate = Matrix(sizes, "embed", "hidden", rngs) if gated else None
@@ -99,13 +99,13 @@ class Perceptron(nnx.Module):
         self.down = Matrix(sizes, "hidden", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` of any dims with ``embed`` among them."""
+        """Applies the perceptron over ``embed``; other dims are arbitrary."""
         up = self.up(x)
         return self.down(md.silu(self.gate(x)) * up if self.gate else md.square(md.relu(up)))
 
 
 class Block(nnx.Module):
-    """Attention and perceptron, each behind a norm and added."""
+    """A pre-norm block of attention and perceptron."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
@@ -114,7 +114,7 @@ class Block(nnx.Module):
         self.mlp = Perceptron(sizes, rngs, config.gated)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -129,18 +129,18 @@ class Llama(nnx.Module):
         self.norm, self.head = RMSNorm(sizes), Matrix(sizes, "embed", "vocab", rngs)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
-        """Logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
+        """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
         return self.head(self.norm(self.blocks(md.take(self.embed, tokens, over="vocab"))))
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
-    """A training step with AdamW, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step with AdamW, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: sequences per step.
-      seq: tokens per sequence; default is the config's.
+      seq: tokens per sequence; default: the config's.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)

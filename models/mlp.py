@@ -1,4 +1,4 @@
-"""A multilayer perceptron: the smallest model in the DSL.
+"""A multilayer perceptron, the smallest model on named dims.
 
 inputs [batch features] -> relu(inputs up + bias), layer by layer, [batch hidden] -> logits [batch classes]
 """
@@ -21,11 +21,11 @@ RULES: Strategies = {
 
 
 def init(key: jax.Array, sizes: md.Dims) -> dict[str, Any]:
-    """Parameters.
+    """Returns initial parameters.
 
     Args:
       key: a random key.
-      sizes: of features, hidden, classes and, for more than one hidden layer, layers.
+      sizes: sizes of ``features``, ``hidden``, ``classes`` and, for more than one hidden layer, ``layers``.
     """
     keys = jax.random.split(key, 3)
     more = (sizes.size_of("layers") or 1) - 1
@@ -39,7 +39,7 @@ def init(key: jax.Array, sizes: md.Dims) -> dict[str, Any]:
 
 
 def predict(params: dict[str, Any], inputs: md.Tensor) -> md.Tensor:
-    """Logits ``[batch classes]`` of inputs ``[batch features]``."""
+    """Returns logits ``[batch classes]`` of inputs ``[batch features]``."""
     hidden = md.relu(_apply(params["up"], inputs, over="features"))
     if "more" in params:
         hidden, _ = md.scan(_layer, hidden, params["more"], over="layers")
@@ -47,7 +47,7 @@ def predict(params: dict[str, Any], inputs: md.Tensor) -> md.Tensor:
 
 
 def loss(params: dict[str, Any], batch: dict[str, md.Tensor]) -> md.Tensor:
-    """Mean cross-entropy of ``labels`` ``[batch]``."""
+    """Returns the mean cross-entropy of ``labels [batch]``."""
     return md.mean(md.cross_entropy(predict(params, batch["inputs"]), batch["labels"], over="classes"))
 
 
@@ -56,11 +56,11 @@ def program(
     rules: md.Rules | str = RULES["tensor"],
     batch: int = 512,
 ) -> md.Program:
-    """A training step with Adam, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step with Adam, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
       sizes: as ``init`` takes them.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      rules: layout rules, such as one of ``RULES``.
       batch: examples per step.
     """
     sizes = md.dims(sizes)

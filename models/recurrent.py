@@ -1,17 +1,17 @@
-"""Mamba: a language model of selective recurrences, without attention.
+"""Mamba: a language model of selective state spaces, without attention.
 
 Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces" (2023), section 3.4 and table 12.
 
     x [batch seq embed] -> two branches [batch seq inner]
-    one: a short convolution along seq, then the recurrence; the other gates what comes out
+    one: a short convolution along seq, then the recurrence; the other gates its output
 
-The recurrence goes along ``seq`` with a state of 16 numbers per channel. What it writes, what it reads, and how long
-its steps are, ``step``, depend on the input:
+The recurrence runs along ``seq`` with a state of 16 numbers per channel. ``write``, ``read`` and the step size ``step``
+depend on the input (B, C and delta in the paper):
 
     state = exp(step * decay) * state + step * x * write        [batch inner state]
     out = sum(state * read, over="state")                       [batch inner]
 
-Channels do not meet in it, so ``inner:model`` splits it without any exchange inside the loop.
+Channels are independent, so ``inner:model`` splits the loop without communication inside.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Linear, Matrix, RMSNorm
-from meshdsl.models.training import adamw, flax_program, next_token_loss, token_batch, usual
+from meshdsl.models.training import adamw, flax_program, next_token_loss, standard_strategies, token_batch
 
-SHORTEST, LONGEST = 1e-3, 1e-1  # steps at the start of training
+SHORTEST, LONGEST = 1e-3, 1e-1  # range of initial step sizes
 
-RULES = usual("inner:model")
+RULES = standard_strategies("inner:model")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Config:
     """Sizes of one model.
 
     Args:
-      state: numbers per channel.
-      width: of the convolution.
+      state: size of the state per channel.
+      width: width of the convolution.
     """
 
     layers: int
@@ -49,7 +49,7 @@ class Config:
 
     @property
     def dims(self) -> md.Dims:
-        """The sizes by dim."""
+        """Sizes by dim."""
         return md.dims(
             f"layers={self.layers} embed={self.embed} inner={2 * self.embed} state={self.state} width={self.width} "
             f"rank={ceil(self.embed / 16)} vocab={self.vocab}"
@@ -66,30 +66,30 @@ CONFIGS = {
 
 
 class Convolution(nnx.Module):
-    """Each channel's weighted sum of the last elements along ``seq``, and a bias."""
+    """A causal depthwise convolution along ``seq``, with bias."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.kernel = nnx.Param(md.fan_in(rngs.params(), sizes("width inner"), over="width"))
         self.bias = nnx.Param(md.zeros(sizes("inner")))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``x`` [batch seq inner], with zeros before its first element."""
+        """Convolves ``x [batch seq inner]``, zero-padded on the left."""
         width, seq = self.kernel.get_value().shape["width"], x.shape["seq"]
         wide = md.padded(x, seq=(width - 1, 0))
         terms = (md.index(wide, seq=slice(i, i + seq)) * md.index(self.kernel, width=i) for i in range(width))
         return sum(terms, start=self.bias)
 
 
-class Steps(Linear):
-    """How long a step each channel takes, above 0."""
+class StepSizes(Linear):
+    """The positive step size of each channel."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         super().__init__(sizes, "rank", "inner", sizes["rank"] ** -0.5, rngs)
         first = md.exp(md.uniform(rngs.params(), sizes("inner"), log(SHORTEST), log(LONGEST)))
-        self.bias = nnx.Param(md.log(md.expm1(first)))  # what softplus makes ``first`` of
+        self.bias = nnx.Param(md.log(md.expm1(first)))  # inverse softplus
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """``[batch seq rank]`` to ``[batch seq inner]``."""
+        """Maps ``[batch seq rank]`` to ``[batch seq inner]``."""
         return md.softplus(super().__call__(x))
 
 
@@ -98,13 +98,13 @@ class Recurrence(nnx.Module):
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.write, self.read = (Matrix(sizes, "inner", "state", rngs) for _ in range(2))
-        self.short, self.step = Matrix(sizes, "inner", "rank", rngs), Steps(sizes, rngs)
+        self.short, self.step = Matrix(sizes, "inner", "rank", rngs), StepSizes(sizes, rngs)
         decay = md.log(md.arange(sizes("state"), jnp.float32) + 1)
         self.decay = nnx.Param(md.broadcast(decay, sizes("inner state")))
         self.skip = nnx.Param(md.ones(sizes("inner")))
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """What is read, position by position."""
+        """Returns the recurrence's output at every position."""
         step, decay = self.step(self.short(x)), -md.exp(self.decay)
 
         def one(state: md.Tensor, at: Sequence[md.Tensor]) -> tuple[md.Tensor, md.Tensor]:
@@ -118,7 +118,7 @@ class Recurrence(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Convolution, recurrence and gate, behind a norm and added."""
+    """A pre-norm residual block of convolution, recurrence and gate."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.norm = RMSNorm(sizes)
@@ -127,7 +127,7 @@ class Block(nnx.Module):
         self.down = Matrix(sizes, "inner", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         normal = self.norm(x)
         made = self.recurrence(md.silu(self.convolution(self.up(normal))))
         return x + self.down(made * md.silu(self.gate(normal)))
@@ -143,19 +143,19 @@ class Mamba(nnx.Module):
         self.norm = RMSNorm(sizes)
 
     def __call__(self, tokens: md.Tensor) -> md.Tensor:
-        """Logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
+        """Returns logits ``[batch seq vocab]`` of tokens ``[batch seq]``."""
         x = self.blocks(md.take(self.embed, tokens, over="vocab"))
         return md.dot(self.norm(x), self.embed, over="embed")
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 64, seq: int | None = None) -> md.Program:
-    """A training step with AdamW, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step with AdamW, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: sequences per step.
-      seq: tokens per sequence; default is the config's.
+      seq: tokens per sequence; default: the config's.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     shapes = token_batch(batch, seq or sizes.seq)

@@ -7,10 +7,10 @@ stage is in its 3x3 convolution, where most implementations have it.
     images [batch height width channels] -> stem -> four stages of blocks, each but the first halving height and width
     x -> mean over height and width -> logits [batch classes]
 
-Batch norm takes its statistics over the whole batch, on however many devices it lies; what is used after training,
-the running mean and variance, is state of the step. Blocks of a stage but its first are one stack.
+Batch norm uses the statistics of the global batch, however it is sharded; the running mean and variance for inference
+are state of the step. All blocks of a stage but the first form one stack.
 
-Dims: a kernel is ``[y x channels filters]``; what it makes are channels again.
+Dims: a kernel is ``[y x channels filters]``; ``filters`` of its output are renamed to ``channels``.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ RULES: Strategies = {
     "fsdp": md.Rules("batch:data", params="filters:data", optimizer="filters:data"),
     "zero": md.Rules("batch:data", optimizer="filters:data"),
 }
-KEPT = 0.9  # of the running statistics, per step
-OUT = 4  # times the channels of a bottleneck are what a block makes
+MOMENTUM = 0.9  # of the running statistics, per step
+EXPANSION = 4  # output channels of a block per channel of its bottleneck
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Config:
     """Sizes of one model; images are square.
 
     Args:
-      blocks: per stage.
-      wide: times the channels of the 3x3 convolutions.
+      blocks: blocks per stage.
+      wide: multiplier of the channels of the 3x3 convolutions.
       base: channels of the stem and of the first stage's bottlenecks; every stage doubles them.
       image: pixels on a side.
-      small: images are small: the stem is a 3x3 convolution, nothing is halved before the stages.
+      small: for small images, the stem is a 3x3 convolution without stride or pooling.
     """
 
     blocks: tuple[int, ...]
@@ -65,7 +65,7 @@ CONFIGS = {
 
 
 class BatchNorm(nnx.Module):
-    """Scale and bias after subtracting the batch's mean and dividing by its deviation, per channel."""
+    """Batch norm with scale and bias, per channel."""
 
     def __init__(self, channels: int) -> None:
         dims = f"channels={channels}"
@@ -73,21 +73,21 @@ class BatchNorm(nnx.Module):
         self.mean, self.var = nnx.BatchStat(md.zeros(dims)), nnx.BatchStat(md.ones(dims))
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
-        """``x [batch height width channels]``; in training its own statistics, which go into the running ones."""
+        """Normalises ``x [batch height width channels]`` by batch statistics in training, else by running ones."""
         mean, var = self.measure(x) if train else (self.mean.get_value(), self.var.get_value())
         return (x - mean) * (md.rsqrt(var + 1e-5) * self.scale) + self.bias
 
     def measure(self, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-        """Mean and variance over all dims but channels."""
+        """Returns mean and variance over all dims but channels, and updates the running statistics."""
         mean = md.mean(x, over="batch height width")
         var = md.mean(md.square(x - mean), over="batch height width")
         for running, now in ((self.mean, mean), (self.var, var)):
-            running.set_value(KEPT * running.get_value() + (1 - KEPT) * now)
+            running.set_value(MOMENTUM * running.get_value() + (1 - MOMENTUM) * now)
         return mean, var
 
 
 class Convolution(nnx.Module):
-    """A convolution, then batch norm."""
+    """A convolution followed by batch norm."""
 
     def __init__(self, window: int, inputs: int, outputs: int, rngs: nnx.Rngs, stride: int = 1) -> None:
         self.stride = stride
@@ -96,27 +96,27 @@ class Convolution(nnx.Module):
         self.norm = BatchNorm(outputs)
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
-        """``x`` with other channels, shorter by the stride."""
+        """Returns the convolution of ``x``, downsampled by the stride."""
         kernel = md.rename(self.kernel, y="height", x="width")
         made = md.conv(x, kernel, over="height width", sum="channels", stride=self.stride)
         return self.norm(md.rename(made, filters="channels"), train)
 
 
 class Block(nnx.Module):
-    """A bottleneck: fewer channels, a 3x3 convolution among them, more channels, and what came in is added."""
+    """A residual bottleneck block: 1x1 reduction, 3x3 convolution, 1x1 expansion."""
 
     def __init__(self, inputs: int, middle: int, outputs: int, rngs: nnx.Rngs, stride: int = 1) -> None:
         self.less = Convolution(1, inputs, middle, rngs)
         self.over = Convolution(3, middle, middle, rngs, stride)
         self.more = Convolution(1, middle, outputs, rngs)
-        fits = inputs == outputs and stride == 1
-        self.across = None if fits else Convolution(1, inputs, outputs, rngs, stride)
+        same_shape = inputs == outputs and stride == 1
+        self.across = None if same_shape else Convolution(1, inputs, outputs, rngs, stride)
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
-        """The next ``x``."""
-        made = md.relu(self.over(md.relu(self.less(x, train)), train))
-        kept = x if self.across is None else self.across(x, train)
-        return md.relu(self.more(made, train) + kept)
+        """Returns ``x`` after the block."""
+        hidden = md.relu(self.over(md.relu(self.less(x, train)), train))
+        residual = x if self.across is None else self.across(x, train)
+        return md.relu(self.more(hidden, train) + residual)
 
 
 class Stage(nnx.Module):
@@ -128,7 +128,7 @@ class Stage(nnx.Module):
         self.rest = md.stack(make, f"layers={blocks - 1}", rngs) if blocks > 1 else None
 
     def __call__(self, x: md.Tensor, train: bool) -> md.Tensor:
-        """``x`` after all blocks."""
+        """Returns ``x`` after all blocks."""
         x = self.first(x, train)
         return x if self.rest is None else self.rest(x, train)
 
@@ -141,7 +141,7 @@ class ResNet(nnx.Module):
         base = config.base
         self.stem = Convolution(3 if config.small else 7, config.channels, base, rngs, 1 if config.small else 2)
         widths = [base * 2**i for i in range(len(config.blocks))]
-        came = [base, *(width * OUT for width in widths)]
+        came = [base, *(width * EXPANSION for width in widths)]
         self.stages = nnx.List(
             Stage(came[i], widths[i] * config.wide, came[i + 1], blocks, 1 if i == 0 else 2, rngs)
             for i, blocks in enumerate(config.blocks)
@@ -151,7 +151,7 @@ class ResNet(nnx.Module):
         self.bias = nnx.Param(md.zeros(f"classes={config.classes}"))
 
     def __call__(self, images: md.Tensor, train: bool) -> md.Tensor:
-        """Logits ``[batch classes]`` of images ``[batch height width channels]``."""
+        """Returns logits ``[batch classes]`` of images ``[batch height width channels]``."""
         x = md.relu(self.stem(images, train))
         if not self.small:
             x = md.max_pool(x, over="height width", window=3, stride=2, padding="SAME")
@@ -161,20 +161,20 @@ class ResNet(nnx.Module):
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optimizer: Any = None) -> md.Program:
-    """A training step, by shapes only: ``step(params, statistics, opt_state, batch)``.
+    """Returns a training step, as shapes: ``step(params, statistics, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: images per step.
-      optimizer: an optax optimizer; default is the paper's gradient descent with momentum and weight decay.
+      optimizer: an optax optimizer; default: the paper's gradient descent with momentum and weight decay.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     graph = nnx.graphdef(nnx.eval_shape(lambda: ResNet(sizes, nnx.Rngs(0))))
     optimizer = optimizer or optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9))
 
     def loss(params: Any, statistics: Any, batch: Any) -> Any:
-        model = nnx.merge(graph, params, statistics, copy=True)  # its running statistics are set
+        model = nnx.merge(graph, params, statistics, copy=True)  # the call updates its running statistics
         logits = model(batch["images"], train=True)
         value = md.mean(md.cross_entropy(logits, batch["labels"], over="classes"))
         return value, nnx.state(model, nnx.BatchStat)

@@ -3,13 +3,13 @@
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020), sections
 2.1 and 3.7; without dropout.
 
-    words [batch source] -> encoder -> seen [batch source embed]
-    words [batch seq], seen -> decoder -> logits [batch seq vocab]
+    source tokens [batch source] -> encoder -> memory [batch source embed]
+    target tokens [batch seq], memory -> decoder -> logits [batch seq vocab]
 
-Scores are not scaled, but have a bias for the distance between the two positions: one number per head and bucket
-of distances, the same in all layers.
+Attention scores are not scaled; instead they get a learned bias by relative position, one number per head and bucket of
+distances, shared by all layers.
 
-Dims: ``seq`` are positions that look, ``key`` those that are looked at; ``hidden`` of the perceptron.
+Dims: ``seq`` for query positions, ``key`` for attended positions; ``hidden`` of the perceptron.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Matrix, RMSNorm
-from meshdsl.models.training import adamw, flax_program, token_batch, usual
+from meshdsl.models.training import adamw, flax_program, standard_strategies, token_batch
 
 BUCKETS, FARTHEST, VOCABULARY = 32, 128, 32128
 
-RULES = usual("heads:model hidden:model")
+RULES = standard_strategies("heads:model hidden:model")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one model; ``layers`` of the encoder, and as many of the decoder."""
+    """Sizes of one model; encoder and decoder have ``layers`` layers each."""
 
     layers: int
     embed: int
@@ -43,7 +43,7 @@ class Config:
 
     @property
     def dims(self) -> md.Dims:
-        """The sizes by dim."""
+        """Sizes by dim."""
         return md.dims(
             f"layers={self.layers} embed={self.embed} hidden={self.hidden} heads={self.heads} head={self.head} "
             f"buckets={BUCKETS} vocab={self.vocab}"
@@ -60,17 +60,17 @@ CONFIGS = {
 
 
 class Attention(nnx.Module):
-    """Attention of ``[batch seq embed]`` to ``[batch key embed]``, its norm before it, added to what came in."""
+    """Pre-norm residual attention of ``[batch seq embed]`` to ``[batch key embed]``."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
-        small = (sizes["embed"] * sizes["head"]) ** -0.5  # in place of the scale of scores
+        small = (sizes["embed"] * sizes["head"]) ** -0.5  # replaces the scaling of scores
         self.norm = RMSNorm(sizes)
         self.query = Matrix(sizes, "embed", "heads head", rngs, small)
         self.key, self.value = (Matrix(sizes, "embed", "heads head", rngs) for _ in range(2))
         self.out = Matrix(sizes, "heads head", "embed", rngs)
 
     def __call__(self, x: md.Tensor, bias: Any, seen: Any = None) -> md.Tensor:
-        """``x`` and what it takes from ``seen``, or from itself; ``bias`` is added to the scores."""
+        """Returns ``x`` plus its attention to ``seen`` (default: to itself); ``bias`` is added to the scores."""
         query = self.norm(x)
         other = md.rename(query, seq="key") if seen is None else seen
         scores = md.dot(self.query(query), self.key(other), over="head") + bias
@@ -78,68 +78,68 @@ class Attention(nnx.Module):
 
 
 class Perceptron(nnx.Module):
-    """Up, rectified, and down, behind a norm and added."""
+    """A pre-norm residual ReLU perceptron."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.norm = RMSNorm(sizes)
         self.up, self.down = Matrix(sizes, "embed", "hidden", rngs), Matrix(sizes, "hidden", "embed", rngs)
 
     def __call__(self, x: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         return x + self.down(md.relu(self.up(self.norm(x))))
 
 
 class EncoderBlock(nnx.Module):
-    """Attention to itself and a perceptron."""
+    """Self-attention and a perceptron."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.itself, self.mlp = Attention(sizes, rngs), Perceptron(sizes, rngs)
 
     def __call__(self, x: md.Tensor, bias: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         return self.mlp(self.itself(x, bias))
 
 
 class DecoderBlock(nnx.Module):
-    """Attention to itself and to what the encoder made, and a perceptron."""
+    """Self-attention, cross-attention to the encoder's output, and a perceptron."""
 
     def __init__(self, sizes: md.Dims, rngs: nnx.Rngs) -> None:
         self.itself, self.other = Attention(sizes, rngs), Attention(sizes, rngs)
         self.mlp = Perceptron(sizes, rngs)
 
     def __call__(self, x: md.Tensor, bias: md.Tensor, seen: md.Tensor) -> md.Tensor:
-        """The next ``x``."""
+        """Returns ``x`` after the block."""
         return self.mlp(self.other(self.itself(x, bias), 0.0, seen))
 
 
-class Distances(nnx.Module):
-    """The bias of scores for the distance between two positions, ``[heads seq key]``."""
+class RelativeBias(nnx.Module):
+    """The bias of attention scores by relative position, ``[heads seq key]``."""
 
     def __init__(self, sizes: md.Dims, both_ways: bool, rngs: nnx.Rngs) -> None:
         self.both_ways = both_ways
         self.table = nnx.Param(md.normal(rngs.params(), sizes("heads buckets"), sizes["embed"] ** -0.5))
 
     def __call__(self, dims: md.Dims) -> md.Tensor:
-        """For the sizes of ``seq``; without ``both_ways`` what comes later is never looked at."""
+        """Returns the bias for the size of ``seq``; without ``both_ways``, later positions are masked."""
         seq, key = md.arange(dims), md.rename(md.arange(dims), seq="key")
-        bias = md.take(self.table, buckets(key - seq, self.both_ways), over="buckets")
+        bias = md.take(self.table, distance_bucket(key - seq, self.both_ways), over="buckets")
         return bias if self.both_ways else md.where(key <= seq, bias, -1e9)
 
 
 class T5(nnx.Module):
-    """The model; sizes as ``Config.dims`` gives them."""
+    """The model, with the sizes of ``Config.dims``."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
         self.embed = nnx.Param(md.normal(rngs.params(), sizes("vocab embed")))
-        self.around, self.before = Distances(sizes, True, rngs), Distances(sizes, False, rngs)
+        self.around, self.before = RelativeBias(sizes, True, rngs), RelativeBias(sizes, False, rngs)
         layers, remat = sizes("layers"), config.remat
         self.encoder = md.stack(lambda rngs: EncoderBlock(sizes, rngs), layers, rngs, remat)
         self.decoder = md.stack(lambda rngs: DecoderBlock(sizes, rngs), layers, rngs, remat)
         self.norm1, self.norm2 = RMSNorm(sizes), RMSNorm(sizes)
 
     def __call__(self, batch: dict[str, md.Tensor]) -> md.Tensor:
-        """Logits ``[batch seq vocab]`` of what follows ``inputs [batch seq]``, given ``source [batch source]``."""
+        """Returns logits ``[batch seq vocab]`` for ``inputs [batch seq]``, given ``source [batch source]``."""
         source, inputs = md.rename(batch["source"], source="seq"), batch["inputs"]
         x = md.take(self.embed, source, over="vocab")
         seen = md.rename(self.norm1(self.encoder(x, self.around(source.shape("seq")))), seq="key")
@@ -148,12 +148,12 @@ class T5(nnx.Module):
         return md.dot(x * x.shape["embed"] ** -0.5, self.embed, over="embed")
 
 
-def buckets(distance: md.Tensor, both_ways: bool) -> md.Tensor:
-    """The bucket of a distance: half of them for one distance each, the others wider and wider up to ``FARTHEST``.
+def distance_bucket(distance: md.Tensor, both_ways: bool) -> md.Tensor:
+    """Returns the bucket of a distance: half of the buckets hold one distance each, the others grow up to ``FARTHEST``.
 
     Args:
-      distance: of the position looked at from the one that looks, negative where it comes before.
-      both_ways: half of all buckets are for what comes later, which else shares the bucket of distance 0.
+      distance: attended minus query position.
+      both_ways: whether half of all buckets are for later positions, which otherwise share the bucket of distance 0.
     """
     count = BUCKETS // 2 if both_ways else BUCKETS
     far = abs(distance) if both_ways else md.maximum(-distance, 0)
@@ -164,21 +164,21 @@ def buckets(distance: md.Tensor, both_ways: bool) -> md.Tensor:
 
 
 def loss(model: T5, batch: dict[str, md.Tensor]) -> md.Tensor:
-    """The mean cross-entropy of the answers' words."""
+    """Returns the mean cross-entropy of the target tokens."""
     return md.mean(md.cross_entropy(model(batch), batch["targets"], over="vocab"))
 
 
 def program(
     config: Config | str, rules: md.Rules | str, batch: int = 128, source: int = 512, seq: int = 114
 ) -> md.Program:
-    """A training step with AdamW in place of Adafactor, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step with AdamW in place of Adafactor, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: pairs of sequences per step.
-      source: words that the encoder reads.
-      seq: words of the answer; 114 is what span corruption makes of 512.
+      source: source tokens per pair.
+      seq: target tokens per pair; span corruption of 512 source tokens yields 114.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     words = md.named(jax.ShapeDtypeStruct((batch, source), jnp.int32), "batch source")

@@ -1,4 +1,4 @@
-"""What models share: the step that trains them, rules for their usual strategies, programs and batches by shapes."""
+"""Shared by the models: training steps, rules of standard strategies, programs and batches as shapes."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,11 +13,11 @@ import meshdsl as md
 Strategies: TypeAlias = dict[str, str | md.Rules]
 
 
-def usual(split: str) -> Strategies:
-    """The strategies of a model with a dim ``embed``: data, tensor, FSDP, ZeRO-1, and the first and third of these.
+def standard_strategies(split: str) -> Strategies:
+    """Returns layout rules by strategy for a model with a dim ``embed``: data, tensor, FSDP, ZeRO-1, FSDP with tensor.
 
     Args:
-      split: the dims that tensor parallelism splits, as layout rules.
+      split: layout rules of the dims that tensor parallelism splits.
     """
     sharded = {"params": "embed:data", "optimizer": "embed:data"}
     return {
@@ -30,7 +30,7 @@ def usual(split: str) -> Strategies:
 
 
 def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
-    """``step(params, opt_state, batch) -> params, opt_state, loss``."""
+    """Returns ``step(params, opt_state, batch) -> (params, opt_state, loss)``."""
 
     def step(params: Any, opt_state: Any, batch: Any) -> Any:
         value, gradient = jax.value_and_grad(loss)(params, batch)
@@ -40,8 +40,8 @@ def train_step(loss: Callable[..., Any], optimizer: Any) -> Callable[..., Any]:
     return step
 
 
-def bound(make: Callable[[nnx.Rngs], nnx.Module]) -> Callable[..., Any]:
-    """``model(params)``: the model that ``make`` makes, with these variables in place of its own."""
+def model_function(make: Callable[[nnx.Rngs], nnx.Module]) -> Callable[..., Any]:
+    """Returns a function from parameters to the model that ``make`` builds, with those parameters."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
     return lambda *states: nnx.merge(graph, *states)
 
@@ -54,15 +54,15 @@ def flax_program(
     optimizer: Any,
     dtype: str = "float32",
 ) -> md.Program:
-    """A training step of a flax model, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns the training step of a flax model, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      make: makes the model from random streams.
-      loss: of the model and a batch.
+      make: builds the model from random streams.
+      loss: ``(model, batch) -> scalar``.
       batch: the shapes of a batch.
-      rules: which mesh axes split which dims.
+      rules: layout rules.
       optimizer: an optax optimizer.
-      dtype: in which it computes, from parameters that are cast once per step; they and their gradients are float32.
+      dtype: compute dtype; parameters are float32 and cast once per step, and gradients are float32.
     """
     graph, params = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
@@ -78,12 +78,12 @@ def flax_program(
 
 
 def adamw(rate: float) -> Any:
-    """AdamW with gradients clipped, as most language models use it, at a constant rate (Brown et al. 2020, B)."""
+    """Returns AdamW with gradient clipping at a constant learning rate (Brown et al. 2020, appendix B)."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95, weight_decay=0.1))
 
 
 def image_batch(batch: int, side: int, channels: int) -> dict[str, md.Tensor]:
-    """The shapes of square images, ``[batch height width channels]``, and of their labels, ``[batch]``."""
+    """Returns the shapes of square images, ``[batch height width channels]``, and labels, ``[batch]``."""
     images = jax.ShapeDtypeStruct((batch, side, side, channels), jnp.float32)
     return {
         "images": md.named(images, "batch height width channels"),
@@ -92,16 +92,16 @@ def image_batch(batch: int, side: int, channels: int) -> dict[str, md.Tensor]:
 
 
 def token_batch(batch: int, seq: int) -> dict[str, md.Tensor]:
-    """The shapes of tokens and of those that follow them, ``[batch seq]``."""
+    """Returns the shapes of input and target tokens, ``[batch seq]``."""
     return dict.fromkeys(("inputs", "targets"), md.named(jax.ShapeDtypeStruct((batch, seq), jnp.int32), "batch seq"))
 
 
 def next_token_loss(model: Any, batch: Any) -> Any:
-    """The mean cross-entropy of a language model's logits ``[batch seq vocab]``."""
+    """Returns the mean cross-entropy of a language model's logits ``[batch seq vocab]``."""
     logits = model(batch["inputs"]).astype("float32")
     return md.mean(md.cross_entropy(logits, batch["targets"], over="vocab"))
 
 
 def label_loss(model: Any, batch: Any) -> Any:
-    """The mean cross-entropy of a classifier's logits ``[batch classes]`` of images."""
+    """Returns the mean cross-entropy of an image classifier's logits ``[batch classes]``."""
     return md.mean(md.cross_entropy(model(batch["images"]), batch["labels"], over="classes"))

@@ -1,4 +1,4 @@
-"""ViT: an image as a sequence of patches, read by a transformer encoder with a class token.
+"""ViT: a transformer encoder on image patches with a class token.
 
 Dosovitskiy et al., "An Image Is Worth 16x16 Words" (2021), table 1; without dropout, and with one linear layer as
 the head, as in the paper's fine-tuning.
@@ -18,14 +18,14 @@ from flax import nnx
 
 import meshdsl as md
 from meshdsl.models.layers import Block, Linear, Norm
-from meshdsl.models.training import flax_program, image_batch, label_loss, usual
+from meshdsl.models.training import flax_program, image_batch, label_loss, standard_strategies
 
-RULES = usual("heads:model hidden:model")
+RULES = standard_strategies("heads:model hidden:model")
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one model; images are square, ``image`` on a side, patches ``patch``."""
+    """Sizes of one model; ``image`` and ``patch`` are the side lengths of the square images and patches, in pixels."""
 
     layers: int
     embed: int
@@ -38,7 +38,7 @@ class Config:
 
     @property
     def dims(self) -> md.Dims:
-        """The sizes by dim."""
+        """Sizes by dim."""
         return md.dims(
             f"layers={self.layers} embed={self.embed} heads={self.heads} head={self.embed // self.heads} "
             f"hidden={4 * self.embed} y={self.patch} x={self.patch} channels={self.channels} "
@@ -54,7 +54,7 @@ CONFIGS = {
 
 
 class ViT(nnx.Module):
-    """The model; sizes as ``Config.dims`` gives them."""
+    """The model, with the sizes of ``Config.dims``."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs) -> None:
         sizes = config.dims
@@ -66,7 +66,7 @@ class ViT(nnx.Module):
         self.norm, self.head = Norm(sizes), Linear(sizes, "embed", "classes", 0.02, rngs)
 
     def __call__(self, images: md.Tensor) -> md.Tensor:
-        """Logits ``[batch classes]`` of images ``[batch height width channels]``."""
+        """Returns logits ``[batch classes]`` of images ``[batch height width channels]``."""
         y, x = self.sizes("y"), self.sizes("x")
         cut = md.split(images, height=md.dims("rows") + y, width=md.dims("columns") + x)
         patches = md.merge(self.patches(cut), seq="rows columns")
@@ -76,13 +76,13 @@ class ViT(nnx.Module):
 
 
 def program(config: Config | str, rules: md.Rules | str, batch: int = 256, optimizer: Any = None) -> md.Program:
-    """A training step, by shapes only: ``step(params, opt_state, batch)``.
+    """Returns a training step, as shapes: ``step(params, opt_state, batch)``.
 
     Args:
-      config: the name of one of ``CONFIGS``, or sizes of your own.
-      rules: which mesh axes split which dims, such as one of ``RULES``.
+      config: a name in ``CONFIGS``, or a ``Config``.
+      rules: layout rules, such as one of ``RULES``.
       batch: images per step.
-      optimizer: an optax optimizer; default is AdamW as in the paper's table 3.
+      optimizer: an optax optimizer; default: AdamW as in the paper's table 3.
     """
     sizes = CONFIGS[config] if isinstance(config, str) else config
     optimizer = optimizer or optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))

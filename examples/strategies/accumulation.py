@@ -1,7 +1,7 @@
-"""Gradient accumulation: microbatches one after the other, and one reduction per step, found by the planner.
+"""Gradient accumulation: sequential microbatches with one all-reduce per step, found by the planner.
 
 Horovod's backward_passes_per_step and DDP's no_sync (Li et al., PyTorch Distributed, VLDB 2020, section 3.2.4):
-however many microbatches there are, 2 n (k - 1) / k.
+2 n (k - 1) / k for any number of microbatches.
 """
 
 import jax
@@ -18,10 +18,10 @@ def loss(params, batch):
 
 
 def step(params, batch):
-    def more(total, part):
+    def accumulate(total, part):
         return jax.tree.map(jnp.add, total, jax.grad(loss)(params, part)), None
 
-    total, _ = jax.lax.scan(more, jax.tree.map(jnp.zeros_like, params), batch)
+    total, _ = jax.lax.scan(accumulate, jax.tree.map(jnp.zeros_like, params), batch)
     return jax.tree.map(lambda w, g: w - 0.1 * g / MICROBATCHES, params, total)
 
 

@@ -1,9 +1,9 @@
-"""Gradients in bfloat16 with error feedback: what rounding loses is added to the next gradient.
+"""Gradients in bfloat16 with error feedback: rounding errors are added to the next gradient.
 
-Seide et al., 1-Bit SGD, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019. Parts of the rounded
+Seide et al., 1-Bit SGD, 2014; Karimireddy et al., Error Feedback Fixes SignSGD, 2019. Shards of the rounded
 gradients are exchanged and averaged in float32, and the averages gathered, as in Tang et al., 1-bit Adam, 2021:
-half of the bytes of data parallelism. Replicas are a dim of the gradients, and the one stated line is where they
-are summed.
+half of the bytes of data parallelism. Replicas are a dim of the gradients; the one constraint shards them for the
+sum.
 """
 
 import jax
@@ -20,7 +20,7 @@ def loss(params, batch):
 
 
 def mean(rounded):
-    """Of all replicas, [replica a b] -> [a b], each device a part of it."""
+    """Averages over replicas, [replica a b] -> [a b], each device a shard."""
     parts = md.constrain(rounded, "data=S(1)")
     return parts.astype(jnp.float32).mean(0).astype(rounded.dtype)
 

@@ -1,8 +1,8 @@
-"""Gradients in int8 with error feedback, there and back: what rounding loses is added to the next gradient.
+"""Gradients in int8 with error feedback in both directions: rounding errors are added to the next gradient.
 
-Dettmers, 8-Bit Approximations for Parallelism, 2016; error feedback on both ways as in Tang et al., 1-bit Adam, 2021.
-Each row has a scale in float32. Parts are exchanged, averaged, rounded once more and gathered: a quarter of the bytes
-of data parallelism, and the scales. Replicas are a dim of the gradients; the one stated line is where they are summed.
+Dettmers, 8-Bit Approximations for Parallelism, 2016; error feedback in both directions as in Tang et al., 1-bit Adam, 2021.
+Each row has a scale in float32. Shards are exchanged, averaged, rounded again and gathered: a quarter of the bytes of
+data parallelism, plus the scales. Replicas are a dim of the gradients; the constraint in ``send`` shards their sum.
 """
 
 import jax
@@ -29,7 +29,7 @@ def exact(small, scale):
 
 
 def send(gradient, lost):
-    """The mean over replicas as all devices get it, and what each replica and each part of the mean has lost."""
+    """Returns the mean over replicas, gathered, and the rounding errors of each replica and of the mean."""
     mine = gradient + lost["replica"]
     small, scale = rounded(mine)
     parts = exact(md.constrain(small, "data=S(1)"), md.constrain(scale, "data=S(1)"))

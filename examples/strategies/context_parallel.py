@@ -1,6 +1,6 @@
 """Context parallelism: the sequence is split; keys and values are gathered for attention, their gradients reduced.
 
-Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2: all-gathers of K and V. Weights are whole, so their
+Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.2: all-gathers of K and V. Weights are replicated, so their
 gradients are reduced as in data parallelism.
 """
 

@@ -1,8 +1,8 @@
-"""Synchronous data parallelism: each device takes its part of the batch, and gradients are summed once per step.
+"""Synchronous data parallelism: each device takes a shard of the batch; gradients are all-reduced once per step.
 
-Horovod (Sergeev and Del Balso, 2018); a ring sends 2 n (k - 1) / k of n bytes (Patarasuk and Yuan, 2009). Where
-latency counts, each gradient is one all-reduce; where it does not, the planner halves it around the update (see
-zero.py).
+Horovod (Sergeev and Del Balso, 2018); a ring sends 2 n (k - 1) / k of n bytes (Patarasuk and Yuan, 2009). If
+latency matters, each gradient is one all-reduce; if not, the planner splits it into a reduce-scatter before the
+update and an all-gather after it (see zero.py).
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""DiLoCo: replicas take AdamW steps of their own; what they moved by on average is a gradient for Nesterov's momentum.
+"""DiLoCo: replicas take local AdamW steps; their mean displacement is the outer gradient for Nesterov momentum.
 
-Douillard et al., DiLoCo, 2023. Each replica has an optimizer state of its own, which nobody exchanges; parameters and
-the outer momentum are on all devices. One all-reduce after STEPS steps: 2 n (k - 1) / k.
+Douillard et al., DiLoCo, 2023. Each replica has a local optimizer state that is never exchanged; parameters and the
+outer momentum are replicated. One all-reduce after STEPS steps: 2 n (k - 1) / k.
 """
 
 import jax
@@ -20,12 +20,12 @@ def loss(params, batch):
 
 
 def alone(params, inner, batches):
-    def move(state, batch):
+    def local_step(state, batch):
         params, inner = state
         updates, inner = INNER.update(jax.grad(loss)(params, batch), inner, params)
         return (optax.apply_updates(params, updates), inner), None
 
-    return jax.lax.scan(move, (params, inner), batches)[0]
+    return jax.lax.scan(local_step, (params, inner), batches)[0]
 
 
 def step(params, inner, outer, batch):

@@ -1,7 +1,7 @@
-"""Expert parallelism: tokens go to the devices of their experts and back, two all-to-alls per layer and direction.
+"""Expert parallelism: tokens are sent to their experts' devices and back, two all-to-alls per layer and direction.
 
-Lepikhin et al., GShard, 2020, section 3.2; Fedus et al., Switch Transformers, 2021. What all devices hold (here the
-layer below and the router) is data parallel.
+Lepikhin et al., GShard, 2020, section 3.2; Fedus et al., Switch Transformers, 2021. Replicated parameters (here the
+layer below and the router) are data parallel.
 """
 
 import jax
@@ -14,7 +14,7 @@ GROUPS, TOKENS, EMBED, EXPERTS, HIDDEN, SLOTS = 8, 32, 32, 8, 128, 8
 
 
 def mixture(params, x):
-    """The best expert of each token, as far as it has a slot free; x is [group token embed]."""
+    """Routes each token to its best expert, up to the expert's capacity; x is [group token embed]."""
     chance = jax.nn.softmax(x @ params["router"])
     chosen = jax.nn.one_hot(jnp.argmax(chance, -1), EXPERTS)
     place = ((jnp.cumsum(chosen, axis=1) - 1) * chosen).sum(-1)
@@ -46,7 +46,7 @@ mesh = md.Mesh(data=8, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, li
 program = md.Program(step, (params, batch), layouts={"**": "data=S(0)", **whole})
 
 s = 4 * EXPERTS * GROUPS * SLOTS * EMBED  # bytes of all slots of all experts
-n = 4 * (EMBED**2 + EMBED * EXPERTS)  # bytes of what is data parallel
+n = 4 * (EMBED**2 + EMBED * EXPERTS)  # bytes of the data-parallel parameters
 sizes = {"s": s, "n": n, "k": 8}
 published = {"all-to-all over data": "2 * 2 * s / k * (k - 1) / k", "all-reduce over data": "2 * n * (k - 1) / k"}
 

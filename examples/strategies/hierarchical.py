@@ -1,8 +1,8 @@
-"""All-reduce over nodes in three parts, found by the planner: within the node, across, and within again.
+"""Hierarchical all-reduce, found by the planner: reduce-scatter in the node, all-reduce across, all-gather in the node.
 
 BytePS (Jiang et al., OSDI 2020), NCCL and BlueConnect (Cho et al., 2019): each of the k devices of a node reduces
-its part over the m nodes, so the slow link carries 2 n / k (m - 1) / m. The update runs on that part too, before it
-is gathered. Were the slow link's latency as small as the fast one's, the parts would be split over the nodes as well.
+its shard over the m nodes, so the slow link carries 2 n / k (m - 1) / m. The update runs on that shard, before it is
+gathered. If the slow link's latency were as small as the fast one's, shards would be split over the nodes as well.
 """
 
 import jax

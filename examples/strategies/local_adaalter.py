@@ -1,4 +1,4 @@
-"""Local AdaAlter: replicas take adaptive steps of their own; parameters and squared gradients are averaged after some.
+"""Local AdaAlter: replicas take local adaptive steps, then average parameters and squared gradients.
 
 Xie et al., Local AdaAlter, 2019: the denominator is that of the last average, plus a constant per step since, so that
 replicas agree on it. Twice the bytes of local SGD: 2 * 2 n (k - 1) / k after STEPS steps.
@@ -23,7 +23,7 @@ def average(tree):
 
 
 def step(params, squares, batch):
-    agreed = squares  # since the last average
+    agreed = squares  # as of the last average
 
     def alone(state, inputs):
         (params, squares), (number, part) = state, inputs

@@ -1,4 +1,4 @@
-"""Local SGD, or DiLoCo without its outer momentum: replicas take steps of their own, and are averaged after some.
+"""Local SGD, or DiLoCo without outer momentum: replicas take local steps, then average their parameters.
 
 Stich, Local SGD, 2018; Douillard et al., DiLoCo, 2023. Replicas are a dim of the parameters, so the average is one
 all-reduce after STEPS steps: 2 n (k - 1) / k.

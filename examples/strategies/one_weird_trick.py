@@ -1,8 +1,8 @@
-"""One weird trick: convolutions are data parallel and dense layers are split, which the planner finds by itself.
+"""One weird trick: convolutions are data parallel and dense layers model parallel, found by the planner.
 
-Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014: activations are exchanged where
-the convolutions end, and the many weights of dense layers stay where they are. The result is reduced to where its
-labels are.
+Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014: activations are exchanged after
+the convolutions, and the many weights of dense layers are never sent. The output is reduce-scattered to the layout of
+the labels.
 """
 
 import jax
@@ -39,7 +39,7 @@ links = (Link(latency=1e-6, bandwidth=1e7),)
 mesh = md.Mesh(data=8, topology=md.Topology("small", 1e8, 1e8, 1e9, 4e9, 0.0, links))
 program = md.Program(step, (params, batch), layouts={"batch/*": "data=S(0)"})
 
-a = 4 * BATCH * SIDE**2 * MADE  # bytes of what the convolution makes
+a = 4 * BATCH * SIDE**2 * MADE  # bytes of the convolution's output
 y = 4 * BATCH * HIDDEN  # bytes of the result
 n = 4 * 9 * CHANNELS * MADE  # bytes of the kernel
 sizes = {"a": a, "y": y, "n": n, "k": 8}

@@ -1,4 +1,4 @@
-"""Parameter servers beside the workers: each device serves a part of the parameters; all pull them and push gradients.
+"""Parameter servers colocated with workers: each device owns a shard of the parameters; all pull them, push gradients.
 
 Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014. With as many servers as
 workers, each pulls n (k - 1) / k bytes and pushes as many.

@@ -1,7 +1,7 @@
-"""Sequence parallelism beside tensor parallelism: between the products, activations are split along the sequence.
+"""Sequence parallelism with tensor parallelism: between the matmuls, activations are split along the sequence.
 
 Korthikanti et al., Reducing Activation Recomputation, 2022, section 4.2.2: each all-reduce of Megatron becomes an
-all-gather and a reduce-scatter with the same bytes. Where latency does not count, the planner finds it.
+all-gather and a reduce-scatter with the same bytes. If latency is negligible, the planner finds it.
 """
 
 import jax

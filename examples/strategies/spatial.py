@@ -1,4 +1,4 @@
-"""Convolutions split by height, found by the planner for few large images: neighbours exchange the rows at the borders.
+"""Convolutions split by height, found by the planner for few large images: neighbours exchange halo rows.
 
 Jia et al., OptCNN, ICML 2018 (hidden dimensions), and FlexFlow, 2019; Dryden et al., 2019: a kernel of 3 needs one
 row from either side, forward and backward; the gradient with respect to the images is not needed. Kernels are data

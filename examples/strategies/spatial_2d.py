@@ -1,8 +1,8 @@
-"""Convolutions split by height and by width at once, found by the planner: rows, columns and corners are exchanged.
+"""Convolutions split by height and width, found by the planner: halo rows, columns and corners are exchanged.
 
-Jia et al., OptCNN, ICML 2018 (hidden dimensions), and FlexFlow, 2019; Dryden et al., IPDPS 2019: of a block of h by w,
-a kernel of 3 needs 2 (h + w) + 4 pixels of others, forward and backward. Here the corners are sent with the columns,
-which have got them with the rows. Kernels are data parallel.
+Jia et al., OptCNN, ICML 2018 (hidden dimensions), and FlexFlow, 2019; Dryden et al., IPDPS 2019: for a block of h by
+w, a kernel of 3 needs 2 (h + w) + 4 remote pixels, forward and backward. Here corners are sent with the columns, after
+the rows were exchanged. Kernels are data parallel.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered instead of its sum reduced.
+"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered instead of reducing the gradient.
 
 Xie et al., 2014; Poseidon (Zhang et al., ATC 2017, table 1): a gradient of m by n is the product of b rows of m and
-b of n, so gathering these is less below a batch of 2 m n / (m + n). The planner changes over there by itself:
+b of n, so gathering these sends less for batches below 2 m n / (m + n). The planner switches there by itself:
 build(batch) is the program.
 """
 
@@ -23,7 +23,7 @@ def step(params, batch):
 
 
 def build(examples):
-    """The program for a batch of so many examples."""
+    """Returns the program for a batch of this many examples."""
     batch = {name: jax.ShapeDtypeStruct((examples, size), jnp.float32) for name, size in (("x", IN), ("y", OUT))}
     params = jax.ShapeDtypeStruct((IN, OUT), jnp.float32)
     return md.Program(step, (params, batch), layouts={"batch/*": "data=S(0)", "params": "data=B"})

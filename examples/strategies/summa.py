@@ -1,4 +1,4 @@
-"""A matrix product over a grid of devices: rows of one matrix are gathered, and columns of the other.
+"""A matmul over a grid of devices: block rows of one matrix and block columns of the other are gathered.
 
 Van de Geijn and Watts, SUMMA, 1997: each device of a grid of r by c receives the rest of its block row and of its
 block column.

@@ -1,7 +1,7 @@
 """Cross-entropy over a split vocabulary: logits are never gathered; the maxima and the sums are reduced.
 
 Shoeybi et al., Megatron-LM, 2019, section 3: communication of the size of the tokens t, not of tokens times
-vocabulary. The gradient of the hidden states is one all-reduce, as of any layer that is split by columns.
+vocabulary. The gradient of the hidden states is one all-reduce, as for any column-parallel layer.
 """
 
 import jax
@@ -19,7 +19,7 @@ def loss(embed, x, words):
 
 
 def step(embed, x, words):
-    """The updated table, and what the layers below need."""
+    """Returns the updated table and the gradient for the layers below."""
     gradient, below = jax.grad(loss, argnums=(0, 1))(embed, x, words)
     return embed - 0.1 * gradient, below
 

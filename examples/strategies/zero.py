@@ -1,6 +1,6 @@
-"""ZeRO-1 and ZeRO-2: optimizer state and reduced gradients are split over the data axis, parameters are whole.
+"""ZeRO-1 and ZeRO-2: optimizer state and reduced gradients are sharded over the data axis, parameters replicated.
 
-Rajbhandari et al., ZeRO, SC 2020, section 7: a reduce-scatter of gradients and an all-gather of parameters, as many
+Rajbhandari et al., ZeRO, SC 2020, section 7: a reduce-scatter of gradients and an all-gather of parameters, the same
 bytes as the all-reduce of data parallelism.
 """
 

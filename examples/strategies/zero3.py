@@ -1,8 +1,8 @@
-"""ZeRO-3, or FSDP: parameters are split too, and gathered layer by layer, for the backward pass once more.
+"""ZeRO-3, or FSDP: parameters are sharded too, gathered layer by layer, and again for the backward pass.
 
-Rajbhandari et al., ZeRO, SC 2020, section 7: 3 n (k - 1) / k bytes. The backward pass begins with the last of the
-layers, which is still whole: it is not gathered again (nor in Zhao et al., PyTorch FSDP, VLDB 2023, section 4).
-Without the limit on memory the planner keeps what it has gathered, and sends 2 n (k - 1) / k.
+Rajbhandari et al., ZeRO, SC 2020, section 7: 3 n (k - 1) / k bytes. The backward pass starts with the last
+layer, which is still gathered and not gathered again (as in Zhao et al., PyTorch FSDP, VLDB 2023, section 4).
+Without the memory limit the planner keeps gathered parameters live, and sends 2 n (k - 1) / k.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Three ways to attend: the same numbers and gradients, and what a plan counts of each."""
+"""Variants of attention: equal numbers and gradients, and what a plan counts of each."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models import gpt
-from meshdsl.models.attention import WAYS, _causal, _whole, attention
+from meshdsl.models.attention import VARIANTS, _bidirectional, _causal, attention
 from tests.models.values import quick, start
 
 RNG = np.random.default_rng(3)
@@ -36,7 +36,7 @@ def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
         return jax.value_and_grad(total)(given)
 
     expected = run("products")
-    for way in WAYS[1:]:
+    for way in VARIANTS[1:]:
         for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(run(way)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
@@ -44,7 +44,7 @@ def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
 def test_the_rules_of_fused_attention_hold():
     shapes = [(2, 6, 2, 3, 4), (2, 6, 2, 4), (2, 6, 2, 4)]
     arrays = [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
-    rows = _whole.check(*arrays), _causal.check(*arrays, jnp.arange(6))
+    rows = _bidirectional.check(*arrays), _causal.check(*arrays, jnp.arange(6))
     assert all(any(row.outputs == (md.S(dim),) for row in found) for found in rows for dim in (0, 1, 2))
 
 
@@ -55,7 +55,7 @@ def planned(way):
 
 
 def test_fused_attention_is_planned_without_its_weights():
-    whole, again, fused, masked = map(planned, WAYS)
+    whole, again, fused, masked = map(planned, VARIANTS)
     assert fused.memory < again.memory < whole.memory
     assert not fused.notes and "ruled" in fused.operations
     assert fused.seconds < masked.seconds < whole.seconds

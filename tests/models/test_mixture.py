@@ -43,7 +43,7 @@ def test_tokens_are_seated_first_come_first_served(choices, capacity, weighed):
     config = replace(CONFIG, choices=choices, capacity=capacity, weighed=weighed)
     drawn = np.random.default_rng(choices).dirichlet(np.ones(4), (6, 4)).astype(np.float32)
     chances = md.named(drawn[None], "batch group place gates")
-    seats = mixture.seated(*mixture.choices(chances, config), config.slots)
+    seats = mixture.assign_slots(*mixture.choose_experts(chances, config), config.slots)
     assert seats.shape == md.dims(f"batch=1 group=6 place=4 experts=4 slots={config.slots}")
     want = seats_by_hand(drawn, config)
     np.testing.assert_allclose(seats.array[0], want, rtol=1e-6)
@@ -55,7 +55,7 @@ def test_the_balance_loss_is_1_at_best_and_the_number_of_experts_at_worst():
     for chosen, chance, loss in ((evenly, 0.25, 1.0), (to_one, to_one[:, 0], 4.0)):
         chances = md.named(jnp.broadcast_to(chance, (2, 1, 4, 4)), "batch group place gates")
         dims = "batch group place choices experts"
-        assert mixture.balance(md.named(jnp.broadcast_to(chosen, (2, 1, 4, 1, 4)), dims), chances) == loss
+        assert mixture.balance_loss(md.named(jnp.broadcast_to(chosen, (2, 1, 4, 1, 4)), dims), chances) == loss
 
 
 def mixture_by_hand(x, p):

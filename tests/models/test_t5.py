@@ -34,7 +34,7 @@ def bucket(distance, both_ways):
 @pytest.mark.parametrize("both_ways", [True, False])
 def test_buckets(both_ways):
     distances = np.arange(-200, 201)
-    made = t5.buckets(md.named(distances, "seq"), both_ways).array
+    made = t5.distance_bucket(md.named(distances, "seq"), both_ways).array
     assert made.tolist() == [bucket(int(d), both_ways) for d in distances]
     assert set(made.tolist()) == set(range(32)) - ({16} if both_ways else set())
 
