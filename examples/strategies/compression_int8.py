@@ -1,6 +1,6 @@
 """Gradients in int8 with error feedback in both directions: rounding errors are added to the next gradient.
 
-Dettmers, 8-Bit Approximations for Parallelism, 2016; error feedback in both directions as in Tang et al., 1-bit Adam, 2021.
+Dettmers, 8-Bit Approximations for Parallelism, 2016; error feedback both ways as in Tang et al., 1-bit Adam, 2021.
 Each row has a scale in float32. Shards are exchanged, averaged, rounded again and gathered: a quarter of the bytes of
 data parallelism, plus the scales. Replicas are a dim of the gradients; the constraint in ``send`` shards their sum.
 """

@@ -1,4 +1,4 @@
-"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered instead of reducing the gradient.
+"""Sufficient factor broadcasting: for a small batch, a gradient's factors are gathered instead of all-reducing it.
 
 Xie et al., 2014; Poseidon (Zhang et al., ATC 2017, table 1): a gradient of m by n is the product of b rows of m and
 b of n, so gathering these sends less for batches below 2 m n / (m + n). The planner switches there by itself:
