@@ -19,7 +19,7 @@ from meshdsl.models import dlrm
 from meshdsl.models.training import model_function
 from meshdsl.training.batches import Batches, shuffled
 from meshdsl.training.datasets.flights import load
-from meshdsl.training.evaluate import gathered
+from meshdsl.training.evaluate import gather
 
 BATCH, STEPS = 1024, 400
 
@@ -37,7 +37,7 @@ def odds(params, dense, sparse):
 def evaluate(params, _):
     """Returns held-out loss, AUC and accuracy, and the accuracy of always predicting "on time"."""
     late = flights.held_out["labels"]
-    found = np.asarray(odds(gathered(params), flights.held_out["dense"], flights.held_out["sparse"]))
+    found = np.asarray(odds(gather(params), flights.held_out["dense"], flights.held_out["sparse"]))
     loss = np.mean(np.logaddexp(0, found) - found * late)
     right = np.mean((found > 0) == late)
     return {"held-out loss": loss, "AUC": roc_auc_score(late, found), "accuracy": right, "never late": 1 - late.mean()}

@@ -17,7 +17,7 @@ import meshdsl as md
 from meshdsl.models import mixture
 from meshdsl.models.training import model_function
 from meshdsl.training.datasets import text
-from meshdsl.training.evaluate import gathered
+from meshdsl.training.evaluate import gather
 
 BATCH, SEQ, STEPS = 64, 32, 400
 
@@ -47,7 +47,7 @@ def loss(params, batch):
 
 def evaluate(params, _):
     """Returns the held-out loss in nats per token; the unigram entropy is 6.025."""
-    params = gathered(params)
+    params = gather(params)
     held_out = text.fixed_batches(text.load().held_out, BATCH, SEQ)
     return {"held-out loss": np.mean([loss(params, batch) for batch in held_out])}
 

@@ -19,7 +19,7 @@ from meshdsl.models import dlrm
 from meshdsl.models.training import model_function
 from meshdsl.training.batches import Batches, shuffled
 from meshdsl.training.datasets.movies import load
-from meshdsl.training.evaluate import gathered
+from meshdsl.training.evaluate import gather
 
 BATCH, STEPS = 1024, 400
 
@@ -37,7 +37,7 @@ def odds(params, dense, sparse):
 def evaluate(params, _):
     """Returns held-out loss, AUC and accuracy."""
     liked = ratings.held_out["labels"]
-    found = np.asarray(odds(gathered(params), ratings.held_out["dense"], ratings.held_out["sparse"]))
+    found = np.asarray(odds(gather(params), ratings.held_out["dense"], ratings.held_out["sparse"]))
     loss = np.mean(np.logaddexp(0, found) - found * liked)
     return {"held-out loss": loss, "AUC": roc_auc_score(liked, found), "accuracy": (found > 0) == liked}
 

@@ -17,7 +17,7 @@ from meshdsl.models import vit
 from meshdsl.models.training import model_function
 from meshdsl.training.batches import Batches
 from meshdsl.training.datasets.images import CLASSES, load
-from meshdsl.training.evaluate import gathered
+from meshdsl.training.evaluate import gather
 
 BATCH, STEPS = 256, 1500
 
@@ -34,7 +34,7 @@ def logits(params, pictures):
 
 def evaluate(params, _):
     """Returns held-out loss and accuracy."""
-    found, labels = logits(gathered(params), images.held_out["images"]), images.held_out["labels"]
+    found, labels = logits(gather(params), images.held_out["images"]), images.held_out["labels"]
     loss = optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
     return {"held-out loss": loss, "accuracy": found.argmax(1) == labels}
 

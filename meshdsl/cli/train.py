@@ -64,7 +64,7 @@ def train(
 
     over = load_mesh(mesh, topology)
     folder = folder or Path("runs") / short_name(program)
-    if group.announced() == 1:
+    if group.process_count() == 1:
         check_folder(folder, resume)
         if processes > 1:
             raise typer.Exit(group.start(["-m", "meshdsl", *sys.argv[1:]], processes, folder))

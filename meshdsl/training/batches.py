@@ -103,14 +103,14 @@ def shuffled(source: Any, seed: int = 0) -> grain.MapDataset:
 Feed: TypeAlias = Callable[[int], Iterator[Any]]  # number of batches to skip -> the batches after them
 
 
-def feed_of(batches: Iterable[Any]) -> Feed:
+def host_feed(batches: Iterable[Any]) -> Feed:
     """A feed of whole batches, without placement."""
     if isinstance(batches, Batches):
         return lambda done: batches.rows(range(batches.batch), done)
     return lambda done: islice(iter(batches), done, None)
 
 
-def placed_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
+def sharded_feed(batches: Iterable[Any], example: Any, shardings: Any) -> Feed:
     """A feed of batches with the structure of ``example``, placed in ``shardings``.
 
     Args:

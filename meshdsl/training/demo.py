@@ -26,7 +26,7 @@ from meshdsl.training.evaluate import sample_text
 from meshdsl.training.loop import Run
 from meshdsl.training.metrics import History, draw_curves
 from meshdsl.training.multihost import STOPPED
-from meshdsl.training.run import check_trainable, made_by, steps_of, train_program
+from meshdsl.training.run import check_trainable, required, steps_of, train_program
 
 PROMPT = "ROMEO.\n"
 console = Console(highlight=False)
@@ -72,7 +72,7 @@ def plan_program(program: Program, mesh: Mesh, folder: Path) -> Sharded[..., Any
     console.rule("plan")
     console.print(str(plan), markup=False, soft_wrap=True)
     console.rule("check: sharded numbers equal the unsharded step's")
-    console.print(str(sharded.check(*made_by(program.init)(), next(iter(made_by(program.batches)())))), markup=False)
+    console.print(str(sharded.check(*required(program.init)(), next(iter(required(program.batches)())))), markup=False)
     console.rule("verify: compiled collectives equal the planned ones")
     console.print(str(sharded.verify(*program.args)), markup=False)
     return sharded

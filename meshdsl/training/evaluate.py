@@ -53,7 +53,7 @@ def _next(
     return int(rng.choice(len(odds), p=odds / odds.sum()))
 
 
-def gathered(tree: Any) -> Any:
+def gather(tree: Any) -> Any:
     """Every array whole on one device of this process, so that a metric is computed once, not once per device."""
     return jax.tree.map(_whole, tree)
 

@@ -1,7 +1,7 @@
 """The training loop: steps, evaluations, checkpoints, and a clean stop.
 
-    done, state = resumed(run, like=state) or (0, state)
-    state, outcome = train(step, state, feed_of(batches), Run(steps=300, folder=Path("runs/gpt")), done)
+    done, state = restore_newest(run, like=state) or (0, state)
+    state, outcome = train(step, state, host_feed(batches), Run(steps=300, folder=Path("runs/gpt")), done)
 
 ``step`` is called as ``step(*state, batch) -> (*state, loss)``: a planned step or a plain ``jax.jit`` step. A run
 resumes from its newest checkpoint with the batches and losses that it would have had without the interruption. With
@@ -161,7 +161,7 @@ class Outcome:
     stopped: bool = False
 
 
-def resumed(run: Run, like: State) -> tuple[int, State] | None:
+def restore_newest(run: Run, like: State) -> tuple[int, State] | None:
     """Steps done and state of the newest checkpoint, with the shardings of ``like``; None if there is none."""
     checkpoints = Checkpoints(run.checkpoints)
     done = checkpoints.newest

@@ -32,7 +32,7 @@ _POD = "JOB_COMPLETION_INDEX"  # set in an indexed job of Kubernetes; jax gets i
 _RANKS = (INDEX, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", _POD)
 
 
-def announced(environment: Mapping[str, str] = os.environ) -> int:
+def process_count(environment: Mapping[str, str] = os.environ) -> int:
     """The number of processes that a launcher announces; 1 without a launcher, 0 where jax has to find out."""
     sizes = [int(environment[size]) for size, mark in _SIZES.items() if size in environment and mark in environment]
     return sizes[0] if sizes else 0 if _POD in environment else 1
@@ -46,7 +46,7 @@ def join(mesh: Mesh) -> None:
     Raises:
       DeviceError: the processes do not divide the mesh, do not find each other, or are not as many as announced.
     """
-    count = announced()
+    count = process_count()
     if count and mesh.size % count:
         raise DeviceError(f"mesh {mesh} has {mesh.size} devices, which {count} processes cannot share equally")
     if count and "JAX_NUM_CPU_DEVICES" not in os.environ:

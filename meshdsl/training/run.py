@@ -22,9 +22,9 @@ from meshdsl.ir.graph import array_type
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
-from meshdsl.training.batches import Batches, placed_feed
+from meshdsl.training.batches import Batches, sharded_feed
 from meshdsl.training.checkpoint import State
-from meshdsl.training.loop import Outcome, Run, resumed, train
+from meshdsl.training.loop import Outcome, Run, restore_newest, train
 
 _REQUIRED = {  # fields of a program that training needs, with their purpose
     "init": "it makes the arguments before the batch",
@@ -39,7 +39,7 @@ def check_trainable(program: Program) -> None:
     """Raises ArgumentError, with all faults, unless a program has everything that training needs."""
     rows = [f"{name}: missing; {purpose}" for name, purpose in _REQUIRED.items() if getattr(program, name) is None]
     if not rows:
-        made = _state(jax.eval_shape(made_by(program.init)))
+        made = _state(jax.eval_shape(required(program.init)))
         if len(made) != len(program.args) - 1:
             rows.append(f"init: makes {len(made)} arguments; the step takes {len(program.args) - 1} and a batch")
     if rows:
@@ -90,15 +90,15 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
     *_, example = program.args
     *places, batch_places = sharded.input_shardings(*program.args)[0]
-    batches = made_by(program.batches)()
+    batches = required(program.batches)()
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
-    like = jax.tree.map(_placed_shape, _state(jax.eval_shape(made_by(program.init))), tuple(places))
-    done, start = resumed(run, like) or (0, _state(sharded.init(made_by(program.init), program.args[-1])))
-    return train(sharded, start, placed_feed(batches, example, batch_places), run, done, program.evaluate)
+    like = jax.tree.map(_placed_shape, _state(jax.eval_shape(required(program.init))), tuple(places))
+    done, start = restore_newest(run, like) or (0, _state(sharded.init(required(program.init), program.args[-1])))
+    return train(sharded, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
 
 
-def made_by(make: Callable[..., Any] | None) -> Callable[..., Any]:
+def required(make: Callable[..., Any] | None) -> Callable[..., Any]:
     """A function of the program that ``check_trainable`` has found to exist."""
     assert make is not None
     return make

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from meshdsl.training.batches import feed_of
+from meshdsl.training.batches import host_feed
 from meshdsl.training.datasets.text import text_batches
-from meshdsl.training.loop import Run, resumed, train
+from meshdsl.training.loop import Run, restore_newest, train
 
 OPTIMIZER = optax.adamw(1e-2)
 TOKENS = np.random.default_rng(0).integers(0, 64, 4000).astype(np.uint16)
@@ -40,8 +40,8 @@ def main(folder: Path, steps: int, pause: float) -> None:
     table = jnp.zeros((64, 64))
     state = (table, OPTIMIZER.init(table))
     run = Run(steps, folder, save_every=5, evaluate_every=10)
-    done, state = resumed(run, state) or (0, state)
-    state, outcome = train(slow, state, feed_of(text_batches(TOKENS, 8, 16)), run, done)
+    done, state = restore_newest(run, state) or (0, state)
+    state, outcome = train(slow, state, host_feed(text_batches(TOKENS, 8, 16)), run, done)
     np.save(folder / "final.npy", np.asarray(state[0]))
     np.save(folder / "losses.npy", np.asarray(outcome.history.losses))
 

@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors import ArgumentError
 from meshdsl.lowering.shardings import device_mesh, named_sharding
-from meshdsl.training.batches import ArrayRecords, Batches, feed_of, placed_feed, shuffled
+from meshdsl.training.batches import ArrayRecords, Batches, host_feed, sharded_feed, shuffled
 from meshdsl.training.datasets.text import Windows, fixed_batches, text_batches
 
 TOKENS = (np.arange(1000) % 256).astype(np.uint16)
@@ -28,13 +28,13 @@ def test_windows_predict_the_next_token_and_cover_the_text_once():
 def test_batches_go_on_after_any_number_and_give_the_rows_asked_for():
     batches = text_batches(TOKENS, 4, 8)
     seen = list(islice(batches, 70))
-    for expected, got, rows in zip(seen[33:], feed_of(batches)(33), batches.rows([1, 3], 33)):
+    for expected, got, rows in zip(seen[33:], host_feed(batches)(33), batches.rows([1, 3], 33)):
         np.testing.assert_array_equal(got["inputs"], expected["inputs"])
         np.testing.assert_array_equal(rows["targets"], expected["targets"][[1, 3]])
 
 
 def test_other_iterables_are_followed_from_their_begin():
-    assert list(feed_of([1, 2, 3, 4])(2)) == [3, 4]
+    assert list(host_feed([1, 2, 3, 4])(2)) == [3, 4]
 
 
 def test_an_epoch_holds_every_window_and_the_next_is_shuffled_anew():
@@ -72,7 +72,7 @@ def feed(batches):
     devices = device_mesh(MESH)
     layouts = {"x": "data=S(0) model=S(1)", "y": "model=S(0) data=S(0)"}
     places = [named_sharding(md.Layout.parse(text), 2 - i, devices) for i, text in enumerate(layouts.values())]
-    return placed_feed(batches, EXAMPLE, dict(zip(layouts, places)))
+    return sharded_feed(batches, EXAMPLE, dict(zip(layouts, places)))
 
 
 @pytest.mark.parametrize("repeated", [True, False])

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli import app, main
-from meshdsl.training.multihost import STOPPED, announced
+from meshdsl.training.multihost import STOPPED, process_count
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "training" / "tiny.py")
@@ -131,9 +131,9 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, capsys, monkeypatch
 
 
 def test_what_launchers_announce():
-    assert announced({}) == 1
-    assert announced({"SLURM_NTASKS": "4"}) == 1  # an allocation, not a task of it
-    assert announced({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}) == 4
-    assert announced({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}) == 2
-    assert announced({"JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "a:1", "SLURM_NTASKS": "4"}) == 8
-    assert announced({"JOB_COMPLETION_INDEX": "0"}) == 0  # jax asks Kubernetes
+    assert process_count({}) == 1
+    assert process_count({"SLURM_NTASKS": "4"}) == 1  # an allocation, not a task of it
+    assert process_count({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "n[1-2]"}) == 4
+    assert process_count({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}) == 2
+    assert process_count({"JAX_NUM_PROCESSES": "8", "JAX_COORDINATOR_ADDRESS": "a:1", "SLURM_NTASKS": "4"}) == 8
+    assert process_count({"JOB_COMPLETION_INDEX": "0"}) == 0  # jax asks Kubernetes

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from meshdsl.errors import ArgumentError
-from meshdsl.training.batches import feed_of
+from meshdsl.training.batches import host_feed
 from meshdsl.training.checkpoint import Checkpoints
 from meshdsl.training.datasets.text import text_batches
-from meshdsl.training.loop import Run, resumed, train
+from meshdsl.training.loop import Run, restore_newest, train
 from meshdsl.training.metrics import History, MetricsFile, draw_curves
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,20 +63,20 @@ def test_a_killed_run_resumes_exactly(tmp_path):
 
 def test_the_loop_evaluates_and_finishes_where_it_should(tmp_path):
     run = Run(steps=7, folder=tmp_path, save_every=3, evaluate_every=4)
-    feed = feed_of(text_batches(TOKENS, 4, 8))
+    feed = host_feed(text_batches(TOKENS, 4, 8))
     state, outcome = train(count, (jnp.float32(0),), feed, run, evaluate=lambda n: {"twice": [n, 3 * n]})
     assert outcome.history == History([0, 1, 2, 3, 4, 5, 6], [(4, {"twice": 8.0}), (7, {"twice": 14.0})])
     assert (float(state[0]), outcome.done, outcome.stopped) == (7, 7, False)
-    done, again = resumed(run, state)
+    done, again = restore_newest(run, state)
     assert (done, float(again[0])) == (7, 7)
     assert train(None, again, feed, run, done)[1].history == outcome.history
 
 
 def test_batches_that_end_before_the_steps(tmp_path):
     run = Run(steps=7, folder=tmp_path)
-    state, outcome = train(count, (jnp.float32(0),), feed_of([0, 0, 0]), run)
+    state, outcome = train(count, (jnp.float32(0),), host_feed([0, 0, 0]), run)
     assert (float(state[0]), outcome.done) == (3, 3)
-    assert resumed(run, state)[0] == 3
+    assert restore_newest(run, state)[0] == 3
 
 
 def test_the_record_drops_what_will_be_done_again(tmp_path):
