@@ -164,7 +164,7 @@ def test_what_is_no_program():
 def test_what_is_no_rule():
     assert message(RuleError, lambda: md.rule(3)) == "text: 3 is an int, not text"
     assert message(RuleError, lambda: md.rule("a -> a")(3)) == (
-        "3 is an int, not a function; md.rule(text, primitive=name) rules a primitive"
+        "3 is an int, not a function; md.rule(text, primitive=name) is for a primitive"
     )
 
 

@@ -76,7 +76,7 @@ def test_the_plan_says_so_and_its_file_too(tmp_path):
     (note,) = plan.notes
     assert re.fullmatch(
         r"partial sums over data are cast from float32 to bfloat16 before the reduction, as constrained: "
-        r"test_rounded\.py:\d+",
+        r"test_partial_sum_casts\.py:\d+",
         note,
     )
     assert note in str(plan)
