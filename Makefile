@@ -29,7 +29,7 @@ test: $(VENV)/ready $(DATA)  ## run the tests
 	$(RUN) -m pytest $(FLAGS)
 
 test-all:  ## run the tests on every suitable Python that is installed
-	@for p in python3.11 python3.12; do \
+	@for p in python3.11 python3.12 python3.13; do \
 	  if $$p -c '$(SUITABLE)' 2>/dev/null; then $(MAKE) test PYTHON=$$p VENV=.venv/$$p || exit 1; else echo "no $$p here"; fi; \
 	done
 

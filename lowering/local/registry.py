@@ -24,23 +24,23 @@ from meshdsl.layouts.layout import Layout
 
 
 _NONE: Mapping[str, jax.Array] = MappingProxyType({})
-_TURNS: ContextVar[Mapping[str, jax.Array]] = ContextVar("turns", default=_NONE)
+_ITERATIONS: ContextVar[Mapping[str, jax.Array]] = ContextVar("iterations", default=_NONE)
 
 
 def position(axis: str) -> jax.Array:
     """Returns the position of this device on ``axis``, as an int32 scalar."""
-    turns = _TURNS.get()
-    return turns[axis] if axis in turns else lax.axis_index(axis)
+    iterations = _ITERATIONS.get()
+    return iterations[axis] if axis in iterations else lax.axis_index(axis)
 
 
 @contextmanager
-def run_exchanges(axis: str, turn: jax.Array) -> Iterator[None]:
-    """Within this context, ``axis`` is an axis in time, at iteration ``turn``."""
-    token = _TURNS.set({**_TURNS.get(), axis: turn})
+def time_axis_at(axis: str, iteration: jax.Array) -> Iterator[None]:
+    """Within this context, ``axis`` is an axis in time, at ``iteration``."""
+    token = _ITERATIONS.set({**_ITERATIONS.get(), axis: iteration})
     try:
         yield
     finally:
-        _TURNS.reset(token)
+        _ITERATIONS.reset(token)
 
 
 # ---- Registry --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Partial, Split
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
-from meshdsl.lowering.local.registry import run_exchanges
+from meshdsl.lowering.local.registry import time_axis_at
 from meshdsl.pipelining.interpreter import AXIS, Runner, restore_sources, traced_from
 from meshdsl.pipelining.time_axis import AFTER_LOOP, PER_MICROBATCH, TimePlacement, local_placement
 from meshdsl.trace.annotate import annotate
@@ -170,7 +170,7 @@ class MicrobatchLoop:
 
         def iteration(carry: Arrays, scanned: tuple[jax.Array, Arrays]) -> tuple[Arrays, Arrays]:
             number, block = scanned
-            with run_exchanges(AXIS, number):
+            with time_axis_at(AXIS, number):
                 inner = step.iteration(whole, block)
                 inner.run(step.inside)
                 results = [inner.local(v) for v in step.exported]

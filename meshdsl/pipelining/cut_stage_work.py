@@ -19,7 +19,7 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.lowering.interpreter import Arrays
 from meshdsl.lowering.local.collectives import identity
-from meshdsl.lowering.local.registry import position, run_exchanges
+from meshdsl.lowering.local.registry import position, time_axis_at
 from meshdsl.pipelining.accumulate import Accumulator, SplitStep
 from meshdsl.pipelining.cut_stages import StagePartition
 from meshdsl.pipelining.interpreter import AXIS, Environment, Runner
@@ -192,7 +192,7 @@ class Branches:
         shares, placement = self.examples // rows, self.step.placement
         runner = Runner(replace(placement, microbatches=placement.microbatches * shares), given.whole)
         runner.add_producers(self.step.graph)
-        with run_exchanges(AXIS, given.microbatch * shares + given.examples[0] // rows):
+        with time_axis_at(AXIS, given.microbatch * shares + given.examples[0] // rows):
             for v, block in zip(self.step.batch, given.batch, strict=True):
                 runner.arrays[v.id, Split(0)] = jax.lax.dynamic_index_in_dim(block, given.microbatch, 0, False)
             self.forward.receive(stage, given.received, runner)

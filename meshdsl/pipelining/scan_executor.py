@@ -25,7 +25,7 @@ from meshdsl.ir.graph import Atom, Graph, Value
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
-from meshdsl.lowering.local.registry import run_exchanges
+from meshdsl.lowering.local.registry import time_axis_at
 from meshdsl.pipelining.accumulate import Accumulator, SplitStep
 from meshdsl.pipelining.interpreter import AXIS, Runner, traced_from, traced_in
 from meshdsl.pipelining.layer_scan import LayerScan
@@ -292,7 +292,7 @@ class ScanBackend:
           ends: final values of the scans that these operations use.
         """
         blocks = [lax.dynamic_index_in_dim(x, at, 0, keepdims=False) for x in self.batch]
-        with run_exchanges(AXIS, at):
+        with time_axis_at(AXIS, at):
             runner = self.step.iteration(self.whole, blocks)
             for v, x in ends.items():
                 runner.arrays[v.id, local_placement(self.step.placement.of(v))] = x

@@ -24,7 +24,7 @@ from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.placement import B, Placement
 from meshdsl.lowering.interpreter import Arrays
-from meshdsl.lowering.local.registry import run_exchanges
+from meshdsl.lowering.local.registry import time_axis_at
 from meshdsl.pipelining.interpreter import AXIS, Environment, Runner, slice_placement
 from meshdsl.pipelining.layer_scan import LayerScan, Stacks, Wanted, run_layers, stacks_of
 from meshdsl.pipelining.scan_stages import Stages
@@ -238,7 +238,7 @@ class StageWork:
         wanted: Wanted,
     ) -> tuple[Arrays, Arrays]:
         runner = Runner(self.stages.placement, self.whole.arrays | consts)
-        with run_exchanges(AXIS, unit.microbatch):
+        with time_axis_at(AXIS, unit.microbatch):
             return run_layers(runner, layers, ops, start, stacks, wanted, self.length, unit.used)
 
     def _held(self, x: Value) -> Placement:
