@@ -43,12 +43,12 @@ class Price:
         return Price(self.sent * factor, tuple((fixed, each * factor + more) for fixed, each in self.lines))
 
 
-def rate(kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh) -> Price:
+def step_price(kind: str, axes: tuple[str, ...], source: Placement, target: Placement, mesh: Mesh) -> Price:
     """Returns the price of a reshard step, by the bytes that one device would hold without ``axes``."""
     return _price(kind, axes, source, mesh).times(1.0, _copied(kind, axes, (source, target), mesh))
 
 
-def price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
+def exchange_price(kind: str, axes: tuple[str, ...], mesh: Mesh) -> Price:
     """Returns the price of a collective, by the bytes of the block that one device contributes."""
     reduces = kind in ("all-reduce", "reduce-scatter")
     given = 1 if reduces else prod(mesh.axis(name) for name in axes)

@@ -1,27 +1,26 @@
 """Resharding: the steps that change a layout, and the cheapest path of steps between two layouts.
 
-The steps, in the one table that prices, documents and executes them:
+The legal steps; ``collective_cost`` prices them, ``lowering/local/collectives.py`` runs them:
 
     from -> to          kind                 one device sends        valid when
-    S(i) -> B           all-gather           n (k-1)/k               the axes are the minor ones of i
+    S(i) -> B           all-gather           n (k-1)/k               the axes are the minor-most of i
     P -> B              all-reduce           2 n (k-1)/k
     P -> S(j)           reduce-scatter       n (k-1)/k
     P(max) -> S(j)      all-to-all           n (k-1)/k               then a local max (min)
-    S(i) -> S(j)        all-to-all           n/k (k-1)/k             the axes are the minor ones of i
+    S(i) -> S(j)        all-to-all           n/k (k-1)/k             the axes are the minor-most of i
     order of S(i)       collective-permute   n/k
     B -> S(j)           slice                0
-    S(i) -> P           pad                  0                       the axes are the minor ones of i
+    S(i) -> P           pad                  0                       the axes are the minor-most of i
     B -> P              keep-first           0
 
-k is the number of devices on the moving axes and n the bytes one device would hold if those
-axes did not split the tensor. Blocks nest, major axis first, so an axis can leave a dim only
-while it is the minor-most there, and it enters a dim as the new minor-most one; anything else
-would permute rows. Several axes may move at once: that is one collective over their product,
-or one local step, so two axes cost no more than one of as many devices.
+k is the number of devices on the axes of the step, and n the bytes that one device would hold if those axes did not
+split the tensor. Shards nest, major axis first, so an axis can leave a dim only while it is the minor-most one there,
+and it enters a dim as the new minor-most one; anything else would permute rows. Several axes may take part in one step:
+that is one collective over their product, or one local step, so two axes cost no more than one of as many devices.
 
-Prices are those of ``collective_cost``. The planner enumerates the same steps as arrays
-(``planner/costs/reshard_cost.py``), since it needs all pairs of thousands of layouts; the table is written twice by
-design, and ``tests/planner/costs/test_reshard_cost.py`` compares the two step by step.
+The planner enumerates the same steps as arrays (``meshdsl/planner/costs/reshard_cost.py``), since it needs all pairs of
+thousands of layouts; the table is written twice by design, and ``tests/planner/costs/test_reshard_cost.py`` compares
+the two step by step.
 """
 
 import heapq
@@ -32,7 +31,7 @@ from itertools import combinations, permutations, product
 from math import prod
 
 from meshdsl.errors import LayoutError
-from meshdsl.layouts.collective_cost import Price, rate
+from meshdsl.layouts.collective_cost import Price, step_price
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, P, Partial, Placement, Split
@@ -45,11 +44,11 @@ class ReshardStep:
     """One step of a reshard of one tensor.
 
     Args:
-      kind: one of COLLECTIVES or LOCAL.
+      kind: one of ``COLLECTIVES`` or ``LOCAL`` of ``collective_cost``.
       axes: the mesh axes it runs over, major first (for collective-permute: the order before).
       source: placement of those axes before; target: after.
       before: layout before; after: layout after.
-      bytes: what one device sends; 0 for local moves.
+      bytes: what one device sends; 0 for local steps.
       seconds: predicted.
     """
 
@@ -105,9 +104,9 @@ def reshard_edges(
     """
     state = _State(layout, rank, mesh, reductions)
     for group in _groups(state):
-        yield from _leave(state, group)
+        yield from _placement_changes(state, group)
     for dim in range(rank):
-        yield from _swaps(state, dim)
+        yield from _reorderings(state, dim)
 
 
 def arrange(mesh: Mesh, placements: dict[str, Placement], orders: Iterable[Sequence[str]] = ()) -> Layout:
@@ -162,7 +161,7 @@ def _groups(state: _State) -> Iterator[tuple[str, ...]]:
             yield from combinations(names, size)
 
 
-def _leave(state: _State, axes: tuple[str, ...]) -> Iterator[ReshardEdge]:
+def _placement_changes(state: _State, axes: tuple[str, ...]) -> Iterator[ReshardEdge]:
     source = state.placed[axes[0]]
     if isinstance(source, Split):
         yield _edge(state, "all-gather", axes, source, B)
@@ -183,7 +182,7 @@ def into_split(source: Placement) -> str:
     return "reduce-scatter" if source is P else "all-to-all"
 
 
-def _swaps(state: _State, dim: int) -> Iterator[ReshardEdge]:
+def _reorderings(state: _State, dim: int) -> Iterator[ReshardEdge]:
     order = state.orders[dim]
     for other in permutations(order):
         if other != order:
@@ -195,9 +194,8 @@ def _swaps(state: _State, dim: int) -> Iterator[ReshardEdge]:
 def _edge(
     state: _State, kind: str, axes: tuple[str, ...], source: Placement, target: Placement, after: Layout | None = None
 ) -> ReshardEdge:
-    held = state.held(axes)
     ends = (source, target, state.layout, after or state.to(axes, target))
-    return ReshardEdge(kind, axes, *ends, rate(kind, axes, source, target, state.mesh).times(held))
+    return ReshardEdge(kind, axes, *ends, step_price(kind, axes, source, target, state.mesh).times(state.held(axes)))
 
 
 # ---- The graph of layouts --------------------------------------------------------------------------------------------
@@ -205,21 +203,21 @@ def _edge(
 # only: its shape decides which layouts fit, and its bytes scale the prices.
 
 
-class Space:
-    """The graph of layouts of tensors of one rank; partial with the given reductions, one of them at a time."""
+class LayoutGraph:
+    """The graph of layouts of tensors of one rank; placements may be partial, with one of ``reductions`` at a time."""
 
     def __init__(self, mesh: Mesh, rank: int, reductions: tuple[str, ...]) -> None:
         self.mesh, self.rank, self.reductions = mesh, rank, reductions
         self.placements: tuple[Placement, ...] = (*map(Split, range(rank)), B, *map(Partial, reductions))
         self.layouts = tuple(dict.fromkeys(self._all()))
         self.index = {layout: i for i, layout in enumerate(self.layouts)}
-        self._arcs: dict[int, tuple[tuple[ReshardEdge, int], ...]] = {}
+        self._edges: dict[int, tuple[tuple[ReshardEdge, int], ...]] = {}
 
-    def arcs(self, i: int) -> tuple[tuple[ReshardEdge, int], ...]:
+    def edges(self, i: int) -> tuple[tuple[ReshardEdge, int], ...]:
         """Returns the edges of layout ``i`` with the index of the layout they lead to."""
-        if i not in self._arcs:
-            self._arcs[i] = tuple(self._from(self.layouts[i]))
-        return self._arcs[i]
+        if i not in self._edges:
+            self._edges[i] = tuple(self._from(self.layouts[i]))
+        return self._edges[i]
 
     @cached_property
     def shards(self) -> tuple[tuple[int, ...], ...]:
@@ -251,9 +249,9 @@ def _one_reduction(placed: tuple[Placement, ...]) -> bool:
 
 
 @cache
-def space(mesh: Mesh, rank: int, reductions: tuple[str, ...] = ("sum",)) -> Space:
+def layout_graph(mesh: Mesh, rank: int, reductions: tuple[str, ...] = ("sum",)) -> LayoutGraph:
     """Returns the graph of layouts of this rank over ``mesh``."""
-    return Space(mesh, rank, reductions)
+    return LayoutGraph(mesh, rank, reductions)
 
 
 @cache
@@ -277,7 +275,7 @@ def makes_partial(edge: ReshardEdge) -> bool:
 # on the way, only to reduce it again, would cost sums of zeros to save a latency, and plans would be hard to read.
 
 
-_Stop = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
+_SearchState = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
 
 
 def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> tuple[ReshardStep, ...]:
@@ -288,36 +286,38 @@ def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int,
     """
     source, target = complete(source, mesh), complete(target, mesh)
     kinds = {p.reduction for layout in (source, target) for _, p in layout.placements if isinstance(p, Partial)}
-    graph = space(mesh, len(shape), tuple(sorted(kinds | {"sum"})))
+    graph = layout_graph(mesh, len(shape), tuple(sorted(kinds | {"sum"})))
     for layout in (source, target):
         if layout not in graph.index or not fits(layout, shape, mesh):
             raise LayoutError(f"layout {layout} does not fit a tensor of shape {tuple(shape)} on mesh {mesh}")
     return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize)
 
 
-def _shortest(graph: Space, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
+def _shortest(graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
-    best: dict[_Stop, tuple[float, int]] = {(start, False): (0.0, 0)}
-    came: dict[_Stop, tuple[_Stop, ReshardEdge]] = {}
+    best: dict[_SearchState, tuple[float, int]] = {(start, False): (0.0, 0)}
+    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]] = {}
     queue = [(0.0, 0, (start, False))]
     while queue:
         seconds, steps, stop = heapq.heappop(queue)
         if stop[0] == end:
-            return _unwind(came, stop, size)
+            return _unwind(predecessor, stop, size)
         if (seconds, steps) > best[stop]:
             continue
-        for edge, to in graph.arcs(stop[0]):
+        for edge, to in graph.edges(stop[0]):
             onward, reached = (to, makes_partial(edge)), (seconds + edge.price.seconds(size), steps + 1)
             if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not graph.fits(to, shape):
                 continue
-            best[onward], came[onward] = reached, (stop, edge)
+            best[onward], predecessor[onward] = reached, (stop, edge)
             heapq.heappush(queue, (*reached, onward))
     raise LayoutError(f"no steps lead from {graph.layouts[start]} to {graph.layouts[end]}")
 
 
-def _unwind(came: dict[_Stop, tuple[_Stop, ReshardEdge]], stop: _Stop, size: int) -> tuple[ReshardStep, ...]:
+def _unwind(
+    predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]], stop: _SearchState, size: int
+) -> tuple[ReshardStep, ...]:
     path: list[ReshardStep] = []
-    while stop in came:
-        stop, edge = came[stop]
+    while stop in predecessor:
+        stop, edge = predecessor[stop]
         path.append(edge.of(size))
     return tuple(reversed(path))

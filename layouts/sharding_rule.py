@@ -9,13 +9,13 @@ signature on one axis) is derived from both:
 * factor in operands and results      -> ``S`` where it occurs, ``B`` on operands without it
 * factor reduced away                 -> ``S`` on the operands, ``P(reduction)`` on the results
 * ``linear`` group of operands        -> ``P`` on the group, ``B`` on the others: ``P``
-* ``rounding`` group of operands      -> the same, only where a constraint on the result requires it
+* ``rounding`` group of operands      -> the same, but only if the user pins the result partial: linear up to rounding
 * ``commuting`` group of operands     -> the same for ``P(max)`` and ``P(min)`` as well
 * ``increasing`` / ``decreasing``     -> ``P(max)`` stays / becomes ``P(min)``, and vice versa
 * always                              -> everything ``B``
 
-A dim that holds several factors, ``(a b)``, is split through its major factor only, and only
-as finely as that factor is long. ``_`` is a dim that cannot be split. Rows that no property
+A dim of several factors, ``(a b)``, is split through its major factor only, into a number of
+blocks that divides the length of that factor. ``_`` is a dim that cannot be split. Rows that no property
 gives (a lookup in a split table, say) are listed as ``extra``, and so are those whose local
 programs contain collectives (exchanges).
 
@@ -32,6 +32,7 @@ from meshdsl.layouts.placement import B, P, Partial, Placement, Split
 
 Dims = tuple[tuple[str, ...], ...]
 Placements = tuple[tuple[Placement, ...], tuple[Placement, ...]]  # of a row's operands and results
+_NOT_MAJOR = -1  # in place of a dim: the factor is in a dim, but another factor is its major one
 _DIM = re.compile(r"\(([^)]*)\)|(\S+)")
 
 
@@ -42,11 +43,12 @@ class Signature:
     Args:
       inputs: a placement per operand.
       outputs: a placement per result.
-      size: a length that the product of all axes that split the row's dims has to divide, besides the
-        dims themselves; 0 if there is no such length.
-      collectives: exchanges of the local program on this axis. All axes whose rows list the same run
-        them together, over their product. Rows that list different ones combine only if these are
-        windows over different dims.
+      size: a further length that the axes splitting the row's dims have to divide together, beside the
+        dims themselves; 0 for none. Splitting a dim ``(a b)`` with a = 6 and b = 4 through ``a`` has size 6:
+        axes of 2 and 3 devices may both take this row, axes of 2 and 4 may not, although 8 divides 24.
+      collectives: exchanges of the local program on this axis, such as the halo of a convolution. Axes
+        whose rows list equal exchanges run them as one, over their product. Rows with different
+        exchanges combine only if these are windows over different dims.
     """
 
     inputs: tuple[Placement, ...]
@@ -97,12 +99,12 @@ class Rule:
 
     def rows(self) -> tuple[Signature, ...]:
         """Returns the table for one axis, every row once, all-``B`` first."""
-        found = [self._whole(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
+        found = [self._row(B, range(0), B), *self._splits(), *self._partials(), *self._monotone(), *self.extra]
         return tuple(row for row in dict.fromkeys(found) if (row.inputs, row.outputs) not in self.without)
 
-    def asked(self) -> tuple[Signature, ...]:
-        """Rows beside the table, each for axes on which a layout that is stated for the result asks for it."""
-        return tuple(self._whole(P, group, P) for group in self.rounding)
+    def rows_if_pinned_partial(self) -> tuple[Signature, ...]:
+        """Returns the rows that are legal only on axes over which the user pins the result partial."""
+        return tuple(self._row(P, group, P) for group in self.rounding)
 
     def _factors(self) -> tuple[str, ...]:
         names = (name for dims in (*self.inputs, *self.outputs) for dim in dims for name in dim)
@@ -116,15 +118,15 @@ class Rule:
 
     def _split(self, factor: str) -> Signature | None:
         ports = [self._dim(factor, dims) for dims in (*self.inputs, *self.outputs)]
-        if any(dim == _MINOR for dim in ports):
+        if any(dim == _NOT_MAJOR for dim in ports):
             return None
-        gone = Partial(self.reduced[factor]) if factor in self.reduced else None
+        reduction = Partial(self.reduced[factor]) if factor in self.reduced else None
         placed = [Split(dim) if dim is not None else None for dim in ports]
         inputs, outputs = placed[: len(self.inputs)], placed[len(self.inputs) :]
-        if gone is None and any(p is None for p in outputs):
+        if reduction is None and any(p is None for p in outputs):
             return None
         return Signature(
-            tuple(p or B for p in inputs), tuple(p or gone or B for p in outputs), self.sizes.get(factor, 0)
+            tuple(p or B for p in inputs), tuple(p or reduction or B for p in outputs), self.sizes.get(factor, 0)
         )
 
     def _dim(self, factor: str, dims: Dims) -> int | None:
@@ -132,28 +134,25 @@ class Rule:
         for i, dim in enumerate(dims):
             if factor in dim:
                 lead = next((f for f in dim if self.sizes.get(f, 2) != 1), factor)
-                return i if lead == factor else _MINOR
+                return i if lead == factor else _NOT_MAJOR
         return None
 
     def _partials(self) -> Iterator[Signature]:
         for group in (*self.linear, *self.commuting):
-            yield self._whole(P, group, P)
+            yield self._row(P, group, P)
         for group in self.commuting:
             for kind in ("max", "min"):
-                yield self._whole(P(kind), group, P(kind))
+                yield self._row(P(kind), group, P(kind))
 
     def _monotone(self) -> Iterator[Signature]:
         for operands, flip in ((self.increasing, False), (self.decreasing, True)):
             for i in operands:
                 for kind, other in (("max", "min"), ("min", "max")):
-                    yield self._whole(P(kind), (i,), P(other if flip else kind))
+                    yield self._row(P(kind), (i,), P(other if flip else kind))
 
-    def _whole(self, placed: Placement, group: "tuple[int, ...] | range", result: Placement) -> Signature:
+    def _row(self, placed: Placement, group: "tuple[int, ...] | range", result: Placement) -> Signature:
         inputs = tuple(placed if i in group else B for i in range(len(self.inputs)))
         return Signature(inputs, (result,) * len(self.outputs))
-
-
-_MINOR = -1
 
 
 def _operands(text: str) -> tuple[Dims, ...]:

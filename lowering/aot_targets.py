@@ -31,14 +31,14 @@ class Compiler:
       package: the distribution that contains it.
       module: the module by which it is found.
       extra: the extra of meshdsl that installs it.
-      alone: environment variables that it reads at start, for hosts without its devices.
+      environment: environment variables that it needs on a host without its devices.
       describe: returns the description of devices to compile for, given their name and shape.
     """
 
     package: str
     module: str
     extra: str
-    alone: Mapping[str, str]
+    environment: Mapping[str, str]
     describe: Callable[[str, tuple[int, ...]], Any]
 
 
@@ -62,13 +62,13 @@ def _gpus(called: str, shape: tuple[int, ...]) -> Any:
     options = {"topology": f"1x{nodes}x{gpus}", "target_config": about}
     try:
         return get_topology_desc(called, "cuda", **options)
-    except NotImplementedError:  # jax has given the plugin up, as there is no GPU
+    except NotImplementedError:  # jax skipped the plugin because there is no GPU
         import_module("jax_plugins.xla_cuda12").initialize()
         return get_topology_desc(called, "cuda", **options)
 
 
-# Without a TPU, libtpu queries a metadata server and logs every missing answer; its lock protects devices, of which
-# there are none. The CUDA plugin does not start without a GPU otherwise.
+# Without a TPU, libtpu queries a metadata server and logs every missing answer; its lockfile guards devices that this
+# host does not have. The CUDA plugin does not start without a GPU otherwise.
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -133,7 +133,7 @@ class CompileTarget:
             install = f"pip install 'meshdsl[{compiler.extra}]', or {compiler.package}"
             raise DeviceError(f"no compiler for target {self} is installed: {install}")
         try:
-            with _without_devices(compiler.alone):
+            with _without_devices(compiler.environment):
                 found: list[jax.Device] = compiler.describe(kind.called, self.shape).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise DeviceError(f"{self.compiler} does not compile for target {self}: {error}") from error
@@ -146,7 +146,7 @@ def parse_target(text: str) -> CompileTarget:
         raise DeviceError(f"target={text!r} is not a name of devices to compile for, such as 'tpu-v5e:4x4'")
     name, _, shape = text.partition(":")
     if name not in KINDS:
-        raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; its shape follows, as in tpu-v5e:4x4")
+        raise DeviceError(f"no target {text!r}{nearest(name, KINDS)}; write NAME:SHAPE, such as tpu-v5e:4x4")
     if shape not in KINDS[name].shapes:
         raise DeviceError(f"no target {text!r}{nearest(text, [f'{name}:{one}' for one in KINDS[name].shapes])}")
     return CompileTarget(name, tuple(map(int, shape.split("x"))))
@@ -163,12 +163,12 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 @contextmanager
-def _without_devices(alone: Mapping[str, str]) -> Iterator[None]:
+def _without_devices(environment: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables within a context, where they are not set already."""
-    said = {name: value for name, value in alone.items() if name not in os.environ}
-    os.environ.update(said)
+    added = {name: value for name, value in environment.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in said:
+        for name in added:
             del os.environ[name]

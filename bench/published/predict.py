@@ -17,7 +17,7 @@ from pathlib import Path
 
 import meshdsl as md
 from bench.published.case import Case
-from meshdsl.layouts.collective_cost import price
+from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.topology import Topology, topology
 from meshdsl.plan import Plan
 from meshdsl.schedules.schedule import make_schedule
@@ -64,7 +64,9 @@ def _pipelined(case: Case, topology: Topology, plan: Plan, seconds: Sequence[flo
     share = microbatches / case.microbatches / (forward + backward + head) / chunks
     last = 1 + head * chunks / (forward + backward)
     shares = [(1.0, 1.0)] * (case.stages * chunks - 1) + [(last, last)]
-    permute = price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(case.stage_bytes)
+    permute = exchange_price("collective-permute", ("pipe",), md.Mesh.parse(case.mesh, topology)).seconds(
+        case.stage_bytes
+    )
     schedule = make_schedule("interleaved" if chunks > 1 else "1f1b", case.stages, case.microbatches, chunks)
     timed = time_schedule(schedule, Durations(forward * share, backward * share, 0.0, permute, shares))
     return timed.seconds + seconds[0] - microbatches

@@ -2,7 +2,8 @@
 
 The rule of an operation states which placements are legal; the local program computes the block of the result from the
 blocks of the operands. For most operations it is the same primitive with the same parameters. Only operations whose
-parameters contain shapes or positions (reshape, iota, slice, gather, ...) register a program of their own.
+parameters contain shapes or positions (reshape, iota, slice, gather, ...), or whose devices exchange data, register a
+program of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

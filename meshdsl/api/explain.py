@@ -14,7 +14,7 @@ from meshdsl.api.stages import CallStages
 from meshdsl.errors import MemoryLimitError
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.reshard import space
+from meshdsl.layouts.reshard import layout_graph
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.text import layout_text
 from meshdsl.plan.types import Array
@@ -111,5 +111,5 @@ def reshards_of_input(plan: Plan, path: str) -> Iterator[str]:
 
 def possible_layouts(shape: Sequence[int], mesh: Mesh) -> Iterator[Layout]:
     """Yield every layout without partial sums whose blocks are equal; axes stand in the mesh's order."""
-    found = space(mesh, len(shape), ())
+    found = layout_graph(mesh, len(shape), ())
     yield from (layout for i, layout in enumerate(found.layouts) if found.fits(i, shape) and layout.axes == mesh.names)

@@ -32,7 +32,7 @@ def search(
     axes: Annotated[
         str | None,
         typer.Option(
-            help="mesh axes to try, outermost first; default: those that the program names, data, model, and pipe"
+            help="mesh axes to try, outermost first; default: the program's own axes plus data, model and pipe"
         ),
     ] = None,
     microbatches: Annotated[

@@ -1,4 +1,4 @@
-"""``meshdsl topology``: presets of links and devices, and the machine at hand measured."""
+"""``meshdsl topology``: presets of links and devices, and calibration of this machine."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,9 @@ from meshdsl.cli.common import (
 from meshdsl.layouts.topology import Link, preset_names, save_topology, topology, topology_text
 from meshdsl.util.text import bytes_text
 
-app = typer.Typer(no_args_is_help=True, help="Costs of links and devices: presets, and this machine measured.")
+app = typer.Typer(
+    no_args_is_help=True, help="Constants of links and devices: presets, and calibration of this machine."
+)
 
 
 @app.command("list")

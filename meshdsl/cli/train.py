@@ -79,7 +79,7 @@ def train(
 
 
 def _facts(outcome: "Outcome", folder: Path) -> dict[str, Any]:
-    """The outcome of a run; its files hold the rest."""
+    """Returns the summary of a run that ``--json`` prints."""
     history = outcome.history
     step, evaluated = history.evaluations[-1] if history.evaluations else (None, {})
     last = {"loss": history.losses[-1] if history.losses else None, "evaluated": step, "evaluation": evaluated}

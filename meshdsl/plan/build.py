@@ -22,7 +22,7 @@ from meshdsl.plan.reasons import LocalCollective, Reasons, collectives_inside
 from meshdsl.plan.simulate import simulated_seconds
 from meshdsl.plan.types import Array, Collective, Timing
 from meshdsl.planner.problem.variables import OpClasses
-from meshdsl.rules.registry import ONCE, RULES, asked_rows_of
+from meshdsl.rules.registry import ONCE, RULES, rows_if_pinned_partial
 from meshdsl.trace.passes.duplicate import CAST
 from meshdsl.util.lazy import Lazy
 from meshdsl.util.runtime import gc_paused
@@ -160,7 +160,7 @@ def _rounded_sums(program: TracedProgram, solution: Solution) -> list[str]:
     for op in ops_named(program.graph, CAST):
         rows = zip(solution.mesh.sizes_by_name.items(), solution.rows.get(op.id, ()), strict=False)
         sums = [(axis, row) for (axis, size), row in rows if size > 1 and P in row.outputs]
-        constrained = asked_rows_of(op) if sums else ()
+        constrained = rows_if_pinned_partial(op) if sums else ()
         axes = ",".join(axis for axis, row in sums if row in constrained)
         if axes:
             types = f"from {op.inputs[0].dtype} to {op.outputs[0].dtype}"

@@ -24,7 +24,7 @@ from meshdsl.ir.graph import Graph, Literal, Op, Source, TracedProgram, Value, w
 from meshdsl.ir.index import graph_index
 from meshdsl.ir.loops import PortRole, loop_ports
 from meshdsl.ir.solution import Solution
-from meshdsl.layouts.collective_cost import price
+from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import Exchange, ExchangeStep, ordered_exchanges
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import Partial, Split
@@ -313,7 +313,7 @@ def _collectives_of(
         sent = part.stop - part.start if e.dim is not None and part.stop else extent
         size = prod(block) // max(1, extent) * sent * value.itemsize
         over = tuple(axes[i] for i in part.axes)
-        cost = price(part.kind, over, mesh)
+        cost = exchange_price(part.kind, over, mesh)
         found = LocalCollective(op, graph, e, value, part.kind, over, round(cost.sent * size), cost.seconds(size))
         key = (value.id, layout, axes, part, wider) if part.distance else (op.id, e, part)
         yield key, found

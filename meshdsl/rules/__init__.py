@@ -32,11 +32,10 @@ from meshdsl.rules import (
     reduction,
     shape,
 )
-from meshdsl.rules.registry import RULES, asked_rows_of, rows_of, rule
+from meshdsl.rules.registry import RULES, rows_if_pinned_partial, rows_of, rule
 
 __all__ = [
     "RULES",
-    "asked_rows_of",
     "convolution",
     "elementwise",
     "indexing",
@@ -44,6 +43,7 @@ __all__ = [
     "matmul",
     "random",
     "reduction",
+    "rows_if_pinned_partial",
     "rows_of",
     "rule",
     "shape",

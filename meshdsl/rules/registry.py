@@ -34,10 +34,10 @@ def rows_of(op: Op) -> tuple[Signature, ...]:
     return tuple(row for row in made(op).rows() if _fits(row, op))
 
 
-def asked_rows_of(op: Op) -> tuple[Signature, ...]:
+def rows_if_pinned_partial(op: Op) -> tuple[Signature, ...]:
     """Returns the rows that are legal on an axis only where the user constrains the result to their placement."""
     made = RULES.get(op.name)
-    return () if made is None else tuple(row for row in made(op).asked() if _fits(row, op))
+    return () if made is None else tuple(row for row in made(op).rows_if_pinned_partial() if _fits(row, op))
 
 
 def all_broadcast(op: Op) -> Signature:

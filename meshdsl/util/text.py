@@ -1,4 +1,4 @@
-"""Text for people: numbers with units, safe names, tables, and files with errors in plain words."""
+"""Text for people: numbers with units, safe names, tables, and writing files with readable errors."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ _JOINER = "\u200d"  # the zero-width joiner of emoji
 
 def bytes_text(n: float) -> str:
     """Returns bytes with a decimal unit and three digits: ``1.05 MB``."""
-    return _scaled(n, 1000.0, ("B", "kB", "MB", "GB", "TB", "PB")) if n else "0 B"
+    return _scaled(n, ("B", "kB", "MB", "GB", "TB", "PB")) if n else "0 B"
 
 
 def seconds_text(seconds: float) -> str:
     """Returns seconds with a unit and three digits: ``12.3 ms``."""
-    return _scaled(seconds * 1e6, 1000.0, ("us", "ms", "s")) if seconds else "0 s"
+    return _scaled(seconds * 1e6, ("us", "ms", "s")) if seconds else "0 s"
 
 
 def visible(text: str, allowed: str = "") -> str:
@@ -42,11 +42,11 @@ def _is_control(c: str) -> bool:
     return unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c != _JOINER
 
 
-def _scaled(value: float, base: float, units: Sequence[str]) -> str:
+def _scaled(value: float, units: Sequence[str]) -> str:
     for unit in units[:-1]:
-        if abs(value) < 0.9995 * base:
+        if abs(value) < 999.5:
             return f"{_digits(value)} {unit}"
-        value /= base
+        value /= 1000.0
     return f"{_digits(value)} {units[-1]}"
 
 

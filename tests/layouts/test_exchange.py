@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.layouts.collective_cost import COLLECTIVES, price
+from meshdsl.layouts.collective_cost import COLLECTIVES, exchange_price
 from meshdsl.layouts.exchange import Exchange, moving_axes, ordered_exchanges, sort_rounds, window_pieces
 from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.reshard import reshard_steps
@@ -94,5 +94,5 @@ def test_prices_are_those_of_moves(axes):
         for move in reshard_steps(source, shape, 4, mesh):
             if move.axes == axes and move.kind in COLLECTIVES and move.target in (S(0), B):  # blocks are contiguous
                 given = 16 * 24 * 4 if move.source is P else block
-                cost = price(move.kind, axes, mesh)
+                cost = exchange_price(move.kind, axes, mesh)
                 assert (round(cost.sent * given), cost.seconds(given)) == (move.bytes, pytest.approx(move.seconds))

@@ -7,7 +7,7 @@ import pytest
 from meshdsl.errors import LayoutError
 from meshdsl.layouts import Layout, Mesh, P, topology
 from meshdsl.layouts.collective_cost import COLLECTIVES
-from meshdsl.layouts.reshard import complete, reshard, reshard_steps, space
+from meshdsl.layouts.reshard import complete, layout_graph, reshard, reshard_steps
 
 MESH = Mesh(x=4, y=2)
 
@@ -66,7 +66,7 @@ def test_the_hierarchical_all_reduce_is_found():
 
 def test_reshard_is_the_shortest_path():
     """Against Bellman-Ford over all moves, on every pair of layouts of a matrix."""
-    shape, within = (8, 8), space(MESH, 2, ("sum",))
+    shape, within = (8, 8), layout_graph(MESH, 2, ("sum",))
     for source in within.layouts:
         best = {source: 0.0}
         for _ in range(4):
@@ -80,7 +80,7 @@ def test_reshard_is_the_shortest_path():
 
 
 def test_costs_obey_the_triangle_inequality():
-    within = space(MESH, 2, ("sum",))
+    within = layout_graph(MESH, 2, ("sum",))
     seconds = {
         (a, b): sum(m.seconds for m in reshard(a, b, (8, 8), 4, MESH)) for a, b in product(within.layouts, repeat=2)
     }
@@ -99,7 +99,7 @@ def test_an_axis_leaves_and_enters_a_dim_as_its_minor_one():
 
 
 def test_a_value_is_partial_in_one_way_only():
-    assert all(not ("P(max)" in str(a) and "=P " in f"{a} ") for a in space(MESH, 1, ("sum", "max")).layouts)
+    assert all(not ("P(max)" in str(a) and "=P " in f"{a} ") for a in layout_graph(MESH, 1, ("sum", "max")).layouts)
     with pytest.raises(LayoutError, match="does not fit"):
         reshard(Layout(x=P, y=P("max")), Layout(), (8,), 4, MESH)
 

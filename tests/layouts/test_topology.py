@@ -3,7 +3,7 @@
 import pytest
 
 from meshdsl.errors import ArgumentError, LayoutError
-from meshdsl.layouts.collective_cost import price
+from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology, load_topology, preset_names, save_topology, topology
 
@@ -44,7 +44,7 @@ def test_the_devices_of_an_axis_in_a_node_share_its_adapters():
     assert gathering(data=8, model=4)[0] == pytest.approx(2)
     assert gathering(pipe=2, data=4, model=8)[:2] == [1, 1]
     mesh = Mesh(topology="dgx-h100", data=32)
-    seconds = {kind: price(kind, ("data",), mesh).seconds(1e12) for kind in ("all-gather", "all-to-all")}
+    seconds = {kind: exchange_price(kind, ("data",), mesh).seconds(1e12) for kind in ("all-gather", "all-to-all")}
     assert seconds["all-gather"] == pytest.approx(31e12 / 3.6e11, rel=1e-3)
     assert seconds["all-to-all"] == pytest.approx(31e12 / 32 / 4.7e10, rel=1e-3)  # every pair has something of its own
 
@@ -52,7 +52,7 @@ def test_the_devices_of_an_axis_in_a_node_share_its_adapters():
 def test_short_messages_take_the_faster_way():
     link = Link(1e-4, 1e11, short=(1e-5, 1e10))
     mesh = Mesh(data=2, topology=Topology("two ways", 1e12, 1e12, 1e11, 1e10, 0.0, (link,)))
-    found = price("all-reduce", ("data",), mesh)  # of n bytes, n are sent
+    found = exchange_price("all-reduce", ("data",), mesh)  # of n bytes, n are sent
     assert found.seconds(1e5) == pytest.approx(1e-5 + 1e5 / 1e10) and found.seconds(1e8) == pytest.approx(1e-4 + 1e-3)
     with pytest.raises(ArgumentError, match=r"short=\(1e-05,\) is not a latency and bandwidth above 0"):
         Link(1e-4, 1e11, short=(1e-5,))

@@ -10,7 +10,7 @@ from jax.extend.core import primitives
 from meshdsl.custom_rules import simulate as simulated
 from meshdsl.layouts.placement import P
 from meshdsl.layouts.sharding_rule import Signature
-from meshdsl.rules.registry import asked_rows_of, rows_of
+from meshdsl.rules.registry import rows_if_pinned_partial, rows_of
 from tests.rules.data import bits, bools, complexes, floats, ints, least, strange, unit
 from tests.rules.listed import wrong
 from tests.rules.prover import prove, sample
@@ -155,7 +155,7 @@ def cast_of(value, dtype):
 @pytest.mark.parametrize("ranks", [(2,), (3,), (2, 3)], ids=str)
 def test_a_row_that_is_asked_for_keeps_sums_within_the_rounding_of_their_parts(dtype, ranks):
     op, draws = cast_of(unit(24), dtype)
-    (row,) = asked_rows_of(op)
+    (row,) = rows_if_pinned_partial(op)
     assert row == Signature((P,), (P,)) and row not in rows_of(op)
     trial = Trial((row,) * len(ranks), ranks)
     ((parts,),) = run_trials(op, draws, [trial], RNG).values()
@@ -172,7 +172,7 @@ def test_a_row_that_is_asked_for_keeps_sums_within_the_rounding_of_their_parts(d
     ids=["widens", "wraps", "from whole numbers", "to whole numbers"],
 )
 def test_casts_that_do_not_round_floats_have_no_row_to_be_asked_for(value, dtype):
-    assert asked_rows_of(cast_of(value, dtype)[0]) == ()
+    assert rows_if_pinned_partial(cast_of(value, dtype)[0]) == ()
 
 
 @pytest.mark.parametrize("name", ["igamma", "igammac"])

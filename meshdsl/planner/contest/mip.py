@@ -1,10 +1,10 @@
-"""A core as a mixed-integer program over some states: those of known choices, and the most promising others.
+"""A presolved instance (core) as a MIP over a subset of states: those of known solutions and of least reduced cost.
 
-Every state is a binary column, every possible pair of states of neighbours a continuous one, and the pairs of a state
-add up to it (the local marginal polytope); no linear program over pairs only is tighter. A time point gets its memory
-row when a solution exceeds the limit there: few ever bind. HiGHS solves with tolerances, so its solutions are choices
-to be scored, never proofs. Most variables of a large core have a single state in all known choices; presolve leaves a
-small core of the others (``restricted_core``), so known choices are combined in seconds.
+Every state is a binary column, every possible pair of states of neighbours a continuous one, and the pair columns of a
+state sum to its column (the local marginal polytope); no linear program over pairs only is tighter. A time point gets
+its memory row when a solution exceeds the limit there: few ever bind. HiGHS solves with tolerances, so its solutions
+are scored, never taken as proofs. Most variables of a large core have a single state in all known solutions; presolve
+leaves a small core of the others (``restricted_core``), so known solutions are combined in seconds.
 """
 
 import time

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Graph, Literal, Op, Value, walk
 from meshdsl.ir.index import Flags, graph_index
-from meshdsl.layouts.collective_cost import price
+from meshdsl.layouts.collective_cost import exchange_price
 from meshdsl.layouts.exchange import ExchangeStep, ordered_exchanges
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, Partial, Placement, Split
@@ -253,7 +253,7 @@ def _step_seconds(
     total = np.zeros_like(local_bytes)
     for part in parts:
         sent = local_bytes * ((part.stop - part.start) / extent if part.stop else 1.0)
-        lines = price(part.kind, tuple(mesh.names[step.axes[i]] for i in part.axes), mesh).lines
+        lines = exchange_price(part.kind, tuple(mesh.names[step.axes[i]] for i in part.axes), mesh).lines
         total += reduce(np.minimum, [fixed + per_byte * sent for fixed, per_byte in lines])
     return np.asarray(total)
 

@@ -21,11 +21,11 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshdsl.layouts.collective_cost import COLLECTIVES, rate
+from meshdsl.layouts.collective_cost import COLLECTIVES, step_price
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, B, Placement, Split
-from meshdsl.layouts.reshard import Space, into_split, space
+from meshdsl.layouts.reshard import LayoutGraph, into_split, layout_graph
 from meshdsl.planner.costs.fixed_point import COLLECTIVE_TIE, MOVE_TIE, FixedPoint
 from meshdsl.util.arrays import Costs, Ids
 
@@ -73,7 +73,7 @@ class EdgeArrays:
       shards: [layouts, dims], the number of blocks.
     """
 
-    def __init__(self, within: Space) -> None:
+    def __init__(self, within: LayoutGraph) -> None:
         self.space, self.rank, self.mesh = within, within.rank, within.mesh
         self.codes = np.array([_codes(layout, within) for layout in within.layouts], dtype=np.intp)
         self.ranks = np.array([_ranks(layout, within) for layout in within.layouts], dtype=np.intp)
@@ -155,7 +155,7 @@ class EdgeArrays:
         to = self._by_key[at]
         known = self._keys[to] == keys
         here, to = here[known], to[known]
-        lines = rate(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh).lines
+        lines = step_price(kind, tuple(self.mesh.names[axis] for axis in axes), source, target, self.mesh).lines
         fixed, per_byte = np.array([lines[0], lines[-1]]).T
         others = [axis for axis in range(len(self.mesh.sizes)) if axis not in axes]
         sizes = np.where(self.codes[here][:, others] < self.rank, np.array(self.mesh.sizes)[others], 1)
@@ -179,12 +179,12 @@ def _kind(source: Placement, target: Placement) -> str:
     return "all-reduce" if target is B else ""
 
 
-def _codes(layout: Layout, within: Space) -> list[int]:
+def _codes(layout: Layout, within: LayoutGraph) -> list[int]:
     placed = dict(layout.placements)
     return [placement_code(placed.get(name, B), within.rank) for name in within.mesh.names]
 
 
-def _ranks(layout: Layout, within: Space) -> list[int]:
+def _ranks(layout: Layout, within: LayoutGraph) -> list[int]:
     seen: dict[Placement, int] = {}
     places = dict.fromkeys(within.mesh.names, 0)
     for name, placed in layout.placements:
@@ -195,7 +195,7 @@ def _ranks(layout: Layout, within: Space) -> list[int]:
 
 
 @cache
-def edge_arrays(within: Space) -> EdgeArrays:
+def edge_arrays(within: LayoutGraph) -> EdgeArrays:
     """Returns the arrays of a space, built once."""
     return EdgeArrays(within)
 
@@ -225,7 +225,7 @@ class OverlapWindow:
 
 
 class ReshardCosts:
-    """Reshard costs between the layouts of tensors of one shape; layouts are given by their numbers in ``space``.
+    """Reshard costs between the layouts of tensors of one shape; layouts are indices in ``layout_graph``.
 
     Args:
       mesh, shape, itemsize: of the tensor, in elements and bytes.
@@ -252,7 +252,7 @@ class ReshardCosts:
         overlap: OverlapWindow | None = None,
     ) -> None:
         self.scale, self.bytes, self._communicates, self._overlap = scale, prod(shape) * itemsize, communicates, overlap
-        self.space, self.rank = space(mesh, len(shape), kinds), len(shape)
+        self.space, self.rank = layout_graph(mesh, len(shape), kinds), len(shape)
         self._arrays = edge_arrays(self.space)
         self.codes = self._arrays.codes
         divides = (np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1)

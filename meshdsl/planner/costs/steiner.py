@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshdsl.layouts.reshard import ReshardStep, Space, reshard
+from meshdsl.layouts.reshard import LayoutGraph, ReshardStep, reshard
 from meshdsl.planner.limits import DEFAULT_LIMITS
 from meshdsl.util.arrays import Costs
 
@@ -139,7 +139,7 @@ def _nearest_target_first(costs: Costs, inner: Costs, own: int, targets: list[in
 
 
 @lru_cache(_TREES_REMEMBERED)
-def tree_steps(within: Space, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
+def tree_steps(within: LayoutGraph, shape: tuple[int, ...], itemsize: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """Returns the reshard steps of a tree, in an order that can be executed; each layout is made once.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdsl.ir.index import GraphIndex
 from meshdsl.layouts.layout import Layout
-from meshdsl.layouts.reshard import Space
+from meshdsl.layouts.reshard import LayoutGraph
 from meshdsl.planner.costs.op_cost import SignatureTable
 from meshdsl.planner.costs.reshard_cost import ReshardCosts
 from meshdsl.planner.problem.variables import Node, NodeClasses
@@ -203,7 +203,7 @@ class Ports:
         """Concatenates the tables of layouts by placement codes, and notes where those of each port and space begin."""
         wiring = self._wiring
         tables: dict[int, tuple[Ids, int]] = {}
-        spaces: dict[Space, int] = {}
+        spaces: dict[LayoutGraph, int] = {}
         self._looked_up, self._bases, self._named = (np.empty(wiring.node_of.size, dtype=np.intp) for _ in range(3))
         self._all: list[Layout] = []
         size = 0

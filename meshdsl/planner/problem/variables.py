@@ -22,7 +22,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_results, work_of
-from meshdsl.rules import asked_rows_of, rows_of
+from meshdsl.rules import rows_if_pinned_partial, rows_of
 from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_id, row_ids, unique_sorted
 
 # ---- Nodes -----------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class OpClasses:
     def with_requested_rows(self, op: Op) -> tuple[OpClass, Rows]:
         """Returns the class of an operation with the rows that a constraint may request, and these rows."""
         kind, real = self.of(op), _ports_of(op)
-        more = tuple(_only(row, real) for row in asked_rows_of(op))
+        more = tuple(_only(row, real) for row in rows_if_pinned_partial(op))
         return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))), more
 
     def work(self, op: Op) -> OpWork:

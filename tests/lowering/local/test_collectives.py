@@ -8,7 +8,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, S
-from meshdsl.layouts.reshard import ReshardStep, reshard_steps, space
+from meshdsl.layouts.reshard import ReshardStep, layout_graph, reshard_steps
 from meshdsl.lowering.local.collectives import LOCAL_MOVES, apply_move, identity, move_scope, swap_pairs
 from tests.lowering.blocks import assemble, full, split_numpy
 
@@ -146,7 +146,7 @@ def test_every_legal_move_keeps_the_value(mesh, reductions, every):
     """All moves of the layouts of a matrix (of each eighth one on three axes), compiled together per layout."""
     array = np.random.default_rng(1).permutation(np.arange(-64, 64)).reshape(8, 16).astype(np.float32)
     kinds = set()
-    for layout in filter(one_reduction, space(mesh, 2, reductions).layouts[::every]):
+    for layout in filter(one_reduction, layout_graph(mesh, 2, reductions).layouts[::every]):
         legal = [move for move in reshard_steps(layout, array.shape, 4, mesh) if one_reduction(move.after)]
         blocks = split_numpy(array, layout, mesh, np.random.default_rng(0))
         for move, moved in zip(legal, run_moves(legal, jnp.asarray(blocks), mesh), strict=True):

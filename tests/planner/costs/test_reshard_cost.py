@@ -3,7 +3,7 @@
 import pytest
 
 import meshdsl as md
-from meshdsl.layouts.reshard import Space, makes_partial
+from meshdsl.layouts.reshard import LayoutGraph, makes_partial
 from meshdsl.planner.costs.reshard_cost import edge_arrays
 
 MESHES = [
@@ -29,7 +29,7 @@ def _priced(found):
 def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
     if len(mesh.names) == 4 and (rank > 2 or len(reductions) > 1):
         pytest.skip("too many to go through one by one")
-    within = Space(mesh, rank, reductions)
+    within = LayoutGraph(mesh, rank, reductions)
     found = edge_arrays(within).edges
     bulk = sorted(
         zip(found.source.tolist(), found.target.tolist(), *map(list, _priced(found)), found.partial, strict=True)
@@ -37,7 +37,7 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
     single = sorted(
         (i, to, *map(arc.price.seconds, SIZES), makes_partial(arc))
         for i in range(len(within.layouts))
-        for arc, to in within.arcs(i)
+        for arc, to in within.edges(i)
     )
     assert len(bulk) == len(single)
     for ours, theirs in zip(bulk, single, strict=True):
@@ -47,7 +47,7 @@ def test_moves_in_bulk_are_the_moves_of_every_layout(mesh, rank, reductions):
 
 @pytest.mark.parametrize("mesh", MESHES[:4], ids=str)
 def test_orders_in_bulk(mesh):
-    within = Space(mesh, 2, ())
+    within = LayoutGraph(mesh, 2, ())
     for order in (mesh.names, mesh.names[::-1]):
         found = edge_arrays(within).ordered(order)
         for layout, fine in zip(within.layouts, found.tolist(), strict=True):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.reshard import complete, space
+from meshdsl.layouts.reshard import complete, layout_graph
 from meshdsl.planner.costs.steiner import steiner_tree, tree_steps
 from tests.fuzz.generator import SLOW_DEVICES
 
@@ -65,7 +65,7 @@ def test_the_tree_is_the_cheapest(seed, wanted):
 def test_every_move_leads_to_a_layout_that_is_wanted(own):
     """Ways may cross: what led to the crossing is not made a second time."""
     mesh, shape = Mesh(x=4, y=2, topology=SLOW_DEVICES), (4, 8, 2)
-    within = space(mesh, 3)
+    within = layout_graph(mesh, 3)
     fitting = [i for i in range(len(within.layouts)) if within.fits(i, shape)]
     start = within.index[complete(Layout.parse(own), mesh)]
     for wanted in permutations([i for i in fitting if i != start], 2):
