@@ -94,7 +94,7 @@ def test_a_call_of_another_signature():
         ),
     }
     for row, call in said.items():
-        assert message(TraceError, call) == f"step cannot be called so:\n  {row}\nit takes (w, batch)"
+        assert message(TraceError, call) == f"step cannot be called with these arguments:\n  {row}\nit takes (w, batch)"
 
 
 def test_shapes_cannot_run():

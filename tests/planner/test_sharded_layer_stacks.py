@@ -30,7 +30,7 @@ def test_a_stack_split_by_layer_is_never_gathered():
     plan = checked(layers, STACK, {"ws": "x=S(0) y=B", "x": "x=S(0)"})
     assert not gathered_stacks(plan)
     assert plan.memory < STACK[0].nbytes
-    assert any(note.startswith("ws lies split by layer over x") for note in plan.notes)
+    assert any(note.startswith("ws stays split by layer over x") for note in plan.notes)
 
 
 def test_nor_for_its_gradient():
@@ -56,7 +56,7 @@ def test_not_even_on_its_way_where_latency_is_all_that_counts(layers, size, pins
     plan = md.parallelize(trained_layers, MESH, pins).plan(array(0, layers, size, size), array(1, size, size))
     stacks = [c for c in plan.collectives if c.kind == "all-gather" and c.shape == (layers, size, size)]
     assert not any("x" in c.axes for c in stacks)
-    assert any(note.startswith("ws lies split by layer over x") for note in plan.notes)
+    assert any(note.startswith("ws stays split by layer over x") for note in plan.notes)
 
 
 def test_who_asks_for_a_whole_stack_gets_it():

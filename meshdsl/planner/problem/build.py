@@ -214,7 +214,7 @@ class SplitStack:
 
     def __str__(self) -> str:
         over = ",".join(self.axes)
-        return f"{self.path} lies split by layer over {over}: the scan at {self.op.source} never gathers all of it"
+        return f"{self.path} stays split by layer over {over}: the scan at {self.op.source} never gathers all of it"
 
 
 _PinnedStacks = Mapping[int, tuple[str, tuple[str, ...]]]  # by value id: path and axes
@@ -376,5 +376,5 @@ def _require_rows(problem: Problem) -> None:
                 bad.append(f"{node.label}: {axis}={placed} is pinned, but no signature has it")
     if bad:
         raise PinError(
-            faults("pins that cannot be met:", bad, "leave the axis out of the pin, or state another layout")
+            faults("these pins cannot be met:", bad, "leave the axis out of the pin, or pin another layout")
         )

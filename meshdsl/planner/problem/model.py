@@ -63,8 +63,8 @@ def require_states(nodes: Sequence[Node], has_state: Sequence[bool]) -> None:
     bad = [node for node, has in zip(nodes, has_state, strict=True) if not has]
     rows = [f"{node.label}: pinned to {node.pin}, shape {list(node.ports[0].value.shape)}" for node in bad]
     if rows:
-        remedy = "a split divides its dim, and a value is partial in one way only: state another layout"
-        raise PinError(faults("pins that no signature can meet:", rows, remedy))
+        remedy = "a split must divide its dim, and a value is partial in one way only: pin another layout"
+        raise PinError(faults("no signature meets these pins:", rows, remedy))
 
 
 def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
