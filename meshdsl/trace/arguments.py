@@ -267,4 +267,6 @@ def _check_signature(name: str, step: Callable[..., Any], args: Sequence[Any], k
     except TypeError as error:
         known = list(taken.parameters)
         rows = [f"{key}: no such argument{nearest(key, known)}" for key in kwargs if key not in known]
-        raise TraceError(faults(f"{name} cannot be called with these arguments:", [str(error), *rows], f"it takes {taken}")) from error
+        raise TraceError(
+            faults(f"{name} cannot be called with these arguments:", [str(error), *rows], f"it takes {taken}")
+        ) from error

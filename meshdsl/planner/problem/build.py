@@ -375,6 +375,4 @@ def _require_rows(problem: Problem) -> None:
             if axis in problem.mesh.names and not any(placed is row.outputs[0] for row in node.rows):
                 bad.append(f"{node.label}: {axis}={placed} is pinned, but no signature has it")
     if bad:
-        raise PinError(
-            faults("these pins cannot be met:", bad, "leave the axis out of the pin, or pin another layout")
-        )
+        raise PinError(faults("these pins cannot be met:", bad, "leave the axis out of the pin, or pin another layout"))
