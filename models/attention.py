@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 from meshdsl.custom_rules import rule
+from meshdsl.errors import ArgumentError, nearest
 
 VARIANTS = ("products", "recomputed", "fused", "masked")
 
@@ -34,7 +35,13 @@ def attention(
       value: ``[batch seq heads head]``.
       causal: whether a position attends only to itself and earlier ones.
       variant: one of ``VARIANTS``.
+
+    Raises:
+      ArgumentError: ``variant`` is none of them.
     """
+    if variant not in VARIANTS:
+        names = ", ".join(map(repr, VARIANTS))
+        raise ArgumentError(f"no attention variant {variant!r}{nearest(variant, VARIANTS)}; it is one of {names}")
     if variant in ("fused", "masked"):
         return _fused(query, key, value, (_causal if variant == "fused" else _masked) if causal else None)
     attend = partial(_products, causal)
@@ -54,23 +61,24 @@ def _fused(query: md.Tensor, key: md.Tensor, value: md.Tensor, causal: Any) -> m
     dims = "batch seq heads queries head" if grouped else _DIMS
     queries, *others = (md.order(x, names).array for x, names in ((query, dims), (key, _DIMS), (value, _DIMS)))
     queries = queries if grouped else queries[:, :, :, None]
-    out = causal(queries, *others, jnp.arange(queries.shape[1])) if causal else _bidirectional(queries, *others)
+    out = causal(queries, *others, jnp.arange(queries.shape[1])) if causal else _whole(queries, *others)
     return md.named(out if grouped else out[:, :, :, 0], dims)
 
 
 _DIMS = "batch seq heads head"
 
 
-def _attend_backwards(query: Any, key: Any, value: Any, position: Any) -> Any:
+# The names of the next two functions are part of the fingerprints of programs, which saved plans are compared by.
+def _backwards(query: Any, key: Any, value: Any, position: Any) -> Any:
     return _attend(query, key, value, position[:, None] >= jnp.arange(key.shape[1]))
 
 
 _RULE = "b s h q _, b _ h _, b _ h e, s -> b s h q e"
-_causal, _masked = rule(_RULE, share=0.5)(_attend_backwards), rule(_RULE)(_attend_backwards)
+_causal, _masked = rule(_RULE, share=0.5)(_backwards), rule(_RULE)(_backwards)
 
 
 @rule("b s h q _, b _ h _, b _ h e -> b s h q e")
-def _bidirectional(query: Any, key: Any, value: Any) -> Any:
+def _whole(query: Any, key: Any, value: Any) -> Any:
     return _attend(query, key, value, True)
 
 

@@ -287,6 +287,19 @@ def test_other_pins():
     ]
 
 
+def test_a_plan_of_an_earlier_version_equals_the_same_plan_of_today():
+    """Its reasons end in other words: ``: add (model.py:8) reads it`` for ``, needed by add (model.py:8)``."""
+    plan = small_plan()
+
+    def earlier(reason):
+        reason = re.sub(r", needed by (.+)$", r": \1 reads it", reason)
+        return re.sub(r", returned by the step$", ": the step returns it", reason)
+
+    collectives = tuple(replace(c, reason=earlier(c.reason)) for c in plan.collectives)
+    assert any(old.reason != new.reason for old, new in zip(collectives, plan.collectives, strict=True))
+    assert not replace(plan, collectives=collectives).diff(plan)
+
+
 def test_files_of_an_earlier_version_load_and_name_no_module(tmp_path):
     plan, topology = load_plan(SAVED / "plan.json"), load_topology(SAVED / "topology.toml")
     plan.save(tmp_path / "plan.json")

@@ -18,6 +18,13 @@ from meshdsl.plan.types import Array, Collective, PlanData
 from meshdsl.util.text import bytes_text, seconds_text, table
 
 _LINE = re.compile(r" \([^()]*:\d+\)")  # the source lines in a reason
+# How reasons ended in plans that were saved by earlier versions, and how they end today.
+_EARLIER_ENDS = (
+    (re.compile(r": the step returns it$"), ", returned by the step"),
+    (re.compile(r": the loop's body returns it$"), ", returned by the loop's body"),
+    (re.compile(r": ([^:]+) reads it$"), r", needed by \1"),
+    (re.compile(r": ([^:]+) states it$"), r", specified by \1"),
+)
 _TOLERANCE = 1e-9  # relative difference of seconds, a sum of floats, that counts as none
 _SOURCES = 3  # source lines that a row of the text names
 _TOTALS = {"seconds": "predicted step time", "bytes": "sent per device and step", "memory": "peak memory per device"}
@@ -147,9 +154,17 @@ def _collectives(before: PlanData, after: PlanData) -> tuple[tuple[str, CostTota
 def _costs(plan: PlanData) -> dict[str, CostTotals]:
     found: dict[str, CostTotals] = {}
     for c in plan.collectives:
-        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_LINE.sub('', c.reason))}"
+        purpose = f"{c.kind} {','.join(c.axes)} {c.phase} {pattern(_reason(c))}"
         found[purpose] = found.get(purpose, CostTotals()).plus(c)
     return found
+
+
+def _reason(collective: Collective) -> str:
+    """Returns the reason without source lines, in today's words whichever version saved the plan."""
+    reason = _LINE.sub("", collective.reason)
+    for earlier, today in _EARLIER_ENDS:
+        reason = earlier.sub(today, reason)
+    return reason
 
 
 def _amounts(plan: PlanData) -> dict[str, float]:

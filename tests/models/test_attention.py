@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models import gpt
-from meshdsl.models.attention import VARIANTS, _bidirectional, _causal, attention
+from meshdsl.models.attention import VARIANTS, _causal, _whole, attention
 from tests.models.values import quick, start
 
 RNG = np.random.default_rng(3)
@@ -44,7 +44,7 @@ def test_every_way_has_the_same_numbers_and_gradients(grouped, causal):
 def test_the_rules_of_fused_attention_hold():
     shapes = [(2, 6, 2, 3, 4), (2, 6, 2, 4), (2, 6, 2, 4)]
     arrays = [jnp.asarray(RNG.normal(size=shape), jnp.float32) for shape in shapes]
-    rows = _bidirectional.check(*arrays), _causal.check(*arrays, jnp.arange(6))
+    rows = _whole.check(*arrays), _causal.check(*arrays, jnp.arange(6))
     assert all(any(row.outputs == (md.S(dim),) for row in found) for found in rows for dim in (0, 1, 2))
 
 
@@ -74,3 +74,9 @@ def test_computing_in_bfloat16_keeps_parameters_in_float32():
     assert {x.dtype for x in jax.tree.leaves(made[1][0])} == {jnp.dtype("float32")}
     text = str(jax.make_jaxpr(programs[1].step)(*programs[1].args))
     assert "bf16[4,8,64] = dot_general" in text
+
+
+def test_a_variant_that_there_is_not():
+    x = md.zeros(md.dims("batch=2 seq=4 heads=2 head=8"))
+    with pytest.raises(md.ArgumentError, match=r"no attention variant 'fuzed'; did you mean 'fused'\?; it is one of"):
+        attention(x, x, x, variant="fuzed")
