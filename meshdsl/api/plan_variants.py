@@ -6,7 +6,8 @@ program is planned as written, then with one candidate after the other padded, l
 not make the plan faster is undone. Three rules bound the work and the surprise:
 
 1. A split that ``md.constrain`` demands inside the step is impossible without padding, so it is padded first.
-2. A program of more than ``LARGE`` operations is not planned again for a length that every mesh axis divides by itself.
+2. A program of more than ``SearchLimits.solve_variant_operations`` operations is not planned again for a length that
+   every mesh axis divides by itself.
 3. When the time limit is up, no further candidate is tried.
 
 Only the best variant is polished, proved and written as a plan. Notes in the plan list every length that was padded,
@@ -28,12 +29,12 @@ from meshdsl.padding.rewrite import pad_program
 from meshdsl.pins import UserPins
 from meshdsl.plan.build import build_plan
 from meshdsl.plan.plan import Plan
+from meshdsl.planner.limits import DEFAULT_LIMITS, SearchLimits
 from meshdsl.planner.solve import SearchResult, solve
 from meshdsl.util.runtime import Deadline, Submit, gc_paused, worker_pool
 from meshdsl.util.text import seconds_text
 
 SHOWN = 2  # dims that a note names before "and 3 more"
-LARGE = 20_000  # operations
 Sizes = Mapping[int, int]  # lengths that are padded -> the lengths they are padded to
 
 
@@ -82,6 +83,7 @@ def plan_best_variant(
     memory: float | None = None,
     overlap: bool = False,
     seconds: float | None = None,
+    limits: SearchLimits = DEFAULT_LIMITS,
 ) -> PlannedProgram:
     """Return the fastest variant of a program that was found, with its plan.
 
@@ -89,6 +91,7 @@ def plan_best_variant(
       memory: limit in bytes per device; None takes the topology's.
       overlap: choose by simulated time with overlap (``meshdsl.api.overlap``) instead of serial time.
       seconds: of planning, after which nothing more is tried to improve the plan and its bound.
+      limits: what the planner may spend.
 
     Raises:
       PinError: the pins contradict each other, or the program.
@@ -100,14 +103,14 @@ def plan_best_variant(
         padded = pad_program(program, sizes)
         pins = user_pins.resolve(padded, mesh)
         try:
-            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock))
+            return Variant(sizes, padded, pins, solve(padded, mesh, pins, memory, clock, limits))
         except MemoryLimitError as error:
             return Variant(sizes, padded, pins, error)
 
     demanded = set(constrained_sizes(program.graph, mesh))
     required = {n: m for n, m in candidates.items() if n in demanded}
     optional = [n for n in candidates if n not in required]
-    large = graph_index(program.graph).op_count > LARGE
+    large = graph_index(program.graph).op_count > limits.solve_variant_operations
     untried = [n for n in optional if large and not any(n % k for k in mesh.sizes)]
 
     best = attempt(required)

@@ -6,7 +6,7 @@ PyTorch DTensor's ``strategy_validation``). The function runs as it is, so it ha
 that fails is wrong; a row that passes is right for these operands.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 from meshdsl.custom_rules import simulate as simulated
 from meshdsl.custom_rules.primitive import RuledCall
 from meshdsl.errors import RuleError, faults
-from meshdsl.ir.graph import Literal, Op, TracedProgram, walk
+from meshdsl.ir.graph import Graph, Literal, Op, TracedProgram, walk
+from meshdsl.ir.rewrite import in_bodies, with_ops
 from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.rules.registry import carries
@@ -102,20 +103,30 @@ class CheckOutcome:
 
 
 def check_rules(program: TracedProgram) -> TracedProgram:
-    """Check every user-defined rule of a program; this stage executes user code.
+    """Return the program without rows of user-defined rules that do not hold; this stage executes user code.
 
-    Each rule is checked once per process and kind of operands. Rows that do not hold are removed from the operations of
-    ``program`` (in place), and notes name them and the rules that could not be checked.
+    Each rule is checked once per process and kind of operands. Notes name the rows that were removed and the rules that
+    could not be checked.
     """
-    notes = []
-    for _, op in walk(program.graph):
-        if op.name == "ruled":
-            ruled, outcome = op.params["ruled"], _outcome(op)
-            notes.append(outcome.note(ruled.name))
-            false = frozenset((row.inputs, row.outputs) for row, _ in outcome.false)
-            op.params = {**op.params, "ruled": replace(ruled, false=false)}
-    found = [note for note in dict.fromkeys(notes) if note]
-    return replace(program, notes=[*program.notes, *found]) if found else program
+    ruled = {op.id: op for _, op in walk(program.graph) if op.name == "ruled"}
+    outcomes = {i: _outcome(op) for i, op in ruled.items()}
+    notes = [note for i, op in ruled.items() if (note := outcomes[i].note(op.params["ruled"].name))]
+    if not notes:
+        return program
+    graph = _without_false_rows(program.graph, outcomes)
+    return replace(program, graph=graph, notes=[*program.notes, *dict.fromkeys(notes)])
+
+
+def _without_false_rows(graph: Graph, outcomes: Mapping[int, CheckOutcome]) -> Graph:
+    """Return the graph with the rows removed that do not hold; ``outcomes`` are given by operation."""
+
+    def rewrite(op: Op) -> Op:
+        if op.id not in outcomes:
+            return in_bodies(lambda body: _without_false_rows(body, outcomes), op)
+        false = frozenset((row.inputs, row.outputs) for row, _ in outcomes[op.id].false)
+        return replace(op, params={**op.params, "ruled": replace(op.params["ruled"], false=false)})
+
+    return with_ops(graph, map(rewrite, graph.ops))
 
 
 _OUTCOMES: dict[Any, CheckOutcome] = {}  # by rule and types of operands and results, for this process

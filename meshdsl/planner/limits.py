@@ -23,6 +23,7 @@ class SearchLimits:
     # ---- solve: which stages run ---------------------------------------------------------------------------------
 
     solve_small_nodes: int = 600  # nodes up to which plans over the limit get rounds, and changed pins a search
+    solve_variant_operations: int = 20_000  # operations; padding for several axes is tried on steps of fewer
     solve_replan_cost: float = 1e-2  # part of a plan's cost that refined pins may add for its bound to be good enough
 
     # ---- costs: op tables and resharding costs -------------------------------------------------------------------

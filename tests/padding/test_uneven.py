@@ -1,6 +1,7 @@
 """A vocabulary that does not divide over the devices: planned, run, checked, verified, saved."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from meshdsl.api.plan_variants import plan_best_variant
 from meshdsl.errors import MemoryLimitError, PinError
 from meshdsl.padding.min_cut import padded_length, padded_sizes
 from meshdsl.pins import UserPins, make_pins
+from meshdsl.planner.limits import DEFAULT_LIMITS
 from meshdsl.trace import trace
 from tests.planner.graphs import solved
 
@@ -186,17 +188,18 @@ def test_lengths():
     assert padded_sizes(program, md.Mesh(data=1)) == {}
 
 
-def test_a_very_large_step_is_not_planned_again_for_lengths_that_each_axis_divides(monkeypatch):
+def test_a_very_large_step_is_not_planned_again_for_lengths_that_each_axis_divides():
     """68 divides over 4 devices, and over 2, but not over 8; 103 over none."""
 
-    def notes(vocab):
-        return " ".join(md.parallelize(step_of(integer_labels), "data=4,model=2").plan(*arguments(vocab)).notes)
+    def notes(vocab, limits=DEFAULT_LIMITS):
+        program = trace(step_of(integer_labels), arguments(vocab))
+        return " ".join(plan_best_variant(program, md.Mesh(data=4, model=2), UserPins(), limits=limits).plan.notes)
 
     untried = "dim 0 of params/embed and 4 more (68) is left unpadded: every mesh axis divides it"
     assert "(68) does not divide over the mesh and is left unpadded: padded to 72, " in notes(68)
-    monkeypatch.setattr("meshdsl.api.plan_variants.LARGE", 3)
-    assert untried in notes(68)
-    assert "padded to 104" in notes(103)
+    few = replace(DEFAULT_LIMITS, solve_variant_operations=3)
+    assert untried in notes(68, few)
+    assert "padded to 104" in notes(103, few)
 
 
 def test_a_pinned_input_stays_an_error():
