@@ -75,7 +75,7 @@ class NetworkBuilder:
         self._hubs = HubEncoder(model, domains, memo)
         self._fanout = FanoutEncoder(self._hubs)
         self._planned: list[tuple[LayerBlock, Network]] = []  # blocks of ``plans``, once they are asked for
-        self._reduced: dict[bool, Network] = {}  # ``reduced_plans`` by ``SearchHints.weigh_layers``
+        self._reduced: dict[bool, Network] = {}  # ``reduced_plans`` by ``weigh_layers``
 
     def _reduce_parts(self) -> None:
         """Encodes all nodes and all values but the wide ones, block by block, and reduces these networks."""
@@ -138,20 +138,23 @@ class NetworkBuilder:
         """Entries of the pairwise tables of ``plans``, all layers included."""
         return sum(part.entries * len(block.copies) for block, part in self._plan_parts())
 
-    def reduced_plans(self) -> Network:
-        """Returns the network of plans of the reduced step; that of the whole step if no layers are repeated."""
-        weigh = self.model.hints.weigh_layers
-        if weigh not in self._reduced:
+    def reduced_plans(self, weigh_layers: bool) -> Network:
+        """Returns the network of plans of the reduced step; that of the whole step if no layers are repeated.
+
+        Args:
+          weigh_layers: whether layers of the reduced step cost as much as all layers that they represent together.
+        """
+        if weigh_layers not in self._reduced:
             parts = self._plan_parts()
             network = parts[0][1]
             if len(parts) > 1:
                 network = Network(self._memo, len(self.domains.states))
                 for block, part in parts:
-                    for weight, copies in self._blocks.weighted_copies(block, weigh):
+                    for weight, copies in self._blocks.weighted_copies(block, weigh_layers):
                         network.add_replica(network.replicate(part.scaled(weight), block.names, copies))
                 network.reduce(self._largest)
-            self._reduced[weigh] = network
-        return self._reduced[weigh]
+            self._reduced[weigh_layers] = network
+        return self._reduced[weigh_layers]
 
     def whole_plan(self, chosen: Ids) -> Assignment:
         """Returns the plan of a state of ``reduced_plans``: omitted layers do as the last one before them."""

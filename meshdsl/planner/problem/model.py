@@ -224,10 +224,11 @@ State = tuple[int, ...]  # a row per mesh axis
 
 @dataclass
 class SearchHints:
-    """Notes of one search that later ones start from; all views of a model share them.
+    """What one search learned for later ones, at other prices or pins; all views of a model share it.
 
     Attributes:
-      weigh_layers: whether the layers of a reduced step cost as much as all layers that they represent together.
+      weigh_layers: whether messages gave the better plan where the layers of a reduced step cost as much as all layers
+        that they represent together (``NetworkBuilder.reduced_plans``).
     """
 
     weigh_layers: bool = False

@@ -299,7 +299,7 @@ class InitialPlan(NamedTuple):
       network: of plans, of the reduced step.
       states: the decoded states of its variables.
       gap: relative gap between the decoded states and the bound of the messages.
-      weighs: the value of ``SearchHints.weigh_layers`` for which the network was built.
+      weighs: whether layers of the reduced step cost as much as all layers that they represent.
     """
 
     plan: CostedPlan
@@ -315,12 +315,11 @@ def initial_plan(builder: NetworkBuilder, evaluator: Evaluator, limit: float, bo
     Args:
       limit: cost of a known plan, at which entries of tables are clipped.
       both: where a reduced step stands for the whole one, try with and without weighing its layers by the number that
-        they represent, and set ``SearchHints.weigh_layers`` to the better; otherwise use what that says.
+        they represent, and note the better in ``SearchHints``; otherwise do as an earlier search noted.
     """
     networks: dict[bool, Network] = {}
     for weighs in (False, True) if both and builder.drops_layers else (builder.model.hints.weigh_layers,):
-        builder.model.hints.weigh_layers = weighs
-        networks[weighs] = builder.reduced_plans()
+        networks[weighs] = builder.reduced_plans(weighs)
     patient, limits = builder.drops_layers, builder.model.limits
     decoded = run_parallel([partial(_decode, network, limit, patient, limits) for network in networks.values()])
     found = [

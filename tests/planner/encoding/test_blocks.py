@@ -142,8 +142,7 @@ def test_the_plan_of_a_shorter_step_stretched_over_all_layers_is_as_good_as_the_
     best, _ = optimum(whole := NetworkBuilder(model), whole.plans())
     model = limited(model, encoding_layers_nodes=0, encoding_layers_kept=few)
     joint = NetworkBuilder(model)
-    model.hints.weigh_layers = weighs
-    network = joint.reduced_plans()
+    network = joint.reduced_plans(weighs)
     assert joint.drops_layers == (few == 1)
     domains, tables = network.listed()
     found = eliminate(domains, tables, [0] * len(domains), 1 << 24)
