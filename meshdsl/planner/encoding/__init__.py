@@ -19,5 +19,6 @@ Modules, in order:
 * ``projection``: lower bounds from pairs of mesh axes, where all axes together have too many states.
 * ``kernels``: a bound from messages that many variables share, compiled with numba.
 
-Entry point: ``NetworkBuilder``, with ``plans()``, ``bounds(best)``, ``reduced_plans(weigh_layers)`` and ``priced(model)``.
+Entry point: ``NetworkBuilder``, with ``plans()``, ``bounds(best)``, ``reduced_plans(weigh_layers)`` and
+``priced(model)``.
 """
