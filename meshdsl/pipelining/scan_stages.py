@@ -21,9 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import dtypes
-from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 from numpy.typing import NDArray
 
 from meshdsl.errors import PipelineError, faults
@@ -35,6 +32,7 @@ from meshdsl.pipelining.layer_scan import LayerAxes, LayerScan, find_layer_scan
 from meshdsl.pipelining.time_axis import PER_MICROBATCH, TimePlacement, local_placement
 from meshdsl.schedules.partition import partition_faults
 from meshdsl.schedules.spec import Pipeline
+from meshdsl.trace.passes.permutations import deal_p
 
 # ---- Times -----------------------------------------------------------------------------------------------------------
 
@@ -239,18 +237,3 @@ def _permuted(x: jax.Array, which: NDArray[np.integer]) -> jax.Array:
         return x
     permuted: jax.Array = deal_p.bind(x, which=layers)
     return permuted
-
-
-def _take(x: jax.Array, *, which: tuple[int, ...]) -> jax.Array:
-    return x.at[jnp.asarray(which)].get(mode="promise_in_bounds")
-
-
-def _take_shape(x: ShapedArray, *, which: tuple[int, ...]) -> ShapedArray:
-    shaped: ShapedArray = x.update(shape=(len(which), *x.shape[1:]))
-    return shaped
-
-
-deal_p = Primitive("deal")  # element i of dim 0 of the result is element which[i] of the operand
-deal_p.def_impl(_take)
-deal_p.def_abstract_eval(_take_shape)
-mlir.register_lowering(deal_p, mlir.lower_fun(_take, multiple_results=False))

@@ -312,6 +312,30 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+# Under ``vmap``, a collective over the mapped axis takes the dim's position in place of the axis's name: it is a
+# reduction of the whole array. ``vmap`` leaves no other collectives: a gathered axis is broadcast, an exchanged one
+# transposed, a permuted one looked up.
+
+
+_REDUCED = {"psum": lax.reduce_sum, "psum_invariant": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+
+
+@reader(*_REDUCED)
+def _collective(site: CallSite) -> Sequence[Atom]:
+    """A reduction over the dims among the axes; the collective over the named axes is left, if there are any."""
+    name, axes = site.eqn.primitive.name, site.eqn.params["axes"]
+    dims = tuple(int(axis) for axis in axes if not isinstance(axis, str))
+    named = tuple(axis for axis in axes if isinstance(axis, str))
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in site.inputs]
+    made = jax.make_jaxpr(lambda *arrays: [_REDUCED[name](x, dims) for x in arrays])(*shapes)
+    reduced = inline(made, site.inputs, site.frame, site.place)
+    if not named:
+        return reduced
+    params = {**site.eqn.params, "axes": named}
+    return site.emit(name, reduced, site.eqn.outvars, primitive=site.eqn.primitive, params=params)
+
+
 # ---- Calls -----------------------------------------------------------------------------------------------------------
 # Equations that only wrap another jaxpr are inlined.
 #

@@ -5,8 +5,8 @@ import pytest
 from jax import lax
 
 from meshdsl.layouts.placement import B, S
-from meshdsl.pipelining.scan_stages import deal_p
 from meshdsl.rules import rows_of
+from meshdsl.trace.passes.permutations import deal_p
 from meshdsl.trace.passes.rolls import roll_p
 from tests.rules.data import bools, floats, ints
 from tests.rules.prover import drawn, prove, sample

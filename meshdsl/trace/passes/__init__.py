@@ -2,13 +2,14 @@
 
 XLA does most of these rewrites itself. The planner has to do them first, since a plan is promised to be what runs: a
 collective on a value that XLA removes, merges or moves out of a loop would be counted wrongly. Others (``rolls``,
-``align_shifts``) turn patterns that no device split survives into operations that have a rule.
+``permutations``, ``align_shifts``) turn patterns that no device split survives into operations that have a rule.
 
     pass                          file              why at this position
     ------------------------------------------------------------------------------------------------------------------
     remove_identities             canonicalize      first: identities hide the patterns and equal expressions below
     mask_to_select                canonicalize      before loops are left: XLA sees products with masks inside them
     find_rolls                    rolls             before shifts: a roll is the better form where both match
+    find_permutations             permutations      after rolls; before cse, which is to see equal permutations
     fold_pads                     fold_pads         before shifts, which look at single pads and slices
     align_shifts                  align_shifts      before dce: the three leave slices without uses
     fold_broadcast_slices         canonicalize      after shifts, which cut elements out of broadcasts
@@ -40,6 +41,7 @@ from meshdsl.trace.passes.dce import dce
 from meshdsl.trace.passes.duplicate import clone_cheap_constants, split_partial_casts
 from meshdsl.trace.passes.fold_pads import fold_pads
 from meshdsl.trace.passes.loop_invariants import hoist_invariants, inline_single_trip_loops, invariant_carries_to_consts
+from meshdsl.trace.passes.permutations import find_permutations
 from meshdsl.trace.passes.rolls import find_rolls
 
 Pass = Callable[[Graph], Graph]
@@ -48,6 +50,7 @@ PASSES: tuple[Pass, ...] = (
     remove_identities,
     mask_to_select,
     find_rolls,
+    find_permutations,
     fold_pads,
     align_shifts,
     fold_broadcast_slices,
