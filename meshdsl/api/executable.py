@@ -25,6 +25,7 @@ from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.trace.arguments import is_gone
 from meshdsl.trace.diagnostics import PLANNED
+from meshdsl.trace.static_leaves import has_static, reveal
 from meshdsl.util.text import bytes_text
 
 log = logging.getLogger("meshdsl")
@@ -47,6 +48,7 @@ class Executable:
         self.results = shardings(output_layouts(program, solution), graph.returned, devices)
         self.function = sharded_function(program, solution, devices)
         self._weak = [leaf.weak for leaf in program.inputs]
+        self._has_static_results = has_static(program.out_tree)
         self._warned = False
 
     @cached_property
@@ -109,7 +111,8 @@ class Executable:
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Return the step's result from its flat outputs."""
-        return jax.tree.unflatten(self.program.out_tree, leaves)
+        result = jax.tree.unflatten(self.program.out_tree, leaves)
+        return reveal(result) if self._has_static_results else result
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Return whether the compiled program may be called on the arguments directly; it checks all else itself.

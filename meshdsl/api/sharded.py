@@ -40,6 +40,7 @@ from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import Call, flatten_call
 from meshdsl.trace.arguments import check_values, step_name
+from meshdsl.trace.static_leaves import hide, reveal
 
 __all__ = ["Options", "Sharded", "parallelize"]
 
@@ -257,11 +258,16 @@ class Sharded(Generic[Params, Result]):
         Example:
           >>> params = sharded.init(lambda: init_params(jax.random.key(0)), batch)
         """
-        shapes = jax.eval_shape(make)
+
+        def arrays() -> Any:
+            return hide(make())
+
+        shapes = jax.eval_shape(arrays)
         several = isinstance(shapes, tuple)
         first = shapes if several else (shapes,)
-        places = self.input_shardings(*first, *rest, **kwargs)[0][: len(first)]
-        return jax.jit(make, out_shardings=places if several else places[0])()
+        flat = self._stages_of(self._flatten((*first, *rest), kwargs)).executable.shardings
+        places = jax.tree.unflatten(jax.tree.structure(first), flat[: len(jax.tree.leaves(first))])
+        return reveal(jax.jit(arrays, out_shardings=places if several else places[0])())
 
     def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return where the step takes its arguments: ``args`` and ``kwargs``, with a ``NamedSharding`` for each array.
@@ -324,7 +330,7 @@ class Sharded(Generic[Params, Result]):
         if self.options.pipeline and self.options.pipeline.per_microbatch:
             reference: Callable[..., Any] = whole_function(stages.program.graph)
         else:
-            reference = lambda *leaves: self.step(*call.args(leaves), **call.kwargs(leaves))  # noqa: E731
+            reference = lambda *leaves: hide(self.step(*call.args(leaves), **call.kwargs(leaves)))  # noqa: E731
         jitted = jax.jit(reference)
 
         def unsharded(leaves: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,8 @@
 
     step, arguments --flatten_call--> Call --make_jaxpr--> jaxpr --read_jaxpr--> graph --passes--> graph --annotate-->
 
-1. ``arguments``   the arguments are flattened; every array gets the path by which globs name it.
+1. ``arguments``   the arguments are flattened; every array gets the path by which globs name it. Of modules of equinox,
+   what is no array is part of the tree (``static_leaves``).
 2. ``jax.make_jaxpr`` runs the step once on shapes. Autodiff is over after that: the graph holds forward pass, backward
    pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
@@ -28,6 +29,7 @@ from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_lost_
 from meshdsl.trace.passes import run_passes
 from meshdsl.trace.passes.canonicalize import remove_stages
 from meshdsl.trace.read_jaxpr import read_jaxpr
+from meshdsl.trace.static_leaves import hide
 from meshdsl.util.runtime import gc_paused
 
 __all__ = ["Call", "flatten_call", "trace"]
@@ -63,7 +65,7 @@ def trace(
 
     def on_leaves(*leaves: Any) -> Any:
         args, kwargs = call.args(leaves), call.kwargs(leaves)
-        result = step(*args, **kwargs)
+        result = hide(step(*args, **kwargs))
         arrays = [(each.path, each.array) for each in path_leaves(result)]
         check_arrays(f"{call.name} returns what is not an array:", arrays, "return arrays, in any pytree")
         lost_changes.extend(note_lost_changes(call, leaves, (args, kwargs), result))

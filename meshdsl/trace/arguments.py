@@ -16,6 +16,7 @@ import jax
 from meshdsl.errors import TraceError, faults, is_a, nearest
 from meshdsl.ir.graph import Leaf
 from meshdsl.nd.named_array import has_names, names_of
+from meshdsl.trace.static_leaves import hide, reveal
 from meshdsl.util.paths import join_path
 
 # ---- Values ----------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class Call:
       leaves: the arrays, or their shapes, in order.
       paths: the path of each leaf.
       dims: names of the dims of each leaf, empty if it has none.
-      tree: the tree of ``(positional, keywords)`` without static arguments.
+      tree: the tree of ``(positional, keywords)`` without static arguments, static leaves hidden.
       static: static arguments by position or keyword.
       count: the number of positional arguments, static ones included.
     """
@@ -119,13 +120,13 @@ class Call:
 
     def args(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the positional arguments with these leaves."""
-        dynamic = iter(jax.tree_util.tree_unflatten(self.tree, leaves)[0])
+        dynamic = iter(reveal(jax.tree_util.tree_unflatten(self.tree, leaves)[0]))
         return tuple(self.static[i] if i in self.static else next(dynamic) for i in range(self.count))
 
     def kwargs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Returns the keyword arguments with these leaves."""
         static = {key: value for key, value in self.static.items() if isinstance(key, str)}
-        return {**jax.tree_util.tree_unflatten(self.tree, leaves)[1], **static}
+        return {**reveal(jax.tree_util.tree_unflatten(self.tree, leaves)[1]), **static}
 
 
 def flatten_call(
@@ -142,8 +143,8 @@ def flatten_call(
     fixed = _static_keys(names, len(args), kwargs, static_argnums, static_argnames)
     static = {key: args[key] if isinstance(key, int) else kwargs[key] for key in fixed}
     _check_static(title, {"/".join(names[key]) if isinstance(key, int) else key: x for key, x in static.items()})
-    dynamic = tuple(x for i, x in enumerate(args) if i not in fixed)
-    keywords = {key: x for key, x in kwargs.items() if key not in fixed}
+    dynamic = hide(tuple(x for i, x in enumerate(args) if i not in fixed))
+    keywords = hide({key: x for key, x in kwargs.items() if key not in fixed})
     labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
     found = [each for label, value in zip(labels, dynamic, strict=True) for each in path_leaves(value, label)]
     found += [each for key in sorted(keywords) for each in path_leaves(keywords[key], (key,))]

@@ -12,6 +12,7 @@ from meshdsl.ir.graph import Graph, Op, walk
 from meshdsl.trace.arguments import Call
 from meshdsl.trace.passes.canonicalize import PLACING
 from meshdsl.trace.source import raised_at
+from meshdsl.trace.static_leaves import hide
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 # Exceptions of the step itself pass unchanged, with a note of the shapes that it was called with. Where the step needs
@@ -95,7 +96,7 @@ def note_lost_changes(call: Call, leaves: Sequence[Any], arguments: Any, result:
     """
     args, kwargs = arguments
     dynamic = [x for i, x in enumerate(args) if i not in call.static]
-    after = jax.tree.leaves((dynamic, {key: x for key, x in kwargs.items() if key not in call.static}))
+    after = jax.tree.leaves(hide((dynamic, {key: x for key, x in kwargs.items() if key not in call.static})))
     if len(after) != len(leaves):
         yield "the step changes the structure of its arguments in place, which is lost: return what it changes"
         return

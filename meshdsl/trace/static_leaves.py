@@ -1,0 +1,76 @@
+"""Static leaves: what a module of equinox holds beside its arrays.
+
+An ``equinox.Module`` is a pytree that may hold anything: weights, and beside them functions, text, flags, numbers.
+``equinox.filter_jit`` traces the arrays of a module and takes everything else as it is, and so does a planned step:
+
+    Net(weight=f32[8,8], activation=tanh)  --hide-->    Net(weight=f32[8,8], activation=Static(tanh))
+                                           <--reveal--
+
+``Static`` is a node without children, so its value is part of the tree's structure, as ``None`` is: the leaves of a
+hidden tree are arrays, calls with equal structures share one plan, and a result follows the argument of its structure.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class Static:
+    """A value that is part of a tree's structure; equal by value if it is hashable, else only to itself."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or (_is_hashable(self.value) and bool(self.value == other.value))
+
+    def __hash__(self) -> int:
+        return hash(self.value) if _is_hashable(self.value) else id(self.value)
+
+
+def hide(tree: Any) -> Any:
+    """Returns the tree with everything that is no array in modules of equinox as ``Static`` nodes."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:  # nobody can have made a module
+        return tree
+
+    def is_module(x: Any) -> bool:
+        return isinstance(x, equinox.Module)
+
+    nodes, structure = jax.tree.flatten(tree, is_leaf=is_module)
+    if not any(map(is_module, nodes)):
+        return tree
+    hidden = (jax.tree.map(_hidden_leaf, node) if is_module(node) else node for node in nodes)
+    return jax.tree.unflatten(structure, hidden)
+
+
+def reveal(tree: Any) -> Any:
+    """Returns the tree with the values of its ``Static`` nodes, as it was before ``hide``."""
+    return jax.tree.map(lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static)
+
+
+def has_static(structure: jax.tree_util.PyTreeDef) -> bool:
+    """Whether a tree of this structure holds static values."""
+    node = structure.node_data()
+    return (node is not None and node[0] is Static) or any(map(has_static, structure.children()))
+
+
+def _is_static(x: Any) -> bool:
+    return isinstance(x, Static)
+
+
+def _hidden_leaf(x: Any) -> Any:
+    return x if hasattr(x, "dtype") and hasattr(x, "shape") else Static(x)
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
