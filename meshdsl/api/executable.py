@@ -25,6 +25,7 @@ from meshdsl.plan.op_times import plan_flops
 from meshdsl.plan.plan import Plan
 from meshdsl.trace.arguments import is_gone
 from meshdsl.trace.diagnostics import PLANNED
+from meshdsl.trace.objects import Objects, Writeback
 from meshdsl.trace.static_leaves import has_static, reveal
 from meshdsl.util.text import bytes_text
 
@@ -48,7 +49,8 @@ class Executable:
         self.results = shardings(output_layouts(program, solution), graph.returned, devices)
         self.function = sharded_function(program, solution, devices)
         self._weak = [leaf.weak for leaf in program.inputs]
-        self._has_static_results = has_static(program.out_tree)
+        tree = program.out_tree
+        self._has_static_results = has_static(tree.result.outer if isinstance(tree, Writeback) else tree)
         self._warned = False
 
     @cached_property
@@ -109,9 +111,15 @@ class Executable:
         """Whether elements are smaller than a byte: ahead of time, jax mistakes the layout of placed arrays."""
         return any(_is_subbyte(value.dtype) for value in self.program.inputs)
 
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Return the step's result from its flat outputs."""
-        result = jax.tree.unflatten(self.program.out_tree, leaves)
+    def finish(self, outputs: Sequence[Any], inputs: Sequence[Any], objects: Objects) -> Any:
+        """Return the step's result from its outputs; the caller's objects get their new state.
+
+        Args:
+          inputs: what the step was called with.
+          objects: of the call.
+        """
+        tree = self.program.out_tree
+        result = tree.commit(objects, inputs, outputs) if isinstance(tree, Writeback) else tree.unflatten(outputs)
         return reveal(result) if self._has_static_results else result
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
@@ -125,15 +133,15 @@ class Executable:
         donated = (leaves[i] for i in self.donated)
         return list(map(_is_weak, leaves)) == self._weak and all(getattr(x, "committed", True) for x in donated)
 
-    def run(self, leaves: Sequence[Any]) -> Any:
-        """Place every argument, call the step, and return its result."""
+    def run(self, leaves: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Place every argument, call the step, and return its outputs, and the arguments where they were placed."""
         self._warn_of_moves(leaves)
         placed = place(leaves, self.shardings)
-        result = self.unflatten(self.call(*placed))
+        outputs = self.call(*placed)
         for i in self.donated:  # delete those whose placed copies the program has consumed
             if isinstance(leaves[i], jax.Array) and placed[i].is_deleted() and not leaves[i].is_deleted():
                 leaves[i].delete()
-        return result
+        return outputs, placed
 
     def copies(self, leaves: Sequence[Any], whole: bool = False) -> list[jax.Array]:
         """Return copies of the arguments, sharded as planned, or whole; they can be donated safely.
@@ -152,11 +160,12 @@ class Executable:
         constants = (op.params.get("value") for op in self.program.graph.ops if op.name == "constant")
         return any(isinstance(array, jax.core.Tracer) for array in constants)
 
-    def inline(self, leaves: Sequence[Any]) -> Any:
-        """The step as part of an outer ``jax.jit``."""
+    def inline(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return the outputs of the step as part of an outer ``jax.jit``."""
         try:
             with jax.named_scope(PLANNED):
-                return self.unflatten(guarded(self.function, self.program.name)(*leaves))
+                outputs: Sequence[Any] = guarded(self.function, self.program.name)(*leaves)
+                return outputs
         except jax.errors.UnexpectedTracerError as error:
             raise TraceError(
                 f"{self.program.name} uses a traced array of another function, which has returned\n"

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from meshdsl.errors import ArgumentError, MeshDSLError, NotationError, faults, is_a, nearest
-from meshdsl.ir.graph import Leaf
+from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
@@ -111,15 +111,19 @@ def argument_faults(step: Callable[..., Any], options: Options) -> list[str]:
     return rows + [f"{name}: is static, so it has no buffer to donate" for name in donated if name in static]
 
 
-def donated_leaves(step: Callable[..., Any], inputs: Sequence[Leaf], options: Options) -> tuple[int, ...]:
-    """Return the flat indices of the leaves of donated arguments."""
+def donated_leaves(step: Callable[..., Any], program: TracedProgram, options: Options) -> tuple[int, ...]:
+    """Return the flat indices of the leaves of donated arguments; state in objects that does not change stays."""
     if not (options.donate_argnums or options.donate_argnames):
         return ()
     parameters = _parameters(step)
     heads: set[tuple[str, ...]] = {(quote(name),) for name in options.donate_argnames}
     heads |= {_path_head(i, parameters) for i in options.donate_argnums}
-    paths = [split_path(leaf.path) for leaf in inputs]
-    return tuple(i for i, path in enumerate(paths) if path[:1] in heads or path[:2] in heads)
+    kept = program.held.inputs - set(program.held.written.values())
+    return tuple(
+        i
+        for i, leaf in enumerate(program.inputs)
+        if i not in kept and any(path[:n] in heads for path in map(split_path, leaf.paths) for n in (1, 2))
+    )
 
 
 def _path_head(number: int, parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from meshdsl.ir.rewrite import origin, values
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import follows
+from meshdsl.pins import replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import trace
@@ -111,7 +111,7 @@ def pipe_layouts(program: Program, rules: Rules, traced: Callable[[], TracedProg
 
 def stacked_parameters(program: TracedProgram) -> list[str]:
     """Return the paths of the stacked parameters: those that the longest forward scan over parameters slices."""
-    graph, replaced = program.graph, {i for i in follows(program.inputs, program.outputs) if i is not None}
+    graph, replaced = program.graph, {i for i in replaced_inputs(program) if i is not None}
     makers = producers(graph)
     paths = {
         v.id: leaf.path for i, (v, leaf) in enumerate(zip(graph.inputs, program.inputs, strict=True)) if i in replaced

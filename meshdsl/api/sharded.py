@@ -19,7 +19,7 @@ from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.options import Options, jax_settings, parse_options, parse_pin_changes
 from meshdsl.api.plan_variants import PlannedProgram
-from meshdsl.api.stages import CallStages, call_key, trace_call
+from meshdsl.api.stages import CallStages, call_key, trace_for
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
@@ -38,9 +38,10 @@ from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
-from meshdsl.trace import Call, flatten_call
+from meshdsl.trace import Call, PureStep, flatten_call
 from meshdsl.trace.arguments import check_values, step_name
-from meshdsl.trace.static_leaves import hide, reveal
+from meshdsl.trace.objects import NO_OBJECTS, Binding, bind
+from meshdsl.trace.pure_step import Maker
 
 __all__ = ["Options", "Sharded", "parallelize"]
 
@@ -139,7 +140,7 @@ class Sharded(Generic[Params, Result]):
         self._stages: dict[Any, CallStages] = {}  # by kind of call
         self._traced: dict[Any, TracedProgram] = {}  # likewise; shared with what ``with_pins`` returns
         self._starts: dict[Any, PlannedProgram] = {}  # plans under the pins before ``with_pins``
-        self._recent: dict[Any, Executable] = {}  # by tree of arguments and settings of jax, for ``__call__``
+        self._recent: dict[Any, tuple[Executable, Binding | None]] = {}  # by tree and settings of jax, for ``__call__``
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
@@ -159,14 +160,20 @@ class Sharded(Generic[Params, Result]):
         if self._has_static:
             return self._run(self._flatten(args, kwargs))
         leaves, tree = jax.tree.flatten((args, kwargs))
-        executable = self._recent.get((tree, jax_settings()))
-        if executable is not None and executable.accepts(leaves):
-            try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
-                result: Result = executable.unflatten(executable.call(*leaves))
-                return result
-            except (TypeError, ValueError):
-                pass
-        return self._run(self._flatten(args, kwargs), tree)
+        executable, binding = self._recent.get((tree, jax_settings()), (None, None))
+        if executable is not None:
+            objects = NO_OBJECTS
+            if binding is not None:
+                leaves, objects = binding.find((args, kwargs), executable.program.out_tree) or ((), NO_OBJECTS)
+            if len(leaves) == len(executable.shardings) and executable.accepts(leaves):
+                try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
+                    outputs = executable.call(*leaves)
+                except (TypeError, ValueError):
+                    pass
+                else:
+                    result: Result = executable.finish(outputs, leaves, objects)
+                    return result
+        return self._run(self._flatten(args, kwargs), tree, (args, kwargs))
 
     def __repr__(self) -> str:
         return f"<{step_name(self.step)} on mesh {self.options.mesh}>"
@@ -258,16 +265,12 @@ class Sharded(Generic[Params, Result]):
         Example:
           >>> params = sharded.init(lambda: init_params(jax.random.key(0)), batch)
         """
-
-        def arrays() -> Any:
-            return hide(make())
-
-        shapes = jax.eval_shape(arrays)
-        several = isinstance(shapes, tuple)
-        first = shapes if several else (shapes,)
-        flat = self._stages_of(self._flatten((*first, *rest), kwargs)).executable.shardings
-        places = jax.tree.unflatten(jax.tree.structure(first), flat[: len(jax.tree.leaves(first))])
-        return reveal(jax.jit(arrays, out_shardings=places if several else places[0])())
+        made = Maker(make)
+        shapes = jax.eval_shape(made)
+        first = made.unflatten(shapes)
+        call = self._flatten((*(first if isinstance(first, tuple) else (first,)), *rest), kwargs)
+        places = self._stages_of(call).executable.shardings[: len(shapes)]
+        return made.unflatten(jax.jit(made, out_shardings=places)())
 
     def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return where the step takes its arguments: ``args`` and ``kwargs``, with a ``NamedSharding`` for each array.
@@ -279,8 +282,7 @@ class Sharded(Generic[Params, Result]):
           >>> batch = jax.device_put(batch, at_batch)
         """
         call = self._flatten(args, kwargs)
-        places = self._stages_of(call).executable.shardings
-        return call.args(places), call.kwargs(places)
+        return call.arguments(self._stages_of(call).executable.shardings)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Return the lowered program over flat arrays, as ``jax.jit(step).lower`` does."""
@@ -330,7 +332,7 @@ class Sharded(Generic[Params, Result]):
         if self.options.pipeline and self.options.pipeline.per_microbatch:
             reference: Callable[..., Any] = whole_function(stages.program.graph)
         else:
-            reference = lambda *leaves: hide(self.step(*call.args(leaves), **call.kwargs(leaves)))  # noqa: E731
+            reference = PureStep(self.step, call)
         jitted = jax.jit(reference)
 
         def unsharded(leaves: Sequence[Any]) -> list[Any]:
@@ -359,7 +361,7 @@ class Sharded(Generic[Params, Result]):
         key = call_key(call)
         if key not in self._stages:
             if key not in self._traced:
-                self._traced[key] = trace_call(self.step, self.options, call)
+                self._traced[key] = trace_for(self.step, self.options, call)
             stages = CallStages(self.step, self.options, self._traced[key], self._starts.get(key))
             self._log_replanning(stages.traced)
             self._stages[key] = stages
@@ -382,13 +384,16 @@ class Sharded(Generic[Params, Result]):
             what = "a static argument or a setting of jax changed"
         log.warning("planning %s again: %s", program.name, what)
 
-    def _run(self, call: Call, tree: Any = None) -> Result:
+    def _run(self, call: Call, tree: Any = None, arguments: Any = None) -> Result:
         check_values(call.name, call.paths, call.leaves)
         executable = self._stages_of(call).executable
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
-            inlined: Result = executable.inline(call.leaves)
-            return inlined
-        if tree is not None:
-            self._recent[tree, jax_settings()] = executable
-        result: Result = executable.run(call.leaves)
+            inlined = executable.inline(call.leaves)
+            return executable.finish(inlined, call.leaves, call.objects)  # type: ignore[no-any-return]
+        outputs, inputs = executable.run(call.leaves)
+        inputs = call.settle(inputs)
+        binding = bind(arguments, call.tree, call.objects) if tree is not None and call.objects.roots else None
+        if tree is not None and (binding is not None or not call.objects.roots):
+            self._recent[tree, jax_settings()] = executable, binding
+        result: Result = executable.finish(outputs, inputs, call.objects)
         return result

@@ -32,7 +32,7 @@ from meshdsl.pins import UserPins
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.validate import check_runnable, check_same_program
-from meshdsl.trace import Call, trace
+from meshdsl.trace import Call, trace_call
 
 
 def call_key(call: Call) -> Any:
@@ -46,11 +46,9 @@ def _abstract_value(x: Any) -> tuple[Any, ...]:
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 
-def trace_call(step: Callable[..., Any], options: Options, call: Call) -> TracedProgram:
+def trace_for(step: Callable[..., Any], options: Options, call: Call) -> TracedProgram:
     """Return the program of a call, the whole batch at once; it does not depend on the mesh."""
-    static = options.static_argnums, options.static_argnames
-    keep_cuts = bool(options.pipeline and options.pipeline.axis)
-    return trace(step, call.args(call.leaves), call.kwargs(call.leaves), *static, options.rules.inside, keep_cuts)
+    return trace_call(step, call, options.rules.inside, cuts=bool(options.pipeline and options.pipeline.axis))
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class CallStages:
     """The stages of one kind of call under one set of options.
 
     Args:
-      traced: the step's program, from ``trace_call``.
+      traced: the step's program, from ``trace_for``.
       start: a plan of the same program under other pins, from which planning starts.
     """
 
@@ -71,7 +69,7 @@ class CallStages:
     def user_pins(self) -> UserPins:
         """What the user fixed, for every rewrite of the program to resolve."""
         o = self.options
-        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced.inputs, o))
+        return UserPins(o.layouts, o.outputs, o.rules, donated_leaves(self.step, self.traced, o))
 
     @cached_property
     def checked(self) -> TracedProgram:

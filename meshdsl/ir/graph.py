@@ -16,7 +16,7 @@ body sees nothing of the graph around it but its own inputs: values that a loop 
 ``check.check_graph`` enforces the grammar.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
@@ -146,6 +146,7 @@ class Leaf:
       path: the path that globs match.
       weak: it is weakly typed, as a Python scalar.
       dims: names of its dims, "" for a dim without one; empty if no dim has one.
+      aliases: other paths that lead to the same array, which is one input.
     """
 
     path: str
@@ -153,6 +154,12 @@ class Leaf:
     dtype: Any
     weak: bool = False
     dims: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths of the array."""
+        return (self.path, *self.aliases)
 
     @property
     def type(self) -> str:
@@ -166,11 +173,27 @@ def array_type(dtype: Any, shape: Sequence[int], dims: Sequence[str]) -> str:
     return f"{dtype}[{' '.join(named) if dims else ','.join(map(str, shape))}]"
 
 
+@dataclass(frozen=True)
+class HeldState:
+    """State in objects of the caller, which a step changes in place.
+
+    Args:
+      inputs: the inputs that are such state.
+      written: for each output that is new state, the input that it replaces.
+      results: the number of outputs that the step returns, which come first; None for all.
+    """
+
+    inputs: frozenset[int] = frozenset()
+    written: Mapping[int, int] = field(default_factory=dict)
+    results: int | None = None
+
+
 @dataclass(eq=False)
 class TracedProgram:
     """A traced step: ``inputs`` and ``outputs`` run parallel to the graph's.
 
     Args:
+      held: state that it changes in place.
       spread: it contains shardings of jax's own, so that ``jax.jit`` runs it only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
     """
@@ -181,6 +204,7 @@ class TracedProgram:
     in_tree: Any = None
     out_tree: Any = None
     name: str = "step"
+    held: HeldState = field(default_factory=HeldState)
     notes: list[str] = field(default_factory=list)
     spread: bool = False
     pipeline: Pipelined | None = None

@@ -485,9 +485,10 @@ def names_of(node: Any) -> Names | None:
     """Return the names of the dims of the array below a node, "" for a dim without one; None if it has none."""
     if isinstance(node, NamedArray):
         return node.dims
-    if hasattr(node, "get_metadata") and hasattr(node, "get_value"):
+    kind = type(node)  # an object may make attributes when they are read, as nnx.Rngs makes random keys
+    if hasattr(kind, "get_metadata") and hasattr(kind, "get_value"):
         return _of_variable(node)
-    if hasattr(node, "names") and hasattr(node, "unbox"):
+    if hasattr(kind, "unbox") and hasattr(node, "names"):
         return _texts(node.names)
     return None
 

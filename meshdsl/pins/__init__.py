@@ -10,6 +10,6 @@ from ``constrain`` operations inside the step. The planner treats them as constr
 ``UserPins`` is the value that the stages pass on: every rewrite of a program resolves it for the new program.
 """
 
-from meshdsl.pins.read import UserPins, follows, make_pins
+from meshdsl.pins.read import UserPins, make_pins, replaced_inputs
 
-__all__ = ["UserPins", "follows", "make_pins"]
+__all__ = ["UserPins", "make_pins", "replaced_inputs"]

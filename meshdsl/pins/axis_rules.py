@@ -2,8 +2,8 @@
 
 Arrays carry the names of their dims (``meshdsl.nd.named_array``). The kind of an array follows from the step: an input
 that no result replaces is the batch (an activation); of the others, those read only by the optimizer phase are
-optimizer state, the rest parameters. Where a step replaces nothing, as in inference, its first argument is the
-parameters.
+optimizer state, the rest parameters. State in objects is never the batch. Where a step replaces nothing and takes no
+objects, as in inference, its first argument is the parameters.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -92,7 +92,7 @@ class RulePins:
 
 def kinds(program: TracedProgram, follows: Sequence[int | None]) -> list[str]:
     """Returns the kind of each input: ``PARAMS``, ``STATE`` or ``ACTIVATIONS``."""
-    replaced = {i for i in follows if i is not None}
+    replaced = {i for i in follows if i is not None} | program.held.inputs
     if not replaced:
         firsts = [split_path(leaf.path)[0] for leaf in program.inputs]
         return [PARAMS if first == firsts[0] and len(set(firsts)) > 1 else ACTIVATIONS for first in firsts]

@@ -15,6 +15,7 @@ the first two arguments, and the loss is free. A result that ``outputs`` pins fo
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import combinations
 from typing import Any
 
 from meshdsl.errors import NotationError, PinError, faults, nearest, shortened
@@ -76,16 +77,18 @@ def make_pins(
     Raises:
       PinError: lists all faults at once.
     """
-    replaced = _replaced(program)
+    replaced = replaced_inputs(program)
     ruled = RulePins(program, mesh, rules or Rules(), replaced)
     rows = list(ruled.faults)
     staged = program.pipeline
+    results = program.outputs[: program.held.results]
     given = _Side("layouts", "input", program.inputs, mesh, rows, staged).read(layouts or {}, ruled.inputs)
-    wanted = _Side("outputs", "output", program.outputs, mesh, rows, staged).read(outputs or {}, ruled.outputs)
+    wanted = _Side("outputs", "output", results, mesh, rows, staged).read(outputs or {}, ruled.outputs[: len(results)])
     for op in ops_named(program.graph, "constrain"):
         rows += _constrain_faults(op, mesh)
     if rows:
         raise PinError(faults(f"the pins of {program.name} do not fit, on mesh {mesh}:", rows, _remedy(program)))
+    wanted += (_FREE,) * (len(program.outputs) - len(results))
     kept = tuple(None if pin.axes else source for pin, source in zip(wanted, replaced, strict=True))
     return Pins(given, wanted, kept, frozenset(donated))
 
@@ -111,11 +114,12 @@ class _Side:
           ruled: each leaf's layout by the layout rules.
         """
         stated = {glob: pin for glob, text in table.items() if (pin := self._parse(glob, text)) is not None}
-        named = {glob: [leaf for leaf in self.leaves if matches(glob, leaf.path)] for glob in table}
+        named = {glob: [leaf for leaf in self.leaves if _names(glob, leaf)] for glob in table}
         for glob, pin in stated.items():
             self._check(glob, pin, named[glob])
         self._check_matches(named)
         pins = tuple(self._merged(leaf, stated, rule) for leaf, rule in zip(self.leaves, ruled, strict=True))
+        self.rows += [text for leaf in self.leaves for text in self._shared_faults(leaf, stated)]
         self.rows += self._contradictions()
         return pins
 
@@ -133,7 +137,7 @@ class _Side:
         self.rows += [f"{self._label(glob)}: {text}" for text in (*found, *apart[:_SHOWN], *more)]
 
     def _check_matches(self, named: Mapping[str, Sequence[Leaf]]) -> None:
-        paths = [leaf.path for leaf in self.leaves]
+        paths = [path for leaf in self.leaves for path in leaf.paths]
         for glob, found in named.items():
             if not found:
                 self.rows.append(f"{self._label(glob)}: matches no {self.noun}{suggest(glob, paths)}")
@@ -144,7 +148,7 @@ class _Side:
 
     def _merged(self, leaf: Leaf, stated: Mapping[str, Layout], rule: Layout) -> Layout:
         named = entries(rule, leaf.dims)
-        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if matches(g, leaf.path)]
+        named += [(repr(g), pin.numbered(leaf.dims)) for g, pin in stated.items() if _names(g, leaf)]
         if not named:
             return _FREE
         if not any(self._leaf_faults("", leaf, pin) for _, pin in named):
@@ -159,11 +163,23 @@ class _Side:
             for text in shortened(texts, _SHOWN):
                 yield f"{self.table}: contradictory pins, {said}: {text}"
 
+    def _shared_faults(self, leaf: Leaf, stated: Mapping[str, Layout]) -> Iterator[str]:
+        """Yields a row for each two paths of an array that pins treat differently."""
+        for one, other in combinations(leaf.paths, 2):
+            a, b = (merge(p.numbered(leaf.dims) for g, p in stated.items() if matches(g, x)) for x in (one, other))
+            if any(a.on(axis) != b.on(axis) for axis in a.axes if axis in b.axes):
+                yield f"{self.table}: {one} and {other} are one array, which cannot be both {a} and {b}"
+
     def _leaf_faults(self, name: str, leaf: Leaf, pin: Layout) -> list[str]:
         return leaf_faults(name, leaf, pin, self.mesh, uneven_axes(leaf, self.mesh, self.staged))
 
     def _label(self, glob: str) -> str:
         return f"{self.table}[{glob!r}]"
+
+
+def _names(glob: str, leaf: Leaf) -> bool:
+    """Whether the glob matches a path of the array."""
+    return any(matches(glob, path) for path in leaf.paths)
 
 
 def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
@@ -249,9 +265,14 @@ def _text(dtype: Any) -> str:
 
 
 @memoize_by_object
-def _replaced(program: TracedProgram) -> list[int | None]:
-    """Returns ``follows`` of a program, memoised."""
-    return follows(program.inputs, program.outputs)
+def replaced_inputs(program: TracedProgram) -> list[int | None]:
+    """Returns, per output, the input that it replaces, or None: that of state in place, else by ``follows``."""
+    written, taken = program.held.written, set(program.held.written.values())
+    inputs = [i for i in range(len(program.inputs)) if i not in taken]
+    outputs = [i for i in range(len(program.outputs)) if i not in written]
+    found = follows([program.inputs[i] for i in inputs], [program.outputs[i] for i in outputs])
+    sources = {**written, **{i: inputs[j] for i, j in zip(outputs, found, strict=True) if j is not None}}
+    return [sources.get(i) for i in range(len(program.outputs))]
 
 
 def _arguments(inputs: Sequence[Leaf]) -> list[_Subtree]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Leaf, TracedProgram
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.pins import UserPins, follows
+from meshdsl.pins import UserPins, replaced_inputs
 from meshdsl.pipelining.accumulate import MicrobatchLoop, SplitStep
 from meshdsl.pipelining.cut_executor import pipeline_cuts
 from meshdsl.pipelining.layer_scan import layer_axes
@@ -82,7 +82,7 @@ def find_batch(program: TracedProgram, pipeline: Pipeline) -> list[int]:
         rows = [] if found else [f"batch={pipeline.batch!r}: matches no input{hint}"]
         rows += [f"{leaf.path} {leaf.type}: has no dim to split" for leaf in found.values() if not leaf.shape]
     else:
-        replaced = {i for i in follows(program.inputs, program.outputs) if i is not None}
+        replaced = {i for i in replaced_inputs(program) if i is not None} | program.held.inputs
         first_names = [split_path(leaf.path)[0] for leaf in program.inputs]
         several = len(set(first_names)) > 1
         state = replaced or {i for i, name in enumerate(first_names) if name == first_names[0] and several}

@@ -15,6 +15,7 @@ A trace knows no mesh: one serves all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -24,20 +25,21 @@ from meshdsl.ir.graph import TracedProgram, walk
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.nd.named_array import pinning
 from meshdsl.trace.annotate import annotate
-from meshdsl.trace.arguments import Call, check_arrays, check_captured, flatten_call, path_leaves, typed_leaf
-from meshdsl.trace.diagnostics import check_opaque, note_constraints, note_lost_changes, translate_trace_errors
+from meshdsl.trace.arguments import Call, check_captured, flatten_call
+from meshdsl.trace.diagnostics import check_opaque, note_constraints, translate_trace_errors
+from meshdsl.trace.leaves import typed_leaf
+from meshdsl.trace.lost_changes import check_nothing_lost
 from meshdsl.trace.passes import run_passes
 from meshdsl.trace.passes.canonicalize import remove_stages
+from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
-from meshdsl.trace.static_leaves import hide
 from meshdsl.util.runtime import gc_paused
 
-__all__ = ["Call", "flatten_call", "trace"]
+__all__ = ["Call", "PureStep", "flatten_call", "trace", "trace_call"]
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-@gc_paused
 def trace(
     step: Callable[..., Any],
     args: Sequence[Any],
@@ -57,38 +59,43 @@ def trace(
       cuts: keep ``md.stage``, which marks where a pipeline's stages end.
 
     Raises:
-      TraceError: arguments that are neither arrays nor static, or a step that needs values while it is traced.
+      TraceError: arguments that are neither arrays nor static, a step that needs values while it is traced, or that
+        changes in place what a call cannot give back.
     """
-    # arguments
-    call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
-    lost_changes: list[str] = []
+    return trace_call(step, flatten_call(step, args, kwargs, static_argnums, static_argnames), inside, cuts)
+
+
+@gc_paused
+def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None, cuts: bool = False) -> TracedProgram:
+    """Returns the program of a call that has been flattened; the other arguments are those of ``trace``."""
+    # jaxpr
+    pure = PureStep(step, call)
 
     def on_leaves(*leaves: Any) -> Any:
-        args, kwargs = call.args(leaves), call.kwargs(leaves)
-        result = hide(step(*args, **kwargs))
-        arrays = [(each.path, each.array) for each in path_leaves(result)]
-        check_arrays(f"{call.name} returns what is not an array:", arrays, "return arrays, in any pytree")
-        lost_changes.extend(note_lost_changes(call, leaves, (args, kwargs), result))
-        return result
+        results = pure(*leaves)
+        return results, [change.value for change in pure.changes]
 
-    # jaxpr
     with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside):
-        closed, result = jax.make_jaxpr(on_leaves, return_shape=True)(*call.leaves)
+        closed, (results, _) = jax.make_jaxpr(on_leaves, return_shape=True)(*call.leaves)
     check_captured(call.name, closed.consts)
 
     # graph
-    traced = remove_stages(read_jaxpr(closed), cuts)
+    read, lost_changes = check_nothing_lost(call.name, read_jaxpr(closed), pure.changes)
+    traced = remove_stages(read, cuts)
     check_opaque(call.name, traced)
 
     # passes, annotations
     graph = annotate(run_passes(traced))
+    shared = call.objects.aliases()
+    inputs = map(typed_leaf, call.paths, closed.in_avals, call.dims)
     return TracedProgram(
         graph,
-        inputs=tuple(map(typed_leaf, call.paths, closed.in_avals, call.dims)),
-        outputs=tuple(typed_leaf(found.path, found.array, found.dims) for found in path_leaves(result)),
+        inputs=tuple(replace(leaf, aliases=shared.get(i, ())) for i, leaf in enumerate(inputs)),
+        outputs=tuple(typed_leaf(found.path, x, found.dims) for found, x in zip(pure.outputs, results, strict=True)),
         in_tree=call.tree,
-        out_tree=jax.tree_util.tree_structure(result),
+        out_tree=pure.out_tree,
         name=call.name,
+        held=pure.held,
         notes=[*lost_changes, *note_constraints(traced, graph)],
         spread=any(op.name == "sharding_constraint" for _, op in walk(traced)),
     )

@@ -1,21 +1,20 @@
 """Arguments of a step: flat arrays, and the path by which a glob names each.
 
 A path is the argument's name and the keys below it: ``params/layers/0/w1``. Arguments of ``*args`` are ``args/0``,
-``args/1``, ...; keyword arguments have their names. The ``value`` that flax adds below every variable is left out, so
-the path of a weight in a flax model is ``params/layers/0/attn/wq/kernel``.
+``args/1``, ...; keyword arguments have their names.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from meshdsl.errors import TraceError, faults, is_a, nearest
-from meshdsl.ir.graph import Leaf
-from meshdsl.nd.named_array import has_names, names_of
+from meshdsl.trace.leaves import Found, components, path_leaves
+from meshdsl.trace.objects import NO_OBJECTS, Objects, flatten_objects, holds_objects
 from meshdsl.trace.static_leaves import hide, reveal
 from meshdsl.util.paths import join_path
 
@@ -83,19 +82,6 @@ def _is_array(x: Any) -> bool:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Found(NamedTuple):
-    """An array of a tree.
-
-    Args:
-      path: the path that globs match.
-      dims: names of its dims, empty if it has none.
-    """
-
-    path: str
-    array: Any
-    dims: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Call:
     """One call of a step, flattened.
@@ -108,6 +94,8 @@ class Call:
       tree: the tree of ``(positional, keywords)`` without static arguments, static leaves hidden.
       static: static arguments by position or keyword.
       count: the number of positional arguments, static ones included.
+      names: the start of the path of each positional argument that is not static.
+      objects: the objects of nnx among the arguments.
     """
 
     name: str
@@ -117,16 +105,32 @@ class Call:
     tree: Any
     static: Mapping[int | str, Any]
     count: int
+    names: tuple[tuple[str, ...], ...] = ()
+    objects: Objects = NO_OBJECTS
 
-    def args(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the positional arguments with these leaves."""
-        dynamic = iter(reveal(jax.tree_util.tree_unflatten(self.tree, leaves)[0]))
-        return tuple(self.static[i] if i in self.static else next(dynamic) for i in range(self.count))
+    def path(self, keys: Sequence[Any]) -> str:
+        """Returns the path of keys in the tree."""
+        return join_path(_path_of(self.names, keys))
 
-    def kwargs(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """Returns the keyword arguments with these leaves."""
+    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments, ``args`` and ``kwargs``, with these leaves."""
+        return self.with_static(reveal(self.tree.unflatten(leaves)))
+
+    def with_static(self, dynamic: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments ``args`` and ``kwargs`` of these dynamic and the static ones."""
+        positional, keywords = iter(dynamic[0]), dynamic[1]
         static = {key: value for key, value in self.static.items() if isinstance(key, str)}
-        return {**reveal(jax.tree_util.tree_unflatten(self.tree, leaves)[1]), **static}
+        args = tuple(self.static[i] if i in self.static else next(positional) for i in range(self.count))
+        return args, {**keywords, **static}
+
+    def settle(self, placed: Sequence[Any]) -> list[Any]:
+        """Returns the leaves where a call placed them, except those that the caller has committed to devices.
+
+        The caller's objects hold the new arrays from now on, so that later calls need not place them again.
+        """
+        kept = [x if getattr(x, "committed", False) else y for x, y in zip(self.leaves, placed, strict=True)]
+        self.objects.replace(self.leaves, kept)
+        return kept
 
 
 def flatten_call(
@@ -145,19 +149,31 @@ def flatten_call(
     _check_static(title, {"/".join(names[key]) if isinstance(key, int) else key: x for key, x in static.items()})
     dynamic = hide(tuple(x for i, x in enumerate(args) if i not in fixed))
     keywords = hide({key: x for key, x in kwargs.items() if key not in fixed})
-    labels = [name for i, name in enumerate(names[: len(args)]) if i not in fixed]
-    found = [each for label, value in zip(labels, dynamic, strict=True) for each in path_leaves(value, label)]
-    found += [each for key in sorted(keywords) for each in path_leaves(keywords[key], (key,))]
+    labels = tuple(name for i, name in enumerate(names[: len(args)]) if i not in fixed)
+    if holds_objects((dynamic, keywords)):
+        found, tree, objects = flatten_objects((dynamic, keywords), partial(_path_of, labels))
+    else:
+        tree, objects = jax.tree_util.tree_structure((dynamic, keywords)), NO_OBJECTS
+        found = [each for start, value in zip(labels, dynamic, strict=True) for each in path_leaves(value, start)]
+        found += [each for key in sorted(keywords) for each in path_leaves(keywords[key], (key,))]
     _check_arguments(title, found)
     return Call(
         title if title.isidentifier() else "step",
         tuple(each.array for each in found),
         tuple(each.path for each in found),
         tuple(each.dims for each in found),
-        jax.tree_util.tree_structure((dynamic, keywords)),
+        tree,
         static,
         len(args),
+        labels,
+        objects,
     )
+
+
+def _path_of(names: Sequence[tuple[str, ...]], keys: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the components of the path of keys in a tree of positional arguments and keywords."""
+    side, argument, *below = keys
+    return (*((argument.key,) if side.idx else names[argument.idx]), *components(below))
 
 
 def step_name(step: Any) -> str:
@@ -166,43 +182,6 @@ def step_name(step: Any) -> str:
     while isinstance(inner, partial):
         inner = inner.func
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def typed_leaf(path: str, x: Any, dims: tuple[str, ...]) -> Leaf:
-    """Returns the leaf at ``path`` with the shape and dtype of ``x``."""
-    return Leaf(path, tuple(x.shape), x.dtype, bool(x.weak_type), dims)
-
-
-def path_leaves(tree: Any, label: tuple[str, ...] = ()) -> list[Found]:
-    """Returns every leaf of a pytree with its path, which starts with ``label``, and the names of its dims.
-
-    Names are left out where their number differs from the rank, as for the factored moments of a weight.
-    """
-    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=has_names)[0]
-    return [found for keys, node in nodes for found in _below(join_path((*label, *_components(keys))), node)]
-
-
-def _below(path: str, node: Any) -> Iterable[Found]:
-    dims = names_of(node)
-    if dims is None:
-        return [Found(path, node, ())]
-    ranked = ((x, len(getattr(x, "shape", ()))) for x in jax.tree.leaves(node))
-    return [Found(path, x, dims if rank == len(dims) else ()) for x, rank in ranked]
-
-
-def _components(keys: Iterable[Any]) -> list[str]:
-    """Keys as text, without the attribute of a flax variable that is its array."""
-    parts = [_component(key) for key in keys]
-    last = list(keys)[-1:]
-    attribute = bool(last) and isinstance(last[0], jax.tree_util.GetAttrKey)
-    return parts[:-1] if attribute and parts[-1] in ("value", "raw_value") else parts
-
-
-def _component(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key).strip(".[]'\"")
 
 
 def _argument_names(step: Callable[..., Any], count: int) -> list[tuple[str, ...]]:
@@ -233,10 +212,8 @@ def _static_keys(
 
 
 def _check_arguments(step: str, found: Sequence[Found]) -> None:
-    module = any(kind.__module__.startswith("flax.nnx") for each in found for kind in type(each.array).__mro__)
-    split = "; a module that is no pytree through nnx.split before the step and nnx.merge inside" if module else ""
     arrays = [(each.path, each.array) for each in found]
-    check_arrays(f"{step} cannot be traced:", arrays, "what is no array goes through static_argnames" + split)
+    check_arrays(f"{step} cannot be traced:", arrays, "what is no array goes through static_argnames")
 
 
 def _check_static(step: str, found: Mapping[str, Any]) -> None:

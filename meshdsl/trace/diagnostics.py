@@ -9,10 +9,8 @@ import jax
 
 from meshdsl.errors import MeshDSLError, TraceError, faults, shortened
 from meshdsl.ir.graph import Graph, Op, walk
-from meshdsl.trace.arguments import Call
 from meshdsl.trace.passes.canonicalize import PLACING
 from meshdsl.trace.source import raised_at
-from meshdsl.trace.static_leaves import hide
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 # Exceptions of the step itself pass unchanged, with a note of the shapes that it was called with. Where the step needs
@@ -85,27 +83,6 @@ def note_constraints(traced: Graph, graph: Graph) -> list[str]:
         ),
         *(f"constrain at {at} has no effect: nothing reads its result" for at, _ in stated if at not in left),
     ]
-
-
-def note_lost_changes(call: Call, leaves: Sequence[Any], arguments: Any, result: Any) -> Iterator[str]:
-    """Yields a line if the step changes arguments in place and does not return the change, which is then lost.
-
-    Args:
-      leaves: the leaves that the step was called with.
-      arguments: the same ``(args, kwargs)`` after the call.
-    """
-    args, kwargs = arguments
-    dynamic = [x for i, x in enumerate(args) if i not in call.static]
-    after = jax.tree.leaves(hide((dynamic, {key: x for key, x in kwargs.items() if key not in call.static})))
-    if len(after) != len(leaves):
-        yield "the step changes the structure of its arguments in place, which is lost: return what it changes"
-        return
-    returned = {id(x) for x in jax.tree.leaves(result)}
-    pairs = zip(call.paths, leaves, after, strict=True)
-    paths = [path for path, x, y in pairs if x is not y and id(y) not in returned]
-    if paths:
-        what = f"{paths[0]} changes" if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more change"
-        yield f"{what} in place, which is lost: return what the step changes"
 
 
 def _sources(ops: Iterable[Op]) -> list[tuple[str, str]]:

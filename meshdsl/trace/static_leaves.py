@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from meshdsl.trace.objects import is_object
+
 
 @jax.tree_util.register_static
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ def hide(tree: Any) -> Any:
     def is_module(x: Any) -> bool:
         return isinstance(x, equinox.Module)
 
-    nodes, structure = jax.tree.flatten(tree, is_leaf=is_module)
+    nodes, structure = jax.tree.flatten(tree, is_leaf=lambda x: is_module(x) or is_object(x))
     if not any(map(is_module, nodes)):
         return tree
     hidden = (jax.tree.map(_hidden_leaf, node) if is_module(node) else node for node in nodes)
@@ -51,7 +53,9 @@ def hide(tree: Any) -> Any:
 
 def reveal(tree: Any) -> Any:
     """Returns the tree with the values of its ``Static`` nodes, as it was before ``hide``."""
-    return jax.tree.map(lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static)
+    return jax.tree.map(
+        lambda x: x.value if _is_static(x) else x, tree, is_leaf=lambda x: _is_static(x) or is_object(x)
+    )
 
 
 def has_static(structure: jax.tree_util.PyTreeDef) -> bool:

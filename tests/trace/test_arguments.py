@@ -71,8 +71,7 @@ def test_static_arguments():
 
 def test_rebuilding_a_call():
     call = flatten_call(lambda *a, **k: 0, (1.0, "x", {"p": 2.0}), {"k": 3.0, "s": "y"}, 1, "s")
-    assert call.args([10, 20, 30]) == (10, "x", {"p": 20})
-    assert call.kwargs([10, 20, 30]) == {"k": 30, "s": "y"}
+    assert call.arguments([10, 20, 30]) == ((10, "x", {"p": 20}), {"k": 30, "s": "y"})
 
 
 def test_scalars_and_numpy():

@@ -1,0 +1,244 @@
+"""Changes in place that a call cannot give back to its caller, and that would silently be lost.
+
+A step runs on tracers, once. What it writes into objects of nnx among its arguments is written back after every call
+(``objects``). Anything else that it writes into exists only while it is traced:
+
+* an argument that is a dict, a list or another mutable pytree is a copy of the caller's;
+* what the step closes over, ``self`` of a method, and globals are the caller's own, but would hold tracers afterwards.
+
+Writing into an argument may be meant for the step alone, as in ``batch["x"] = batch["x"] / 255``. So there it is an
+error only if the step itself does nothing with the new value, and does not return it either. What a step leaves in its
+surroundings is always an error, and these are restored.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import jax
+
+from meshdsl.errors import TraceError, faults
+from meshdsl.ir.graph import Graph, Op, Value
+from meshdsl.trace.objects import is_object, is_unit
+from meshdsl.trace.source import file_kind
+
+_MOST = 20_000  # containers that are looked at around a step
+_LIBRARIES = ("builtins", "numpy", "jax", "jaxlib", "flax", "optax", "haiku", "equinox", "meshdsl")  # of no interest
+_REMEDY = "return what the step changes, or hold it in an nnx.Variable or nnx.Module that is an argument"
+
+
+class Change(NamedTuple):
+    """A new value in a place that the caller will not see.
+
+    Args:
+      place: in the user's terms.
+      value: the tracer there.
+      lost: it is lost whatever the step does with the value; else only if nothing uses it.
+    """
+
+    place: str
+    value: Any
+    lost: bool
+
+
+# ---- Arguments -------------------------------------------------------------------------------------------------------
+
+
+class Slots(NamedTuple):
+    """The leaves of arguments by their keys, and the containers around them; objects of nnx count as leaves."""
+
+    leaves: dict[tuple[Any, ...], Any]
+    containers: dict[tuple[Any, ...], Any]
+
+
+def slots(tree: Any) -> Slots:
+    """Returns the leaves and containers of a tree of arguments."""
+    containers: dict[tuple[Any, ...], Any] = {}
+
+    def visit(keys: tuple[Any, ...], node: Any) -> bool:
+        containers[tuple(keys)] = node
+        return is_unit(node)
+
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=visit, is_leaf_takes_path=True)[0]
+    return Slots({tuple(keys): leaf for keys, leaf in found}, containers)
+
+
+def changed_arguments(
+    before: Slots, after: Slots, given: Iterable[Any], result: Any, path: Callable[[Sequence[Any]], str]
+) -> Iterator[Change]:
+    """Yields new values in arguments that the step does not return.
+
+    Args:
+      given: the leaves that the step was called with.
+      path: the path of keys.
+    """
+    returned: set[int] = set()
+    jax.tree.leaves(result, is_leaf=lambda node: returned.add(id(node)) or is_object(node))
+    known = set(map(id, given))
+    for keys, value in after.leaves.items():
+        if not isinstance(value, jax.core.Tracer) or id(value) in known:
+            continue
+        container = after.containers[keys[:-1]]
+        grown = isinstance(container, list) and keys not in before.leaves
+        if id(container) not in returned and (grown or id(value) not in returned):
+            plain = isinstance(container, dict | tuple) or (isinstance(container, list) and not grown)
+            yield Change(path(keys), value, not plain)
+
+
+# ---- Surroundings ----------------------------------------------------------------------------------------------------
+
+
+class Container(NamedTuple):
+    """Something mutable that a step reaches without its arguments.
+
+    Args:
+      table: a list, a dict (or the attributes of an object), or the cell of a variable that a function closes over.
+      form: the name of one of its slots.
+      names: the only slots that count; None for all.
+    """
+
+    table: Any
+    form: str
+    names: frozenset[str] | None = None
+
+    def contents(self) -> dict[Any, Any]:
+        """Returns what is in each slot."""
+        if isinstance(self.table, CellType):
+            try:
+                return {None: self.table.cell_contents}
+            except ValueError:  # empty
+                return {}
+        if isinstance(self.table, list):
+            return dict(enumerate(self.table))
+        if self.names is None:
+            return dict(self.table)
+        return {name: self.table[name] for name in self.names if name in self.table}
+
+    def restore(self, before: Mapping[Any, Any], keys: Iterable[Any]) -> None:
+        """Puts back what was in these slots."""
+        if isinstance(self.table, list):
+            self.table[:] = before.values()
+        elif isinstance(self.table, CellType):
+            if before:
+                self.table.cell_contents = before[None]
+            else:
+                del self.table.cell_contents
+        else:
+            for key in keys:
+                if key in before:
+                    self.table[key] = before[key]
+                else:
+                    del self.table[key]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a step reaches without its arguments, as it was before the step ran."""
+
+    found: tuple[tuple[Container, Mapping[Any, Any]], ...]
+
+    @classmethod
+    def of(cls, roots: Mapping[str, Any]) -> "Surroundings":
+        """Returns the surroundings of functions and objects, each with the name it is called by."""
+        return cls(tuple((each, each.contents()) for each in islice(_containers(roots), _MOST)))
+
+    def changes(self) -> list[Change]:
+        """Returns the places that hold new tracers; what was there before is put back."""
+        found = []
+        for each, before in self.found:
+            fresh = {key: x for key, x in each.contents().items() if key not in before or before[key] is not x}
+            traced = {key: leaf for key, x in fresh.items() if (leaf := _tracer(x)) is not None}
+            found += [Change(each.form.format(key), leaf, lost=True) for key, leaf in traced.items()]
+            if traced:
+                each.restore(before, traced)
+        return found
+
+
+def _tracer(x: Any) -> Any:
+    """Returns a tracer in a tree, or None."""
+    return next((leaf for leaf in jax.tree.leaves(x) if isinstance(leaf, jax.core.Tracer)), None)
+
+
+def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
+    """Yields the containers below functions and objects: closures, globals that are used, attributes, items."""
+    seen: set[int] = set()
+    pending = deque(roots.items())
+    while pending:
+        name, x = pending.popleft()
+        if id(x) in seen or isinstance(x, jax.Array | type | ModuleType) or is_object(x):
+            continue
+        seen.add(id(x))
+        found: list[Container] = []
+        if isinstance(x, partial):
+            pending += [(name, x.func), *((f"{name}.args[{i}]", a) for i, a in enumerate(x.args)), *x.keywords.items()]
+        elif isinstance(x, MethodType):
+            pending += [("self", x.__self__), (name, x.__func__)]
+        elif isinstance(x, FunctionType):
+            found = list(_scopes(x)) if file_kind(x.__code__.co_filename) == "user" else []
+        elif isinstance(x, tuple):
+            pending += [(f"{name}[{i}]", item) for i, item in enumerate(x)]
+        elif isinstance(x, list | dict):
+            found = [Container(x, name + "[{!r}]")]
+        elif hasattr(x, "__wrapped__"):  # a function in jax.jit, for example
+            pending.append((name, x.__wrapped__))
+        elif type(x).__module__.partition(".")[0] not in _LIBRARIES and isinstance(getattr(x, "__dict__", None), dict):
+            found = [Container(vars(x), name + ".{}")]
+            if callable(x):
+                pending.append((name, type(x).__call__))
+        for each in found:
+            yield each
+            pending += [(each.form.format(key), item) for key, item in each.contents().items()]
+
+
+def _scopes(function: FunctionType) -> Iterator[Container]:
+    """Yields the variables around a function that it closes over or uses."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield Container(cell, name)
+    yield Container(function.__globals__, "{}", frozenset(_names(function.__code__)))
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+# ---- The error -------------------------------------------------------------------------------------------------------
+
+
+def check_nothing_lost(name: str, graph: Graph, changes: Sequence[Change]) -> tuple[Graph, list[str]]:
+    """Returns the graph without the new values, which are its last results, and notes on those that the step uses.
+
+    Raises TraceError for changes that are lost, with the lines that compute them.
+    """
+    if not changes:
+        return graph, []
+    *ops, end = graph.ops
+    kept, values = end.inputs[: -len(changes)], end.inputs[-len(changes) :]
+    producers = {value.id: op for op in ops for value in op.outputs}
+    used = _used(ops, kept)
+    rows, notes = [], []
+    for change, value in zip(changes, values, strict=True):
+        op = producers.get(value.id)
+        at = f" at {op.source}" if op is not None and op.source.file else ""
+        if change.lost or value.id not in used:
+            rows.append(f"{change.place} is changed in place{at}")
+        else:
+            notes.append(f"{change.place} is changed in place{at}, for the step only: the caller does not see it")
+    if rows:
+        raise TraceError(faults(f"{name} changes what a call cannot give back:", dict.fromkeys(rows), _REMEDY))
+    return replace(graph, ops=(*ops, replace(end, inputs=kept))), notes
+
+
+def _used(ops: Sequence[Op], results: Iterable[Any]) -> set[int]:
+    """Returns the ids of the values that the results depend on."""
+    found = {x.id for x in results if isinstance(x, Value)}
+    for op in reversed(ops):
+        if op.effects or any(value.id in found for value in op.outputs):
+            found |= {x.id for x in op.inputs if isinstance(x, Value)}
+    return found

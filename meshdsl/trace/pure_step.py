@@ -1,0 +1,95 @@
+"""A step, or a function that makes its arguments, as a pure function of flat arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from meshdsl.ir.graph import HeldState
+from meshdsl.trace.arguments import Call, check_arrays
+from meshdsl.trace.leaves import Found, components, path_leaves
+from meshdsl.trace.lost_changes import Change, Surroundings, changed_arguments, slots
+from meshdsl.trace.objects import flatten_objects, holds_objects, run_on_objects
+from meshdsl.trace.static_leaves import hide, reveal
+
+
+class PureStep:
+    """The step of a call as a function from its leaves to flat outputs: results, then new state of objects.
+
+    The attributes below speak of the last run.
+
+    Args:
+      step: the user's function.
+      call: a call of it; only its objects are of interest.
+
+    Attributes:
+      outputs: the outputs, with their paths.
+      out_tree: from outputs to the result: a tree, or a ``Writeback``.
+      held: the state of objects among inputs and outputs.
+      changes: changes in place that may be lost.
+    """
+
+    def __init__(self, step: Callable[..., Any], call: Call) -> None:
+        self.step, self.call = step, call
+        self.outputs: list[Found] = []
+        self.out_tree: Any = None
+        self.held = HeldState()
+        self.changes: list[Change] = []
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        """Runs the step and returns the outputs."""
+        call, objects = self.call, self.call.objects
+        if objects.roots:
+            effects = run_on_objects(self._run(leaves), call.tree, objects, call.paths, leaves)
+            self.outputs, self.out_tree = effects.outputs, effects.writeback
+            held = frozenset(i for inputs in objects.inputs for i in inputs)
+            self.held = HeldState(held, effects.written, effects.results)
+        else:
+            result = self._run(leaves)(call.tree.unflatten(leaves))
+            self.outputs, self.out_tree = path_leaves(result), jax.tree.structure(result)
+        arrays = [(each.path, each.array) for each in self.outputs]
+        check_arrays(f"{call.name} returns what is not an array:", arrays, "return arrays, in any pytree")
+        return [array for _, array in arrays]
+
+    def _run(self, leaves: Any) -> Callable[[Any], Any]:
+        """Returns the step as a function of its dynamic arguments, which watches for changes that would be lost."""
+        call = self.call
+
+        def run(hidden: Any) -> Any:
+            dynamic = reveal(hidden)
+            before = slots(dynamic)
+            around = Surroundings.of({"step": self.step, **{str(key): x for key, x in call.static.items()}})
+            args, kwargs = call.with_static(dynamic)
+            try:
+                result = self.step(*args, **kwargs)
+            finally:
+                self.changes = around.changes()
+            self.changes += changed_arguments(before, slots(dynamic), leaves, result, call.path)
+            return hide(result)
+
+        return run
+
+
+class Maker:
+    """A function that makes arguments, as one that returns their arrays.
+
+    Args:
+      make: takes nothing.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self._tree: Any = None
+
+    def __call__(self) -> list[Any]:
+        """Returns the arrays of what the function makes."""
+        made = hide(self.make())
+        if holds_objects(made):
+            found, self._tree, _ = flatten_objects(made, components)
+            return [each.array for each in found]
+        leaves, self._tree = jax.tree.flatten(made)
+        return leaves
+
+    def unflatten(self, leaves: Any) -> Any:
+        """Returns what the function made, with other arrays."""
+        return reveal(self._tree.unflatten(leaves))
