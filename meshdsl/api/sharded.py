@@ -164,7 +164,7 @@ class Sharded(Generic[Params, Result]):
         if executable is not None:
             objects = NO_OBJECTS
             if binding is not None:
-                leaves, objects = binding.find((args, kwargs), executable.program.out_tree) or ((), NO_OBJECTS)
+                leaves, objects = binding.find((args, kwargs), executable.program.out_tree) or ([], NO_OBJECTS)
             if len(leaves) == len(executable.shardings) and executable.accepts(leaves):
                 try:  # the compiled program checks shapes, dtypes and shardings faster than Python could
                     outputs = executable.call(*leaves)

@@ -77,7 +77,12 @@ def changed_arguments(
       path: the path of keys.
     """
     returned: set[int] = set()
-    jax.tree.leaves(result, is_leaf=lambda node: returned.add(id(node)) or is_object(node))
+
+    def note(node: Any) -> bool:
+        returned.add(id(node))
+        return is_object(node)
+
+    jax.tree.leaves(result, is_leaf=note)
     known = set(map(id, given))
     for keys, value in after.leaves.items():
         if not isinstance(value, jax.core.Tracer) or id(value) in known:

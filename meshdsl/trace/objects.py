@@ -134,11 +134,10 @@ class Objects:
           before: the flat inputs.
           after: the same arrays, or equal ones.
         """
-        nnx = _nnx() if self.roots else None
         for holder, inputs in zip(self.holders, self.inputs, strict=True):
-            if any(after[i] is not before[i] for i in inputs) and isinstance(holder, nnx.Variable):
+            if any(after[i] is not before[i] for i in inputs) and isinstance(holder, _nnx().Variable):
                 tree = jax.tree.structure(holder.get_raw_value())
-                holder.set_raw_value(tree.unflatten([after[i] for i in inputs]))
+                holder.set_raw_value(jax.tree.unflatten(tree, [after[i] for i in inputs]))
 
     def aliases(self) -> dict[int, tuple[str, ...]]:
         """Returns the other paths of inputs that several paths lead to."""
@@ -320,8 +319,8 @@ def run_on_objects(
         for path, holder in below.get((1, root), ()):
             after.add(holder, (*label, *map(str, path)))
     only_values = only_values and not after.moved
-    values = tuple(after.changed if only_values else after.values)
-    made = Writeback(Outline(outer, tuple(parts)), tuple(places), None if only_values else graph, values)
+    kept = tuple(after.changed if only_values else after.values)
+    made = Writeback(Outline(outer, tuple(parts)), tuple(places), None if only_values else graph, kept)
     return Effects(after.outputs, made, after.written, results)
 
 
@@ -426,7 +425,7 @@ def bind(tree: Any, found: ObjectTree, objects: Objects) -> Binding | None:
     at, where = 0, dict[int, int]()
     for unit in jax.tree.leaves(tree, is_leaf=is_unit):
         items = jax.tree.leaves(unit, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        if any(jax.tree.structure(value_of(x)) != _LEAF for x in items):
+        if not all(jax.tree_util.all_leaves([value_of(x)]) for x in items):
             return None
         numbers = range(at, at + len(items))
         if is_object(unit):
@@ -438,19 +437,16 @@ def bind(tree: Any, found: ObjectTree, objects: Objects) -> Binding | None:
                     return None  # the same array twice, or an object that jax does not look into
                 else:
                     where[id(x)] = i
-            found_here = [where.get(id(holder)) for holder in islice(pending, next(counts))]
-            if None in found_here:
+            own = [where.get(id(holder), -1) for holder in islice(pending, next(counts))]
+            if -1 in own:
                 return None
-            holders += found_here
-            leaves += found_here
+            holders += own
+            leaves += own
         else:
             leaves += numbers
         at += len(items)
     items = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return Binding(tuple(leaves), tuple(holders), tuple(variables), _sharing(items, tuple(variables)))
-
-
-_LEAF = jax.tree.structure(0)
 
 
 def _sharing(items: Sequence[Any], variables: Sequence[int]) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ class Maker:
         """Returns the arrays of what the function makes."""
         made = hide(self.make())
         if holds_objects(made):
-            found, self._tree, _ = flatten_objects(made, components)
+            found, self._tree, _ = flatten_objects(made, lambda keys: tuple(components(keys)))
             return [each.array for each in found]
         leaves, self._tree = jax.tree.flatten(made)
         return leaves
