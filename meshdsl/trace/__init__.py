@@ -2,10 +2,11 @@
 
     step, arguments --flatten_call--> Call --make_jaxpr--> jaxpr --read_jaxpr--> graph --passes--> graph --annotate-->
 
-1. ``arguments``   the arguments are flattened; every array gets the path by which globs name it. Of modules of equinox,
-   what is no array is part of the tree (``static_leaves``).
-2. ``jax.make_jaxpr`` runs the step once on shapes. Autodiff is over after that: the graph holds forward pass, backward
-   pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
+1. ``arguments``   the arguments are flattened; every array gets the path by which globs name it (``leaves``). Of modules
+   of equinox, what is no array is part of the tree (``static_leaves``); objects of nnx are state (``objects``).
+2. ``pure_step``   makes the step a function of flat arrays, which ``jax.make_jaxpr`` runs once on shapes: what it changes
+   in place becomes results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
+   backward pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
    ``source`` gives each operation the user's line.
 4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
@@ -33,6 +34,7 @@ from meshdsl.trace.passes import run_passes
 from meshdsl.trace.passes.canonicalize import remove_stages
 from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
+from meshdsl.trace.source import defined_at
 from meshdsl.util.runtime import gc_paused
 
 __all__ = ["Call", "PureStep", "flatten_call", "trace", "trace_call"]
@@ -80,7 +82,7 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
     check_captured(call.name, closed.consts)
 
     # graph
-    read, lost_changes = check_nothing_lost(call.name, read_jaxpr(closed), pure.changes)
+    read, lost_changes = check_nothing_lost(call.name, read_jaxpr(closed), pure.changes, defined_at(step))
     traced = remove_stages(read, cuts)
     check_opaque(call.name, traced)
 

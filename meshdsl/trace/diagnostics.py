@@ -1,6 +1,7 @@
 """Diagnostics of tracing: errors in terms of the step's own arguments, notes on ignored code, refused operations."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +18,16 @@ from meshdsl.trace.source import raised_at
 # a value, which a trace does not have, jax would name internal functions and flat arguments; that error is translated.
 
 
+_OTHER_TRACE = "from different trace level"  # in flax's errors about objects of another function
 _NO_VALUE = "depends on the value"  # in jax's errors about values that a trace does not have
 _ARGUMENT = re.compile(r"\bleaves\[(\d+)\]")
 _REMEDY = (
     "a trace knows shapes, no values: choose with jnp.where or jax.lax.cond, loop with jax.lax, "
     "or pass what decides through static_argnames"
+)
+_PASS_OBJECTS = (
+    "a function changes only the objects of nnx that are its arguments: pass them to the step, and inside it through "
+    "nnx.grad, nnx.scan and so on in place of jax.grad, jax.lax.scan"
 )
 
 
@@ -33,10 +39,21 @@ def translate_trace_errors(name: str, paths: Sequence[str], leaves: Sequence[Any
     except MeshDSLError:
         raise
     except Exception as error:
+        if _changes_a_captured_object(error):
+            row = f"{raised_at(error)}: {str(error).splitlines()[0]}"
+            raise TraceError(faults(f"{name} cannot be traced:", [row], _PASS_OBJECTS)) from error
         if not _asks_for_a_value(error):
             error.add_note(f"{name} was traced with {_called_with(paths, leaves)}")
             raise
         raise TraceError(faults(f"{name} cannot be traced:", _rows(error, paths), _REMEDY)) from error
+
+
+def _changes_a_captured_object(error: Exception) -> bool:
+    """Whether flax refuses to change or to transform an object that a function closes over."""
+    flax_errors = sys.modules.get("flax.errors")
+    if flax_errors is None:
+        return False
+    return isinstance(error, flax_errors.TraceContextError) or _OTHER_TRACE in str(error)
 
 
 def _asks_for_a_value(error: Exception) -> bool:

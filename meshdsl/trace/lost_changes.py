@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from meshdsl.errors import TraceError, faults
-from meshdsl.ir.graph import Graph, Op, Value
+from meshdsl.ir.graph import Graph, Op, Source, Value
 from meshdsl.trace.objects import is_object, is_unit
 from meshdsl.trace.source import file_kind
 
@@ -48,14 +48,14 @@ class Change(NamedTuple):
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 
-class Slots(NamedTuple):
+class ArgumentSlots(NamedTuple):
     """The leaves of arguments by their keys, and the containers around them; objects of nnx count as leaves."""
 
     leaves: dict[tuple[Any, ...], Any]
     containers: dict[tuple[Any, ...], Any]
 
 
-def slots(tree: Any) -> Slots:
+def slots(tree: Any) -> ArgumentSlots:
     """Returns the leaves and containers of a tree of arguments."""
     containers: dict[tuple[Any, ...], Any] = {}
 
@@ -64,11 +64,11 @@ def slots(tree: Any) -> Slots:
         return is_unit(node)
 
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=visit, is_leaf_takes_path=True)[0]
-    return Slots({tuple(keys): leaf for keys, leaf in found}, containers)
+    return ArgumentSlots({tuple(keys): leaf for keys, leaf in found}, containers)
 
 
 def changed_arguments(
-    before: Slots, after: Slots, given: Iterable[Any], result: Any, path: Callable[[Sequence[Any]], str]
+    before: ArgumentSlots, after: ArgumentSlots, given: Iterable[Any], result: Any, path: Callable[[Sequence[Any]], str]
 ) -> Iterator[Change]:
     """Yields new values in arguments that the step does not return.
 
@@ -216,10 +216,14 @@ def _names(code: CodeType) -> Iterator[str]:
 # ---- The error -------------------------------------------------------------------------------------------------------
 
 
-def check_nothing_lost(name: str, graph: Graph, changes: Sequence[Change]) -> tuple[Graph, list[str]]:
+def check_nothing_lost(name: str, graph: Graph, changes: Sequence[Change], step: Source) -> tuple[Graph, list[str]]:
     """Returns the graph without the new values, which are its last results, and notes on those that the step uses.
 
-    Raises TraceError for changes that are lost, with the lines that compute them.
+    Args:
+      step: the line of the step, for values that no line of it computes.
+
+    Raises:
+      TraceError: changes are lost; with the lines that compute them.
     """
     if not changes:
         return graph, []
@@ -230,11 +234,11 @@ def check_nothing_lost(name: str, graph: Graph, changes: Sequence[Change]) -> tu
     rows, notes = [], []
     for change, value in zip(changes, values, strict=True):
         op = producers.get(value.id)
-        at = f" at {op.source}" if op is not None and op.source.file else ""
+        at = op.source if op is not None and op.source.file else step
         if change.lost or value.id not in used:
-            rows.append(f"{change.place} is changed in place{at}")
+            rows.append(f"{change.place} is changed in place at {at}")
         else:
-            notes.append(f"{change.place} is changed in place{at}, for the step only: the caller does not see it")
+            notes.append(f"{change.place} is changed in place at {at}: the caller does not see it")
     if rows:
         raise TraceError(faults(f"{name} changes what a call cannot give back:", dict.fromkeys(rows), _REMEDY))
     return replace(graph, ops=(*ops, replace(end, inputs=kept))), notes

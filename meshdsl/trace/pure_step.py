@@ -93,3 +93,12 @@ class Maker:
     def unflatten(self, leaves: Any) -> Any:
         """Returns what the function made, with other arrays."""
         return reveal(self._tree.unflatten(leaves))
+
+
+def named_arrays(tree: Any) -> tuple[dict[str, Any], Any]:
+    """Returns the arrays of a state by name, and its tree, whose ``unflatten`` takes them in this order."""
+    if holds_objects(tree):
+        found, whole, _ = flatten_objects(tree, lambda keys: tuple(components(keys)))
+        return {each.path.replace("/", "."): each.array for each in found}, whole
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(keys, simple=True, separator="."): leaf for keys, leaf in leaves}, structure

@@ -80,6 +80,16 @@ def raised_at(error: Exception) -> Source:
     return _NOWHERE
 
 
+def defined_at(function: Any) -> Source:
+    """Returns the first line of a function, also inside ``partial`` or ``jax.jit``; of an object, of its call."""
+    while function is not None and not hasattr(function, "__code__"):
+        inner = (getattr(function, name, None) for name in ("func", "__wrapped__", "__func__"))
+        call = type(function).__call__ if callable(function) else None
+        function = next((x for x in (*inner, call) if x is not None and x is not function), None)
+    code = getattr(function, "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname) if code else _NOWHERE
+
+
 def _source(traceback: Any, code: Any, position: int) -> Source:
     return Source(code.co_filename, traceback.code_addr2line(code, position), code.co_qualname)
 

@@ -2,7 +2,7 @@
 
 orbax writes and reads the arrays shard by shard, every process its own. The number of steps done is also the position
 in the data. A checkpoint is written under a temporary name and renamed when it is complete, so a process that is killed
-while saving leaves the previous one intact.
+while saving leaves the previous one intact. Of objects of nnx their arrays are saved; restoring makes new objects.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 
 from meshdsl.errors import ArgumentError, faults, shortened
 from meshdsl.ir.graph import array_type
+from meshdsl.trace.pure_step import named_arrays
 
 State = tuple[Any, ...]
 
@@ -40,7 +41,7 @@ class Checkpoints:
 
     def save(self, step: int, state: State) -> None:
         """Saves the state after ``step`` steps."""
-        self._manager.save(step, args=ocp.args.StandardSave(_by_name(state)))
+        self._manager.save(step, args=ocp.args.StandardSave(named_arrays(state)[0]))
         self._manager.wait_until_finished()
 
     def restore(self, step: int, state: State) -> State:
@@ -54,10 +55,11 @@ class Checkpoints:
         Raises:
           ArgumentError: the checkpoint is of another state; the message lists every difference.
         """
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_name(state))
+        arrays, tree = named_arrays(state)
+        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
         self._check(step, shapes)
         found = self._manager.restore(step, args=ocp.args.StandardRestore(shapes))
-        return cast(State, jax.tree.unflatten(jax.tree.structure(state), [found[name] for name in shapes]))
+        return cast(State, tree.unflatten([found[name] for name in shapes]))
 
     def close(self) -> None:
         """Releases the folder."""
@@ -72,11 +74,6 @@ class Checkpoints:
         if rows:
             title = f"the checkpoint in {self._folder} after step {step} is of another state:"
             raise ArgumentError(faults(title, shortened(rows), "train into another folder, or resume that program"))
-
-
-def _by_name(state: State) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _type(x: Any) -> str:

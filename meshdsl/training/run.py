@@ -4,10 +4,11 @@
     state, outcome = train_program(sharded, program, Run(steps=300, folder=Path("runs/gpt")))
 
 ``program.init`` makes the state, or the newest checkpoint restores it, in the layouts of the plan; ``program.batches``
-feeds the step ``step(*state, batch) -> (*state, loss)``.
+feeds the step ``step(*state, batch) -> (*state, loss)``. Objects of nnx in the state change in place, so a step on them
+may return the rest of the state, or only the loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ from rich.console import Console
 from meshdsl.api import Program, Sharded
 from meshdsl.api.program import parallelize_program
 from meshdsl.errors import ArgumentError, faults, shortened
-from meshdsl.ir.graph import array_type
+from meshdsl.ir.graph import HeldState, array_type
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.plan.text import summary_text
 from meshdsl.plan.types import Array, PlanData
+from meshdsl.trace.objects import holds_objects
+from meshdsl.trace.pure_step import Maker
 from meshdsl.training.batches import Batches, sharded_feed
 from meshdsl.training.checkpoint import State
-from meshdsl.training.loop import Outcome, Run, restore_newest, train
+from meshdsl.training.loop import Outcome, Run, Step, restore_newest, train
 
 _REQUIRED = {  # fields of a program that training needs, with their purpose
     "init": "it makes the arguments before the batch",
@@ -39,29 +42,35 @@ def check_trainable(program: Program) -> None:
     """Raises ArgumentError, with all faults, unless a program has everything that training needs."""
     rows = [f"{name}: missing; {purpose}" for name, purpose in _REQUIRED.items() if getattr(program, name) is None]
     if not rows:
-        made = _state(jax.eval_shape(required(program.init)))
+        shapes, make = abstract_state(program)
+        made = _state(make.unflatten(shapes))
         if len(made) != len(program.args) - 1:
             rows.append(f"init: makes {len(made)} arguments; the step takes {len(program.args) - 1} and a batch")
     if rows:
         raise ArgumentError(faults("this program cannot be trained:", rows, "give them to md.Program"))
 
 
-def check_step(plan: PlanData, count: int) -> None:
+def check_step(plan: PlanData, count: int, held: HeldState) -> None:
     """Raises ArgumentError, with all faults, unless a step is ``step(*state, batch) -> (*state, loss)``.
 
     Args:
       plan: plan of the step.
       count: number of arrays of the state.
+      held: state that the step changes in place; it may be returned.
     """
+    outputs = plan.outputs[: held.results]
+    inputs = plan.inputs[:count]
+    if len(outputs) != count + 1:
+        inputs = tuple(x for i, x in enumerate(inputs) if i not in held.inputs)
     rows = [
         f"result {result.path or i}: {_type(result)}; {before.path} is {_type(before)}"
-        for i, (before, result) in enumerate(zip(plan.inputs[:count], plan.outputs, strict=False))
+        for i, (before, result) in enumerate(zip(inputs, outputs, strict=False))
         if _type(before) != _type(result)
     ]
-    if len(plan.outputs) != count + 1:
-        rows = [f"{len(plan.outputs)} arrays; the state has {count}, and the loss is one more"]
-    elif plan.outputs[-1].shape:
-        rows.append(f"the last result, {_type(plan.outputs[-1])}, is not a loss: a loss is one number")
+    if len(outputs) != len(inputs) + 1:
+        rows = [f"{len(outputs)} arrays; the state has {count}, and the loss is one more"]
+    elif outputs[-1].shape:
+        rows.append(f"the last result, {_type(outputs[-1])}, is not a loss: a loss is one number")
     if rows:
         raise ArgumentError(
             faults("the step does not return the state and the loss:", shortened(rows), "return (*state, loss)")
@@ -87,15 +96,45 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
       The state after the last step, in the layouts of the plan, and the outcome.
     """
     check_trainable(program)
-    check_step(sharded.plan(*program.args), len(jax.tree.leaves(program.args[:-1])))
+    shapes, like = abstract_state(program)
+    stages = sharded.stages(*program.args)
+    check_step(stages.planned.plan, len(shapes), stages.traced.held)
     *_, example = program.args
-    *places, batch_places = sharded.input_shardings(*program.args)[0]
+    *_, batch_places = sharded.input_shardings(*program.args)[0]
     batches = required(program.batches)()
     if isinstance(batches, Batches):
         run = replace(run, unit=batches.unit, units=batches.units * batches.batch)
-    like = jax.tree.map(_placed_shape, _state(jax.eval_shape(required(program.init))), tuple(places))
-    done, start = restore_newest(run, like) or (0, _state(sharded.init(required(program.init), program.args[-1])))
-    return train(sharded, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
+    places = stages.executable.shardings
+    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at) for x, at in zip(shapes, places, strict=False)]
+    found = restore_newest(run, _state(like.unflatten(placed)))
+    done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
+    step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
+    return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
+
+
+def abstract_state(program: Program) -> tuple[list[Any], Maker]:
+    """Returns the shapes of the state that a program makes, and its maker, whose ``unflatten`` takes them."""
+    make = Maker(required(program.init))
+    return jax.eval_shape(make), make
+
+
+def returning_state(step: Step, in_place: Sequence[bool]) -> Step:
+    """Returns a step that returns its whole state.
+
+    Args:
+      step: returns the loss after its state, of which it may leave out what it changes in place.
+      in_place: for each argument of the state, whether it changes in place.
+    """
+
+    def whole(*args: Any) -> tuple[Any, ...]:
+        result = step(*args)
+        *after, loss = result if isinstance(result, tuple) else (result,)
+        if len(after) < len(in_place):
+            returned = iter(after)
+            after = [x if own else next(returned) for x, own in zip(args, in_place, strict=False)]
+        return (*after, loss)
+
+    return whole
 
 
 def required(make: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -107,10 +146,6 @@ def required(make: Callable[..., Any] | None) -> Callable[..., Any]:
 def _state(made: Any) -> State:
     """One argument of the step, or several, as a tuple."""
     return made if isinstance(made, tuple) else (made,)
-
-
-def _placed_shape(x: Any, at: jax.sharding.NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
 
 def _type(x: Array) -> str:
