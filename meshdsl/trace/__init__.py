@@ -2,10 +2,10 @@
 
     step, arguments --flatten_call--> Call --make_jaxpr--> jaxpr --read_jaxpr--> graph --passes--> graph --annotate-->
 
-1. ``arguments``   the arguments are flattened; every array gets the path by which globs name it (``leaves``). Of modules
-   of equinox, what is no array is part of the tree (``static_leaves``); objects of nnx are state (``objects``).
-2. ``pure_step``   makes the step a function of flat arrays, which ``jax.make_jaxpr`` runs once on shapes: what it changes
-   in place becomes results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
+1. ``arguments``   flattens the arguments; every array gets the path by which globs name it (``leaves``). What is no
+   array in a module of equinox is part of the tree (``static_leaves``); objects of nnx are state (``objects``).
+2. ``pure_step``   makes the step a function of flat arrays, which ``jax.make_jaxpr`` runs once on shapes. Changes in
+   place become results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
    backward pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
    ``source`` gives each operation the user's line.
