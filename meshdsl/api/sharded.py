@@ -269,7 +269,7 @@ class Sharded(Generic[Params, Result]):
         shapes = jax.eval_shape(made)
         first = made.unflatten(shapes)
         call = self._flatten((*(first if isinstance(first, tuple) else (first,)), *rest), kwargs)
-        places = self._stages_of(call).executable.shardings[: len(shapes)]
+        places = list(self._stages_of(call).executable.shardings)[: len(shapes)]
         return made.unflatten(jax.jit(made, out_shardings=places)())
 
     def input_shardings(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
