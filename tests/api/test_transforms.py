@@ -40,7 +40,7 @@ def test_inside_jit_it_may_read_what_is_around_it():
 def test_an_array_of_a_trace_that_has_ended_is_refused():
     kept = []
     x = np.ones(8, np.float32)
-    md.parallelize(lambda x: kept.append(x * 2) or x, MESH).plan(x)
+    jax.make_jaxpr(lambda x: kept.append(x * 2) or x)(x)
     with pytest.raises(TraceError) as caught:
         md.parallelize(lambda x: x + kept[0], MESH)(x)
     assert str(caught.value) == (
