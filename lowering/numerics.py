@@ -18,15 +18,15 @@ ones: the sharded step may be as far from that as the unsharded step is, so twic
 that the user specifies is used as it is.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshdsl.errors import ArgumentError, CheckError, faults, is_a
+from meshdsl.errors import ArgumentError, CheckError, faults, is_a, shortened
 from meshdsl.ir.graph import Literal, Op, TracedProgram, Value, walk
 from meshdsl.lowering.interpreter import Arrays, Target, literal, run_graph
 from meshdsl.lowering.local.registry import bind
@@ -79,9 +79,16 @@ class LeafError:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The errors of all leaves, largest first."""
+    """The errors of all leaves, largest first, and how much of the step the compared plan divides.
+
+    Args:
+      divided: per mesh axis of several devices, the part of the compute that it divides.
+      undivided: paths of the leaves that nothing divided or communicated leads to; they agree under any plan.
+    """
 
     leaves: tuple[LeafError, ...]
+    divided: Mapping[str, float] = field(default_factory=dict)
+    undivided: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -99,7 +106,24 @@ class CheckReport:
         said = [f"{count - unknown} of {count} outputs agree, {exact} of them exactly"]
         said += [f"{unknown} inconclusive: rounding changes them as much"] if unknown else []
         said += [f"{lost} not finite everywhere"] if lost else []
-        return "\n".join([f"{'; '.join(said)}; largest errors:", *(f"  {leaf}" for leaf in self.leaves[:5])])
+        lines = [f"{'; '.join(said)}; largest errors:", *(f"  {leaf}" for leaf in self.leaves[:5])]
+        return "\n".join([*lines, *self._divisions()])
+
+    def _divisions(self) -> Iterator[str]:
+        """What was divided, and which leaves nothing divided leads to."""
+        if self.divided:
+            yield f"compute divided: {', '.join(f'{share:.0%} over {axis}' for axis, share in self.divided.items())}"
+        if self.undivided and len(self.undivided) == len(self.leaves):
+            yield (
+                "no output depends on anything divided or communicated: nothing was tested; "
+                "larger arguments, or check(..., divide='most'), test more"
+            )
+        elif self.undivided:
+            paths = ", ".join(shortened([path or "the result" for path in self.undivided]))
+            yield (
+                f"{len(self.undivided)} of {len(self.leaves)} outputs would agree under any plan, "
+                f"since nothing divided or communicated leads to {'them' if len(self.undivided) > 1 else 'it'}: {paths}"
+            )
 
 
 def check_numbers(

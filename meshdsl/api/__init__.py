@@ -21,6 +21,7 @@ A step on its way down, file by file; each stage returns a value that can be pri
 Beside that line, on top of it:
 
     program       ``md.Program``, what program files define; stacks of layers as pipeline stages
+    check         ``sharded.check``: the sharded step beside the unsharded one, and how much of it was divided
     explain       why an input has its layout, by planning with every other one
     mesh_search   ``md.search``: the best mesh and pipeline for a number of devices
     watch         ``md.watch``: collectives of everything that is compiled inside a ``with``

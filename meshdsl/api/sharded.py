@@ -8,13 +8,14 @@ A call goes down the stages of ``meshdsl.api.stages``, once per kind of call.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
+from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
 from meshdsl.api.options import Options, jax_settings, parse_options, parse_pin_changes
@@ -25,15 +26,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
-from meshdsl.lowering.numerics import (
-    NUDGES,
-    CheckReport,
-    check_numbers,
-    check_tolerance,
-    perturb,
-    rounding,
-    widened_step,
-)
+from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.plan import Plan
@@ -313,43 +306,36 @@ class Sharded(Generic[Params, Result]):
         executable = stages.executable_on(found.devices(self.options.mesh))
         return verify_target(executable.expected, executable.lowered, executable.plan.mesh, found)
 
-    def check(self, *args: Any, tolerance: float | None = None, **kwargs: Any) -> CheckReport:
+    def check(self, *args: Any, tolerance: float | None = None, divide: str = "planned", **kwargs: Any) -> CheckReport:
         """Run one step sharded and unsharded, on copies of the arguments, and compare all results.
 
         Args:
           *args: arguments of the step, with values; keywords as well.
           tolerance: relative to the largest value of a result; default follows from how much the unsharded results
             change when the arguments are perturbed by rounding errors.
+          divide: ``"planned"`` runs the plan of the call. ``"most"`` runs another plan within the same pins, which
+            divides as much as it can whatever that communicates: small arguments then test what is divided of large
+            ones.
+
+        Returns:
+          A report; ``print`` shows the largest errors, how much of the compute was divided over each mesh axis, and
+          which results nothing divided leads to, so that they would agree under any plan.
 
         Raises:
-          CheckError: a result differs by more than the tolerance.
+          CheckError: a result differs by more than the tolerance, or there is none.
+
+        Example:
+          >>> print(sharded.check(params, small_batch, divide="most"))
         """
         check_tolerance(tolerance)
         call = self._flatten(args, kwargs)
         check_values(call.name, call.paths, call.leaves)
         stages = self._stages_of(call)
-        executable = stages.executable
         if self.options.pipeline and self.options.pipeline.per_microbatch:
             reference: Callable[..., Any] = whole_function(stages.program.graph)
         else:
             reference = PureStep(self.step, call)
-        jitted = jax.jit(reference)
-
-        def unsharded(leaves: Sequence[Any]) -> list[Any]:
-            results = jitted(*executable.copies(leaves, whole=True))
-            return jax.tree.leaves(jax.block_until_ready(results))  # collectives beside it may deadlock (CPU)
-
-        def perturbed() -> Iterator[list[Any]]:
-            least = rounding(executable.program)
-            return (unsharded([perturb(x, seed, least) for x in call.leaves]) for seed in range(NUDGES))
-
-        def widened() -> list[Any] | None:
-            step = widened_step(stages.program)
-            return step and jax.block_until_ready(jax.jit(step)(*executable.copies(call.leaves, whole=True)))
-
-        expected, got = unsharded(call.leaves), executable.call(*executable.copies(call.leaves))
-        paths = [leaf.path for leaf in executable.program.outputs]
-        return check_numbers(expected, got, paths, tolerance, perturbed, widened)
+        return check_step(stages, reference, call.leaves, tolerance, divide)
 
     # ---- Calls and their stages
 

@@ -13,7 +13,7 @@ shows the graph. Two calls are of one kind if trees, shapes, dtypes, static argu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,8 @@ from meshdsl.custom_rules import check_rules
 from meshdsl.ir.graph import TracedProgram
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
+from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding import pad_program
 from meshdsl.pins import UserPins
@@ -33,6 +35,10 @@ from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.trace import Call, trace_call
+
+SLOW_DEVICES = Topology(  # no message costs anything beside their work, and starting an operation costs nothing
+    "slow devices", flops16=1e6, flops32=1e6, memory_bandwidth=1e6, memory=1e18, overhead=0.0, links=(Link(0.0, 1e12),)
+)
 
 
 def call_key(call: Call) -> Any:
@@ -114,6 +120,14 @@ class CallStages:
         """Return the planned program on other devices; None takes the first of all."""
         found = self.planned
         return Executable(found.program, found.plan, device_mesh(self.options.mesh, devices), self.user_pins.donated)
+
+    @cached_property
+    def most_divided(self) -> "CallStages":
+        """The stages of the same call planned to divide as much as they can, within the same pins."""
+        mesh = Mesh(topology=SLOW_DEVICES, **self.options.mesh.sizes_by_name)
+        return CallStages(
+            self.step, replace(self.options, mesh=mesh, plan=None, memory=None, overlap=False), self.traced
+        )
 
     def plan_pinned(self, layouts: Mapping[str, Layout | str]) -> Plan:
         """Return a new plan of ``program`` with these layouts in place of the options'."""

@@ -5,6 +5,7 @@
     types      plain data that every reader of a plan is typed against: PlanData, Array, Collective, Line, Span
     reasons    who waits for a collective, and why: the reason column
     op_times   seconds per operation, spans in program order, source lines, FLOPs
+    divided    how much of the compute each mesh axis divides, and which outputs nothing divided leads to
     simulate   the step with communication hidden behind computation (list scheduling, Graham 1966)
     text       the printed plan
     diff       the difference of two plans, and its text
