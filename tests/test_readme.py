@@ -36,6 +36,13 @@ def test_the_gradient_of_a_grouped_convolution_is_right():
     assert names["plain"].shape == right.shape  # what it holds is the partitioner's affair
 
 
+def test_steps_on_nnx_objects(capsys):
+    names = run("Flax NNX")
+    assert "model/layers/0/kernel" in capsys.readouterr().out
+    assert names["opt"].step[...] == names["metrics"].count[...] == 3
+    assert "model" in names["model"].layers[0].kernel[...].sharding.spec[1]
+
+
 def test_a_model_cut_by_hand_is_a_pipeline(capsys):
     run("Pipelines")
     assert "1f1b over pipe: 4 microbatches through 3 stages in 8 ticks" in capsys.readouterr().out

@@ -72,18 +72,14 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
     """Returns the program of a call that has been flattened; the other arguments are those of ``trace``."""
     # jaxpr
     pure = PureStep(step, call)
-
-    def on_leaves(*leaves: Any) -> Any:
-        results = pure(*leaves)
-        return results, [change.value for change in pure.changes]
-
     with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside):
-        closed, (results, _) = jax.make_jaxpr(on_leaves, return_shape=True)(*call.leaves)
-    check_captured(call.name, closed.consts)
+        closed, results = jax.make_jaxpr(pure, return_shape=True)(*call.leaves)
+        check_captured(call.name, closed.consts)
+        changes = pure.changes
+        notes = check_nothing_lost(call.name, changes, pure.with_changes() if changes else None, defined_at(step))
 
     # graph
-    read, lost_changes = check_nothing_lost(call.name, read_jaxpr(closed), pure.changes, defined_at(step))
-    traced = remove_stages(read, cuts)
+    traced = remove_stages(read_jaxpr(closed), cuts)
     check_opaque(call.name, traced)
 
     # passes, annotations
@@ -98,6 +94,6 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
         out_tree=pure.out_tree,
         name=call.name,
         held=pure.held,
-        notes=[*lost_changes, *note_constraints(traced, graph)],
+        notes=[*notes, *note_constraints(traced, graph)],
         spread=any(op.name == "sharding_constraint" for _, op in walk(traced)),
     )

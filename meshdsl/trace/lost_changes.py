@@ -13,18 +13,19 @@ surroundings is always an error, and these are restored.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import ClosedJaxpr, Literal
 
 from meshdsl.errors import TraceError, faults
-from meshdsl.ir.graph import Graph, Op, Source, Value
+from meshdsl.ir.graph import Source
 from meshdsl.trace.objects import is_object, is_unit
-from meshdsl.trace.source import file_kind
+from meshdsl.trace.source import SourceContext, file_kind
 
 _MOST = 20_000  # containers that are looked at around a step
 _LIBRARIES = ("builtins", "numpy", "jax", "jaxlib", "flax", "optax", "haiku", "equinox", "meshdsl")  # of no interest
@@ -216,38 +217,41 @@ def _names(code: CodeType) -> Iterator[str]:
 # ---- The error -------------------------------------------------------------------------------------------------------
 
 
-def check_nothing_lost(name: str, graph: Graph, changes: Sequence[Change], step: Source) -> tuple[Graph, list[str]]:
-    """Returns the graph without the new values, which are its last results, and notes on those that the step uses.
+def check_nothing_lost(name: str, changes: Sequence[Change], traced: ClosedJaxpr | None, step: Source) -> list[str]:
+    """Returns notes on changes for the step only; raises TraceError for those that are lost, with their lines.
 
     Args:
-      step: the line of the step, for values that no line of it computes.
-
-    Raises:
-      TraceError: changes are lost; with the lines that compute them.
+      traced: the step with the new values as its last results; None if they belong to functions inside it, and could
+        not be returned.
+      step: the line of the step, for values of which no line is known.
     """
-    if not changes:
-        return graph, []
-    *ops, end = graph.ops
-    kept, values = end.inputs[: -len(changes)], end.inputs[-len(changes) :]
-    producers = {value.id: op for op in ops for value in op.outputs}
-    used = _used(ops, kept)
     rows, notes = [], []
-    for change, value in zip(changes, values, strict=True):
-        op = producers.get(value.id)
-        at = op.source if op is not None and op.source.file else step
-        if change.lost or value.id not in used:
-            rows.append(f"{change.place} is changed in place at {at}")
+    for i, change in enumerate(changes, -len(changes)):
+        line, used = _origin(traced, i, len(changes)) if traced else (None, True)
+        what = f"{change.place} is changed in place at {line or step}"
+        if change.lost or not used:
+            rows.append(what)
         else:
-            notes.append(f"{change.place} is changed in place at {at}: the caller does not see it")
+            notes.append(f"{what}: the caller does not see it")
     if rows:
         raise TraceError(faults(f"{name} changes what a call cannot give back:", dict.fromkeys(rows), _REMEDY))
-    return replace(graph, ops=(*ops, replace(end, inputs=kept))), notes
+    return notes
 
 
-def _used(ops: Sequence[Op], results: Iterable[Any]) -> set[int]:
-    """Returns the ids of the values that the results depend on."""
-    found = {x.id for x in results if isinstance(x, Value)}
-    for op in reversed(ops):
-        if op.effects or any(value.id in found for value in op.outputs):
-            found |= {x.id for x in op.inputs if isinstance(x, Value)}
-    return found
+def _origin(traced: ClosedJaxpr, index: int, count: int) -> tuple[Source | None, bool]:
+    """Returns the line that computes a result, and whether the other results depend on it, as far as is known.
+
+    Args:
+      index: of the result.
+      count: the last results, which do not count as other ones.
+    """
+    jaxpr = traced.jaxpr
+    wanted = jaxpr.outvars[index]
+    needed = {x for x in jaxpr.outvars[:-count] if not isinstance(x, Literal)}
+    line, found = None, False
+    for eqn in reversed(jaxpr.eqns):
+        if wanted in eqn.outvars:
+            line, found = SourceContext().at(eqn.source_info).source, True
+        if eqn.effects or needed.intersection(eqn.outvars):
+            needed |= {x for x in eqn.invars if not isinstance(x, Literal)}
+    return (line if line and line.file else None), not found or wanted in needed

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from meshdsl.ir.graph import HeldState
 from meshdsl.trace.arguments import Call, check_arrays
@@ -50,6 +51,19 @@ class PureStep:
         arrays = [(each.path, each.array) for each in self.outputs]
         check_arrays(f"{call.name} returns what is not an array:", arrays, "return arrays, in any pytree")
         return [array for _, array in arrays]
+
+    def with_changes(self) -> ClosedJaxpr | None:
+        """Returns the step with the new values of ``changes`` as its last results; None if that cannot be traced."""
+        count = len(self.changes)
+
+        def run(*leaves: Any) -> Any:
+            return self(*leaves), [change.value for change in self.changes]
+
+        try:
+            traced = jax.make_jaxpr(run)(*self.call.leaves)
+        except Exception:  # a value of a function inside the step, for example of one that jax.grad transformed
+            return None
+        return traced if len(self.changes) == count else None
 
     def _run(self, leaves: Any) -> Callable[[Any], Any]:
         """Returns the step as a function of its dynamic arguments, which watches for changes that would be lost."""

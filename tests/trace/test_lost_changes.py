@@ -112,9 +112,21 @@ def returned_list(history, x):
     return history
 
 
+def scratch_under_grad(batch, w):
+    def loss(w):
+        batch["hidden"] = batch["image"] @ w
+        return (batch["hidden"] ** 2).sum()
+
+    return jax.grad(loss)(w)
+
+
+PLACES = {scratch: ["image"], scratch_under_grad: ["hidden"]}
+
+
 @pytest.mark.parametrize(
     ("step", "args"),
     [
+        (scratch_under_grad, ({"image": X}, W)),
         (scratch, ({"image": X, "label": X}, X)),
         (returned, ({"w": W}, X)),
         (returned_value, ({"w": W}, [W, W], X)),
@@ -126,7 +138,7 @@ def test_changes_for_the_step_itself_and_returned_ones(step, args):
     program = trace(step, args)
     assert len(program.outputs) == len(jax.tree.leaves(jax.eval_shape(step, *jax.tree.map(jnp.asarray, args))))
     assert [note.partition(" at ")[0] for note in program.notes] == (
-        ["batch/image is changed in place"] if step is scratch else []
+        [f"batch/{key} is changed in place" for key in PLACES.get(step, ())]
     )
 
 
