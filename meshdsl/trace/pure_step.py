@@ -87,6 +87,9 @@ class PureStep:
 class Maker:
     """A function that makes arguments, as one that returns their arrays.
 
+    What is no array in them, such as the optimizer of an ``nnx.Optimizer``, is that of the first run: others would be
+    equal to no other, and a step would be planned anew for them.
+
     Args:
       make: takes nothing.
     """
@@ -98,11 +101,10 @@ class Maker:
     def __call__(self) -> list[Any]:
         """Returns the arrays of what the function makes."""
         made = hide(self.make())
-        if holds_objects(made):
-            found, self._tree, _ = flatten_objects(made, lambda keys: tuple(components(keys)))
-            return [each.array for each in found]
-        leaves, self._tree = jax.tree.flatten(made)
-        return leaves
+        arrays, tree = named_arrays(made)
+        if self._tree is None:
+            self._tree = tree
+        return list(arrays.values())
 
     def unflatten(self, leaves: Any) -> Any:
         """Returns what the function made, with other arrays."""

@@ -96,6 +96,7 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
       The state after the last step, in the layouts of the plan, and the outcome.
     """
     check_trainable(program)
+    program = with_made_state(program)
     shapes, like = abstract_state(program)
     stages = sharded.stages(*program.args)
     check_step(stages.planned.plan, len(shapes), stages.traced.held)
@@ -110,6 +111,18 @@ def train_program(sharded: Sharded[..., Any], program: Program, run: Run) -> tup
     done, start = found or (0, _state(sharded.init(required(program.init), program.args[-1])))
     step = returning_state(sharded, [holds_objects(x) for x in program.args[:-1]])
     return train(step, start, sharded_feed(batches, example, batch_places), run, done, program.evaluate)
+
+
+def with_made_state(program: Program) -> Program:
+    """Returns the program with shapes of the state that ``init`` makes, if these are objects, as its arguments.
+
+    Objects that are made twice can differ in what is no array, and a step would be planned for each.
+    """
+    if program.init is None or not holds_objects(program.args[:-1]):
+        return program
+    shapes, make = abstract_state(program)
+    state = make.unflatten(shapes)
+    return replace(program, args=(*_state(state), program.args[-1]), init=lambda: make.unflatten(make()))
 
 
 def abstract_state(program: Program) -> tuple[list[Any], Maker]:
@@ -181,6 +194,7 @@ class Session:
 
     def __post_init__(self) -> None:
         """Makes the console, which is quiet unless this is the first process."""
+        self.program = with_made_state(self.program)
         self._console = Console(highlight=False, quiet=not self.is_first)
 
     @property

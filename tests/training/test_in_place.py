@@ -65,17 +65,21 @@ def trained(step, folder, steps, mesh=MESH):
     return train_program(parallelize_program(given, mesh), given, run)
 
 
-@pytest.mark.parametrize("step", [in_place, returning_all])
-def test_a_run_resumes_with_all_state(step, tmp_path):
-    (model, opt, count), whole = trained(step, tmp_path / "whole", 6)
-    assert int(count) == int(opt.step[...]) == 6
-    trained(step, tmp_path / "parts", 2)
-    (other, same, _), rest = trained(step, tmp_path / "parts", 6, md.Mesh(data=2, model=2))
+def test_a_run_resumes_with_all_state(tmp_path, caplog):
+    (model, opt, count), whole = trained(in_place, tmp_path / "whole", 4)
+    assert int(count) == int(opt.step[...]) == 4
+    trained(in_place, tmp_path / "parts", 2)
+    (other, same, _), rest = trained(in_place, tmp_path / "parts", 4, md.Mesh(data=2, model=2))
     assert other.tied is other.up
-    assert int(same.step[...]) == 6
+    assert int(same.step[...]) == int(other.drop.rngs.count[...]) == 4
     assert rest.history.losses[-1] == pytest.approx(whole.history.losses[-1], rel=1e-4)
     np.testing.assert_allclose(model.up.kernel[...], other.up.kernel[...], rtol=1e-3, atol=1e-5)
-    assert int(model.drop.rngs.count[...]) == int(other.drop.rngs.count[...]) == 6
+    assert "planning" not in caplog.text  # each run plans once
+
+
+def test_a_step_may_return_the_objects(tmp_path):
+    (model, opt, count), _ = trained(returning_all, tmp_path, 1)
+    assert int(count) == int(opt.step[...]) == int(model.drop.rngs.count[...]) == 1
 
 
 def test_a_step_that_returns_too_little(tmp_path):
