@@ -30,7 +30,7 @@ class Net(nnx.Module):
 
 def init():
     model = Net(nnx.Rngs(0))
-    return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param), jnp.zeros((), jnp.int32)
+    return model, nnx.Optimizer(model, optax.sgd(1e-1, momentum=0.9), wrt=nnx.Param), jnp.zeros((), jnp.int32)
 
 
 def descend(model, opt, batch):
@@ -68,18 +68,13 @@ def trained(step, folder, steps, mesh=MESH):
 def test_a_run_resumes_with_all_state(tmp_path, caplog):
     (model, opt, count), whole = trained(in_place, tmp_path / "whole", 4)
     assert int(count) == int(opt.step[...]) == 4
-    trained(in_place, tmp_path / "parts", 2)
+    trained(returning_all, tmp_path / "parts", 2)  # a step may return the objects
     (other, same, _), rest = trained(in_place, tmp_path / "parts", 4, md.Mesh(data=2, model=2))
     assert other.tied is other.up
     assert int(same.step[...]) == int(other.drop.rngs.count[...]) == 4
     assert rest.history.losses[-1] == pytest.approx(whole.history.losses[-1], rel=1e-4)
     np.testing.assert_allclose(model.up.kernel[...], other.up.kernel[...], rtol=1e-3, atol=1e-5)
     assert "planning" not in caplog.text  # each run plans once
-
-
-def test_a_step_may_return_the_objects(tmp_path):
-    (model, opt, count), _ = trained(returning_all, tmp_path, 1)
-    assert int(count) == int(opt.step[...]) == int(model.drop.rngs.count[...]) == 1
 
 
 def test_a_step_that_returns_too_little(tmp_path):
