@@ -13,6 +13,7 @@ prices, documents and lists it:
     mirror    the whole block of the device at the mirrored place              its block
     sort      its share of all blocks' elements in order                       its block, in every round
     deal      its share of the elements in another order                       what others get of it
+    all-gather, all-reduce, ...: the collective itself, as the user's program states it
 
 k is the number of devices on the axes whose rows list the exchange; blocks are numbered over their product, so several
 axes that split one dim exchange together. ``after`` may be negative: a block moved by ``shift`` is ``before=shift,
@@ -35,6 +36,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
+
+from meshdsl.layouts.collective_cost import COLLECTIVES
 
 # ---- Exchanges as data -----------------------------------------------------------------------------------------------
 
@@ -78,7 +81,7 @@ class ExchangeCollective:
     """One collective of an exchange.
 
     Args:
-      kind: all-gather or collective-permute.
+      kind: kind of the collective.
       axes: those it runs over, by position among the exchange's axes.
       distance: for permutes, how many blocks further on the sender is, the last being followed by the first.
       start: the first element of dim that is sent; 0 with ``stop`` 0 for the whole block.
@@ -208,6 +211,10 @@ def _deal(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeColle
     return tuple(ExchangeCollective("collective-permute", axes, stop=found.unit, round=i) for i in range(count))
 
 
+def _stated(e: Exchange, extent: int, sizes: Sequence[int]) -> tuple[ExchangeCollective, ...]:
+    return (ExchangeCollective(e.pattern, tuple(range(len(sizes)))),)
+
+
 _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ExchangeCollective, ...] | None]] = {
     "gather": _gather,
     "window": _window,
@@ -215,6 +222,7 @@ _PARTS: dict[str, Callable[[Exchange, int, Sequence[int]], tuple[ExchangeCollect
     "mirror": _mirror,
     "sort": _sort,
     "deal": _deal,
+    **dict.fromkeys(COLLECTIVES, _stated),
 }
 _TEXTS = {
     "gather": "what each block found",
@@ -223,6 +231,7 @@ _TEXTS = {
     "mirror": "blocks in mirrored order",
     "sort": "blocks merged with their neighbours",
     "deal": "elements of dim {0.dim} in another order",
+    **dict.fromkeys(COLLECTIVES, "in the user's shard_map"),
 }
 
 # ---- Permutation of a split dim --------------------------------------------------------------------------------------

@@ -278,11 +278,21 @@ def makes_partial(edge: ReshardEdge) -> bool:
 _SearchState = tuple[int, bool]  # a layout, and whether the path has begun to make the value partial
 
 
-def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int, mesh: Mesh) -> tuple[ReshardStep, ...]:
+def reshard(
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    itemsize: int,
+    mesh: Mesh,
+    manual: tuple[str, ...] = (),
+) -> tuple[ReshardStep, ...]:
     """Returns the cheapest steps from ``source`` to ``target`` for a tensor of ``shape``.
 
     Ties are broken by fewer steps, then by the order of the graph, so the result is deterministic. Raises LayoutError
     if a layout does not fit the tensor.
+
+    Args:
+      manual: axes on which the tensor is ``B`` and stays so on the way: its devices hold different blocks there.
     """
     source, target = complete(source, mesh), complete(target, mesh)
     kinds = {p.reduction for layout in (source, target) for _, p in layout.placements if isinstance(p, Partial)}
@@ -290,10 +300,12 @@ def reshard(source: Layout, target: Layout, shape: Sequence[int], itemsize: int,
     for layout in (source, target):
         if layout not in graph.index or not fits(layout, shape, mesh):
             raise LayoutError(f"layout {layout} does not fit a tensor of shape {tuple(shape)} on mesh {mesh}")
-    return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize)
+    return _shortest(graph, graph.index[source], graph.index[target], shape, itemsize, manual)
 
 
-def _shortest(graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: int) -> tuple[ReshardStep, ...]:
+def _shortest(
+    graph: LayoutGraph, start: int, end: int, shape: Sequence[int], itemsize: int, manual: tuple[str, ...]
+) -> tuple[ReshardStep, ...]:
     size = prod(shape) * itemsize
     best: dict[_SearchState, tuple[float, int]] = {(start, False): (0.0, 0)}
     predecessor: dict[_SearchState, tuple[_SearchState, ReshardEdge]] = {}
@@ -307,6 +319,8 @@ def _shortest(graph: LayoutGraph, start: int, end: int, shape: Sequence[int], it
         for edge, to in graph.edges(stop[0]):
             onward, reached = (to, makes_partial(edge)), (seconds + edge.price.seconds(size), steps + 1)
             if stop[1] > onward[1] or (onward in best and reached >= best[onward]) or not graph.fits(to, shape):
+                continue
+            if any(axis in manual for axis in edge.axes):
                 continue
             best[onward], predecessor[onward] = reached, (stop, edge)
             heapq.heappush(queue, (*reached, onward))

@@ -28,8 +28,8 @@ import numpy as np
 
 from meshdsl.errors import ArgumentError, CheckError, faults, is_a, shortened
 from meshdsl.ir.graph import Literal, Op, TracedProgram, Value, walk
-from meshdsl.lowering.interpreter import Arrays, Target, literal, run_graph
-from meshdsl.lowering.local.registry import bind
+from meshdsl.lowering.interpreter import Arrays, literal, run_graph
+from meshdsl.lowering.reference import WholeTarget, is_divided, whole_step
 
 # ---- Comparison ------------------------------------------------------------------------------------------------------
 
@@ -276,40 +276,39 @@ _BITS = "bitcast_convert_type reduce_precision random_bits nextafter".split()
 _SIMPLE = (bool, int, float, complex, str, tuple, type(None), np.dtype, np.generic)
 
 
-class _WideTarget(Target):
+class _WideTarget(WholeTarget):
     """Whole arrays, with short floats stored in float32."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[int, jax.Array] = {}
-
-    def inner(self) -> "_WideTarget":
-        """Returns an empty environment."""
-        return _WideTarget()
 
     def define(self, value: Value, array: jax.Array) -> None:
         """Stores the array, widened."""
-        self.arrays[value.id] = _widened(array)
+        super().define(value, _widened(array))
 
     def literal(self, x: Literal) -> jax.Array:
         """Returns the literal, widened."""
         return _widened(literal(x))
 
-    def read(self, op: Op, index: int, value: Value) -> jax.Array:
-        """Returns the stored array."""
-        return self.arrays[value.id]
-
     def run(self, op: Op, arrays: Arrays) -> Sequence[jax.Array]:
         """Runs the operation in wide floats, or in its own if it depends on their bits or runs another function."""
         if op.name not in _BITS and all(isinstance(x, _SIMPLE) for x in op.params.values()):
-            return bind(op, *arrays, **{name: _WIDE for name, x in op.params.items() if _is_short(x)})
-        return bind(op, *(jnp.asarray(x, read.dtype) for x, read in zip(arrays, op.inputs, strict=True)))
+            wide = {name: _WIDE for name, x in op.params.items() if _is_short(x)}
+            return self.run_changed(op, arrays, **wide)
+        narrow = tuple(jnp.asarray(x, read.dtype) for x, read in zip(arrays, op.inputs, strict=True))
+        return self.run_changed(op, narrow)
 
 
-def widened_step(program: TracedProgram) -> Callable[..., list[jax.Array]] | None:
-    """Returns the unsharded step on flat arrays with short floats stored wide; None if there are none."""
+def widened_step(
+    program: TracedProgram, mesh: jax.sharding.Mesh | None = None
+) -> Callable[..., list[jax.Array]] | None:
+    """Returns the unsharded step on flat arrays with short floats stored wide; None if there are none.
+
+    Args:
+      mesh: devices, which a step needs that the user divides.
+    """
     if not any(_is_short(value.dtype) for _, op in walk(program.graph) for value in op.outputs):
         return None
-    return lambda *leaves: list(run_graph(program.graph, leaves, _WideTarget()))
+    if mesh is not None and is_divided(program.graph):
+        return whole_step(program.graph, mesh, _WideTarget)
+    return lambda *leaves: list(run_graph(program.graph, leaves, _WideTarget({})))
 
 
 def _is_short(dtype: Any) -> bool:

@@ -73,13 +73,22 @@ class LocalTarget(Target):
         return run_local(op, self._apart(op, arrays), Local(self.sizes, inputs, outputs))
 
     def _apart(self, op: Op, arrays: Arrays) -> Arrays:
-        """The operands, with opaque copies of those that were exchanged before."""
+        """The operands, with opaque copies of those that were exchanged before; constants behind a barrier."""
+        if self.solution.exchanging(op.id):
+            arrays = tuple(
+                lax.optimization_barrier(x) if self._is_constant(v) else x
+                for v, x in zip(op.inputs, arrays, strict=True)
+            )
         again = [self.repeats.reads.get((op.id, i), 0) for i in range(len(arrays))]
         if not any(again):
             return arrays
         axis = self.solution.exchanging(op.id)[0]
         pairs = zip(arrays, again, strict=True)
         return tuple(opaque_copy(x, n, axis, self.sizes[axis]) if n else x for x, n in pairs)
+
+    def _is_constant(self, x: Value | Literal) -> bool:
+        """Whether the compiler could work out a value, and what is planned to be sent of it."""
+        return isinstance(x, Value) and x.id in self.constants
 
     def _block(self, value: Value, layout: Layout) -> jax.Array:
         key = value.id, layout
@@ -92,7 +101,7 @@ class LocalTarget(Target):
             return jnp.zeros(layout.local_shape(value.shape, self.sizes), value.dtype)
         move = next(move for move in self.solution.trees[value.id] if move.after == layout)
         source = self._block(value, move.before)
-        if value.id in self.constants and move.bytes:  # or the compiler works out what is planned to be sent
+        if self._is_constant(value) and move.bytes:
             source = lax.optimization_barrier(source)
         if (value.id, layout) in self.repeats.moves:
             axis = move.axes[0]

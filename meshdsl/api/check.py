@@ -59,7 +59,7 @@ def check_step(
         return (unsharded([perturb(x, seed, least) for x in leaves]) for seed in range(NUDGES))
 
     def widened() -> list[Any] | None:
-        step = widened_step(stages.program)
+        step = widened_step(stages.program, executable.devices)
         return step and jax.block_until_ready(jax.jit(step)(*executable.copies(leaves, whole=True)))
 
     expected, got = unsharded(leaves), executable.call(*executable.copies(leaves))

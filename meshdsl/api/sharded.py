@@ -27,6 +27,7 @@ from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.lowering.aot_targets import parse_target
 from meshdsl.lowering.numerics import CheckReport, check_tolerance
+from meshdsl.lowering.reference import is_divided, whole_step
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
 from meshdsl.plan.plan import Plan
@@ -333,6 +334,8 @@ class Sharded(Generic[Params, Result]):
         stages = self._stages_of(call)
         if self.options.pipeline and self.options.pipeline.per_microbatch:
             reference: Callable[..., Any] = whole_function(stages.program.graph)
+        elif is_divided(stages.checked.graph):
+            reference = whole_step(stages.checked.graph, stages.executable.devices)
         else:
             reference = PureStep(self.step, call)
         return check_step(stages, reference, call.leaves, tolerance, divide)

@@ -3,16 +3,22 @@
 from collections.abc import Iterable
 
 from meshdsl.errors import TraceError
-from meshdsl.ir.graph import LOOPS, Atom, Graph, Op, Value
+from meshdsl.ir.graph import LOOPS, Atom, Graph, Op, Value, walk
 from meshdsl.ir.loops import PortRole, loop_ports
+from meshdsl.ir.manual import find_manual, read_axes
 
 
 def check_graph(graph: Graph) -> None:
-    """Checks that every value is defined once and before its uses, and that bodies match their loops.
+    """Checks that every value is defined once and before its uses, that bodies match their loops, and manual axes.
 
     Raises:
       TraceError: the graph breaks the grammar; the message names the op and the values or types in question.
     """
+    _check_grammar(graph)
+    _check_manual(graph)
+
+
+def _check_grammar(graph: Graph) -> None:
     known = {v.id for v in graph.inputs}
     if not graph.ops or [i for i, op in enumerate(graph.ops) if op.name == "return"] != [len(graph.ops) - 1]:
         raise TraceError("a graph must end with its only 'return'")
@@ -28,6 +34,15 @@ def check_graph(graph: Graph) -> None:
             _check_bodies(op)
 
 
+def _check_manual(graph: Graph) -> None:
+    """Checks that only operations of a shard_map's body read the blocks inside it."""
+    found = find_manual(graph)
+    for _, op in walk(graph) if found else ():
+        bad = [v.id for v in op.inputs if not set(found.get(v.id, ())) <= {*read_axes(op)}]
+        if bad and not op.bodies and op.name != "return":
+            raise TraceError(f"{op.name} reads values {bad} of a shard_map's body outside of it")
+
+
 def _check_bodies(op: Op) -> None:
     """Checks the number and the types of what the bodies of a loop take and return, and the bodies themselves."""
     counts = {"scan": len(op.bodies) == 1, "while": len(op.bodies) == 2, "cond": len(op.bodies) > 0}
@@ -37,7 +52,7 @@ def _check_bodies(op: Op) -> None:
         for what, has, wants in (("takes", _types(body.inputs), takes), ("returns", _types(body.returned), returns)):
             if has != wants:
                 raise TraceError(f"a body of {op.name} {what} {', '.join(has)}; its loop has {', '.join(wants)}")
-        check_graph(body)
+        _check_grammar(body)
 
 
 def _interfaces(op: Op) -> list[tuple[list[str], list[str]]]:

@@ -8,12 +8,17 @@
               | "cond"  index, operands -> results            one body per branch
               | "constant" -> value                           an array closed over
               | "constrain" value -> value                    a layout specified by the user
+              | "enter_shard_map" array -> block              a device's block of an argument of the user's shard_map
+              | "leave_shard_map" block -> array              the result that the blocks of all devices are
               | "return" values ->                            ends every graph
     input   ::= value | literal
 
 Every value is defined once, as a graph input or by one operation, and before its uses, which are in the same graph. A
 body sees nothing of the graph around it but its own inputs: values that a loop closes over are passed as consts.
 ``check.check_graph`` enforces the grammar.
+
+Between entering and leaving a shard_map, its mesh axes are *manual*: values have the shape of one device's block and
+differ from device to device, so no layout may split or reduce them over these axes (see ``manual``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +87,7 @@ class Op:
       scope: the name stack, "/"-separated.
       bodies: graphs of a loop or conditional.
       effects: it does more than return its results, so it stays even without uses.
+      manual: mesh axes over which the user's program divides it: those of the shard_maps around it.
     """
 
     id: int
@@ -95,6 +101,7 @@ class Op:
     scope: str = ""
     bodies: tuple["Graph", ...] = ()
     effects: bool = False
+    manual: tuple[str, ...] = ()
 
     def between(self, inputs: tuple[Atom, ...], outputs: tuple[Value, ...]) -> "Op":
         """Returns the operation with other operands and results; faster than ``dataclasses.replace``."""
@@ -110,6 +117,7 @@ class Op:
             self.scope,
             self.bodies,
             self.effects,
+            self.manual,
         )
 
     @property
@@ -194,7 +202,7 @@ class TracedProgram:
 
     Args:
       held: state that it changes in place.
-      spread: it contains shardings of jax's own, so that ``jax.jit`` runs it only on several devices.
+      spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
     """
 

@@ -69,6 +69,7 @@ def _lines(graph: Graph, indent: str, sources: bool) -> Iterator[str]:
 def _line(op: Op) -> str:
     made = " ".join([_typed(x) for x in op.outputs])
     params = " ".join([f"{name}={param_text(op.params[name])}" for name in sorted(op.params)])
+    params = " ".join([params, f"manual={param_text(op.manual)}"]).strip() if op.manual else params
     operation = " ".join([op.name, *[f"%{x.id}" if isinstance(x, Value) else _atom(x) for x in op.inputs]])
     return (f"{made} = " if made else "") + operation + (f"  {params}" if params else "")
 

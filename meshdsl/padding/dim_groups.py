@@ -63,7 +63,12 @@ LOOKUPS = ("gather", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "sc
 
 
 def dim_groups(op: Op) -> list[DimGroup]:
-    """Returns the groups of an operation; none if it is not listed here, or has effects and no bodies."""
+    """Returns the groups of an operation; none if it is not listed here, or has effects and no bodies.
+
+    Nor has one inside the user's shard_map: what is there, the user divided.
+    """
+    if op.manual:
+        return []
     if op.bodies:
         found = _of_loop(op)
     else:

@@ -142,6 +142,7 @@ class _Padder:
         for helper in self.frame.ops[start:]:
             origin = self._origin(op, helper)
             helper.source, helper.scope, helper.phase = origin.source, origin.scope, origin.phase
+            helper.manual = origin.manual
         self.frame.ops.append(new)
         for v in new.outputs:
             self.producers[v.id] = op

@@ -25,9 +25,10 @@ from meshdsl.ir.solution import Pins
 from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import REDUCTIONS, P
+from meshdsl.layouts.placement import REDUCTIONS, B, P
 from meshdsl.pins.axis_rules import RulePins
 from meshdsl.pins.conflicts import contradictions, entries, leaf_faults, merge, uneven_axes, without_uneven
+from meshdsl.pins.manual import check_shard_maps
 from meshdsl.rules.registry import carries
 from meshdsl.schedules.pipelined import Pipelined
 from meshdsl.util.lazy import memoize_by_object
@@ -77,6 +78,7 @@ def make_pins(
     Raises:
       PinError: lists all faults at once.
     """
+    check_shard_maps(program, mesh)
     replaced = replaced_inputs(program)
     ruled = RulePins(program, mesh, rules or Rules(), replaced)
     rows = list(ruled.faults)
@@ -190,7 +192,9 @@ def _axis_faults(pin: Layout, mesh: Mesh) -> list[str]:
 def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     value, pin = op.outputs[0], op.params["layout"]
     leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
-    found = [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
+    inside = [axis for axis in pin.axes if axis in op.manual and pin.on(axis) is not B]
+    found = [f"{axis}={pin.on(axis)}: the shard_map around it divides over {axis} itself" for axis in inside]
+    found += [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
     return [f"constrain at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
 
 

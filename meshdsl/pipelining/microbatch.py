@@ -5,6 +5,8 @@ from dataclasses import replace
 
 from meshdsl.errors import PipelineError, faults
 from meshdsl.ir.graph import Leaf, TracedProgram
+from meshdsl.ir.index import ops_named
+from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.pins import UserPins, replaced_inputs
 from meshdsl.pipelining.accumulate import MicrobatchLoop, SplitStep
@@ -35,6 +37,8 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
     batch, or if the layers cannot be pipelined; PinError as ``make_pins``.
     """
     graph, batch, count = program.graph, find_batch(program, pipeline), pipeline.microbatches
+    if pipeline.axis or count > 1:
+        _refuse_shard_maps(program)
     if pipeline.axis:
         return pipeline_cuts(program, pipeline, mesh, batch, user_pins)
     placement = analyze_time_axis(graph, count, [graph.inputs[i].id for i in batch], pipeline.per_microbatch)
@@ -63,6 +67,15 @@ def to_microbatches(program: TracedProgram, pipeline: Pipeline, mesh: Mesh, user
             notes.append(f"there are no stages for {pipeline.name}: {why}")
     notes.insert(0, f"{pipelined}; {len(step.inside)} of {len(graph.ops) - 1} operations run per microbatch")
     return replace(program, graph=new, notes=[*program.notes, *notes], pipeline=pipelined)
+
+
+def _refuse_shard_maps(program: TracedProgram) -> None:
+    """Raises PipelineError for the user's own shard_maps, whose blocks are those of the whole batch."""
+    found = dict.fromkeys(str(op.source) for op in ops_named(program.graph, *BOUNDARY))
+    if found:
+        rows = [f"shard_map at {line}: its blocks are those of the whole batch" for line in found]
+        remedy = "loop over the microbatches inside the step, or write its body with whole arrays"
+        raise PipelineError(faults(f"{program.name} does not run in microbatches:", rows, remedy))
 
 
 # ---- The batch -------------------------------------------------------------------------------------------------------

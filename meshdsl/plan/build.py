@@ -58,7 +58,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.name_and_line(value), size) for value, size in solution.held),
-        notes=(*_without_rule(program), *_rounded_sums(program, solution), *program.notes, *solution.notes),
+        notes=(*_without_rule(program, solution), *_rounded_sums(program, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
@@ -113,6 +113,8 @@ def _of_local_programs(program: TracedProgram, solution: Solution, reasons: Reas
     for found in collectives_inside(program.graph, solution):
         op = found.op
         reason = f"inside {op.name}, on {reasons.name(found.value)}: {found.exchange}"
+        if op.manual:
+            reason = f"{op.name} of {reasons.name(found.value)} {found.exchange}"
         yield op, _collective(found, found.value, found.graph, op, reason, reasons)
 
 
@@ -138,11 +140,15 @@ def _collective(
 # ---- Notes -----------------------------------------------------------------------------------------------------------
 
 
-def _without_rule(program: TracedProgram) -> list[str]:
-    """A note per operation without a rule, except for constant scalars, which cost nothing."""
+def _without_rule(program: TracedProgram, solution: Solution) -> list[str]:
+    """A note per operation without a rule, except for constant scalars, which cost nothing.
+
+    Nor does one need a rule that the user divides over all axes.
+    """
     known = {*RULES, *_WITHOUT_RULE} - {*ONCE}
     unknown = ops_named(program.graph, *(set(graph_index(program.graph).op_names) - known))
-    return _counted(_how_it_runs(op) for op in unknown if not _is_constant(op))
+    axes = {axis for axis, size in solution.mesh if size > 1}
+    return _counted(_how_it_runs(op) for op in unknown if not _is_constant(op) and not axes <= {*op.manual})
 
 
 def _how_it_runs(op: Op) -> str:

@@ -10,6 +10,7 @@ the step whole, and whatever is computed from whole arrays alone is equal under 
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import prod
 
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value, walk
 from meshdsl.ir.loops import ABSENT, LoopPort, PortRole, loop_ports
@@ -25,8 +26,9 @@ from meshdsl.planner.costs.op_cost import materialized_ids, unsharded_seconds, w
 def divided_shares(program: TracedProgram, solution: Solution) -> dict[str, float]:
     """Returns, per mesh axis of several devices, the part of the compute that it divides, from 0 to 1.
 
-    An axis divides an operation if it splits any of its operands or results. Operations weigh as many seconds as they
-    take on one device with whole arrays, iterations counted, the cost of starting them left out.
+    An axis divides an operation if it splits any of its operands or results, or if a shard_map of the user's divides
+    over it there. Operations weigh as many seconds as they take on one device with whole arrays, iterations counted,
+    the cost of starting them left out.
     """
     mesh = Mesh(topology=replace(solution.mesh.topology, overhead=0.0), **solution.mesh.sizes_by_name)
     in_memory, wide = materialized_ids(program.graph), _wide_axes(solution)
@@ -35,10 +37,11 @@ def divided_shares(program: TracedProgram, solution: Solution) -> dict[str, floa
         rows = solution.rows.get(op.id)
         if rows is None:
             continue
-        seconds = graph.trips * unsharded_seconds(op, work_of(op, in_memory), mesh)
+        blocks = prod(mesh.axis(axis) for axis in op.manual)
+        seconds = blocks * graph.trips * unsharded_seconds(op, work_of(op, in_memory), mesh)
         total += seconds
         for axis, i in wide:
-            if any(isinstance(at, Split) for at in (*rows[i].inputs, *rows[i].outputs)):
+            if axis in op.manual or any(isinstance(at, Split) for at in (*rows[i].inputs, *rows[i].outputs)):
                 divided[axis] += seconds
     return {axis: seconds / total if total else 0.0 for axis, seconds in divided.items()}
 
@@ -86,6 +89,8 @@ class _Reach:
 
     def _is_divided(self, op: Op) -> bool:
         rows, uses = self.solution.rows.get(op.id), self.solution.uses
+        if any(axis in op.manual for axis, _ in self.wide):
+            return True
         return any(self.is_placed(uses.get((op.id, i))) for i in range(len(op.inputs))) or (
             rows is not None and any(_divides(at) for _, i in self.wide for at in (*rows[i].inputs, *rows[i].outputs))
         )

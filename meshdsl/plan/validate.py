@@ -27,7 +27,7 @@ from meshdsl.ir.solution import Pins, Solution
 from meshdsl.ir.text import fingerprint
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.layouts.placement import Placement, Split
+from meshdsl.layouts.placement import B, Placement, Split
 from meshdsl.layouts.reshard import ReshardEdge, fits, reshard_edges
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.layouts.topology import Topology
@@ -230,6 +230,8 @@ def _step_faults(problem: Problem, solution: Solution) -> Iterator[str]:
             if step.before not in available or all(edge.of(tensor.bytes) != step for edge in possible):
                 price = f"{step.bytes} bytes in {seconds_text(step.seconds)}"
                 yield f"value {value}: no {step.kind} from {step.before} to {step.after} of {price}"
+            if any(step.after.on(axis) is not B for axis in problem.manual.get(value, ())):
+                yield f"value {value}: {step.after} cuts what the user's shard_map divides"
             available.add(step.after)
         for m, q in problem.wiring.ends_of(value)[1:]:
             used = _layout(problem.nodes[m].ports[q], solution)

@@ -82,7 +82,8 @@ class ResidentCopies:
         key = object_id(costs), tree, layouts[port], used, frozenset([layouts[at] for at in others])
         if key not in self._elements:
             space, sizes = costs.space, self.model.mesh.sizes_by_name
-            sources = {step.after: step.before for step in tree_steps(space, value.shape, value.itemsize, tree)}
+            steps = tree_steps(space, value.shape, value.itemsize, tree, costs.manual)
+            sources = {step.after: step.before for step in steps}
             elsewhere = {layout for at in key[-1] for layout in _path_back(space.layouts[at], sources)}
             path = list(_until(elsewhere, _path_back(space.layouts[key[2]], sources)))
             is_shared = used is not None and space.layouts[used] in path
@@ -352,4 +353,5 @@ def trees_of(model: Model, plan: CostedPlan) -> dict[int, tuple[ReshardStep, ...
 def steps_of(model: Model, value: int, edges: Edges) -> tuple[ReshardStep, ...]:
     """Returns the reshard steps along the edges of a value's tree."""
     tensor = model.problem.index.value(value)
-    return tree_steps(model.reshard_costs[value].space, tensor.shape, tensor.itemsize, edges)
+    costs = model.reshard_costs[value]
+    return tree_steps(costs.space, tensor.shape, tensor.itemsize, edges, costs.manual)

@@ -17,6 +17,7 @@ that one device runs:
     convolution   convolution and pooling, on ``halo``: windows that slide over blocks
     linalg        FFT and decompositions: batches only
     random        keys, bits, and calls with effects
+    shard_map     the user's ``jax.shard_map``: its boundary, and the collectives of its body
 
 A new primitive gets its rule in the file of its family, and a local program only if its parameters contain shapes or
 positions, or if its devices exchange data.
@@ -31,6 +32,7 @@ from meshdsl.rules import (
     random,
     reduction,
     shape,
+    shard_map,
 )
 from meshdsl.rules.registry import RULES, rows_if_pinned_partial, rows_of, rule
 
@@ -47,4 +49,5 @@ __all__ = [
     "rows_of",
     "rule",
     "shape",
+    "shard_map",
 ]

@@ -8,7 +8,7 @@
    place become results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
    backward pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
-   ``source`` gives each operation the user's line.
+   ``source`` gives each operation the user's line. ``shard_maps`` reads the user's ``jax.shard_map``.
 4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 5. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
 
@@ -23,6 +23,7 @@ from typing import Any
 import jax
 
 from meshdsl.ir.graph import TracedProgram, walk
+from meshdsl.ir.manual import BOUNDARY
 from meshdsl.layouts.axis_rules import Table
 from meshdsl.nd.named_array import pinning
 from meshdsl.trace.annotate import annotate
@@ -34,6 +35,7 @@ from meshdsl.trace.passes import run_passes
 from meshdsl.trace.passes.canonicalize import remove_stages
 from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
+from meshdsl.trace.shard_maps import check_shard_maps
 from meshdsl.trace.source import defined_at
 from meshdsl.util.runtime import gc_paused
 
@@ -81,6 +83,7 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
     # graph
     traced = remove_stages(read_jaxpr(closed), cuts)
     check_opaque(call.name, traced)
+    check_shard_maps(call.name, traced)
 
     # passes, annotations
     graph = annotate(run_passes(traced))
@@ -95,5 +98,5 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
         name=call.name,
         held=pure.held,
         notes=[*notes, *note_constraints(traced, graph)],
-        spread=any(op.name == "sharding_constraint" for _, op in walk(traced)),
+        spread=any(op.name in ("sharding_constraint", *BOUNDARY) for _, op in walk(traced)),
     )

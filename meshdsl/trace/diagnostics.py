@@ -91,7 +91,7 @@ def note_constraints(traced: Graph, graph: Graph) -> list[str]:
     """
     before = [op for _, op in walk(traced)]
     left = {str(op.source) for _, op in walk(graph) if op.name == "constrain"}
-    jax_stated = _sources(op for op in before if op.name in PLACING)
+    jax_stated = _sources(op for op in before if op.name in PLACING and any(v.shape for v in op.outputs))
     stated = _sources(op for op in before if op.name == "constrain")
     return [
         *(
@@ -122,23 +122,12 @@ def check_opaque(name: str, graph: Graph) -> None:
         raise TraceError(faults(f"{name} cannot be planned:", dict.fromkeys(rows)))
 
 
-def _shard_map(op: Op) -> str:
-    mesh = ", ".join(f"{name}={size}" for name, size in op.params["mesh"].shape.items())
-    if PLANNED in op.scope:
-        return f"is planned already, on mesh {mesh}; call the step that it was made of, and parallelize the whole"
-    return (
-        f"runs on a mesh of its own ({mesh}), and meshes do not nest; call the function that it maps on whole arrays"
-        " and state layouts with md.constrain, or state by md.rule how that function splits"
-    )
-
-
 def _debug(op: Op) -> str:
     ordered = op.params.get("ordered") or "Ordered" in str(op.params.get("effect"))
     return "is ordered, which jax does on one device only; leave ordered=True out" if ordered else ""
 
 
 _REFUSED: dict[str, Callable[[Any], str]] = {
-    "shard_map": _shard_map,
     "debug_callback": _debug,
     "debug_print": _debug,
 }

@@ -41,7 +41,7 @@ from meshdsl.trace.source import SourceContext
 def written_out(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Returns the jaxpr of a foreign primitive's implementation, or None if that is not JAX code."""
     primitive = eqn.primitive
-    if primitive.name in RULES or eqn.effects or _is_native(primitive.impl):
+    if primitive.name in RULES or has_effects(eqn) or _is_native(primitive.impl):
         return None
     run = partial(primitive.impl, **primitive.get_bind_params(eqn.params))
     try:
@@ -121,10 +121,12 @@ class CallSite(NamedTuple):
     def op(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], primitive: Any = None, **more: Any) -> Op:
         """An operation here, with one new value per variable or value in ``outputs`` as its results."""
         made = tuple([self.frame.value(getattr(v, "aval", v)) for v in outputs])
-        place = self.place
-        return Op(
-            0, name, primitive, inputs=tuple(inputs), outputs=made, source=place.source, scope=place.scope, **more
-        )
+        place: dict[str, Any] = {
+            "source": self.place.source,
+            "scope": self.place.scope,
+            "manual": self.place.manual_axes,
+        }
+        return Op(0, name, primitive, inputs=tuple(inputs), outputs=made, **place, **more)
 
     def emit(self, name: str, inputs: Iterable[Atom], outputs: Iterable[Any], **more: Any) -> tuple[Value, ...]:
         """Appends an operation to the frame and returns its results."""
@@ -155,7 +157,8 @@ def read_graph(closed: ClosedJaxpr, frame: Frame, place: SourceContext) -> Graph
     """Returns a jaxpr as a graph, read into an empty frame; captured arrays are not among its inputs."""
     inputs = tuple(frame.value(v.aval) for v in closed.jaxpr.invars)
     returned = inline(closed, inputs, frame, place)
-    frame.ops.append(Op(0, "return", None, {}, tuple(returned), (), place.source, scope=place.scope))
+    end = Op(0, "return", None, {}, tuple(returned), (), place.source, scope=place.scope, manual=place.manual_axes)
+    frame.ops.append(end)
     return Graph(inputs, tuple(frame.ops))
 
 
@@ -178,11 +181,12 @@ def inline(closed: ClosedJaxpr, inputs: Sequence[Atom], frame: Frame, place: Sou
 def written(
     function: Callable[..., Any], inputs: Sequence[Atom], ids: Iterator[int], like: Op
 ) -> tuple[list[Op], Atom]:
-    """Returns the operations of a function with one result, at the source line of ``like``, and the result."""
+    """Returns the operations of a function with one result, at the place of ``like``, and the result."""
     frame = Frame(ids, body=False)
     made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs))
     (result,) = inline(made, inputs, frame, SourceContext())
-    return [replace(op, source=like.source, scope=like.scope) for op in frame.ops], result
+    place: dict[str, Any] = {"source": like.source, "scope": like.scope, "manual": like.manual}
+    return [replace(op, **place) for op in frame.ops], result
 
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
@@ -211,8 +215,13 @@ def _plain(site: CallSite) -> Sequence[Atom]:
     body = written_out(eqn)
     if body is not None:
         return inline(body, site.inputs, site.frame, site.place)
-    more = {"primitive": eqn.primitive, "params": _plain_numbers(dict(eqn.params)), "effects": bool(eqn.effects)}
+    more = {"primitive": eqn.primitive, "params": _plain_numbers(dict(eqn.params)), "effects": has_effects(eqn)}
     return site.emit(eqn.primitive.name, site.inputs, eqn.outvars, **more)
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation does more than return its results; reading a mesh axis by name is no effect."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
 def _plain_numbers(x: Any) -> Any:
@@ -261,7 +270,7 @@ def _loop(site: CallSite) -> Sequence[Atom]:
     frames = [Frame(site.frame.ids, body=True) for _ in jaxprs]
     bodies = [read_graph(closed(jaxpr), frame, site.place) for jaxpr, frame in zip(jaxprs, frames, strict=True)]
     op = site.op(
-        name, site.inputs, site.eqn.outvars, params=params, bodies=tuple(bodies), effects=bool(site.eqn.effects)
+        name, site.inputs, site.eqn.outvars, params=params, bodies=tuple(bodies), effects=has_effects(site.eqn)
     )
     op = _with_captured(op, site.frame, [frame.captured for frame in frames])
     site.frame.ops.append(op)
@@ -310,30 +319,6 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
-
-
-# ---- Collectives -----------------------------------------------------------------------------------------------------
-# Under ``vmap``, a collective over the mapped axis takes the dim's position in place of the axis's name: it is a
-# reduction of the whole array. ``vmap`` leaves no other collectives: a gathered axis is broadcast, an exchanged one
-# transposed, a permuted one looked up.
-
-
-_REDUCED = {"psum": lax.reduce_sum, "psum_invariant": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
-
-
-@reader(*_REDUCED)
-def _collective(site: CallSite) -> Sequence[Atom]:
-    """A reduction over the dims among the axes; the collective over the named axes is left, if there are any."""
-    name, axes = site.eqn.primitive.name, site.eqn.params["axes"]
-    dims = tuple(int(axis) for axis in axes if not isinstance(axis, str))
-    named = tuple(axis for axis in axes if isinstance(axis, str))
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in site.inputs]
-    made = jax.make_jaxpr(lambda *arrays: [_REDUCED[name](x, dims) for x in arrays])(*shapes)
-    reduced = inline(made, site.inputs, site.frame, site.place)
-    if not named:
-        return reduced
-    params = {**site.eqn.params, "axes": named}
-    return site.emit(name, reduced, site.eqn.outvars, primitive=site.eqn.primitive, params=params)
 
 
 # ---- Calls -----------------------------------------------------------------------------------------------------------

@@ -28,10 +28,16 @@ _NOWHERE = Source()
 
 
 class SourceContext(NamedTuple):
-    """The name stack around an operation and the user's line."""
+    """The name stack around an operation, the user's line, and the axes (with sizes) of the shard_maps around it."""
 
     scope: str = ""
     source: Source = _NOWHERE
+    manual: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def manual_axes(self) -> tuple[str, ...]:
+        """The names of the manual axes."""
+        return tuple([name for name, _ in self.manual])
 
     def at(self, info: Any) -> "SourceContext":
         """Returns the context of an equation with this ``source_info`` in a body or call with this context.
@@ -47,7 +53,7 @@ def _context(around: SourceContext, name_stack: Any, traceback: Any) -> SourceCo
     """As ``SourceContext.at``; cached, since equal layers called from one line have equal contexts."""
     own = str(name_stack)
     scope = f"{around.scope}/{own}" if around.scope and own else around.scope or own
-    return SourceContext(scope, _source_of(traceback, around.source))
+    return SourceContext(scope, _source_of(traceback, around.source), around.manual)
 
 
 def _source_of(traceback: Any, call: Source) -> Source:

@@ -192,31 +192,19 @@ def test_what_a_call_returns_is_fetched_once(step, ordered):
 
 
 def test_what_cannot_run_inside_a_step():
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
-
     def step(x):
-        rows = PartitionSpec("d")
-        y = jax.shard_map(lambda b: b * 2, mesh=mesh, in_specs=rows, out_specs=rows)(x)
-        y += jax.pmap(lambda r: r + 1)(x)
-        jax.debug.print("{}", y, ordered=True)
-        jax.debug.callback(print, y, ordered=True)
-        return y
+        jax.debug.print("{}", x, ordered=True)
+        jax.debug.callback(print, x, ordered=True)
+        return x
 
     at = step.__code__.co_firstlineno
     with pytest.raises(TraceError) as caught:
         md.parallelize(step, MESH).plan(X)
-    nested = (
-        "and meshes do not nest; call the function that it maps on whole arrays and state layouts with md.constrain, "
-        "or state by md.rule how that function splits"
-    )
     ordered = "is ordered, which jax does on one device only; leave ordered=True out"
     assert str(caught.value).splitlines() == [
         "step cannot be planned:",
-        f"  shard_map at test_opaque_calls.py:{at + 2}: runs on a mesh of its own (d=8), {nested}",
-        f"  shard_map at test_opaque_calls.py:{at + 3}: runs on a mesh of its own "
-        f"(_internal_pmap_axis_name=8), {nested}",
-        f"  debug_print at test_opaque_calls.py:{at + 4}: {ordered}",
-        f"  debug_callback at test_opaque_calls.py:{at + 5}: {ordered}",
+        f"  debug_print at test_opaque_calls.py:{at + 1}: {ordered}",
+        f"  debug_callback at test_opaque_calls.py:{at + 2}: {ordered}",
     ]
 
 

@@ -45,12 +45,15 @@ FUSION_BARRIERS = frozenset(
     "dot_general ragged_dot conv_general_dilated gather sort top_k approx_top_k fft "
     "cholesky triangular_solve qr svd eigh lu "
     "cumsum cumprod cummax cummin cumlogsumexp random_bits random_split rng_bit_generator argmax argmin "
-    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled".split()
+    "dynamic_update_slice concatenate roll pad select_and_scatter_add optimization_barrier io_callback ruled "
+    "psum pmax pmin pbroadcast all_gather reduce_scatter all_to_all ragged_all_to_all ppermute".split()
 )
 PRODUCTS = ("dot_general", "conv_general_dilated")
 SLICES_OPERAND = frozenset("gather dynamic_slice slice".split())
 READS_PART_OF_OPERAND = SLICES_OPERAND | set("dynamic_update_slice scatter scatter-add scatter_add pad".split())
-VIEWS = frozenset("reshape squeeze expand_dims".split())  # the producer of the operand writes the result directly
+VIEWS = frozenset(
+    "reshape squeeze expand_dims enter_shard_map leave_shard_map".split()
+)  # the producer of the operand writes the result directly
 IN_PLACE_UPDATES = {
     "dynamic_update_slice": 1,
     "scatter": 2,

@@ -234,6 +234,8 @@ class ReshardCosts:
       communicates: whether collectives are allowed, or only local steps.
       always_split: axes that split the tensor in every layout.
       overlap: compute that hides collectives; None if they are exposed.
+      manual: axes on which the tensor is ``B`` in every layout, those on the way included: devices hold different
+        blocks there, and to cut and gather them again would mix these.
 
     Attributes:
       codes: [layouts, mesh axes], placement codes.
@@ -250,14 +252,17 @@ class ReshardCosts:
         communicates: bool = True,
         always_split: tuple[str, ...] = (),
         overlap: OverlapWindow | None = None,
+        manual: tuple[str, ...] = (),
     ) -> None:
         self.scale, self.bytes, self._communicates, self._overlap = scale, prod(shape) * itemsize, communicates, overlap
+        self.manual = manual
         self.space, self.rank = layout_graph(mesh, len(shape), kinds), len(shape)
         self._arrays = edge_arrays(self.space)
         self.codes = self._arrays.codes
         divides = (np.array(shape, dtype=np.intp) % self._arrays.shards == 0).all(axis=1)
         split = self.codes[:, [mesh.names.index(name) for name in always_split]] < self.rank
-        self.feasible = np.flatnonzero(divides & split.all(axis=1))
+        whole = self.codes[:, [mesh.names.index(name) for name in manual]] == self.rank
+        self.feasible = np.flatnonzero(divides & split.all(axis=1) & whole.all(axis=1))
         self._ids: dict[tuple[str, ...], Ids] = {}
         self._known_edges: dict[bool, _Edges] = {}
 

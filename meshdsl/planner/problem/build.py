@@ -25,13 +25,25 @@ import numpy as np
 from meshdsl.errors import PinError, faults
 from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import Flags, GraphIndex, graph_index, ops_named
+from meshdsl.ir.manual import manual_values
 from meshdsl.ir.solution import Pins
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.problem.ports import Wiring
-from meshdsl.planner.problem.variables import FREE, Node, OpClass, OpClasses, Port, Rows, loop_links, tied_node
+from meshdsl.planner.problem.variables import (
+    FREE,
+    Node,
+    OpClass,
+    OpClasses,
+    Port,
+    Rows,
+    keep_whole,
+    loop_links,
+    tied_node,
+)
+from meshdsl.rules.shard_map import manual_axes
 from meshdsl.trace.passes.duplicate import CHEAP, partial_casts
 from meshdsl.util.arrays import object_id, ranges, unique_sorted
 
@@ -47,6 +59,7 @@ class Problem:
       wiring: of the nodes.
       unsent: mask of the values that are never communicated: constants, which every device computes for itself.
       always_split: by value id, mesh axes that split the value in every layout, along any dim.
+      manual: by value id, mesh axes over which it is manual: replicated in every layout, as the planner sees it.
     """
 
     program: TracedProgram
@@ -57,6 +70,7 @@ class Problem:
     wiring: "Wiring"
     unsent: Flags
     always_split: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    manual: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -266,8 +280,14 @@ def make_problem(program: TracedProgram, mesh: Mesh, pins: Pins) -> Problem:
       PinError: if a pin leaves a node without rows.
     """
     index, classes = graph_index(program.graph), OpClasses(program.graph)
-    nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes)]
-    problem = Problem(program, mesh, pins, nodes, classes, Wiring(nodes, index), _constants(index))
+    nodes = [*_boundary_nodes(program, pins), *_graph_nodes(program.graph, classes, mesh)]
+    manual = manual_values(program.graph)
+    problem = Problem(program, mesh, pins, nodes, classes, Wiring(nodes, index), _constants(index), manual=manual)
+    for node in nodes if manual else ():
+        if node.op is not None:
+            continue
+        axes = dict.fromkeys(axis for port in node.linked for axis in manual.get(port.value.id, ()))
+        keep_whole(node, [axis for axis in axes if mesh.axis(axis) > 1])
     for stack in split_stacks(program, pins, mesh):
         _keep_split(problem, stack)
     remove_unreachable_partials(problem)
@@ -332,16 +352,18 @@ def _separate_outputs(program: TracedProgram, pins: Pins) -> Iterator[tuple[int,
             yield j, value
 
 
-def _graph_nodes(graph: Graph, classes: OpClasses) -> Iterator[Node]:
+def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]:
     requested = partial_casts(graph)
     for op in graph.ops:
         if op.bodies:
             yield from loop_links(op, graph.trips)
             for body in op.bodies:
-                yield from _graph_nodes(body, classes)
+                yield from _graph_nodes(body, classes, mesh)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
             yield tied_node(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+        elif manual_axes(op) and op.name != "return":
+            yield classes.manual_node(op, graph.trips, mesh)
         elif op.id in requested:
             op_class, rows = classes.with_requested_rows(op)
             yield Node(op_class, op, graph.trips, requested=tuple((row, requested[op.id]) for row in rows))

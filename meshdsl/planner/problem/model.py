@@ -70,7 +70,11 @@ def require_states(nodes: Sequence[Node], has_state: Sequence[bool]) -> None:
 def pin_mask(node: Node, mesh: Mesh) -> "NDArray[np.bool_] | None":
     """Returns the mask of the joint states that meet the node's restrictions; None if it has none."""
     split = (name for _, axes in node.split for name in axes)
-    if not node.requested and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split)):
+    if (
+        not node.requested
+        and not node.manual
+        and not any(name in mesh.names and mesh.axis(name) > 1 for name in (*node.pin.axes, *split))
+    ):
         return None
     masks = [_axis_mask(node, name, mesh) for name in mesh.names]
     found = masks[0]
@@ -86,6 +90,12 @@ def _axis_mask(node: Node, axis: str, mesh: Mesh) -> NDArray[np.bool_]:
     split = np.array([all(isinstance(row.outputs[p], Split) for p in ports) for row in node.rows])
     permitted = np.array([node.allows(row, axis) for row in node.rows])
     return np.asarray(pinned & split & permitted)
+
+
+def node_order(node: Node, mesh: Mesh) -> tuple[str, ...]:
+    """Returns the order in which axes split one dim of a node's tensors: manual axes first, as their spec says."""
+    first = [axis for axis, row in node.manual if any(isinstance(placed, Split) for placed in row.outputs)]
+    return (*first, *(axis for axis in axis_order(node.pin, mesh) if axis not in first))
 
 
 def axis_order(pin: Layout, mesh: Mesh) -> tuple[str, ...]:
@@ -182,11 +192,12 @@ class ReshardCostTable:
         index, wiring = self._problem.index, self._problem.wiring
         values = np.flatnonzero(wiring.producer >= 0)
         ids = wiring.value_ids[wiring.producer[values]]
-        split, hidden = np.zeros(wiring.producer.size, dtype=np.intp), np.zeros(wiring.producer.size, dtype=np.intp)
-        for column, by_value in ((split, self._problem.always_split), (hidden, overlap)):
+        split, hidden, manual = (np.zeros(wiring.producer.size, dtype=np.intp) for _ in range(3))
+        restricted = ((split, self._problem.always_split), (hidden, overlap), (manual, self._problem.manual))
+        for column, by_value in restricted:
             column[index.numbers_of(by_value)] = 1 + intern_ids(by_value.values())
         unsent = self._problem.unsent.astype(np.intp)
-        columns = index.shape, index.dtype, self._partial, unsent, split, hidden
+        columns = index.shape, index.dtype, self._partial, unsent, split, hidden, manual
         key = row_ids([column[values] for column in columns])
         _, once, equal = np.unique(key, return_index=True, return_inverse=True)
         found = [self._costs_of(number, known, overlap) for number in values[once].tolist()]
@@ -199,7 +210,8 @@ class ReshardCostTable:
         problem, value = self._problem, self._problem.index.values[number]
         ways = tuple(way for i, way in enumerate(REDUCTIONS) if self._partial[number] >> i & 1)
         communicates, split = not problem.unsent[number], problem.always_split.get(value.id, ())
-        full = (value.shape, value.itemsize, ways, self._scale, communicates, split, overlap.get(value.id))
+        alone = overlap.get(value.id), problem.manual.get(value.id, ())
+        full = (value.shape, value.itemsize, ways, self._scale, communicates, split, *alone)
         if full not in known:
             known[full] = ReshardCosts(problem.mesh, *full)
         return known[full]
@@ -346,7 +358,7 @@ class Model:
     def _set_pins(self) -> None:
         each = self._classes.map
         self.allowed = each(lambda n: pin_mask(self.nodes[n], self.mesh))
-        self.orders = each(lambda n: axis_order(self.nodes[n].pin, self.mesh))
+        self.orders = each(lambda n: node_order(self.nodes[n], self.mesh))
         require_states(self.nodes, each(lambda n: has_states(self.tables[n], self.allowed[n])))
         self.unary = each(self._unary_costs)
         first = each(lambda n: first_allowed(self.tables[n], self.allowed[n]))
@@ -442,7 +454,7 @@ class Model:
     def _unary_costs(self, n: int) -> Costs:
         """Returns exact costs in every joint state, infinite outside of the domain; one object for equal nodes."""
         node, table, allowed = self.nodes[n], self.tables[n], self.allowed[n]
-        restrictions = (node.pin, node.split, node.requested) if allowed is not None else ()
+        restrictions = (node.pin, node.split, node.requested, node.manual) if allowed is not None else ()
         key = (object_id(table), node.trips, restrictions)
         if key not in self._known_unary:
             cost = self.scale.pack(scale_costs(table.seconds, node.trips))

@@ -19,10 +19,12 @@ from meshdsl.ir.index import Flags, GraphIndex, graph_index
 from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.ir.rewrite import values
 from meshdsl.layouts.layout import Layout
+from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import B, P, Placement, Split
 from meshdsl.layouts.sharding_rule import Signature
 from meshdsl.planner.costs.op_cost import OpWork, materialized, operands_and_results, work_of
 from meshdsl.rules import rows_if_pinned_partial, rows_of
+from meshdsl.rules.shard_map import manual_axes, manual_row
 from meshdsl.util.arrays import Ids, first_of, index_array, intern_ids, object_id, row_ids, unique_sorted
 
 # ---- Nodes -----------------------------------------------------------------------------------------------------------
@@ -72,6 +74,8 @@ class Node:
       pin: the specified layout; axes it does not name are free.
       split: ports that some axes must split, along any dim.
       requested: rows that only some axes may take: those on which a constraint requests them.
+      manual: the only row of every manual axis, those of the user's shard_maps around it; axes that split a dim at the
+        boundary of one come first, major first.
       linked: its ports, if it stands for no operation.
       name: its name in errors then.
     """
@@ -82,6 +86,7 @@ class Node:
     pin: Layout = FREE
     split: tuple[tuple[int, tuple[str, ...]], ...] = ()
     requested: tuple[tuple[Signature, tuple[str, ...]], ...] = ()
+    manual: tuple[tuple[str, Signature], ...] = ()
     linked: tuple[Port, ...] = ()
     name: str = ""
 
@@ -105,7 +110,8 @@ class Node:
 
     def allows(self, row: Signature, axis: str) -> bool:
         """Whether a mesh axis may take a row of the table."""
-        return all(axis in axes for requested, axes in self.requested if requested == row)
+        requested = all(axis in axes for requested, axes in self.requested if requested == row)
+        return requested and all(row == only for name, only in self.manual if name == axis)
 
     def placements(self, row: int) -> tuple[Placement, ...]:
         """Returns the placement of every port in one row."""
@@ -169,9 +175,21 @@ class OpClasses:
 
     def with_requested_rows(self, op: Op) -> tuple[OpClass, Rows]:
         """Returns the class of an operation with the rows that a constraint may request, and these rows."""
-        kind, real = self.of(op), _ports_of(op)
+        real = _ports_of(op)
         more = tuple(_only(row, real) for row in rows_if_pinned_partial(op))
-        return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))), more
+        return self._with_rows(op, more), more
+
+    def manual_node(self, op: Op, trips: int, mesh: Mesh) -> Node:
+        """Returns the node of an operation with manual axes: it has further rows, which only these may take."""
+        real = _ports_of(op)
+        rows = {axis: _only(manual_row(op, axis), real) for axis in manual_axes(op) if mesh.axis(axis) > 1}
+        more = tuple(row for row in dict.fromkeys(rows.values()) if row not in self.of(op).rows)
+        requested = tuple((row, tuple(axis for axis, only in rows.items() if only == row)) for row in more)
+        return Node(self._with_rows(op, more), op, trips, requested=requested, manual=tuple(rows.items()))
+
+    def _with_rows(self, op: Op, more: Rows) -> OpClass:
+        kind = self.of(op)
+        return self._more.setdefault((kind, more), replace(kind, rows=(*kind.rows, *more))) if more else kind
 
     def work(self, op: Op) -> OpWork:
         """Returns the work of an operation."""
@@ -284,6 +302,15 @@ def _only(row: Signature, real: Sequence[int]) -> Signature:
     return Signature((), tuple(placed[i] for i in real), row.size, inside)
 
 
+# ---- Manual axes -----------------------------------------------------------------------------------------------------
+
+
+def keep_whole(node: Node, axes: Sequence[str]) -> None:
+    """Restricts a node that stands for no operation to replicated tensors on some axes."""
+    whole = Signature((), (B,) * len(node.linked))
+    node.manual = tuple((axis, whole) for axis in axes)
+
+
 # ---- Links of loops --------------------------------------------------------------------------------------------------
 # The nodes that tie the bodies of a loop or conditional to its surroundings (see ``build``).
 
@@ -346,8 +373,8 @@ class NodeClasses:
         # placements, not pins: pins are equal whatever the order in which they name the axes
         pins = intern_ids(
             [
-                (node.pin.placements, node.split, node.requested)
-                if node.pin.placements or node.split or node.requested
+                (node.pin.placements, node.split, node.requested, node.manual)
+                if node.pin.placements or node.split or node.requested or node.manual
                 else ()
                 for node in nodes
             ]

@@ -198,7 +198,7 @@ class _Lengthened:
             start = len(self.frame.ops)
             self._rewrite(op)
             for new in self.frame.ops[start:]:
-                new.source, new.scope, new.phase = op.source, op.scope, op.phase
+                new.source, new.scope, new.phase, new.manual = op.source, op.scope, op.phase, op.manual
         return with_ops(self.source, self.frame.ops)
 
     def _rewrite(self, op: Op) -> None:

@@ -7,6 +7,7 @@ result needs no operand, and the compiled program would communicate less than pl
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,8 @@ from meshdsl.trace.read_jaxpr import written
 
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
-_ALWAYS = PLACING | {"copy", "copy_p", "stop_gradient", "name", "pvary", "pcast"}
+_VARYING = {"pvary", "pcast", "preduced", "vary_unreduced_cast"}  # types of the user's shard_map
+_ALWAYS = PLACING | _VARYING | {"copy", "copy_p", "stop_gradient", "name"}
 _CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
 _NEUTRAL = {"mul": 1, "div": 1, "sub": 0}  # second operands; 0.0 added to -0.0 changes its sign
 # Identities whenever shape and dtype stay the same.
@@ -193,7 +195,8 @@ def _zero(value: Value) -> Literal:
 def _made_of(x: Value | Literal, value: Value, op: Op) -> Op:
     """The broadcast that defines a value by one scalar, in place of ``op``."""
     params = broadcast_params(value.shape, ())
-    return Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (x,), (value,), source=op.source, scope=op.scope)
+    place: dict[str, Any] = {"source": op.source, "scope": op.scope, "manual": op.manual}
+    return Op(0, "broadcast_in_dim", broadcast_in_dim_p, params, (x,), (value,), **place)
 
 
 # ---- Broadcasts ------------------------------------------------------------------------------------------------------

@@ -91,14 +91,15 @@ def _sliced(op: Op, cuts: dict[int, _Cut]) -> Any:
     strides = tuple(k * step for k, step in zip(apart, strides, strict=True))
     cuts[op.outputs[0].id] = root, starts, strides
     shape = op.outputs[0].shape
-    return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape
+    return "slice", root, starts, tuple(k for k, n in zip(strides, shape, strict=True) if n > 1), shape, op.manual
 
 
 def expression(op: Op) -> Any:
     """Returns a hashable key that is equal for operations that compute the same."""
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
-    return op.primitive, _frozen(op.params), tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
+    operands = tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
+    return op.primitive, _frozen(op.params), operands, op.manual
 
 
 def _operand(x: Atom) -> Any:

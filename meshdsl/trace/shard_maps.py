@@ -1,0 +1,145 @@
+"""Reading the user's ``jax.shard_map``: its body is inlined between operations that enter and leave it.
+
+    y = shard_map(body, in_specs=P("data"), out_specs=P())(x)
+
+      b = enter_shard_map x     a device's block, of the local shape
+      c = psum b                the body, operation by operation, at local shapes: ``data`` is manual there
+      y = leave_shard_map c
+
+So loops, gradients and kernels in a body need nothing of their own. The body's operations carry the names of the manual
+axes (``Op.manual``), and a collective becomes an operation with parameters of one spelling in all versions of jax:
+
+    axes    the mesh axes it runs over, in the user's order
+    moved   those among them over which anything moves
+    groups  parts of the axes, if it runs in each by itself
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from meshdsl.errors import TraceError, faults
+from meshdsl.ir.graph import Atom, Graph, Op, walk
+from meshdsl.ir.manual import BOUNDARY
+from meshdsl.rules.shard_map import moved_axes
+from meshdsl.trace.diagnostics import PLANNED
+from meshdsl.trace.read_jaxpr import CallSite, closed, inline, reader
+
+# ---- Boundary --------------------------------------------------------------------------------------------------------
+
+
+@reader("shard_map")
+def _shard_map(site: CallSite) -> Sequence[Atom]:
+    params, place = site.eqn.params, site.place
+    mesh, new = tuple(params["mesh"].shape.items()), params["newly_manual_axes"]
+    sizes = tuple((name, size) for name, size in mesh if name in new)
+    body = closed(params["jaxpr"])
+
+    def cross(name: str, x: Atom, made: Any, spec: Any) -> Atom:
+        about = {"spec": _spec(spec, len(x.shape)), "sizes": sizes, "mesh": mesh}
+        return site.emit(name, (x,), (made,), params=about)[0]
+
+    arguments = zip(site.inputs, body.jaxpr.invars, params["in_specs"], strict=True)
+    blocks = [cross("enter_shard_map", x, v, spec) for x, v, spec in arguments]
+    returned = inline(body, blocks, site.frame, place._replace(manual=(*place.manual, *sizes)))
+    results = zip(returned, site.eqn.outvars, params["out_specs"], strict=True)
+    return [cross("leave_shard_map", x, v, spec) for x, v, spec in results]
+
+
+def _spec(spec: Any, rank: int) -> tuple[tuple[str, ...], ...]:
+    """The axes that split each dim, major first."""
+    entries = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec]
+    return tuple(entries) + ((),) * (rank - len(entries))
+
+
+# ---- Collectives -----------------------------------------------------------------------------------------------------
+
+
+_SPELLINGS = {
+    "psum": ("psum", "psum_invariant", "unreduced_psum"),
+    "pmax": ("pmax", "unreduced_pmax"),
+    "pmin": ("pmin", "unreduced_pmin"),
+    "all_gather": ("all_gather", "all_gather_invariant", "all_gather_reduced"),
+    "reduce_scatter": ("reduce_scatter", "unreduced_reduce_scatter"),
+    "all_to_all": ("all_to_all",),
+    "ragged_all_to_all": ("ragged_all_to_all",),
+    "ppermute": ("ppermute",),
+    "pbroadcast": ("pbroadcast", "pbroadcast_dynamic"),
+}
+_NAMES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings}
+_MORE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "all_gather": lambda given: {"dim": given["all_gather_dimension"], "tiled": given["tiled"]},
+    "reduce_scatter": lambda given: {"dim": given["scatter_dimension"], "tiled": given["tiled"]},
+    "all_to_all": lambda given: {"split": given["split_axis"], "join": given["concat_axis"]},
+    "ppermute": lambda given: {"pairs": tuple((int(a), int(b)) for a, b in given["perm"])},
+    "pbroadcast": lambda given: {name: given[name] for name in ("source",) if name in given},
+}
+
+
+_REDUCED: dict[str, Callable[[jax.Array, tuple[int, ...]], jax.Array]] = {
+    "psum": lax.reduce_sum,
+    "pmax": lax.reduce_max,
+    "pmin": lax.reduce_min,
+}
+
+
+@reader(*_NAMES)
+def _collective(site: CallSite) -> Sequence[Atom]:
+    """The collective over the named axes, after a reduction over the dims among the axes.
+
+    Under ``vmap``, a collective over the mapped axis takes the dim's position in place of the axis's name: it is a
+    reduction of the whole array. ``vmap`` leaves no other collectives: a gathered axis is broadcast, an exchanged one
+    transposed, a permuted one looked up.
+    """
+    given, name = site.eqn.params, _NAMES[site.eqn.primitive.name]
+    stated = given["axes"] if "axes" in given else given["axis_name"]
+    stated = stated if isinstance(stated, tuple) else (stated,)
+    axes = tuple(axis for axis in stated if not isinstance(axis, int))
+    dims = tuple(int(axis) for axis in stated if isinstance(axis, int))
+    inputs = list(site.inputs)
+    if dims or not axes:
+        x = jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype)
+        reduced = jax.make_jaxpr(lambda x: _REDUCED[name](x, dims))(x)
+        inputs = inline(reduced, inputs, site.frame, site.place)
+    if not axes:
+        return inputs
+    params: dict[str, Any] = {"axes": axes, "moved": axes, "groups": given.get("axis_index_groups")}
+    if name in _MORE:
+        params |= _MORE[name](given)
+    if name == "ragged_all_to_all":  # what it writes to is as large as its result
+        inputs[:2] = inputs[1::-1]
+    if name == "ppermute":
+        params["moved"] = moved_axes(axes, dict(site.place.manual), params["pairs"])
+    return site.emit(name, inputs, site.eqn.outvars, primitive=site.eqn.primitive, params=params)
+
+
+# ---- Refused ---------------------------------------------------------------------------------------------------------
+
+
+_ASYNCHRONOUS = ("_start", "_done")
+_TO_ONE = ("psend", "precv")
+
+
+def check_shard_maps(name: str, graph: Graph) -> None:
+    """Raises TraceError for what a body cannot do inside a planned step, with lines and remedies."""
+    found = [(op, why) for _, op in walk(graph) if (why := _refused(op))]
+    rows = [f"{op.name.removeprefix('enter_').removeprefix('leave_')} at {op.source}: {why}" for op, why in found]
+    if rows:
+        raise TraceError(faults(f"{name} cannot be planned:", dict.fromkeys(rows)))
+
+
+def _refused(op: Op) -> str:
+    if op.name in BOUNDARY and PLANNED in op.scope:
+        mesh = ", ".join(f"{name}={size}" for name, size in op.params["mesh"])
+        return f"is planned already, on mesh {mesh}; call the step that it was made of, and parallelize the whole"
+    base = op.name.removesuffix("_start").removesuffix("_done")
+    if op.name in _TO_ONE or (op.name.endswith(_ASYNCHRONOUS) and base in _NAMES):
+        return "is not known here; write the collective that waits, such as lax.ppermute or lax.psum"
+    if op.name not in _SPELLINGS:
+        return ""
+    if op.params["groups"] is not None:
+        return "runs in groups of devices (axis_index_groups); give the mesh an axis for them, and name that"
+    strange = [str(axis) for axis in op.params["axes"] if axis not in op.manual]
+    return f"runs over {', '.join(strange)}, over which no shard_map around it divides" if strange else ""

@@ -1,0 +1,173 @@
+"""The user's ``jax.shard_map`` inside a step: specs hold, the body runs as it is, its collectives are in the plan."""
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import meshdsl as md
+from tests.api.shard_map_steps import DEVICES, STEPS, drawn, over
+from tests.api.test_jit_semantics import same
+
+MESH = md.Mesh(data=4, model=2)
+X = drawn(8, 8)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_same_numbers_and_planned_bytes(name):
+    step, *args = STEPS[name]
+    sharded = md.parallelize(step, MESH)
+    same(sharded(*args), jax.jit(step)(*args), atol=1e-5)
+    sharded.verify(*args)
+    report = sharded.check(*args)
+    assert max(report.divided.values()) > 0.3, report
+
+
+# ---- What the plan says ----------------------------------------------------------------------------------------------
+
+
+def test_the_users_collectives_are_listed():
+    step, *args = STEPS["ring_attention"]
+    plan = md.parallelize(step, MESH).plan(*args)
+    sent = [c for c in plan.collectives if "in the user's shard_map" in c.reason]
+    line = step.__code__.co_firstlineno + 12
+    assert {c.source for c in sent} == {f"shard_map_steps.py:{line}"}
+    assert {(c.kind, c.axes, c.bytes, c.trips) for c in sent} == {("collective-permute", ("data",), 128, 4)}
+    assert [c.phase for c in sent].count("forward") == 2
+    assert {c.phase for c in sent} == {"forward", "backward"}
+    assert sent[0].reason.startswith("ppermute of ")
+
+
+def test_specs_are_layouts_that_hold():
+    """The batch arrives split as the spec says, though nobody pinned it, and nothing is sent for it."""
+    step, *args = STEPS["mixup"]
+    plan = md.parallelize(step, MESH).plan(*args)
+    assert plan.layout("x") == md.Layout.parse("data=S(0) model=B")
+    assert plan.notes == ()
+
+
+def test_automatic_axes_are_planned():
+    """The weights of a step that is data parallel by hand are split over ``model``, and so is its compute."""
+    step, *_ = STEPS["data_parallel_by_hand"]
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((4096, 2048), (2048, 8192), (8192, 2048))]
+    plan = md.parallelize(step, MESH).plan(*shapes)
+    assert plan.layout("w1") == md.Layout.parse("data=B model=S(1)")
+    assert plan.layout("w2") == md.Layout.parse("data=B model=S(0)")
+    by_hand = [c for c in plan.collectives if "in the user's shard_map" in c.reason]
+    assert [c.bytes for c in by_hand] == [2048 * 8192 * 4 // 2 * 2 * 3 // 4] * 2  # halves of the gradients
+
+
+def test_a_saved_plan_runs(tmp_path):
+    step, *args = STEPS["nested"]
+    md.parallelize(step, MESH).plan(*args).save(tmp_path / "p.json")
+    loaded = md.load_plan(tmp_path / "p.json")
+    same(md.parallelize(step, MESH, plan=loaded)(*args), jax.jit(step)(*args), atol=1e-5)
+
+
+def test_a_broadcast_from_one_device():
+    """jax itself cannot run it on a CPU."""
+
+    def step(x):
+        def block(x):
+            return lax.pbroadcast(x, ("data",), 2)
+
+        return over(block, in_specs=P("data"), out_specs=P(), check_vma=False)(x)
+
+    sharded = md.parallelize(step, MESH)
+    np.testing.assert_array_equal(sharded(X), X[4:6])
+    sharded.check(X)
+    sharded.verify(X)
+
+
+# ---- The mesh of the shard_map ---------------------------------------------------------------------------------------
+
+
+def summed(x, mesh, **options):
+    return jax.shard_map(lambda x: lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P(), **options)(x)
+
+
+def auto(sizes, names):
+    return jax.sharding.AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+@pytest.mark.parametrize("mesh", [MESH, "data=4,model=2,pipe=1", "pod=1,data=4"])
+def test_an_abstract_mesh(mesh):
+    """Its axes are those of the plan's mesh by name; the other axes of either do not matter."""
+    sharded = md.parallelize(lambda x: summed(x, auto((4,), ("data",))), mesh)
+    np.testing.assert_allclose(sharded(X), X.reshape(4, 2, 8).sum(0), rtol=1e-5)
+    sharded.check(X)
+    sharded.verify(X)
+
+
+def test_the_ambient_mesh():
+    sharded = md.parallelize(lambda x: summed(x, None), MESH)
+    with jax.set_mesh(DEVICES):
+        np.testing.assert_allclose(sharded(X), X.reshape(4, 2, 8).sum(0), rtol=1e-5)
+        sharded.check(X)
+        sharded.verify(X)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [
+        ("batch=4,model=2", "divides over data=4, and the mesh has no axis 'data'; known: batch, model"),
+        ("date=4,model=2", "divides over data=4, and the mesh has no axis 'data'; did you mean 'date'?"),
+        ("data=2,model=4", "divides over data=4, and the mesh has data=2"),
+        ("model=2,data=4", "has its axes in the order data, model, and the mesh has them in the order model, data"),
+    ],
+)
+def test_another_mesh(mesh, said):
+    def step(x):
+        return summed(x, auto((4, 2), ("data", "model")), axis_names={"data"})
+
+    with pytest.raises(md.PinError) as caught:
+        md.parallelize(step, mesh).plan(X)
+    sizes = ", ".join(part.split("=")[1] for part in mesh.split(","))
+    names = ", ".join(repr(part.split("=")[0]) for part in mesh.split(","))
+    assert str(caught.value).splitlines() == [
+        f"the shard_maps of step do not fit the mesh {mesh}:",
+        f"  shard_map at test_shard_map.py:{summed.__code__.co_firstlineno + 1}: {said}",
+        f"plan on the mesh that they name, or give them this one: jax.make_mesh(({sizes},), ({names},))",
+    ]
+
+
+def test_a_block_that_does_not_divide():
+    """jax says so where the shard_map is called; the line is the user's."""
+    with pytest.raises((md.TraceError, ValueError), match="divisible"):
+        md.parallelize(lambda x: summed(x, DEVICES), MESH).plan(np.ones((6, 8), np.float32))
+
+
+def test_a_constraint_on_a_manual_axis():
+    def step(x):
+        return over(lambda x: md.constrain(x, "data=S(1)"), in_specs=P("data"), out_specs=P("data"))(x)
+
+    with pytest.raises(md.PinError, match=r"data=S\(1\): the shard_map around it divides over data itself"):
+        md.parallelize(step, MESH).plan(X)
+
+
+def test_groups_of_an_axis():
+    def step(x):
+        def block(x):
+            return lax.psum(x, "data", axis_index_groups=[[0, 1], [2, 3]])
+
+        return over(block, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+    with pytest.raises(md.TraceError, match=r"psum at test_shard_map.py:\d+: runs in groups of devices"):
+        md.parallelize(step, MESH).plan(X)
+
+
+def test_microbatches():
+    step, *args = STEPS["megatron"]
+    with pytest.raises(md.PipelineError, match=r"shard_map at shard_map_steps.py:\d+: its blocks are"):
+        md.parallelize(step, MESH, pipeline=md.Pipeline(2, batch="x")).plan(*args)
+
+
+def test_the_page_of_the_docs(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "shard_map.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1), {})
+    assert "ppermute of " in capsys.readouterr().out
