@@ -21,6 +21,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
+from meshdsl.pins import replaced_inputs
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace.arguments import step_name
@@ -112,13 +113,13 @@ def argument_faults(step: Callable[..., Any], options: Options) -> list[str]:
 
 
 def donated_leaves(step: Callable[..., Any], program: TracedProgram, options: Options) -> tuple[int, ...]:
-    """Return the flat indices of the leaves of donated arguments; state in objects that does not change stays."""
+    """Return the flat indices of the leaves of donated arguments; state in objects that nothing replaces stays."""
     if not (options.donate_argnums or options.donate_argnames):
         return ()
     parameters = _parameters(step)
     heads: set[tuple[str, ...]] = {(quote(name),) for name in options.donate_argnames}
     heads |= {_path_head(i, parameters) for i in options.donate_argnums}
-    kept = program.held.inputs - set(program.held.written.values())
+    kept = program.held.inputs.difference(replaced_inputs(program))
     return tuple(
         i
         for i, leaf in enumerate(program.inputs)

@@ -28,6 +28,7 @@ from meshdsl.trace.objects import is_object, is_unit
 from meshdsl.trace.source import SourceContext, file_kind
 
 _MOST = 20_000  # containers that are looked at around a step
+_LONG = 1_000  # items of a container, data more likely than state, above which none is looked into
 _LIBRARIES = ("builtins", "numpy", "jax", "jaxlib", "flax", "optax", "haiku", "equinox", "meshdsl")  # of no interest
 _REMEDY = "return what the step changes, or hold it in an nnx.Variable or nnx.Module that is an argument"
 
@@ -197,7 +198,9 @@ def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
                 pending.append((name, type(x).__call__))
         for each in found:
             yield each
-            pending += [(each.form.format(key), item) for key, item in each.contents().items()]
+            items = each.contents()
+            if len(items) <= _LONG:
+                pending += [(each.form.format(key), item) for key, item in items.items()]
 
 
 def _scopes(function: FunctionType) -> Iterator[Container]:

@@ -577,6 +577,33 @@ def test_functional_style_stays_functional():
     assert sharded.plan(state, X).notes == ()
 
 
+def test_modules_in_functional_style():
+    """Modules are pytrees too: a step may map over them, and return others."""
+    tx = optax.adam(1e-2)
+
+    def step(model, state, x):
+        loss, gradients = jax.value_and_grad(square)(model, x)
+        updates, state = tx.update(gradients, state, model)
+        return optax.apply_updates(model, updates), state, loss
+
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    state = tx.init(model)
+    sharded = md.parallelize(step, MESH, {"x": "data=S(0)"}, donate_argnames=("model", "state"))
+    sharded.check(model, state, X)
+    assert [leaf.path for leaf in sharded.plan(model, state, X).outputs] == [
+        *("0/bias", "0/kernel", "1/0/count", "1/0/mu/bias", "1/0/mu/kernel", "1/0/nu/bias", "1/0/nu/kernel", "2")
+    ]
+    expected = model, state = jax.tree.map(jnp.copy, (model, state))
+    expected = jax.tree.map(jnp.copy, expected)
+    for _ in range(2):
+        given = model
+        *(model, state), loss = sharded(model, state, X)
+        *expected, other = jax.jit(step)(*expected, X)
+        np.testing.assert_allclose(loss, other, rtol=1e-5)
+        assert given is not model and given.kernel.get_raw_value().is_deleted()
+    assert_equal((model, state), tuple(expected))
+
+
 def test_train_state():
     class State(nnx.TrainState):
         counts: nnx.State
