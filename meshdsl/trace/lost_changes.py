@@ -167,7 +167,11 @@ class Surroundings:
 
 def _tracer(x: Any) -> Any:
     """Returns a tracer in a tree, or None."""
-    return next((leaf for leaf in jax.tree.leaves(x) if isinstance(leaf, jax.core.Tracer)), None)
+    try:
+        leaves = jax.tree.leaves(x, is_leaf=is_unit)
+    except (TypeError, ValueError):  # keys that have no order
+        return None
+    return next((leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)), None)
 
 
 def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
@@ -190,12 +194,13 @@ def _containers(roots: Mapping[str, Any]) -> Iterator[Container]:
             pending += [(f"{name}[{i}]", item) for i, item in enumerate(x)]
         elif isinstance(x, list | dict):
             found = [Container(x, name + "[{!r}]")]
-        elif hasattr(x, "__wrapped__"):  # a function in jax.jit, for example
-            pending.append((name, x.__wrapped__))
-        elif type(x).__module__.partition(".")[0] not in _LIBRARIES and isinstance(getattr(x, "__dict__", None), dict):
-            found = [Container(vars(x), name + ".{}")]
-            if callable(x):
-                pending.append((name, type(x).__call__))
+        elif isinstance(attributes := getattr(x, "__dict__", None), dict):
+            if "__wrapped__" in attributes:  # a function in jax.jit, for example
+                pending.append((name, attributes["__wrapped__"]))
+            elif type(x).__module__.partition(".")[0] not in _LIBRARIES:
+                found = [Container(attributes, name + ".{}")]
+                if callable(x):
+                    pending.append((name, type(x).__call__))
         for each in found:
             yield each
             items = each.contents()
