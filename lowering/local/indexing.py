@@ -17,7 +17,9 @@ Shifted by ``ahead - near``, with zeros from outside, the part is the block's sh
 way, the window is the new value of the part. So no more elements than a window are touched.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims, window
 # is a slice.
 
 
+Combine = Callable[[jax.Array, jax.Array], jax.Array]  # of an old and a new value
 FILL = GatherScatterMode.FILL_OR_DROP
 CLIP = GatherScatterMode.CLIP
 
@@ -52,6 +55,8 @@ def gather(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
     if not split and not (fills and sums):
         return bind(op, operand, indices, slice_sizes=sizes)
     at = signed(indices)
+    if any(d in dims.windows for d in split):
+        return (_read_window(op, operand, at, dims, split, where),)
     mine = shift(at if fills else clip(at, dims), dims, split, op.inputs[0].shape, where)
     (found,) = bind(op, operand, mine, slice_sizes=sizes, mode=FILL, fill_value=0)
     return (_fill_once(found, at, op, dims, where),) if fills else (found,)
@@ -78,14 +83,16 @@ def scatter(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Ar
     if not split:
         return bind(op, operand, indices, updates)
     at = signed(indices)
+    if any(d in dims.windows for d in split):
+        return (_write_window(op, operand, at, updates, dims, split, where),)
     mine = shift(clip(at, dims) if op.params["mode"] == CLIP else at, dims, split, op.inputs[0].shape, where)
     once = indices.size == indices.shape[-1]
     return bind(op, lax.optimization_barrier(operand) if once else operand, mine, updates, mode=FILL)
 
 
 def _split(dims: Lookup, where: Local) -> tuple[int, ...]:
-    """Looked-up dims of which this device holds a block."""
-    return tuple(d for d in dims.looked_up if where.inputs[0].splitting(d))
+    """Looked-up dims of which this device holds a block, and dims of windows."""
+    return tuple(d for d in (*dims.looked_up, *dims.windows) if where.inputs[0].splitting(d))
 
 
 def signed(indices: jax.Array) -> jax.Array:
@@ -114,6 +121,61 @@ def where_whole(sizes: tuple[int, ...], whole: tuple[int, ...], block: tuple[int
     return tuple(b if size == n else size for size, n, b in zip(sizes, whole, block, strict=True))
 
 
+# A single query that reads or writes several elements of a split dim is a dynamic slice, but for what happens out of
+# bounds: then nothing is read or written.
+
+
+_COMBINE: dict[str, Combine] = {
+    "scatter": lambda _, new: new,
+    "scatter-add": jnp.add,
+    "scatter-sub": jnp.subtract,
+    "scatter-mul": jnp.multiply,
+    "scatter-min": jnp.minimum,
+    "scatter-max": jnp.maximum,
+}
+
+
+def _read_window(
+    op: Op, operand: jax.Array, at: jax.Array, dims: Lookup, split: tuple[int, ...], where: Local
+) -> jax.Array:
+    """This device's part of the only window of a gather, and zeros elsewhere."""
+    starts, allowed = _window_start(op, at, dims)
+    whole = op.inputs[0].shape
+    parts = _parts(split, dims.sizes, starts, operand.shape, whole, where)
+    found = _read(operand, where_whole(dims.sizes, whole, operand.shape), starts, parts)
+    found = found.reshape(where.local_shape(where.outputs[0], op.outputs[0].shape))
+    if op.params["mode"] != FILL:
+        return found
+    return _fill_once(jnp.where(allowed, found, jnp.zeros((), found.dtype)), at, op, dims, where)
+
+
+def _write_window(
+    op: Op,
+    operand: jax.Array,
+    at: jax.Array,
+    updates: jax.Array,
+    dims: Lookup,
+    split: tuple[int, ...],
+    where: Local,
+) -> jax.Array:
+    """The operand with the part of a scatter's only window that falls in this device's block."""
+    starts, allowed = _window_start(op, at, dims)
+    whole = op.inputs[0].shape
+    parts = _parts(split, dims.sizes, starts, operand.shape, whole, where)
+    update = updates.reshape(where_whole(dims.sizes, whole, operand.shape))
+    return _write(operand, update, starts, parts, _COMBINE[op.name], allowed)
+
+
+def _window_start(op: Op, at: jax.Array, dims: Lookup) -> tuple[list[jax.Array], jax.Array]:
+    """The start of the only window, per dim of the operand, and whether it is in bounds."""
+    clipped = clip(at, dims).reshape(-1)
+    starts = [jnp.zeros((), at.dtype) for _ in op.inputs[0].shape]
+    for column, d in enumerate(dims.columns):
+        starts[d] = clipped[column]
+    inside = jnp.all(at.reshape(-1) == clipped) | (op.params["mode"] == CLIP)
+    return starts, inside
+
+
 # ---- Dynamic slices --------------------------------------------------------------------------------------------------
 
 
@@ -139,42 +201,69 @@ class Near:
 def dynamic_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Reads this device's part of the window, and zeros elsewhere."""
     operand, *starts = arrays
-    sizes = where_whole(op.params["slice_sizes"], op.inputs[0].shape, operand.shape)
-    parts = _parts(op, sizes, starts, operand.shape, where)
-    lengths = _lengths(sizes, parts)
-    (found,) = bind(op, operand, *_within(operand.shape, lengths, _from(starts, parts)), slice_sizes=lengths)
-    for part in parts:
-        found = _shifted(found, part.dim, part.ahead - part.near, part.size)
-    return (found,)
+    whole, sizes = op.inputs[0].shape, op.params["slice_sizes"]
+    parts = _parts(window(whole, sizes)[1], sizes, starts, operand.shape, whole, where)
+    return (_read(operand, where_whole(sizes, whole, operand.shape), starts, parts),)
 
 
 @local("dynamic_update_slice")
 def dynamic_update_slice(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
     """Writes the part of the window that falls in this device's block."""
     operand, update, *starts = arrays
-    parts = _parts(op, update.shape, starts, operand.shape, where)
-    if not parts:
-        return bind(op, *arrays)
-    before, inside = _from(starts, parts), jnp.bool_(True)
-    written = update
+    whole, sizes = op.inputs[0].shape, op.inputs[1].shape
+    parts = _parts(window(whole, sizes)[1], sizes, starts, operand.shape, whole, where)
+    return (_write(operand, update, starts, parts),)
+
+
+def _read(operand: jax.Array, sizes: tuple[int, ...], starts: list[jax.Array], parts: list[Near]) -> jax.Array:
+    """This device's part of the window, and zeros elsewhere."""
+    lengths = _lengths(sizes, parts)
+    found = lax.dynamic_slice(operand, _within(operand.shape, lengths, _from(starts, parts)), lengths)
+    for part in parts:
+        found = _shifted(found, part.dim, part.ahead - part.near, part.size)
+    return found
+
+
+def _write(
+    operand: jax.Array,
+    update: jax.Array,
+    starts: list[jax.Array],
+    parts: list[Near],
+    combine: Combine = lambda _, new: new,
+    allowed: jax.Array | None = None,
+) -> jax.Array:
+    """The operand, with the part of the window that falls in this device's block combined with the update.
+
+    Args:
+      allowed: whether anything is written; None for always.
+    """
+    before, written = _from(starts, parts), update
     for part in parts:
         written = _shifted(written, part.dim, part.near - part.ahead, part.held)
+    inside = [] if allowed is None else [allowed]
     for part in parts:
         at = lax.broadcasted_iota(jnp.int32, written.shape, part.dim) + (part.near - part.ahead)
-        inside = inside & (at >= 0) & (at < part.size)
+        inside.append((at >= 0) & (at < part.size))
     old = lax.dynamic_slice(operand, before, written.shape)
-    return bind(op, operand, jnp.where(inside, written, old), *before)
+    new = combine(old, written)
+    new = jnp.where(reduce(jnp.logical_and, inside), new, old) if inside else new
+    return lax.dynamic_update_slice(operand, new, before)
 
 
-def _parts(op: Op, sizes: tuple[int, ...], starts: list[jax.Array], block: tuple[int, ...], where: Local) -> list[Near]:
-    """The parts in the dims that are cut and split."""
-    whole, layout = op.inputs[0].shape, where.inputs[0]
-    found = []
-    for d in window(whole, op.outputs[0].shape if op.name == "dynamic_slice" else op.inputs[1].shape)[1]:
-        if layout.splitting(d):
-            start = jnp.clip(signed(starts[d]), 0, whole[d] - sizes[d])
-            ahead, held = start - where.offset(layout, d, whole[d]), min(sizes[d], block[d])
-            found.append(Near(d, sizes[d], ahead, jnp.clip(ahead, 0, block[d] - held), held))
+def _parts(
+    cut: tuple[int, ...],
+    sizes: tuple[int, ...],
+    starts: list[jax.Array],
+    block: tuple[int, ...],
+    whole: tuple[int, ...],
+    where: Local,
+) -> list[Near]:
+    """The parts of a window of ``sizes`` in those of the dims ``cut`` that are split."""
+    layout, found = where.inputs[0], []
+    for d in (d for d in cut if layout.splitting(d)):
+        start = jnp.clip(signed(starts[d]), 0, whole[d] - sizes[d])
+        ahead, held = start - where.offset(layout, d, whole[d]), min(sizes[d], block[d])
+        found.append(Near(d, sizes[d], ahead, jnp.clip(ahead, 0, block[d] - held), held))
     return found
 
 
@@ -193,6 +282,13 @@ def _within(shape: tuple[int, ...], lengths: tuple[int, ...], starts: list[jax.A
 def _lengths(sizes: tuple[int, ...], parts: list[Near]) -> tuple[int, ...]:
     held = {part.dim: part.held for part in parts}
     return tuple(held.get(d, size) for d, size in enumerate(sizes))
+
+
+def part_in_block(x: jax.Array, dim: int, ahead: jax.Array, size: int) -> jax.Array:
+    """Returns the part of a window of ``size`` elements, ``ahead`` of the block, that is in it, and zeros elsewhere."""
+    held = min(size, x.shape[dim])
+    near = jnp.clip(ahead, 0, x.shape[dim] - held)
+    return _shifted(lax.dynamic_slice_in_dim(x, near, held, dim), dim, ahead - near, size)
 
 
 def _shifted(x: jax.Array, dim: int, by: jax.Array, size: int) -> jax.Array:

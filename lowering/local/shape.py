@@ -8,9 +8,10 @@ from jax import lax
 
 from meshdsl.ir.graph import Op
 from meshdsl.layouts.exchange import permute_elements
-from meshdsl.lowering.local.collectives import cycle, mirror, slid, swap
+from meshdsl.lowering.local.collectives import cycle, mirror, slid, swap, windows
+from meshdsl.lowering.local.indexing import part_in_block
 from meshdsl.lowering.local.registry import Local, bind, local
-from meshdsl.rules.shape import grows_at_end, pad_windows, slice_windows
+from meshdsl.rules.shape import longest_moves, pad_windows, slice_windows
 
 
 @local("broadcast_in_dim")
@@ -39,17 +40,33 @@ def iota(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array
 
 @local("slice")
 def slice_(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """This device's places of the result, from its block and the ends of others."""
+    """This device's places of the result, from its block and the ends of others; or those in its block, and zeros."""
     (x,), starts, limits = arrays, list(op.params["start_indices"]), list(op.params["limit_indices"])
-    layout, shapes = where.inputs[0], zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)
+    strides, layout = list(op.params["strides"] or [1] * x.ndim), where.inputs[0]
+    shapes = zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)
     split = {d: a != b for d, (a, b) in enumerate(shapes) if layout.splitting(d)}
-    sliding = {d: slice_windows(op, d) for d, cut in split.items() if cut}
+    windows = {d: slice_windows(op, d) for d, cut in split.items() if cut}
+    for d, few in ((d, w.count) for d, w in windows.items() if not w.splits):
+        x = _places_in_block(op, x, where, d, few)
+        strides[d] = 1
+    sliding = {d: w for d, w in windows.items() if w.splits}
     held, left = slid(x, where, layout, sliding, fill=None)
     for d in split:
         starts[d], limits[d] = 0, x.shape[d]
     for d, (low, _) in left.items():
         starts[d], limits[d] = -low, sliding[d].extent(prod(where.sizes[axis] for axis in layout.splitting(d))) - low
-    return (lax.slice(held, starts, limits, op.params["strides"]),)
+    return (lax.slice(held, starts, limits, strides),)
+
+
+def _places_in_block(op: Op, x: jax.Array, where: Local, d: int, count: int) -> jax.Array:
+    """The ``count`` places that a slice reads along dim d, with zeros for those that other devices hold."""
+    stride = op.params["strides"][d] if op.params["strides"] else 1
+    ahead = op.params["start_indices"][d] - where.offset(where.inputs[0], d, op.inputs[0].shape[d])
+    if stride == 1:
+        return part_in_block(x, d, ahead, count)
+    at = ahead + stride * jnp.arange(count)
+    inside = lax.broadcast_in_dim((at >= 0) & (at < x.shape[d]), (*x.shape[:d], count, *x.shape[d + 1 :]), (d,))
+    return jnp.where(inside, jnp.take(x, at, axis=d, mode="clip"), jnp.zeros((), x.dtype))
 
 
 @local("rev")
@@ -80,33 +97,47 @@ def permute_local(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[
 
 @local("pad")
 def pad(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
-    """This device's places of the result, from its block and the ends of others."""
+    """This device's places of the result, from its block and the ends of others, or from a whole operand."""
     (x, fill), config, layout = arrays, list(op.params["padding_config"]), where.inputs[0]
-    moved = [d for d, amounts in enumerate(config) if layout.splitting(d) and any(amounts)]
+    padded = [d for d, amounts in enumerate(config) if any(amounts)]
+    grown = [d for d in padded if where.outputs[0].splitting(d) and not layout.splitting(d)]
+    moved = [d for d in padded if layout.splitting(d)]
     x, left = slid(x, where, layout, {d: pad_windows(op, d) for d in moved}, fill)
-    cuts: list[tuple[int, jax.Array, int]] = []
-    for d, (*_, between) in enumerate(config):
-        if d in left:
-            config[d] = (*left[d], between)
-        elif grows_at_end(op, d) and _blocks(op, where, d) > 1:
-            x, start, block = _own_places(op, x, where, d)
-            config[d] = (0, block, 0)
-            cuts.append((d, start, block))
-    (padded,) = bind(op, x, fill, padding_config=tuple(config))
-    for d, start, block in cuts:
-        padded = lax.dynamic_slice_in_dim(padded, start, block, d)
-    return (padded,)
+    for d, amounts in left.items():
+        config[d] = (*amounts, config[d][2])
+    for d in grown:
+        x = _own_places(op, x, fill, where, d)
+        config[d] = (0, 0, 0)
+    return bind(op, x, fill, padding_config=tuple(config))
 
 
-def _blocks(op: Op, where: Local, d: int) -> int:
-    """The number of blocks of dim d of the result."""
-    return prod(where.sizes[axis] for axis in where.outputs[0].splitting(d))
+@local("shifts")
+def shifts(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Array, ...]:
+    """Slices of the block with the halo of the longest moves."""
+    (x, fill), layout = arrays, where.inputs[0]
+    halos = {d: longest_moves(op, d) for d in range(x.ndim) if layout.splitting(d)}
+    held = windows(x, where, layout, halos, fill)
+    config = [[(0, 0, 0) if d in halos else (by, -by, 0) for d, by in enumerate(move)] for move in op.params["moves"]]
+    moved = []
+    for move, amounts in zip(op.params["moves"], config, strict=True):
+        starts = [halos[d][0] - by if d in halos else 0 for d, by in enumerate(move)]
+        part = lax.slice(held, starts, [start + n for start, n in zip(starts, x.shape, strict=True)])
+        moved.append(lax.pad(part, fill, amounts) if any(map(any, amounts)) else part)
+    return tuple(moved)
 
 
-def _own_places(op: Op, x: jax.Array, where: Local, d: int) -> tuple[jax.Array, jax.Array, int]:
-    """Of a whole dim that grows at its end: a slice as long as a block, the block's start in it, and its length."""
-    n, grown = op.inputs[0].shape[d], op.outputs[0].shape[d]
-    block = grown // _blocks(op, where, d)
-    start = where.offset(where.outputs[0], d, grown)
-    first = jnp.minimum(start, n - block)
-    return lax.dynamic_slice_in_dim(x, first, block, d), start - first, block
+def _own_places(op: Op, x: jax.Array, fill: jax.Array, where: Local, d: int) -> jax.Array:
+    """This device's block of a padded dim that it holds whole: the part that falls in the block, padded."""
+
+    def along(*amounts: int) -> list[tuple[int, ...]]:
+        return [amounts if i == d else (0, 0, 0) for i in range(x.ndim)]
+
+    low, _, between = op.params["padding_config"][d]
+    spread = lax.pad(x, fill, along(0, 0, between)) if between else x
+    block = where.local_shape(where.outputs[0], op.outputs[0].shape)[d]
+    first = where.offset(where.outputs[0], d, op.outputs[0].shape[d]) - low
+    held = min(block, spread.shape[d])
+    start = jnp.clip(first, 0, spread.shape[d] - held)
+    part = lax.dynamic_slice_in_dim(spread, start, held, d)
+    around = lax.pad(part, fill, along(block, block, 0))
+    return lax.dynamic_slice_in_dim(around, jnp.clip(first - start, -block, held) + block, block, d)

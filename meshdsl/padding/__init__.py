@@ -10,11 +10,9 @@ leaves, and between them the program runs on the longer dim:
 Invariant. What the padding holds never reaches an element that is kept, infinities and NaN included: ``0 * inf`` is
 NaN, so a product needs zeros in the padding of *both* operands.
 
-Method, in three steps:
+Method. ``rules.dim_groups`` says which dims have to be padded together, and what their padding has to hold: anything
+where an operation preserves the dim, the identity of the reduction where it sums it away. Two steps:
 
-    dim_groups  which dims have to be padded together, read from the rule of every operation, and what their padding
-                has to hold: anything where an operation preserves the dim, the identity of the reduction where it sums
-                it away
     min_cut     where to pad and where to slice: around matrix products and lookups, by a minimum cut of copied bytes
     rewrite     the padded program
 

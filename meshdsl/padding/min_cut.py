@@ -1,4 +1,4 @@
-"""Step 2: which dim groups to pad, by a minimum cut of copied bytes.
+"""Step 1: which dim groups to pad, by a minimum cut of copied bytes.
 
 Every group is padded or plain. Matrix products and lookups are padded, since padding lets them be split, and so is what
 the user constrained to be split; operations without a group are plain, and so is the boundary of the step. A value
@@ -25,8 +25,8 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from meshdsl.ir.graph import Atom, Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import GraphIndex, graph_index, ops_named
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.padding.dim_groups import LOOKUPS, DimAt, DimGroup, dim_groups
 from meshdsl.pins.conflicts import LONG
+from meshdsl.rules.dim_groups import LOOKUPS, DimAt, DimGroup, dim_groups
 
 WORTH_PADDING = ("dot_general", *LOOKUPS)
 PADDED, PLAIN = 0, 1  # nodes: source and sink

@@ -1,4 +1,4 @@
-"""Step 3: the padded program, in which the chosen dim groups are longer.
+"""Step 2: the padded program, in which the chosen dim groups are longer.
 
 A value is kept in every *form* in which it is used, a form being the set of its dims that are padded. A use in another
 form slices or pads the value, once. Padding starts as zeros. What it holds afterwards never reaches an element that is
@@ -21,8 +21,8 @@ from jax.lax import GatherScatterMode
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, TracedProgram, Value
 from meshdsl.ir.rewrite import renumber, values
-from meshdsl.padding.dim_groups import DimAt, DimGroup, padded_params
 from meshdsl.padding.min_cut import padded_groups
+from meshdsl.rules.dim_groups import DimAt, DimGroup, padded_params
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext

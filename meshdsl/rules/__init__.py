@@ -18,6 +18,7 @@ that one device runs:
     linalg        FFT and decompositions: batches only
     random        keys, bits, and calls with effects
     shard_map     the user's ``jax.shard_map``: its boundary, and the collectives of its body
+    dim_groups    read from the rules: which dims are one dim, to be padded together, and what padding may hold
 
 A new primitive gets its rule in the file of its family, and a local program only if its parameters contain shapes or
 positions, or if its devices exchange data.

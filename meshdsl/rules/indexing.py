@@ -6,7 +6,7 @@ The dims of a gather fall into four kinds, each of which can be split for a reas
 * *window* dims, read whole: each device reads its own columns of every row
 * *batching* dims pair operand and indices, like the batch of a matmul
 * *looked up* dims, read one element at a time: each device returns the rows it holds and zeros for the others, so the
-  result is partial
+  result is partial (also several elements at a time, where there is only one query)
 
 A scatter is the transpose: there the batch dims vanish, so split updates give partial results, and each device drops
 the updates of rows that it does not hold. Positions refer to the whole tensor; the local programs shift them.
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from meshdsl.ir.graph import Op
 from meshdsl.layouts.placement import B, P, Placement, S
 from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
-from meshdsl.rules.registry import carries, rule
+from meshdsl.rules.registry import carries, masked, rule
 from meshdsl.rules.shape import kept, named
 
 
@@ -38,6 +38,8 @@ class Lookup:
       columns: per column of the indices, the operand dim that it addresses.
       limits: per column, the largest position that is in bounds.
       queries: dims of the slices that are batch dims of the indices, in order.
+      sizes: per operand dim, how many elements a query addresses.
+      windows: operand dims that are addressed by a single query, several elements at a time.
     """
 
     operand: tuple[str | None, ...]
@@ -47,6 +49,8 @@ class Lookup:
     columns: tuple[int, ...]
     limits: tuple[int, ...]
     queries: tuple[int, ...]
+    sizes: tuple[int, ...]
+    windows: tuple[int, ...]
 
 
 def gather_dims(op: Op) -> Lookup:
@@ -82,6 +86,8 @@ def _lookup(
     indices = (*(f"q{i}" for i in range(len(queries))), None)
     batched = {d: indices[i] for d, i in pairs}
     operand = tuple(batched.get(d) or (f"w{d}" if sizes[d] == n else None) for d, n in enumerate(shape))
+    applies = op.name == "scatter" and op.params["update_jaxpr"] is not None  # another function than its name says
+    single = all(slices[i] == 1 for i in queries) and not applies
     seen = iter(label for d, label in enumerate(operand) if d not in removed)
     asked = iter(indices)
     return Lookup(
@@ -92,6 +98,8 @@ def _lookup(
         columns=tuple(columns),
         limits=tuple(shape[d] - sizes[d] for d in columns),
         queries=queries,
+        sizes=tuple(sizes),
+        windows=tuple(d for d in columns if single and 1 < sizes[d] < shape[d]),
     )
 
 
@@ -99,14 +107,9 @@ def _lookup(
 def gather(op: Op) -> Rule:
     """Batch, window and batching dims pass; looked up dims give partial results. Data movement in the operand."""
     dims = gather_dims(op)
-    extra = tuple(Signature((S(d), B), (masked(op.inputs[0].dtype),)) for d in dims.looked_up)
+    extra = tuple(Signature((S(d), B), (masked(op.inputs[0].dtype),)) for d in (*dims.looked_up, *dims.windows))
     inputs = (named(*dims.operand), named(*dims.indices))
     return Rule(inputs, (named(*dims.slices),), commuting=((0,),), extra=extra)
-
-
-def masked(dtype: Any) -> Placement:
-    """The placement of a value that one device holds while the others hold zeros."""
-    return P if carries(P, dtype) else P("max")
 
 
 @rule("scatter-add", "scatter-sub")
@@ -156,7 +159,7 @@ def _scatter_extreme(op: Op, held: Placement) -> Rule:
 def _scatter(op: Op, held: Placement | None, extra: tuple[Signature, ...] = (), **properties: Any) -> Rule:
     """The rule of any scatter; ``held`` is the placement of operand and result where updates are split."""
     dims = scatter_dims(op)
-    rows = [Signature((S(d), B, B), (S(d),)) for d in dims.looked_up]
+    rows = [Signature((S(d), B, B), (S(d),)) for d in (*dims.looked_up, *dims.windows)]
     if held is not None:
         rows += [Signature((held, S(q), S(at)), (held,)) for q, at in _lost(dims)]
     inputs = (named(*dims.operand), named(*dims.indices), named(*dims.slices))

@@ -54,6 +54,11 @@ def carries(placed: Placement, dtype: Any) -> bool:
     return dtype != jnp.bool_ if placed is P else not jnp.issubdtype(dtype, jnp.complexfloating)
 
 
+def masked(dtype: Any) -> Placement:
+    """Returns the placement of a value that one device holds while the others hold zeros."""
+    return P if carries(P, dtype) else P("max")
+
+
 def _fits(row: Signature, op: Op) -> bool:
     """Whether literals are ``B`` and every placement suits its dtype."""
     operands = zip(row.inputs, op.inputs, strict=True)

@@ -1,8 +1,9 @@
 """Rules of data movement: reshapes, permutations, pads and slices.
 
-Data movement commutes with any elementwise reduction, so partial sums, maxima and minima all pass. Dims that are cut,
-padded or concatenated cannot be split; all others can, and so can dims that are reversed, rolled or shifted by their
-padding, if the devices permute blocks or send their ends.
+Data movement commutes with any elementwise reduction, so partial sums, maxima and minima all pass. Dims that are
+concatenated cannot be split; all others can, and so can dims that are reversed, rolled or shifted by their padding, if
+the devices permute blocks or send their ends. Where few places of a dim are cut out, the device that holds them returns
+them; where few are padded, the device that gets them takes them from a whole operand.
 """
 
 from math import gcd
@@ -13,7 +14,7 @@ from meshdsl.layouts.placement import B, P, S
 from meshdsl.layouts.sharding_rule import Dims, Rule, Signature
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.halo import Sliding
-from meshdsl.rules.registry import rule
+from meshdsl.rules.registry import masked, rule
 
 
 def named(*labels: str | None) -> Dims:
@@ -87,10 +88,19 @@ def permute_rule(op: Op) -> Rule:
 
 @rule("slice")
 def slice_(op: Op) -> Rule:
-    """Dims that are not cut, dims sliced with a matching stride, and dims that lose little at their ends."""
-    cut = [i for i, (a, b) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if a != b]
+    """Dims that are not cut, dims sliced with a matching stride, and dims that lose little at their ends.
+
+    Of a dim of which only few places are left, each device returns those that it holds, and zeros for the others.
+    """
+    x, cut = (
+        op.inputs[0],
+        [d for d, (n, m) in enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, strict=True)) if n != m],
+    )
     dims, moved = kept(_rank(op), *cut), [(d, slice_windows(op, d)) for d in cut]
-    extra = tuple(Signature((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits)
+    extra = (
+        *(Signature((S(d),), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
+        *(Signature((S(d),), (masked(x.dtype),)) for d, w in moved if not w.splits and w.count),
+    )
     return Rule((dims,), (dims,), commuting=((0,),), extra=extra)
 
 
@@ -104,14 +114,14 @@ def slice_windows(op: Op, d: int) -> Sliding:
 def pad(op: Op) -> Rule:
     """Dims without padding, or shifted by it: each block sends its end to the next one.
 
-    If a dim only grows at its end, a device can compute its own block from the whole operand. The padding is part of
+    Along a dim that grows otherwise, a device can compute its own block from the whole operand. The padding is part of
     the value: a partial operand needs a partial or zero padding.
     """
     padded = [i for i, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
-    moved = [(d, pad_windows(op, d)) for d in padded if not grows_at_end(op, d)]
+    moved = [(d, pad_windows(op, d)) for d in padded]
     extra = (
-        *(Signature((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if w.splits),
-        *(Signature((B, B), (S(d),)) for d in padded if grows_at_end(op, d)),
+        *(Signature((S(d), B), (S(d),), collectives=w.exchanges(0, d)) for d, w in moved if only_shifts(op, d)),
+        *(Signature((B, B), (S(d),)) for d in padded if not only_shifts(op, d)),
     )
     dims, fill = kept(_rank(op), *padded), op.inputs[1]
     literal = isinstance(fill, Literal)
@@ -126,10 +136,35 @@ def pad_windows(op: Op, d: int) -> Sliding:
     return Sliding(op.inputs[0].shape[d], op.outputs[0].shape[d], 1, 0, low, between + 1)
 
 
-def grows_at_end(op: Op, d: int) -> bool:
-    """Whether a pad only adds to the end of dim ``d``, and not more than the operand has."""
+def only_shifts(op: Op, d: int) -> bool:
+    """Whether a pad moves the elements of dim ``d`` so little that blocks only send their ends; else it grows."""
     low, high, inner = op.params["padding_config"][d]
-    return bool(low == inner == 0 < high <= op.inputs[0].shape[d])
+    grows_at_end = low == inner == 0 < high <= op.inputs[0].shape[d]
+    return pad_windows(op, d).splits and not grows_at_end
+
+
+@rule("shifts")
+def shifts(op: Op) -> Rule:
+    """Dims along which nothing moves; along others, each block is widened by the longest moves to either side."""
+    moves, results = op.params["moves"], len(op.outputs)
+    halos = {d: halo for d in range(_rank(op)) if any(halo := longest_moves(op, d))}
+    near = {d: halo for d, halo in halos.items() if 2 * sum(halo) <= op.inputs[0].shape[d]}
+    extra = tuple(
+        Signature((S(d), B), (S(d),) * results, collectives=(Exchange("window", 0, d, before=before, after=after),))
+        for d, (before, after) in near.items()
+    )
+    dims, fill = kept(_rank(op), *halos), op.inputs[1]
+    literal = isinstance(fill, Literal)
+    linear, increasing = ((0,),) if literal and is_zero(fill) else (), (0,) if literal else ()
+    return Rule(
+        (dims, ()), (dims,) * len(moves), commuting=((0, 1),), linear=linear, increasing=increasing, extra=extra
+    )
+
+
+def longest_moves(op: Op, d: int) -> tuple[int, int]:
+    """Returns by how many places ``shifts`` moves its operand along dim d, at most forward, and at most backward."""
+    along = [move[d] for move in op.params["moves"]]
+    return max(0, *along), max(0, *(-by for by in along))
 
 
 @rule("bitcast_convert_type")

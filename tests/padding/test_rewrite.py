@@ -14,8 +14,8 @@ from jax import lax
 import meshdsl as md
 from meshdsl.ir.graph import walk
 from meshdsl.padding import pad_program
-from meshdsl.padding.dim_groups import dim_groups
 from meshdsl.padding.min_cut import by_operation
+from meshdsl.rules.dim_groups import dim_groups
 from meshdsl.trace import trace
 from tests.trace.interpreter import run_graph
 

@@ -89,6 +89,13 @@ case(
 )
 case("scatter", lambda t, u: t.at[3].set(u), TABLE, floats(6))
 
+case("scatter-add", lambda t, u: t.at[2:-1].add(u), TABLE, floats(9, 6))
+case("scatter", lambda t, u: t.at[1:-1].set(u), TABLE, floats(10, 6))
+case("scatter", lambda t, u: t.at[3:7, 2].set(u), TABLE, floats(4))
+case("scatter", lambda t, u: t.at[:, 1:4].set(u), bools(6, 12), bools(6, 3))
+case("scatter-mul", lambda t, u: t.at[3:7, 1:4].multiply(u), TABLE, floats(4, 3))
+case("scatter-max", lambda t, u: t.at[-2:].max(u), ints(12, 6), ints(2, 6))
+case("scatter-min", lambda t, u: t.at[:5].min(u), TABLE, floats(5, 6))
 CUBE = floats(12, 6, 6)
 
 
@@ -117,11 +124,24 @@ def test_starts_out_of_bounds(starts):
         assert wrong(name, function, *args, *map(jnp.int32, starts)) == []
 
 
-@pytest.mark.parametrize("start", [-3, 5, 99])
+def read_window(size, mode):
+    numbers = lax.GatherDimensionNumbers((0, 1), (), (0,))
+    return lambda t, i: lax.gather(t, i, numbers, (size, 6), mode=mode, fill_value=2.5)
+
+
+def add_window(mode):
+    numbers = lax.ScatterDimensionNumbers((0, 1), (), (0,))
+    return lambda t, i, u: lax.scatter_add(t, i, u, numbers, mode=GatherScatterMode.from_any(mode))
+
+
+@pytest.mark.parametrize("start", [-3, 1, 5, 99])
 @pytest.mark.parametrize("size", [2, 11])
 def test_windows_over_several_blocks(start, size):
     """Blocks that hold all of the window, a part or nothing; listed rows only, as above."""
     assert wrong("dynamic_slice", cut(size, 6), TABLE, jnp.int32(start), jnp.int32(0)) == []
+    for mode in ("clip", "fill"):
+        assert wrong("gather", read_window(size, mode), TABLE, jnp.array([start], "int32")) == []
+        assert wrong("scatter-add", add_window(mode), TABLE, jnp.array([start], "int32"), floats(size, 6)) == []
     both = (floats(12, 12), floats(size, size), *map(jnp.int32, (start, 12 - start)))
     assert wrong("dynamic_update_slice", lambda x, u, *at: lax.dynamic_update_slice(x, u, at), *both) == []
 

@@ -8,6 +8,7 @@ from meshdsl.layouts.placement import B, S
 from meshdsl.rules import rows_of
 from meshdsl.trace.passes.permutations import deal_p
 from meshdsl.trace.passes.rolls import roll_p
+from meshdsl.trace.passes.share_halos import shifts_p
 from tests.rules.data import bools, floats, ints
 from tests.rules.prover import drawn, prove, sample
 
@@ -52,26 +53,42 @@ case("roll", lambda x: roll_p.bind(x, axis=0, shift=5), bools(6))
 case("rev", lambda x: lax.rev(x, (0, 1)), bools(12, 6))
 case("slice", lambda x: lax.slice(x, (0, 3), (12, 15)), floats(12, 24))
 case("slice", lambda x: lax.slice(x, (0, 0), (12, 12)), floats(12, 24))
-case("slice", lambda x: lax.slice(x, (0, 1), (12, 7)), floats(12, 24), excused={"S(1) -> S(1)": "more than to gather"})
+case("slice", lambda x: lax.slice(x, (0, 1), (12, 7)), floats(12, 24))
+case("slice", lambda x: lax.slice(x, (11, 3), (12, 5)), floats(12, 24))
+case("slice", lambda x: lax.slice(x, (2, 0), (3, 18), (1, 6)), ints(12, 24))
+case("slice", lambda x: lax.slice(x, (1, 5), (12, 17), (5, 1)), bools(12, 24))
 case("slice", lambda x: lax.slice(x, (3, 1), (12, 19)), ints(18, 24))
 case("slice", lambda x: lax.slice(x, (2, 3), (20, 21), (3, 3)), bools(24, 24))
 case("slice", lambda x: lax.slice(x, (0, 0), (12, 24), (1, 2)), floats(12, 24))
 case("slice", lambda x: lax.slice(x, (0, 1), (12, 24), (1, 2)), floats(12, 24))
 case("slice", lambda x: lax.slice(x, (2, 0), (12, 23), (3, 2)), floats(12, 24))
 case("slice", lambda x: lax.slice(x, (0, 2), (12, 24), (1, 2)), floats(12, 24))
-case("pad", lambda x, v: lax.pad(x, v, ((0, 0, 0), (6, 6, 0))), floats(12, 24), floats())
-case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (6, 6, 0))), floats(12, 24))
-case("pad", lambda x: lax.pad(x, 1.5, ((0, 0, 0), (6, 6, 0))), floats(12, 24))
-case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (-6, -6, 0))), floats(12, 24))
-case("pad", lambda x, v: lax.pad(x, v, ((2, 4, 0), (-3, 9, 0))), floats(12, 24), floats())
-case("pad", lambda x: lax.pad(x, 0.0, ((2, -2, 0), (0, 1, 1))), floats(6, 6))
-case("pad", lambda x: lax.pad(x, 1.5, ((-1, 1, 0),)), floats(12))
-case("pad", lambda x: lax.pad(x, 0.0, ((3, -2, 1),)), floats(6))
-OWN = "each device pads a whole operand instead"
-GROWN = {"S(0), B -> S(0)": OWN, "S(1), B -> S(1)": OWN}
-case("pad", lambda x: lax.pad(x, 1.5, ((0, 3, 0), (0, 2, 0))), floats(21, 22), excused=GROWN)
-case("pad", lambda x, v: lax.pad(x, v, ((0, 12, 0), (0, 0, 0))), ints(12, 24), ints())
+WHOLE, MOVED = "each device pads a whole operand instead", "each device moves its block instead"
+
+
+def blocks(*dims, moved=(), **more):
+    """Rows that would hold too: from blocks of these dims, or from whole operands."""
+    rows = {**{f"S({d}), B -> S({d})": WHOLE for d in dims}, **{f"B, B -> S({d})": MOVED for d in moved}}
+    return {"excused": rows, **more}
+
+
+case("pad", lambda x, v: lax.pad(x, v, ((0, 0, 0), (6, 6, 0))), floats(12, 24), floats(), **blocks(moved=[1]))
+case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (6, 6, 0))), floats(12, 24), **blocks(moved=[1]))
+case("pad", lambda x: lax.pad(x, 1.5, ((0, 0, 0), (6, 6, 0))), floats(12, 24), **blocks(moved=[1]))
+case("pad", lambda x: lax.pad(x, 0.0, ((0, 0, 0), (-6, -6, 0))), floats(12, 24), **blocks(moved=[1]))
+case("pad", lambda x, v: lax.pad(x, v, ((2, 4, 0), (-3, 9, 0))), floats(12, 24), floats(), **blocks(moved=[0, 1]))
+case("pad", lambda x: lax.pad(x, 0.0, ((2, -2, 0), (0, 1, 1))), floats(6, 6), **blocks(moved=[0, 1]))
+case("pad", lambda x: lax.pad(x, 1.5, ((-1, 1, 0),)), floats(12), **blocks(moved=[0]))
+case("pad", lambda x: lax.pad(x, 0.0, ((3, -2, 1),)), floats(6), **blocks(moved=[0]))
+case("pad", lambda x: lax.pad(x, 1.5, ((0, 3, 0), (0, 2, 0))), floats(21, 22), **blocks(0, 1))
+case("pad", lambda x, v: lax.pad(x, v, ((0, 12, 0), (0, 0, 0))), ints(12, 24), ints(), **blocks(0))
 case("pad", lambda x: lax.pad(x, -8.0, ((0, 0, 0), (0, 2, 1))), floats(12, 24))
+case("pad", lambda x: lax.pad(x, 0.0, ((0, 11, 0), (17, 4, 0))), floats(1, 3), **blocks(1))
+case("pad", lambda x, v: lax.pad(x, v, ((-1, 9, 1), (3, 8, 5))), floats(3, 3), floats())
+case("pad", lambda x: lax.pad(x, 7, ((-2, 20, 0),)), ints(6), **blocks(0))
+case("shifts", lambda x: shifts_p.bind(x, 0.0, moves=((1, 0), (2, 0), (-1, 0))), floats(12, 24))
+case("shifts", lambda x, v: shifts_p.bind(x, v, moves=((1, 0), (2, -1), (0, 1))), floats(12, 24), floats())
+case("shifts", lambda x: shifts_p.bind(x, 3, moves=((5,), (7,))), ints(24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), floats(12, 24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.uint8), floats(12, 24))
 case("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, jnp.int32), ints(24, 4, dtype="uint8", low=0))

@@ -8,18 +8,23 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     ------------------------------------------------------------------------------------------------------------------
     remove_identities             canonicalize      first: identities hide the patterns and equal expressions below
     mask_to_select                canonicalize      before loops are left: XLA sees products with masks inside them
+    materialize_empty             canonicalize      before slices are pushed through sums of nothing, which pads leave
+    push_slices                   push_slices       before rolls and pads, whose slices it leaves
     find_rolls                    rolls             before shifts: a roll is the better form where both match
     find_permutations             permutations      after rolls; before cse, which is to see equal permutations
     fold_pads                     fold_pads         before shifts, which look at single pads and slices
-    align_shifts                  align_shifts      before dce: the three leave slices without uses
+    scale_after_shifts            share_halos       before shifts, which it makes those of one array
+    static_windows                static_windows    before shifts, which look at slices and windows without strides
+    align_shifts                  align_shifts      before dce: all of these leave slices without uses
+    sum_shifts                    sum_shifts        after shifts, which it adds up
     fold_broadcast_slices         canonicalize      after shifts, which cut elements out of broadcasts
-    materialize_empty             canonicalize      before dce, which then drops the producers of empty arrays
     invariant_carries_to_consts   loop_invariants   before dce: consts without uses go, carries would stay alive
     dce                           dce               what is the same in every iteration shows once dead code is gone
     hoist_invariants              loop_invariants   before inlining: it leaves bodies that are invariant as a whole
     inline_single_trip_loops      loop_invariants   before cse: operations of an inlined body meet equal ones outside
     cse                           cse               merges equal expressions, which leaves conditions without uses
     dce                           dce               drops these
+    share_halos                   share_halos       after cse, which merges equal shifts
     split_partial_casts           duplicate         after cse, which would merge the copies again
     clone_cheap_constants         duplicate         last, for the same reason
 
@@ -42,25 +47,34 @@ from meshdsl.trace.passes.duplicate import clone_cheap_constants, split_partial_
 from meshdsl.trace.passes.fold_pads import fold_pads
 from meshdsl.trace.passes.loop_invariants import hoist_invariants, inline_single_trip_loops, invariant_carries_to_consts
 from meshdsl.trace.passes.permutations import find_permutations
+from meshdsl.trace.passes.push_slices import push_slices
 from meshdsl.trace.passes.rolls import find_rolls
+from meshdsl.trace.passes.share_halos import scale_after_shifts, share_halos
+from meshdsl.trace.passes.static_windows import static_windows
+from meshdsl.trace.passes.sum_shifts import sum_shifts
 
 Pass = Callable[[Graph], Graph]
 
 PASSES: tuple[Pass, ...] = (
     remove_identities,
     mask_to_select,
+    materialize_empty,
+    push_slices,
     find_rolls,
     find_permutations,
     fold_pads,
+    scale_after_shifts,
+    static_windows,
     align_shifts,
+    sum_shifts,
     fold_broadcast_slices,
-    materialize_empty,
     invariant_carries_to_consts,
     dce,
     hoist_invariants,
     inline_single_trip_loops,
     cse,
     dce,
+    share_halos,
     split_partial_casts,
     clone_cheap_constants,
 )

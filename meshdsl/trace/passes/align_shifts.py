@@ -1,305 +1,366 @@
-"""Shift alignment: computations on a dim without its first or last element are extended to the whole dim.
+"""Shift alignment: computations on a dim without its first or last elements are extended to the whole dim.
 
-    concatenate [x[:1], f(y[:-1], x[1:])]               select(i == 0, x, f(pad(y, (1, -1)), x))
-    pad(f(g[1:]), (0, 1))                               pad(f(g), (-1, 1))          its gradient
+    sum(u[1:] - u[:-1])                        sum(select(i < n - 1, pad(u, (-1, 1)) - u, 0))
+    concatenate [x[:1], f(y[:-1], x[1:])]      select(i == 0, x, f(pad(y, (1, -1)), x))
+    u.at[1:-1].set(f(u[2:], u[:-2]))           select(0 < i < n - 1, f(pad(u, (-1, 1)), pad(u, (1, -1))), u)
+    pad(f(g[1:]), (0, 1))                      pad(f(g), (-1, 1))          its gradient
 
-A dim of n - 1 elements cannot be split where one of n can. So the slices get one more element in front, of any value,
-which is dropped or replaced where they are put back. The data then only shifts by one place: each block sends one
-element to its neighbour. Differences along time are such patterns, and so is every level of
-``jax.lax.associative_scan``, with its gradient: split over devices, it sends one slice per level while blocks hold more
-than one, and gathers only the remainder.
+``alignment`` decides which dims are put on which grid, and where on it. Here the values are made as long as their
+grids: slices and pads become shifts along the grid, of which each block sends only its ends to its neighbours; what
+stands beside the elements may be anything, so it is masked where elements are combined or put back. Differences,
+stencils and their gradients are such patterns, and so is every level of ``jax.lax.associative_scan``.
+
+A value is kept in every *form* in which it is used, a form being the set of its dims that are on their grids. An
+operation that needs all elements of a dim and no others (a sort, or the return of the step) gets the plain form.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from meshdsl.ir.graph import Atom, Graph, Op, Value
-from meshdsl.ir.index import consumers, producers
-from meshdsl.ir.rewrite import fresh_ids, in_bodies, value_ids, values, with_ops
-from meshdsl.rules.elementwise import elementwise
-from meshdsl.rules.registry import RULES
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.index import producers
+from meshdsl.ir.rewrite import fresh_ids, values
+from meshdsl.rules.dim_groups import DimGroup, padded_params
+from meshdsl.trace.passes.alignment import (
+    Place,
+    Placed,
+    aligned_dims,
+    aligned_groups,
+    shifted_dims,
+    updated_window,
+)
+from meshdsl.trace.passes.static_windows import COMBINE, SHORTER, within
 from meshdsl.trace.read_jaxpr import Frame, inline
 from meshdsl.trace.source import SourceContext
 
-# ---- Regions ---------------------------------------------------------------------------------------------------------
-# A region is the set of values with a dim that is one too short, from the slices to where the dim is put back.
-#
-# Slices enter a region; operations that treat every position of a dim alike are inside; it ends in a pad, or in a
-# concatenation behind one other element. If a value in it has any other use, the region cannot be extended.
-
-
-_CUTS = ("split", "slice", "pad")
-ValueDim = tuple[Value, int]  # a value and its dim
-_LIKE_OTHERS = frozenset(
-    "broadcast_in_dim transpose squeeze reshape dot_general reduce_sum reduce_max reduce_min reduce_prod".split()
-)  # beside the elementwise ones: operations that treat every position of a kept dim alike
-
-
-@dataclass(frozen=True)
-class DimSlice:
-    """A slice of one dim, the ``stride``-th elements of it from ``start`` on."""
-
-    source: Value
-    result: Value
-    dim: int
-    start: int
-    stride: int
-
-    @property
-    def length(self) -> int:
-        """Elements of the slice."""
-        return self.result.shape[self.dim]
-
-    @property
-    def extensible(self) -> bool:
-        """Whether the source has an element before the slice's first one, or ends there."""
-        return self.start >= self.stride or (self.start, self.stride) == (0, 1)
-
-
-def cuts_of(op: Op) -> Iterator[DimSlice]:
-    """Yields the results that are slices of one dim."""
-    if op.name == "split":
-        dim, sizes, (source,) = op.params["axis"], op.params["sizes"], values(op.inputs)
-        yield from (DimSlice(source, v, dim, int(sum(sizes[:i])), 1) for i, v in enumerate(op.outputs))
-    elif op.name == "slice":
-        (source,), (result,) = values(op.inputs), op.outputs
-        dims = [d for d, (n, m) in enumerate(zip(source.shape, result.shape, strict=True)) if n != m]
-        strides = op.params["strides"] or (1,) * len(source.shape)
-        yield from (
-            DimSlice(source, result, d, int(op.params["start_indices"][d]), int(strides[d]))
-            for d in dims
-            if len(dims) == 1
-        )
-    elif op.name == "pad" and isinstance(op.inputs[0], Value):
-        cut = {d: amounts for d, amounts in enumerate(op.params["padding_config"]) if any(amounts)}
-        yield from (
-            DimSlice(op.inputs[0], op.outputs[0], d, -int(low), 1) for d, (low, *_) in cut.items() if _only_cuts(op, d)
-        )
-
-
-def _only_cuts(op: Op, dim: int) -> bool:
-    """Whether a pad does nothing but cut elements off one dim."""
-    others = [a for d, a in enumerate(op.params["padding_config"]) if d != dim]
-    return not any(map(any, others)) and all(n <= 0 for n in op.params["padding_config"][dim])
-
-
-class Flow:
-    """Producers, consumers and slices of one graph."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.cuts = {cut.result.id: cut for op in graph.ops if op.name in _CUTS for cut in cuts_of(op)}
-
-    @cached_property
-    def makers(self) -> dict[int, Op]:
-        """By value id, its producer."""
-        return producers(self._graph)
-
-    @cached_property
-    def readers(self) -> dict[int, list[Op]]:
-        """By value id, its consumers."""
-        return consumers(self._graph)
-
-    def region(self, cut: DimSlice) -> tuple[dict[int, int], bool]:
-        """Returns the dims, by value id, that must be extended with this slice, and whether all of them can be."""
-        found, todo = {cut.result.id: cut.dim}, [(cut.result, cut.dim)]
-        while todo:
-            value, dim = todo.pop()
-            for together in self._neighbours(value, dim):
-                if together is None or any(found.get(v.id, d) != d for v, d in together):
-                    return found, False
-                todo += [(v, d) for v, d in together if v.id not in found]
-                found.update((v.id, d) for v, d in together)
-        return found, True
-
-    def _neighbours(self, value: Value, dim: int) -> "Iterator[list[ValueDim] | None]":
-        """Yields, per producer or consumer of the value, the dims tied to this one; None if the length is essential."""
-        maker = self.makers.get(value.id)
-        if maker is None or jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            yield None
-        elif not self._enters(value, dim):
-            yield _together(maker, value, dim)
-        for op in self.readers.get(value.id, ()):
-            yield [] if _leaves(op, value, dim) else _together(op, value, dim)
-
-    def _enters(self, value: Value, dim: int) -> bool:
-        cut = self.cuts.get(value.id)
-        return cut is not None and cut.dim == dim and cut.extensible
-
-
-def _leaves(op: Op, value: Value, dim: int) -> bool:
-    """Whether ``op`` restores the dim: behind one other element, or among padding."""
-    if op.name == "pad":
-        return any(op.params["padding_config"][dim]) and op.inputs[1] is not value and not _only_cuts(op, dim)
-    if op.name != "concatenate" or op.params["dimension"] != dim or len(op.inputs) != 2:
-        return False
-    return op.inputs[0].shape[dim] == 1 and op.inputs[1] is value and op.inputs[0] is not value
-
-
-def _together(op: Op, value: Value, dim: int) -> list[ValueDim] | None:
-    """The dims of operands and results that equal this dim of ``value``; None if the operation does more with it."""
-    known = op.name in _LIKE_OTHERS or (op.name in RULES and RULES[op.name] is elementwise)
-    if not known or op.effects:
-        return None
-    rule, ports = RULES[op.name](op), (*op.inputs, *op.outputs)
-    placed = [(x, dims) for x, dims in zip(ports, (*rule.inputs, *rule.outputs), strict=True) if isinstance(x, Value)]
-    own = {dims[dim] for x, dims in placed if x is value}
-    factor = own.pop() if len(own) == 1 else ()
-    found = [(x, d) for x, dims in placed for d, names in enumerate(dims) if set(names) & set(factor)]
-    alike = len(factor) == 1 and all(x.shape[d] == value.shape[dim] for x, d in found)
-    twice = len({x.id for x, _ in found}) < len({(x.id, d) for x, d in found})
-    return found if alike and not twice and factor[0] not in rule.reduced else None
-
-
-# ---- Rewriting -------------------------------------------------------------------------------------------------------
-
-
-_Dims = Mapping[int, int]  # by value id, the dim that is one too short
-_SHAPES = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
+Form = frozenset[int]  # dims that are on their grids
+_PLAIN: Form = frozenset()
+_MOVES = frozenset({"slice", "split", "pad", "concatenate", *COMBINE})
 
 
 def align_shifts(graph: Graph) -> Graph:
-    """Returns the graph with such regions extended to whole dims."""
-    return _shifted(graph, fresh_ids(graph))
+    """Returns the graph with such computations on whole dims."""
+    placed = aligned_dims(graph)
+    return _Aligner(graph, placed, fresh_ids(graph)).graph() if placed else graph
 
 
-def _shifted(graph: Graph, ids: Iterator[int]) -> Graph:
-    graph = with_ops(graph, [in_bodies(lambda body: _shifted(body, ids), op) for op in graph.ops])
-    flow, short, seen = Flow(graph), dict[int, int](), set[int]()
-    for cut in flow.cuts.values():
-        if 0 < cut.length == cut.source.shape[cut.dim] - 1 and cut.result.id not in seen:
-            region, whole = flow.region(cut)
-            short.update(region if whole and not region.keys() & short.keys() else {})
-            seen |= region.keys()
-    if not flow.cuts:
-        return graph
-    return _Lengthened(graph, short, flow, ids).graph()
+class _Aligner:
+    """Rewrites one graph.
 
+    ``forms`` are the values by old id and form, ``masked`` values by what they were masked from.
+    """
 
-class _Lengthened:
-    """Rewrites one graph: ``short`` has the regions' dims by value id, ``long`` the extended values."""
+    def __init__(self, graph: Graph, placed: Placed, ids: Iterator[int]) -> None:
+        self.source, self.placed = graph, placed
+        self.frame = Frame(ids, body=False)
+        self.makers = producers(graph)
+        self.forms: dict[int, dict[Form, Value]] = {}
+        self.masked: dict[Any, Value] = {}
 
-    def __init__(self, graph: Graph, short: _Dims, flow: Flow, ids: Iterator[int]) -> None:
-        self.source, self.short, self.flow = graph, short, flow
-        self.frame, self.ids = Frame(ids, body=False), ids
-        self.long: dict[int, Value] = {}
+    def graph(self, inputs: Mapping[int, Form] | None = None) -> Graph:
+        """Returns the rewritten graph.
 
-    def graph(self) -> Graph:
-        """The rewritten graph."""
+        Args:
+          inputs: the forms of the inputs of a body; those of the step are plain.
+        """
+        made = tuple(self._define(v, (inputs or {}).get(i, _PLAIN)) for i, v in enumerate(self.source.inputs))
         for op in self.source.ops:
-            if op.name != "pad" and self.short.keys().isdisjoint(value_ids((*op.inputs, *op.outputs))):
-                self.frame.ops.append(op)
-                continue
             start = len(self.frame.ops)
             self._rewrite(op)
             for new in self.frame.ops[start:]:
                 new.source, new.scope, new.phase, new.manual = op.source, op.scope, op.phase, op.manual
-        return with_ops(self.source, self.frame.ops)
+        return replace(self.source, inputs=made, ops=tuple(self.frame.ops))
 
     def _rewrite(self, op: Op) -> None:
-        made = [v for v in op.outputs if v.id in self.short]
-        read = [v for v in values(op.inputs) if v.id in self.short]
-        if made and not read and all(v.id in self.flow.cuts for v in made):
-            self.frame.ops.append(op)
-            for v in made:
-                cut = self.flow.cuts[v.id]
-                self.long[v.id] = self._emit(partial(_cut_longer, cut=cut), cut.source)
-        elif made:
-            self._lengthen(op)
-        elif read:
-            self._put_back(op, read[0])
-        elif not self._spread(op):
-            self.frame.ops.append(op)
-
-    def _lengthen(self, op: Op) -> None:
-        for v in op.outputs:
-            self.long[v.id] = Value(next(self.ids), self._shape(v), v.dtype)
-        outputs, params = tuple(self.long[v.id] for v in op.outputs), dict(op.params)
-        if op.name in _SHAPES:
-            params[_SHAPES[op.name]] = outputs[0].shape
-        inputs = tuple(self.long.get(x.id, x) if isinstance(x, Value) else x for x in op.inputs)
-        self.frame.ops.append(replace(op, inputs=inputs, outputs=outputs, params=params))
-
-    def _shape(self, v: Value) -> tuple[int, ...]:
-        return tuple(n + (d == self.short[v.id]) for d, n in enumerate(v.shape))
-
-    def _put_back(self, op: Op, read: Value) -> None:
-        d, rest = self.short[read.id], self.long[read.id]
-        if op.name == "pad":
-            self._emit(lambda x, fill: _padded(x, fill, op, d), rest, op.inputs[1], result=op.outputs[0])
+        moves = shifted_dims(op, self.makers) if op.name in _MOVES else []
+        atoms, first = (*op.inputs, *op.outputs), len(op.inputs)
+        if any(self._place(atoms[i], d) or self._place(atoms[first + j], e) for i, d, j, e, _ in moves):
+            self._move(op, moves)
         else:
-            first, spread = self._source(op.inputs[0], d, rest.shape[d])
-            self._emit(lambda x, y: _first(spread(x), y, d), first, rest, result=op.outputs[0])
+            self._keep(op, aligned_groups(op) if self._touches(op) else [])
 
-    def _source(self, x: Atom, d: int, n: int) -> tuple[Atom, Callable[[jax.Array], jax.Array]]:
-        """An array, and a function that makes n elements along d from it, of which ``x``, one element, is the first."""
-        cut = self.flow.cuts.get(x.id) if isinstance(x, Value) else None
-        if cut is not None and cut.dim == d:
-            stride, left = divmod(cut.source.shape[d], n)
-            if not left and cut.start < stride:
-                end = cut.start + stride * (n - 1) + 1
-                return cut.source, lambda source: lax.slice_in_dim(source, cut.start, end, stride, d)
-        return x, lambda one: jnp.repeat(one, n, axis=d)
+    def _touches(self, op: Op) -> bool:
+        """Whether the operation has a dim on a grid; loops are rewritten anyway."""
+        return bool(op.bodies) or any(self._full(x) for x in (*op.inputs, *op.outputs))
 
-    def _spread(self, op: Op) -> bool:
-        """Rewrites one element that is cut out and padded so that it stays in its block, if the blocks are as many."""
-        x = op.inputs[0] if op.name == "pad" else None
-        cut = self.flow.cuts.get(x.id) if isinstance(x, Value) else None
-        if cut is None or cut.length != 1:
-            return False
-        n, total, low = cut.source.shape[cut.dim], op.outputs[0].shape[cut.dim], op.params["padding_config"][cut.dim][0]
-        stride, left = divmod(total, n)
-        offset = int(low) - cut.start * stride
-        if left or not 0 <= offset < stride:
-            return False
-        amounts = (offset, stride - 1 - offset, stride - 1)
-        self._emit(partial(_alone, op=op, cut=cut, amounts=amounts), cut.source, op.inputs[1], result=op.outputs[0])
-        return True
+    # ---- Operations that treat elements alike, reduce them, or need them plain ----
 
-    def _emit(self, function: Callable[..., jax.Array], *operands: Atom, result: Value | None = None) -> Value:
-        """Traces and appends ``function`` and returns its result, or defines ``result`` by it."""
+    def _keep(self, op: Op, groups: list[DimGroup]) -> None:
+        """Appends the operation on the forms that its groups allow."""
+        atoms = (*op.inputs, *op.outputs)
+        allowed = [self._allowed(op, groups, i, x) for i, x in enumerate(atoms)]
+        inputs = [self._use(x, form) for x, form in zip(op.inputs, allowed, strict=False)]
+        for group in groups:
+            if group.fill is not None:
+                for i, d in group.ports:
+                    if i < len(inputs) and d in allowed[i]:
+                        inputs[i] = self._filled(inputs[i], d, self._place_of(atoms[i], d), group.fill)
+        outputs = tuple(self._define(v, form) for v, form in zip(op.outputs, allowed[len(inputs) :], strict=True))
+        params = padded_params(op, inputs, outputs) if any(allowed) and not op.bodies else op.params
+        bodies = tuple(self._body(i, op, groups, allowed) for i in range(len(op.bodies)))
+        self.frame.ops.append(replace(op, inputs=tuple(inputs), outputs=outputs, params=params, bodies=bodies))
+        if op.name == "iota" and op.params["dimension"] in allowed[0]:
+            self._count_from_offset(op, outputs[0])
+
+    def _allowed(self, op: Op, groups: Iterable[DimGroup], i: int, x: Atom) -> Form:
+        """The dims of an operand or result that stay on their grids."""
+        if op.name == "return":
+            return self._returned.get(i, _PLAIN) if self._returned else _PLAIN
+        own = {d for group in groups for at, d in group.ports if at == i}
+        return Form(own & self._full(x))
+
+    _returned: Mapping[int, Form] | None = None
+
+    def _body(self, which: int, op: Op, groups: Iterable[DimGroup], allowed: list[Form]) -> Graph:
+        body = op.bodies[which]
+        count, forms = len(body.inputs), dict[int, set[int]]()
+        for group in groups:
+            outside = [(i, d) for i, d in group.ports]
+            if all(d in allowed[i] for i, d in outside):
+                for at, (i, d) in group.inside:
+                    if at == which:
+                        forms.setdefault(i, set()).add(d)
+        inner = _Aligner(body, self.placed, self.frame.ids)
+        atoms = (*body.inputs, *body.returned)
+        on_grid = {i: Form(dims & inner._full(atoms[i])) for i, dims in forms.items()}
+        inner._returned = {i - count: form for i, form in on_grid.items() if i >= count}
+        return inner.graph({i: form for i, form in on_grid.items() if i < count})
+
+    def _count_from_offset(self, op: Op, counted: Value) -> None:
+        """Makes the element at the offset of its grid the first one."""
+        offset = self._place_of(op.outputs[0], op.params["dimension"]).offset
+        if offset:
+            form = next(iter(self.forms[op.outputs[0].id]))
+            made = self._emit(lambda x: x - np.asarray(offset, x.dtype), counted)
+            self.forms[op.outputs[0].id] = {form: made}
+
+    # ---- Operations that shift ----
+
+    def _move(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+        if op.name in ("slice", "split", "pad"):
+            self._cut_or_pad(op, moves)
+        elif op.name == "concatenate":
+            self._join(op, moves)
+        else:
+            self._update(op, moves)
+
+    def _cut_or_pad(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+        """Every result is a pad of the operand, by negative amounts where it is cut; strides are applied last."""
+        x, strided = op.inputs[0], _strided(op)
+        fill = op.inputs[1] if op.name == "pad" else Literal(np.zeros((), x.dtype)[()], (), x.dtype)
+        form = Form(self._full(x) - strided)
+        for j, y in enumerate(op.outputs):
+            starts = {d: start for _, d, k, _, start in moves if k == j}
+            made, config = Form(self._full(y) - strided), list[tuple[int, int, int]]()
+            held = self._use(x, form)
+            for d in range(len(y.shape)):
+                low = starts.get(d, 0) + self._stored(y, d, made).offset - self._stored(x, d, form).offset
+                room = self._stored(y, d, made).length - self._stored(x, d, form).length
+                config.append((low, room - low, 0) if d not in strided else (0, 0, 0))
+                if op.name == "pad" and d in form and self._shows_beside(op, x, d):
+                    held = self._filled(held, d, self._place_of(x, d), fill)
+            finish = partial(_with_strides, op=op, strided=strided)
+            self._set(y, made, lambda a, b, c=config, f=finish: f(_padded(a, b, c), b), held, fill)  # type: ignore[misc]
+
+    def _shows_beside(self, op: Op, x: Atom, d: int) -> bool:
+        """Whether the result of a pad has places where the operand's grid has others than its elements."""
+        low, high, _ = op.params["padding_config"][d]
+        place = self._place_of(x, d)
+        return bool((low > 0 and place.offset) or (high > 0 and place.length > place.offset + place.size))
+
+    def _join(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+        """A concatenation selects, place by place, among its pieces moved to their places."""
+        y, d = op.outputs[0], int(op.params["dimension"])
+        made = self._full(y)
+        place = self._stored(y, d, made)
+        grids = {self._place_of(x, d).length for x in values(op.inputs) if d in self._full(x)}
+        if d not in made and place.length not in grids:
+            self._keep(op, aligned_groups(op))
+            return
+        pieces = [self._piece(x, d, place, start) for x, (*_, start) in zip(op.inputs, moves, strict=True)]
+        ends = [place.offset + start for *_, start in moves[1:]]
+
+        def select(*held: jax.Array) -> jax.Array:
+            moved = [_padded(x, jnp.zeros((), x.dtype), c) for x, (_, c) in zip(held, pieces, strict=True)]
+            at = lax.broadcasted_iota(jnp.int32, moved[0].shape, d)
+            found = moved[-1]
+            for piece, end in reversed(list(zip(moved, ends, strict=False))):
+                found = lax.select(at < end, piece, found)
+            return found
+
+        self._set(y, made, select, *(x for x, _ in pieces))
+
+    def _piece(self, x: Atom, d: int, place: Place, start: int) -> tuple[Atom, list[tuple[int, int, int]]]:
+        """A value, and the pad that moves its elements to those of a piece of ``place`` from ``start`` on."""
+        found, form, low = x, self._full(x), start + place.offset
+        cut = self._cut(x, d)
+        if d in form:
+            low -= self._place_of(x, d).offset
+        elif cut is not None:
+            source, first = cut
+            held = self._stored(source, d, self._full(source))
+            moved = low - first - held.offset
+            if held.length == place.length and abs(moved) <= max(1, place.length // SHORTER):
+                found, form, low = source, self._full(source), moved
+        used = self._use(found, form)
+        config = [(0, 0, 0)] * len(used.shape)
+        config[d] = (low, place.length - used.shape[d] - low, 0)
+        return used, config
+
+    def _cut(self, x: Atom, d: int) -> tuple[Value, int] | None:
+        """The value from which ``x`` is cut along one dim, and the first element."""
+        op = self.makers.get(x.id) if isinstance(x, Value) else None
+        if op is None or op.name not in ("slice", "split") or not isinstance(op.inputs[0], Value):
+            return None
+        moves = [move for move in shifted_dims(op, self.makers) if op.outputs[move[2]] is x]
+        alone = len(moves) == 1 and moves[0][1] == d and not _strided(op)
+        return (op.inputs[0], -moves[0][4]) if alone else None
+
+    def _update(self, op: Op, moves: list[tuple[int, int, int, int, int]]) -> None:
+        """The update is moved to its window and selected there; along dims where it is plain, a part is updated."""
+        window = updated_window(op, self.makers)
+        assert window is not None
+        x, update, y = op.inputs[0], op.inputs[moves[0][0]], op.outputs[0]
+        form, on_grid = self._full(x), self._full(update)
+        shape, config, index, inside = list[int](), list[tuple[int, int, int]](), list[slice](), dict[int, range]()
+        held = self._use(update, on_grid)
+        for d, p in enumerate(window.places):
+            place = self._stored(x, d, form)
+            n = 1 if p is None else held.shape[p]
+            first, whole = window.starts[d] + place.offset, window.sizes[d] == x.shape[d]
+            shape.append(n)
+            if p in on_grid and not whole:
+                low = first - self._place_of(update, p).offset
+                config.append((low, place.length - n - low, 0))
+                inside[d] = range(first, first + window.sizes[d])
+            else:
+                config.append((0, 0, 0))
+            index.append(slice(first, first + n) if not whole and d not in inside else slice(0, place.length))
+        combine, starts = COMBINE[op.name], [at.start for at in index]
+
+        def write(x: jax.Array, update: jax.Array) -> jax.Array:
+            new = _padded(update.reshape(shape), jnp.zeros((), update.dtype), config)
+            part = x if new.shape == x.shape else lax.slice(x, starts, [at.stop for at in index])
+            masks = (within(new.shape, d, places) for d, places in inside.items())
+            new = lax.select(reduce(jnp.logical_and, masks), combine(part, new), part)
+            return new if new.shape == x.shape else lax.dynamic_update_slice(x, new, starts)
+
+        def write_small(x: jax.Array, update: jax.Array) -> jax.Array:
+            if op.name == "dynamic_update_slice":
+                return lax.dynamic_update_slice(x, update, starts)
+            at, method = x.at[tuple(index)], _METHODS[op.name]
+            return getattr(at, method)(update.reshape(shape), indices_are_sorted=True, unique_indices=True)  # type: ignore[no-any-return]
+
+        self._set(y, form, write if inside else write_small, self._use(x, form), held)
+
+    # ---- Values and their forms ----
+
+    def _full(self, x: Atom) -> Form:
+        """The dims of a value that have a place on a grid."""
+        if not isinstance(x, Value):
+            return _PLAIN
+        return Form(d for d in range(len(x.shape)) if (x.id, d) in self.placed)
+
+    def _place(self, x: Atom, d: int) -> Place | None:
+        return self.placed.get((x.id, d)) if isinstance(x, Value) else None
+
+    def _place_of(self, x: Atom, d: int) -> Place:
+        return self.placed[x.id, d]
+
+    def _stored(self, x: Atom, d: int, form: Form) -> Place:
+        """The place of a dim in a form: plain dims are grids of their own."""
+        return self._place_of(x, d) if d in form else Place(x.shape[d], 0, x.shape[d])
+
+    def _define(self, v: Value, form: Form) -> Value:
+        """A new value for ``v`` in a form; ``v`` itself in the plain one."""
+        shape = tuple(self._stored(v, d, form).length for d in range(len(v.shape)))
+        new = Value(next(self.frame.ids), shape, v.dtype) if form else v
+        self.forms[v.id] = {form: new}
+        return new
+
+    def _set(self, v: Value, form: Form, function: Callable[..., jax.Array], *operands: Atom) -> None:
+        """Appends ``function`` of the operands and makes its result the value ``v`` in a form."""
+        self.forms[v.id] = {form: self._emit(function, *operands)}
+
+    def _use(self, x: Atom, form: Form) -> Atom:
+        """Returns a value in a form, cut or padded from that in which it was defined."""
+        if not isinstance(x, Value):
+            return x
+        forms = self.forms[x.id]
+        if form in forms:
+            return forms[form]
+        defined, value = next(iter(forms.items()))
+        config = [(0, 0, 0)] * len(x.shape)
+        for d in defined ^ form:
+            place = self._place_of(x, d)
+            ends = place.offset, place.length - place.offset - place.size
+            config[d] = (ends[0], ends[1], 0) if d in form else (-ends[0], -ends[1], 0)
+        forms[form] = self._emit(lambda y: _padded(y, jnp.zeros((), y.dtype), config), value)
+        return forms[form]
+
+    def _filled(self, x: Atom, d: int, place: Place, fill: Any) -> Atom:
+        """Returns ``x`` with ``fill`` beside its elements along ``d``."""
+        if place.length == place.size:
+            return x
+        known = isinstance(fill, Value)
+        key = x.id, d, fill.id if known else np.asarray(getattr(fill, "value", fill)).tobytes()
+        if key not in self.masked:
+            atom = fill if isinstance(fill, Value | Literal) else Literal(fill.astype(x.dtype)[()], (), x.dtype)
+            places = range(place.offset, place.offset + place.size)
+            self.masked[key] = self._emit(
+                lambda y, z: lax.select(within(y.shape, d, places), y, jnp.broadcast_to(z, y.shape)), x, atom
+            )
+        return self.masked[key]
+
+    def _emit(self, function: Callable[..., jax.Array], *operands: Atom) -> Value:
+        """Appends ``function``, traced, and returns its result."""
         likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         (made,) = inline(jax.make_jaxpr(function)(*likes), operands, self.frame, SourceContext())
         assert isinstance(made, Value)
-        if result is None:
-            return made
-        *before, last = self.frame.ops
-        self.frame.ops[:] = [*before, replace(last, outputs=(result,))]
-        return result
+        return made
 
 
-def _cut_longer(x: jax.Array, cut: DimSlice) -> jax.Array:
-    """The slice with one more element in front."""
-    if cut.start == cut.stride == 1 and x.shape[cut.dim] == cut.length + 1:
+_METHODS = {
+    "scatter": "set",
+    "scatter-add": "add",
+    "scatter-sub": "subtract",
+    "scatter-mul": "multiply",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+
+
+def _strided(op: Op) -> set[int]:
+    """The dims of a slice or pad with strides, or elements between."""
+    if op.name == "pad":
+        return {d for d, (*_, between) in enumerate(op.params["padding_config"]) if between}
+    return {d for d, step in enumerate(op.params.get("strides") or ()) if step > 1}
+
+
+def _with_strides(x: jax.Array, fill: jax.Array, op: Op, strided: set[int]) -> jax.Array:
+    """What a slice or pad does along its dims with strides."""
+    if not strided:
         return x
-    if cut.start >= cut.stride:
-        end = cut.start + cut.stride * (cut.length - 1) + 1
-        return lax.slice_in_dim(x, cut.start - cut.stride, end, cut.stride, cut.dim)
-    amounts = [(1, cut.length - x.shape[cut.dim], 0) if d == cut.dim else (0, 0, 0) for d in range(x.ndim)]
-    return lax.pad(x, jnp.zeros((), x.dtype), amounts)
+    if op.name == "pad":
+        config = enumerate(op.params["padding_config"])
+        return lax.pad(x, fill, [amounts if d in strided else (0, 0, 0) for d, amounts in config])
+    ends = zip(op.params["start_indices"], op.params["limit_indices"], op.params["strides"], strict=True)
+    return lax.slice(x, *zip(*(end if d in strided else (0, x.shape[d], 1) for d, end in enumerate(ends)), strict=True))
 
 
-def _alone(x: jax.Array, fill: jax.Array, op: Op, cut: DimSlice, amounts: tuple[int, int, int]) -> jax.Array:
-    """The one element of ``x`` that is cut out, where ``op`` puts it."""
-    config = [amounts if d == cut.dim else a for d, a in enumerate(op.params["padding_config"])]
-    kept = lax.broadcasted_iota(jnp.int32, x.shape, cut.dim) == cut.start
-    return lax.pad(lax.select(kept, x, jnp.broadcast_to(fill, x.shape)), fill, config)
-
-
-def _padded(x: jax.Array, fill: jax.Array, op: Op, d: int) -> jax.Array:
-    """``x`` without its first element along d, padded."""
-    config = list(op.params["padding_config"])
-    low, high, between = config[d]
-    config[d] = (low - 1 - between, high, between)
-    kept = x if config[d][0] < 0 else _first(jnp.broadcast_to(fill, x.shape), x, d)
-    return lax.pad(kept, fill, config)
-
-
-def _first(first: jax.Array, rest: jax.Array, d: int) -> jax.Array:
-    """``rest`` with its first element along d taken from ``first``."""
-    return lax.select(lax.broadcasted_iota(jnp.int32, rest.shape, d) == 0, first, rest)
+def _padded(x: jax.Array, fill: jax.Array, config: list[tuple[int, int, int]]) -> jax.Array:
+    """``x`` padded or cut; a slice where it is only cut."""
+    if not any(map(any, config)):
+        return x
+    if all(low <= 0 and high <= 0 for low, high, _ in config):
+        return lax.slice(
+            x, [-low for low, *_ in config], [n + high for n, (_, high, _) in zip(x.shape, config, strict=True)]
+        )
+    return lax.pad(x, fill, config)

@@ -41,6 +41,10 @@ def remove_identities(graph: Graph) -> Graph:
     ops: list[Op] = []
     for op in graph.ops:
         op = in_bodies(remove_identities, substitute(op, table))
+        if op.name == "split" and op.inputs[0].shape in [v.shape for v in op.outputs]:  # the others are empty
+            table.update({v.id: op.inputs[0] for v in op.outputs if v.shape == op.inputs[0].shape})
+            ops += [_made_of(_zero(v), v, op) for v in op.outputs if v.shape != op.inputs[0].shape]
+            continue
         known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})
@@ -162,7 +166,7 @@ def _choice(mask: jax.Array, x: jax.Array) -> jax.Array:
 
 # ---- Empty -----------------------------------------------------------------------------------------------------------
 # Arrays without elements are created by a broadcast of zero: they need no operand, which could be resharded in vain.
-# A padded empty array is the padding.
+# A padded empty array is the padding, and the sum of one is zero.
 
 
 def materialize_empty(graph: Graph) -> Graph:
@@ -174,6 +178,8 @@ def materialize_empty(graph: Graph) -> Graph:
 def _simplest(op: Op) -> tuple[Op, ...]:
     if _is_idle(op):
         return tuple(_made_of(_zero(value), value, op) for value in op.outputs)
+    if op.name == "reduce_sum" and 0 in op.inputs[0].shape:
+        return (_made_of(_zero(op.outputs[0]), op.outputs[0], op),)
     if op.name == "pad" and 0 in op.inputs[0].shape:
         return (_made_of(op.inputs[1], op.outputs[0], op),)
     return (op,)

@@ -1,4 +1,4 @@
-"""Step 1: which dims have to be padded together, and what their padding has to hold.
+"""Dim groups: which dims have to be padded together, and what their padding has to hold.
 
 The factors of an operation's rule say which dims of operands and results are the same dim. If the operation treats
 every position of a factor alike, these dims form a *dim group*, and the operation runs on the longer dims unchanged,
@@ -24,10 +24,10 @@ import numpy as np
 from meshdsl.ir.graph import Literal, Op, Value
 from meshdsl.ir.loops import ABSENT, PortRole, loop_ports
 from meshdsl.layouts.sharding_rule import Rule
-from meshdsl.rules import RULES
 from meshdsl.rules.elementwise import elementwise
 from meshdsl.rules.indexing import Lookup, gather_dims, scatter_dims
 from meshdsl.rules.reduction import top_k_dim
+from meshdsl.rules.registry import RULES
 
 # ---- Dim groups ------------------------------------------------------------------------------------------------------
 
@@ -86,6 +86,8 @@ def _of_operation(op: Op) -> Iterator[DimGroup]:
         yield from (DimGroup(n, ((0, d), (1, d))) for d, n in enumerate(op.inputs[0].shape))
     elif op.name in ELEMENTWISE or op.name in DATA_MOVEMENT:
         yield from _preserved(op)
+        if op.name in RUNNING:
+            yield from _running(op)
     elif op.name == "dot_general":
         yield from _preserved(op)
         yield from _contracted(op)
@@ -98,6 +100,7 @@ def _of_operation(op: Op) -> Iterator[DimGroup]:
     elif op.name in LOOKUPS:
         yield from _preserved(op)
         yield from _addressed(op)
+        yield from _added(op)
 
 
 # ---- Loops: an array is as long inside as outside --------------------------------------------------------------------
@@ -145,6 +148,24 @@ def _reduced(op: Op, dims: Iterable[int]) -> Iterator[DimGroup]:
     fill = FILLS[op.name](op.inputs[0].dtype)
     if fill is not None:
         yield from (_group(op, ((0, d),), fill) for d in dims)
+
+
+def _running(op: Op) -> Iterator[DimGroup]:
+    """Yields the dim along which a reduction runs: what is beside the elements must not add to it."""
+    d = int(op.params["axis"])
+    fill = RUNNING[op.name](op.inputs[0].dtype)
+    if fill is not None:
+        yield _group(op, ((0, d), (1, d)), fill)
+
+
+def _added(op: Op) -> Iterator[DimGroup]:
+    """Yields the batch dims of updates that are added up: zeros beside them add nothing, wherever they go."""
+    if op.name not in ("scatter-add", "scatter-sub") or op.params["unique_indices"] or op.params["indices_are_sorted"]:
+        return
+    rule, zero = RULES[op.name](op), np.zeros((), op.inputs[2].dtype)
+    for ports in _factors(rule).values():
+        if [i for i, _ in ports] == [1, 2]:
+            yield _group(op, ports, zero)
 
 
 def _addressed(op: Op) -> Iterator[DimGroup]:
@@ -226,6 +247,13 @@ FILLS: dict[str, Callable[[Any], Any]] = {
     "top_k": lowest,
 }
 REDUCTIONS = frozenset(FILLS) - {"top_k"}
+RUNNING: dict[str, Callable[[Any], Any]] = {
+    "cumsum": _zero,
+    "cumprod": _ones,
+    "cummax": lowest,
+    "cummin": highest,
+    "cumlogsumexp": lowest,
+}
 
 # ---- Parameters that spell out shapes --------------------------------------------------------------------------------
 

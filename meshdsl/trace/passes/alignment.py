@@ -1,0 +1,287 @@
+"""Alignment: where on a common grid the elements of dims lie whose lengths differ a little.
+
+    u [2048]   u[1:] [2047]   u[:-1] [2047]   their difference [2047]   a pad of it [2048]
+
+A dim of 2047 elements cannot be split where one of 2048 can. But it need not be: its elements can lie on the grid of
+2048 places from an *offset* on, and what stands on the other places does not matter. Values between a slice and what
+puts the dim back, or reduces it, are then as long as the grid, and slices are shifts along it. This module decides
+which dims are put on which grid, and at which offset; ``align_shifts`` rewrites the graph.
+
+1. Dims that an operation treats alike have one offset: they are one *class* (``rules.dim_groups``, union-find).
+2. Slices, pads, concatenations and updates shift one class against another. Classes of nearly equal length that are
+   connected by shifts share a grid: the length among theirs that divides best.
+3. A shift moves as many elements as offsets and start differ. The offsets that move the fewest bytes are found by
+   coordinate descent from several starts. (The alignment of arrays by offsets, so that a data parallel program moves
+   least, is due to Chatterjee, Gilbert, Schreiber and Teng: Optimal Evaluation of Array Expressions on Massively
+   Parallel Machines, 1995.)
+
+A stencil u[2:] - 2 u[1:-1] + u[:-2], written back to u[1:-1], is put at offset 1: then only its outer two operands
+move, by one place each.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from meshdsl.ir.graph import Atom, Graph, Op, Value
+from meshdsl.ir.index import producers
+from meshdsl.rules.dim_groups import DimGroup, dim_groups
+from meshdsl.trace.passes.static_windows import SHORTER, Window, written_window
+
+ValueDim = tuple[int, int]  # a value id and its dim
+FIRST_AT_ITS_PLACE = ("argmax", "argmin", "top_k")  # they return positions, and the first of equal elements
+ROUND = 4  # devices over which at least a length has to divide to be a grid that arguments of the step decide
+ITERATIONS = 16  # a guess: how much more often a body runs than the graph around it
+
+
+class Place(NamedTuple):
+    """A dim on a grid.
+
+    Args:
+      length: places of the grid.
+      offset: the place of the dim's first element.
+      size: its elements.
+    """
+
+    length: int
+    offset: int
+    size: int
+
+
+Placed = Mapping[ValueDim, Place]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A dim of a result whose element ``j + start`` is element ``j`` of an operand's dim, for all ``j`` inside both."""
+
+    source: ValueDim
+    result: ValueDim
+    start: int
+    bytes: float  # of one element of the source's dim
+
+
+# ---- Shifts of operations --------------------------------------------------------------------------------------------
+
+
+def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, int, int]]:
+    """Returns (operand, its dim, result, its dim, start) of every dim that an operation cuts, pads, joins or updates.
+
+    Dims that are sliced or padded with strides are left out.
+    """
+    if op.name == "split":
+        dim, sizes = op.params["axis"], op.params["sizes"]
+        return [(0, dim, i, dim, -int(sum(sizes[:i]))) for i in range(len(sizes))]
+    if op.name == "slice":
+        strides = op.params["strides"] or (1,) * len(op.inputs[0].shape)
+        ends = enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, op.params["start_indices"], strides, strict=True))
+        return [(0, d, 0, d, -int(start)) for d, (n, m, start, step) in ends if n != m and step == 1]
+    if op.name == "pad":
+        ends = enumerate(op.params["padding_config"])
+        return [(0, d, 0, d, int(low)) for d, (low, high, between) in ends if (low or high) and not between]
+    if op.name == "concatenate":
+        dim, at, found = op.params["dimension"], 0, []
+        for i, x in enumerate(op.inputs):
+            found.append((i, dim, 0, dim, at))
+            at += x.shape[dim]
+        return found
+    window = updated_window(op, makers)
+    if window is None:
+        return []
+    update = 1 if op.name == "dynamic_update_slice" else 2
+    whole = op.inputs[0].shape
+    places = enumerate(window.places)
+    return [(update, p, 0, d, window.starts[d]) for d, p in places if p is not None and window.sizes[d] != whole[d]]
+
+
+def updated_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
+    """Returns the known window without strides that an operation writes, if it is one that writes."""
+    if op.name != "dynamic_update_slice" and not op.name.startswith("scatter"):
+        return None
+    window = written_window(op, makers)
+    return None if window is None or max(window.strides, default=1) > 1 else window
+
+
+# ---- Classes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Classes:
+    """Union-find over dims of values, with what is known of them."""
+
+    parent: dict[ValueDim, ValueDim] = field(default_factory=dict)
+    size: dict[ValueDim, int] = field(default_factory=dict)
+    reduced: set[ValueDim] = field(default_factory=set)
+    fixed: set[ValueDim] = field(default_factory=set)
+    boundary: set[ValueDim] = field(default_factory=set)
+    shifts: list[Shift] = field(default_factory=list)
+
+    def find(self, at: ValueDim) -> ValueDim:
+        """The representative of a dim's class."""
+        root = at
+        while (above := self.parent.get(root, root)) != root:
+            root = above
+        while at != root:
+            self.parent[at], at = root, self.parent.get(at, at)
+        return root
+
+    def join(self, dims: Iterable[ValueDim]) -> None:
+        """Makes dims one class."""
+        first, *others = map(self.find, dims)
+        for other in others:
+            self.parent[self.find(other)] = self.find(first)
+
+    def add(self, graph: Graph, weight: float) -> None:
+        """Adds the operations of a graph and its bodies."""
+        makers = producers(graph)
+        for op in graph.ops:
+            for body in op.bodies:
+                self.add(body, weight * ITERATIONS)
+            atoms = (*op.inputs, *op.outputs)
+            for group in aligned_groups(op):
+                dims = list(_value_dims(op, atoms, group))
+                self.size.update(dict.fromkeys(dims, group.size))
+                if dims:
+                    self.join(dims)
+                if group.fill is not None:
+                    self.reduced.update(dims)
+                    self.fixed.update(dims if op.name in FIRST_AT_ITS_PLACE else ())
+            self._add_shifts(op, makers, weight)
+
+    def _add_shifts(self, op: Op, makers: Mapping[int, Op], weight: float) -> None:
+        if isinstance(op.inputs[0] if op.inputs else None, Value) and updated_window(op, makers):
+            for d, n in enumerate(op.outputs[0].shape):
+                self.join(((op.inputs[0].id, d), (op.outputs[0].id, d)))
+                self.size.update({(op.inputs[0].id, d): n, (op.outputs[0].id, d): n})
+        for i, d, j, e, start in shifted_dims(op, makers):
+            x, y = op.inputs[i], op.outputs[j]
+            if isinstance(x, Value) and not jnp.issubdtype(x.dtype, jax.dtypes.extended):
+                self.size.update({(x.id, d): x.shape[d], (y.id, e): y.shape[e]})
+                self.shifts.append(Shift((x.id, d), (y.id, e), start, weight * x.bytes / max(1, x.shape[d])))
+
+
+def aligned_groups(op: Op) -> list[DimGroup]:
+    """Returns the dim groups of an operation that can be put on a grid."""
+    return [group for group in dim_groups(op) if group.column is None]
+
+
+def _value_dims(op: Op, atoms: tuple[Atom, ...], group: DimGroup) -> Iterator[ValueDim]:
+    """The dims of values that a group ties, inside bodies too."""
+    yield from ((atoms[i].id, d) for i, d in group.ports if isinstance(atoms[i], Value))
+    for which, (i, d) in group.inside:
+        body = op.bodies[which]
+        x = (*body.inputs, *body.returned)[i]
+        if isinstance(x, Value):
+            yield x.id, d
+
+
+# ---- Grids and offsets -----------------------------------------------------------------------------------------------
+
+
+def aligned_dims(graph: Graph) -> dict[ValueDim, Place]:
+    """Returns the dims of a graph and its bodies that are put on a grid longer than they are."""
+    if not _has_shifts(graph):
+        return {}
+    classes = _Classes()
+    classes.add(graph, 1.0)
+    classes.boundary = {classes.find((v.id, d)) for v in graph.inputs for d in range(len(v.shape))}
+    size = {classes.find(at): n for at, n in classes.size.items()}
+    reduced, fixed = ({classes.find(at) for at in marked} for marked in (classes.reduced, classes.fixed))
+    ends = [(classes.find(s.source), classes.find(s.result), s) for s in classes.shifts]
+    places: dict[ValueDim, Place] = {}
+    for component in _components(size, ends):
+        grid = max((size[c] for c in component), key=lambda n: _suits(n, component, size, classes.boundary))
+        short = {c for c in component if _near(size[c], grid) and roundness(size[c]) < roundness(grid)}
+        own = [(a, b, s) for a, b, s in ends if a in short or b in short]
+        put_back = any(a in short and size[b] == grid for a, b, _ in own)
+        if short and (put_back or short & reduced):
+            offsets = _offsets(
+                {c: grid - size[c] for c in sorted(short)}, fixed, own, {c for c in component if size[c] == grid}
+            )
+            places.update((c, Place(grid, offset, size[c])) for c, offset in offsets.items())
+    return {at: places[c] for at in classes.size if (c := classes.find(at)) in places}
+
+
+def _has_shifts(graph: Graph) -> bool:
+    """Whether an operation shifts one dim against another of nearly its length."""
+    makers = producers(graph)
+    pairs = (
+        (op.inputs[i].shape[d], op.outputs[j].shape[e])
+        for op in graph.ops
+        for i, d, j, e, _ in shifted_dims(op, makers)
+    )
+    return any(n != m and _near(min(n, m), max(n, m)) for n, m in pairs) or any(
+        _has_shifts(body) for op in graph.ops for body in op.bodies
+    )
+
+
+Ends = list[tuple[ValueDim, ValueDim, Shift]]  # shifts with the classes of both sides
+
+
+def _components(size: Mapping[ValueDim, int], ends: Ends) -> list[list[ValueDim]]:
+    """The classes that are connected by shifts between nearly equal lengths."""
+    joined = _Classes()
+    for a, b, _ in ends:
+        if _near(*sorted((size[a], size[b]))):
+            joined.join((a, b))
+    found: dict[ValueDim, list[ValueDim]] = {}
+    for a, b, _ in ends:
+        for c in (a, b):
+            found.setdefault(joined.find(c), []).append(c)
+    return [list(dict.fromkeys(classes)) for classes in found.values()]
+
+
+def _near(n: int, grid: int) -> bool:
+    return n > 0 and grid > 2 and 0 <= grid - n <= max(1, grid // SHORTER)
+
+
+def roundness(n: int) -> int:
+    """Returns the largest power of two that divides ``n``."""
+    return n & -n
+
+
+def _suits(n: int, component: list[ValueDim], size: Mapping[ValueDim, int], boundary: set[ValueDim]) -> tuple[int, ...]:
+    """A key that is larger for lengths that are easier to split: by powers of two, then arguments of the step."""
+    own = any(size[c] == n and c in boundary for c in component)
+    return min(roundness(n), ROUND), own, roundness(n), n
+
+
+def _offsets(
+    room: Mapping[ValueDim, int], fixed: set[ValueDim], own: Ends, whole: set[ValueDim]
+) -> dict[ValueDim, int]:
+    """Offsets between 0 and ``room`` at which shifts move the fewest bytes.
+
+    Args:
+      fixed: classes whose elements have to stay in front.
+      whole: classes that are as long as the grid.
+    """
+    free = {c: () if c in fixed else range(n + 1) for c, n in room.items()}
+    touching: dict[ValueDim, Ends] = {c: [] for c in room}
+    for a, b, s in own:
+        if (a in room or a in whole) and (b in room or b in whole):
+            for c in {a, b} & room.keys():
+                touching[c].append((a, b, s))
+
+    def moved(ends: Ends, at: Mapping[ValueDim, int]) -> float:
+        found = {(s.source, s.start + at.get(b, 0) - at.get(a, 0)): s.bytes for a, b, s in ends}
+        return sum(abs(distance) * size for (_, distance), size in found.items())
+
+    def descend(at: dict[ValueDim, int]) -> tuple[float, dict[ValueDim, int]]:
+        changed = True
+        while changed:
+            changed = False
+            for c, choices in free.items():
+                costs = {at[c]: moved(touching[c], at)}
+                costs.update((x, moved(touching[c], {**at, c: x})) for x in choices if x not in costs)
+                best = min(costs, key=lambda x: costs[x])
+                changed |= costs[best] < costs[at[c]]
+                at[c] = best
+        every = [end for end in own if end[0] in room or end[1] in room]
+        known = [(a, b, s) for a, b, s in every if (a in room or a in whole) and (b in room or b in whole)]
+        return moved(known, at), at
+
+    starts = [{c: 0 if c in fixed else round(share * n) for c, n in room.items()} for share in (0.5, 0, 1)]
+    return min(map(descend, starts), key=lambda found: found[0])[1]

@@ -1,0 +1,408 @@
+"""Static windows: reads and writes at positions that are known become slices, or say which window they are.
+
+    gather at a constant position                   slice                     the gradient of ``x.at[1:-1].set(y)``
+    scatter to every second position                select(i % 2 == 0, pad(y, 1 between), x)
+    slice x[3::2]                                   x[1::2][1:]
+    pad by (3, 4), 1 between                        pad by (1, 2), then by (1, 0), 1 between
+    pad(x[:1], (0, n - 1))                          select(i == 0, x, 0)      the gradient of ``concatenate``
+
+``jax.numpy`` writes static slices with strides as lookups with computed indices. Slices that begin inside a first
+stride, and pads likewise, keep all blocks in place; what is left is a shift without a stride. ``written_window`` reads
+the window of an update, whichever of the two operations it is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.loops import loop_ports
+from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
+from meshdsl.rules.indexing import gather_dims, scatter_dims
+from meshdsl.trace.read_jaxpr import written
+
+Array = NDArray[Any]
+LONGEST = 1 << 20  # elements of an index that is evaluated
+FEW = 16  # numbers that are written into a loop's body
+SHORTER = 8  # a dim is put on a longer grid if it lacks no more than one of so many places
+
+# ---- Windows ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """The elements of an operand that an update replaces, or combines with.
+
+    Args:
+      starts, sizes, strides: per dim of the operand.
+      places: per dim of the operand, the dim of the update that has its elements; None for a single one.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    places: tuple[int | None, ...]
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """The window as an index."""
+        ends = zip(self.starts, self.sizes, self.strides, strict=True)
+        return tuple(slice(start, start + (n - 1) * step + 1, step) for start, n, step in ends)
+
+
+Combine = Callable[[jax.Array, jax.Array], jax.Array]  # of an old and a new value
+COMBINE: dict[str, Combine] = {
+    "dynamic_update_slice": lambda _, new: new,
+    "scatter": lambda _, new: new,
+    "scatter-add": jnp.add,
+    "scatter-sub": jnp.subtract,
+    "scatter-mul": jnp.multiply,
+    "scatter-min": jnp.minimum,
+    "scatter-max": jnp.maximum,
+}
+
+
+def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
+    """Returns the window that an operation writes; None if it is not known, or not inside the operand."""
+    shape = op.inputs[0].shape
+    if op.name == "dynamic_update_slice":
+        starts = [constant(x, makers) for x in op.inputs[2:]]
+        sizes = op.inputs[1].shape
+        at = [0 if n == m else None if x is None else int(x) for x, n, m in zip(starts, shape, sizes, strict=True)]
+        if any(x is None for x in at) or 0 in sizes:
+            return None
+        inside = tuple(min(max(x or 0, 0), n - m) for x, n, m in zip(at, shape, sizes, strict=True))
+        return Window(inside, sizes, (1,) * len(shape), tuple(range(len(shape))))
+    if op.name not in COMBINE or (op.name == "scatter" and op.params["update_jaxpr"] is not None):
+        return None
+    numbers, dims, indices = op.params["dimension_numbers"], scatter_dims(op), constant(op.inputs[1], makers)
+    if indices is None or not indices.size or numbers.operand_batching_dims or 0 in op.inputs[2].shape:
+        return None
+    windows = iter(numbers.update_window_dims)
+    places = [None if d in numbers.inserted_window_dims else next(windows) for d in range(len(shape))]
+    starts, sizes, strides = [0] * len(shape), list(dims.sizes), [1] * len(shape)
+    rows = indices.reshape(-1, len(dims.columns)).astype(np.int64)
+    for column, d in enumerate(dims.columns):
+        starts[d] = int(rows[0, column])
+    if len(rows) > 1:
+        found = _progression(rows, dims.queries)
+        if found is None or dims.sizes[dims.columns[0]] != 1:
+            return None
+        (d,), (query,) = dims.columns, dims.queries
+        places[d], sizes[d], strides[d] = query, len(rows), found
+    window = Window(tuple(starts), tuple(sizes), tuple(strides), tuple(places))
+    ends = zip(window.index, shape, strict=True)
+    return window if all(at.start >= 0 and at.stop <= n for at, n in ends) else None
+
+
+def _progression(rows: Array, queries: Sequence[int]) -> int | None:
+    """The constant distance of positions of one column and one batch dim; None if they have none."""
+    if rows.shape[1] != 1 or len(queries) != 1:
+        return None
+    steps = np.unique(np.diff(rows[:, 0]))
+    return int(steps[0]) if steps.size == 1 and steps[0] > 0 else None
+
+
+# ---- Constants -------------------------------------------------------------------------------------------------------
+
+
+def constant(x: Atom, makers: Mapping[int, Op]) -> Array | None:
+    """Returns the numbers of a small array of integers that depends on nothing, else None."""
+    if isinstance(x, Literal):
+        return np.asarray(x.value) if np.issubdtype(x.dtype, np.integer) else None
+    op = makers.get(x.id)
+    if op is None or op.name not in _EVALUATE or int(np.prod(x.shape)) > LONGEST:
+        return None
+    read = [constant(y, makers) if y.dtype != np.bool_ else _mask(y, makers) for y in op.inputs]
+    known = [y for y in read if y is not None]
+    return _EVALUATE[op.name](op.params, *known) if len(known) == len(read) else None
+
+
+def _mask(x: Atom, makers: Mapping[int, Op]) -> Array | None:
+    op = makers.get(x.id) if isinstance(x, Value) else None
+    if op is None or op.name not in ("lt", "broadcast_in_dim"):
+        return None
+    read = [constant(y, makers) if op.name == "lt" else _mask(y, makers) for y in op.inputs]
+    known = [y for y in read if y is not None]
+    return _EVALUATE[op.name](op.params, *known) if len(known) == len(read) else None
+
+
+def _broadcast(params: Mapping[str, Any], x: Array) -> Array:
+    shape = [1] * len(params["shape"])
+    for d, n in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        shape[d] = n
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+def _iota(params: Mapping[str, Any]) -> Array:
+    shape, d = params["shape"], params["dimension"]
+    return np.broadcast_to(np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))]), shape)
+
+
+_EVALUATE: dict[str, Callable[..., Array]] = {
+    "add": lambda _, x, y: x + y,
+    "sub": lambda _, x, y: x - y,
+    "mul": lambda _, x, y: x * y,
+    "lt": lambda _, x, y: x < y,
+    "select_n": lambda _, which, x, y: np.where(which, y, x),
+    "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
+    "reshape": lambda params, x: x.reshape(params["new_sizes"]),
+    "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+    "broadcast_in_dim": _broadcast,
+    "iota": _iota,
+}
+
+# ---- The pass --------------------------------------------------------------------------------------------------------
+
+
+Form = tuple[Callable[..., jax.Array], Sequence[Atom]]  # a function, and the values that it reads
+
+
+def static_windows(graph: Graph) -> Graph:
+    """Returns the graph with lookups at constant positions, and strides, in these forms."""
+    return _rewritten(graph, fresh_ids(graph), {})
+
+
+def _rewritten(graph: Graph, ids: Iterator[int], known: Mapping[int, Array]) -> Graph:
+    """The graph in these forms.
+
+    Args:
+      known: by id, inputs that are constants; autodiff passes those of a loop's body as operands of the loop.
+    """
+    table: Table = {}
+    makers: dict[int, Op] = {}
+    ops: list[Op] = []
+    for v in graph.inputs:
+        if v.id in known:
+            made, table[v.id] = written(partial(_again, known[v.id], v.dtype), (), ids, graph.ops[-1])
+            makers.update((x.id, each) for each in made for x in each.outputs)
+            ops += made
+
+    def rewrite(op: Op) -> None:
+        op = substitute(op, table)
+        if op.bodies:
+            inside = _constant_inputs(op, makers)
+            op = replace(op, bodies=tuple(_rewritten(body, ids, inside) for body in op.bodies))
+        form = _FORMS[op.name](op, makers) if op.name in _FORMS else None
+        if form is None:
+            ops.append(op)
+            makers.update((v.id, op) for v in op.outputs)
+            return
+        made, result = written(*form, ids, op)
+        for each in made:
+            rewrite(each)
+        table[op.outputs[0].id] = look_up(result, table)
+
+    for op in graph.ops:
+        rewrite(op)
+    return with_ops(graph, ops)
+
+
+def _constant_inputs(op: Op, makers: Mapping[int, Op]) -> dict[int, Array]:
+    """The constants among the inputs of the bodies of a loop that are positions there, by id."""
+    found: dict[int, Array] = {}
+    positions = {x.id for body in op.bodies for each in body.ops if _positions(each) for x in each.inputs[1:]}
+    positions |= {x.id for body in op.bodies for each in body.ops if each.bodies for x in each.inputs}
+    for port in loop_ports(op):
+        x = op.inputs[port.operand] if port.invariant else None
+        numbers = constant(x, makers) if isinstance(x, Value) else None
+        if numbers is not None and (numbers.size <= FEW or _is_range(numbers)):
+            inner = (op.bodies[which].inputs[i].id for which, i in port.inputs)
+            found.update((each, numbers) for each in inner if each in positions)
+    return found
+
+
+def _positions(op: Op) -> bool:
+    """Whether the operation reads or writes at positions that it is given."""
+    return op.name in ("gather", "dynamic_slice", "dynamic_update_slice") or op.name.startswith("scatter")
+
+
+def _is_range(numbers: Array) -> bool:
+    return bool(np.unique(np.diff(numbers.reshape(-1))).size <= 1)
+
+
+def _again(numbers: Array, dtype: Any) -> jax.Array:
+    """An array of few integers, or of a range of them, computed from literals."""
+    flat = [int(n) for n in numbers.reshape(-1)[:FEW]]
+    if numbers.size <= FEW:
+        return lax.concatenate([lax.full((1,), n, dtype) for n in flat], 0).reshape(numbers.shape)
+    return (lax.iota(dtype, numbers.size) * (flat[1] - flat[0]) + flat[0]).astype(dtype).reshape(numbers.shape)
+
+
+def _gathered(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """A gather of one window at a constant position inside the operand, or of every ``stride``-th place, as a slice."""
+    numbers, dims, at = op.params["dimension_numbers"], gather_dims(op), constant(op.inputs[1], makers)
+    if at is None or not at.size or numbers.operand_batching_dims or 0 in op.outputs[0].shape:
+        return None
+    rows = at.reshape(-1, len(dims.columns)).astype(np.int64)
+    if np.any(rows < 0) or np.any(rows > np.array(dims.limits)):
+        return None
+    starts = [0] * len(op.inputs[0].shape)
+    for d, start in zip(dims.columns, rows[0], strict=True):
+        starts[d] = int(start)
+    if len(rows) > 1:
+        stride, d = _progression(rows, dims.queries), dims.columns[0]
+        if stride is None or dims.sizes[d] != 1 or d not in numbers.collapsed_slice_dims:
+            return None
+        first, last = starts[d], int(rows[-1, 0]) + 1
+        return lambda x: jnp.moveaxis(lax.slice_in_dim(x, first, last, stride, d), d, dims.queries[0]), op.inputs[:1]
+    ends = [start + n for start, n in zip(starts, op.params["slice_sizes"], strict=True)]
+    return lambda x: lax.slice(x, starts, ends).reshape(op.outputs[0].shape), op.inputs[:1]
+
+
+def _read(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """A dynamic slice from a constant position, as a slice."""
+    starts = [constant(x, makers) for x in op.inputs[1:]]
+    known = [int(start) for start in starts if start is not None]
+    if len(known) < len(starts):
+        return None
+    sizes, shape = op.params["slice_sizes"], op.inputs[0].shape
+    first = [min(max(start, 0), n - m) for start, n, m in zip(known, shape, sizes, strict=True)]
+    return lambda x: lax.slice(x, first, [start + m for start, m in zip(first, sizes, strict=True)]), op.inputs[:1]
+
+
+def _scattered(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """An update of every ``stride``-th position, as a selection."""
+    window = written_window(op, makers)
+    if window is None or max(window.strides) == 1:
+        return None
+    d = next(d for d, stride in enumerate(window.strides) if stride > 1)
+    whole = all(n == m for e, (n, m) in enumerate(zip(op.inputs[0].shape, window.sizes, strict=True)) if e != d)
+    update = partial(_strided_update, window=window, d=d, combine=COMBINE[op.name])
+    return (update, (op.inputs[0], op.inputs[2])) if whole else None
+
+
+def _strided_update(x: jax.Array, y: jax.Array, window: Window, d: int, combine: Combine) -> jax.Array:
+    low, stride, count = window.starts[d], window.strides[d], window.sizes[d]
+    order = [place for place in window.places if place is not None]
+    moved = lax.transpose(y, order).reshape(window.sizes)
+    high = x.shape[d] - low - (count - 1) * stride - 1
+    spread = lax.pad(
+        moved, jnp.zeros((), y.dtype), [(low, high, stride - 1) if e == d else (0, 0, 0) for e in range(x.ndim)]
+    )
+    at = lax.broadcasted_iota(jnp.int32, x.shape, d) - low
+    inside = (at >= 0) & (at < stride * count) & (lax.rem(at, jnp.full_like(at, stride)) == 0)
+    return lax.select(inside, combine(x, spread), x)
+
+
+def _sliced(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """A strided slice that begins later than in the first stride, or ends earlier than in the last."""
+    strides = op.params["strides"]
+    if strides is None or max(strides) == 1:
+        return None
+    x, y = op.inputs[0], op.outputs[0]
+    ends = [(0, n, 1) for n in x.shape]
+    rest = list(zip(op.params["start_indices"], op.params["limit_indices"], strict=True))
+    changed = False
+    for d, step in enumerate(strides):
+        start, n, m = op.params["start_indices"][d], x.shape[d], y.shape[d]
+        if step > 1 and (n % step or m < 1 or 8 * (n // step - m) > n):
+            return None
+        if step > 1:
+            ends[d] = start % step, n, step
+            rest[d] = start // step, start // step + m
+            changed |= m < n // step
+    if not changed:
+        return None
+    return lambda x: lax.slice(lax.slice(x, *zip(*ends, strict=True)), *zip(*rest, strict=True)), op.inputs
+
+
+def _padded(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    return _put_back(op, makers) or _spread(op, makers) or _interleaved(op)
+
+
+def _put_back(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """A slice that is padded to the length of its source, at most a little further on: a shift, and a selection."""
+    cut, config = _cut(op.inputs[0], makers), op.params["padding_config"]
+    if cut is None or cut[0].shape != op.outputs[0].shape:
+        return None
+    source, starts = cut
+    sizes, lows = op.inputs[0].shape, [int(low) for low, *_ in config]
+    moved = [low - start for low, start in zip(lows, starts, strict=True)]
+    refilled = [n != m for n, m in zip(source.shape, sizes, strict=True)]
+    if any(between and n > 1 for n, (*_, between) in zip(sizes, config, strict=True)) or not any(refilled):
+        return None
+    if any(abs(by) > max(1, n // SHORTER) for by, n in zip(moved, source.shape, strict=True)) or min(lows) < 0:
+        return None
+
+    def put_back(x: jax.Array, fill: jax.Array) -> jax.Array:
+        shifted = lax.pad(x, fill, [(by, -by, 0) for by in moved]) if any(moved) else x
+        inside = [within(x.shape, d, range(lows[d], lows[d] + sizes[d])) for d, other in enumerate(refilled) if other]
+        return lax.select(reduce(jnp.logical_and, inside), shifted, jnp.broadcast_to(fill, x.shape))
+
+    return put_back, (source, op.inputs[1])
+
+
+def _spread(op: Op, makers: Mapping[int, Op]) -> Form | None:
+    """One element that is cut out, and padded so that it stays in its block if the blocks are as many."""
+    cut = _cut(op.inputs[0], makers)
+    shorter = [] if cut is None else [d for d, n in enumerate(cut[0].shape) if n != op.inputs[0].shape[d]]
+    padded = [d for d, amounts in enumerate(op.params["padding_config"]) if any(amounts)]
+    if cut is None or len(shorter) != 1 or padded != shorter or op.inputs[0].shape[shorter[0]] != 1:
+        return None
+    (d,), (source, starts) = shorter, cut
+    stride, left = divmod(op.outputs[0].shape[d], source.shape[d])
+    offset = int(op.params["padding_config"][d][0]) - starts[d] * stride
+    if left or not 0 <= offset < stride:
+        return None
+
+    def spread(x: jax.Array, fill: jax.Array) -> jax.Array:
+        kept = lax.select(within(x.shape, d, range(starts[d], starts[d] + 1)), x, jnp.broadcast_to(fill, x.shape))
+        amounts = (offset, stride - 1 - offset, stride - 1)
+        return lax.pad(kept, fill, [amounts if e == d else (0, 0, 0) for e in range(x.ndim)])
+
+    return spread, (source, op.inputs[1])
+
+
+def _cut(x: Atom, makers: Mapping[int, Op]) -> tuple[Value, list[int]] | None:
+    """The value that ``x`` is a slice of, without strides, and where it starts."""
+    op = makers.get(x.id) if isinstance(x, Value) else None
+    if op is None or op.name not in ("slice", "split") or not isinstance(op.inputs[0], Value):
+        return None
+    if op.name == "slice":
+        plain = max(op.params["strides"] or (1,)) == 1
+        return (op.inputs[0], list(map(int, op.params["start_indices"]))) if plain else None
+    starts, which = [0] * len(x.shape), next(i for i, v in enumerate(op.outputs) if v is x)
+    starts[op.params["axis"]] = int(sum(op.params["sizes"][:which]))
+    return op.inputs[0], starts
+
+
+def within(shape: tuple[int, ...], d: int, places: range) -> jax.Array:
+    """Returns whether places along dim d are among ``places``."""
+    at = lax.broadcasted_iota(jnp.int32, shape, d)
+    if places.start == 0:
+        return at < places.stop
+    return at >= places.start if places.stop == shape[d] else (at >= places.start) & (at < places.stop)
+
+
+def _interleaved(op: Op) -> Form | None:
+    """A pad between elements that begins, or ends, with more than a stride."""
+    outer, inner = [], []
+    ends = zip(op.inputs[0].shape, op.outputs[0].shape, op.params["padding_config"], strict=True)
+    for n, total, (low, _, between) in ends:
+        step = between + 1
+        if between and (total % step or n < 2):
+            return None
+        first, shift = (low % step, low // step) if between else (0, low)
+        inner.append((shift, total // step - n - shift, 0))
+        outer.append((first, between - first, between) if between else (0, 0, 0))
+    if not any(between for *_, between in outer) or not any(map(any, inner)):
+        return None
+    return lambda x, fill: lax.pad(lax.pad(x, fill, inner), fill, outer), op.inputs
+
+
+_FORMS: dict[str, Callable[[Op, Mapping[int, Op]], Form | None]] = {
+    "gather": _gathered,
+    "dynamic_slice": _read,
+    "slice": _sliced,
+    "pad": _padded,
+    **dict.fromkeys((name for name in COMBINE if name.startswith("scatter")), _scattered),
+}
