@@ -1,6 +1,7 @@
 """Local programs of data movement whose parameters contain shapes or positions, or that exchange blocks."""
 
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +130,7 @@ def shifts(op: Op, arrays: tuple[jax.Array, ...], where: Local) -> tuple[jax.Arr
 def _own_places(op: Op, x: jax.Array, fill: jax.Array, where: Local, d: int) -> jax.Array:
     """This device's block of a padded dim that it holds whole: the part that falls in the block, padded."""
 
-    def along(*amounts: int) -> list[tuple[int, ...]]:
+    def along(*amounts: int) -> Any:
         return [amounts if i == d else (0, 0, 0) for i in range(x.ndim)]
 
     low, _, between = op.params["padding_config"][d]

@@ -16,6 +16,7 @@ collective on a value that XLA removes, merges or moves out of a loop would be c
     scale_after_shifts            share_halos       before shifts, which it makes those of one array
     static_windows                static_windows    before shifts, which look at slices and windows without strides
     align_shifts                  align_shifts      before dce: all of these leave slices without uses
+    join_strides                  static_windows    after shifts, which had no use for what it joins
     sum_shifts                    sum_shifts        after shifts, which it adds up
     fold_broadcast_slices         canonicalize      after shifts, which cut elements out of broadcasts
     invariant_carries_to_consts   loop_invariants   before dce: consts without uses go, carries would stay alive
@@ -50,7 +51,7 @@ from meshdsl.trace.passes.permutations import find_permutations
 from meshdsl.trace.passes.push_slices import push_slices
 from meshdsl.trace.passes.rolls import find_rolls
 from meshdsl.trace.passes.share_halos import scale_after_shifts, share_halos
-from meshdsl.trace.passes.static_windows import static_windows
+from meshdsl.trace.passes.static_windows import join_strides, static_windows
 from meshdsl.trace.passes.sum_shifts import sum_shifts
 
 Pass = Callable[[Graph], Graph]
@@ -66,6 +67,7 @@ PASSES: tuple[Pass, ...] = (
     scale_after_shifts,
     static_windows,
     align_shifts,
+    join_strides,
     sum_shifts,
     fold_broadcast_slices,
     invariant_carries_to_consts,

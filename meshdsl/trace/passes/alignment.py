@@ -80,8 +80,8 @@ def shifted_dims(op: Op, makers: Mapping[int, Op]) -> list[tuple[int, int, int, 
         ends = enumerate(zip(op.inputs[0].shape, op.outputs[0].shape, op.params["start_indices"], strides, strict=True))
         return [(0, d, 0, d, -int(start)) for d, (n, m, start, step) in ends if n != m and step == 1]
     if op.name == "pad":
-        ends = enumerate(op.params["padding_config"])
-        return [(0, d, 0, d, int(low)) for d, (low, high, between) in ends if (low or high) and not between]
+        config = enumerate(op.params["padding_config"])
+        return [(0, d, 0, d, int(low)) for d, (low, high, between) in config if (low or high) and not between]
     if op.name == "concatenate":
         dim, at, found = op.params["dimension"], 0, []
         for i, x in enumerate(op.inputs):
@@ -194,7 +194,7 @@ def aligned_dims(graph: Graph) -> dict[ValueDim, Place]:
     places: dict[ValueDim, Place] = {}
     for component in _components(size, ends):
         grid = max((size[c] for c in component), key=lambda n: _suits(n, component, size, classes.boundary))
-        short = {c for c in component if _near(size[c], grid) and roundness(size[c]) < roundness(grid)}
+        short = {c for c in component if _gains(size[c], grid)}
         own = [(a, b, s) for a, b, s in ends if a in short or b in short]
         put_back = any(a in short and size[b] == grid for a, b, _ in own)
         if short and (put_back or short & reduced):
@@ -236,6 +236,12 @@ def _components(size: Mapping[ValueDim, int], ends: Ends) -> list[list[ValueDim]
 
 def _near(n: int, grid: int) -> bool:
     return n > 0 and grid > 2 and 0 <= grid - n <= max(1, grid // SHORTER)
+
+
+def _gains(n: int, grid: int) -> bool:
+    """Whether a dim of ``n`` elements is easier to split on the grid, and not much longer."""
+    few = grid - n <= max(1, grid // (2 * SHORTER)) or roundness(n) < 2 * ROUND
+    return _near(n, grid) and roundness(n) < roundness(grid) and few
 
 
 def roundness(n: int) -> int:

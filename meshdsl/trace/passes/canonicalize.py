@@ -45,6 +45,8 @@ def remove_identities(graph: Graph) -> Graph:
             table.update({v.id: op.inputs[0] for v in op.outputs if v.shape == op.inputs[0].shape})
             ops += [_made_of(_zero(v), v, op) for v in op.outputs if v.shape != op.inputs[0].shape]
             continue
+        if op.name == "concatenate":  # likewise
+            op = replace(op, inputs=tuple(x for x in op.inputs if 0 not in x.shape) or op.inputs)
         known = op.inputs if _is_identity(op) else _overwritten(op) or _before_reshapes(op, reshaped)
         if known:
             table.update({out.id: x for out, x in zip(op.outputs, known, strict=False)})

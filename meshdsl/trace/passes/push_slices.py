@@ -23,11 +23,11 @@ from meshdsl.ir.graph import Atom, Graph, Op, Value
 from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
 from meshdsl.rules.dim_groups import ELEMENTWISE, dim_groups, padded_params
 from meshdsl.trace.passes.alignment import ROUND, roundness
-from meshdsl.trace.passes.static_windows import SHORTER
 from meshdsl.trace.read_jaxpr import written
 
 _THROUGH = ELEMENTWISE | {"broadcast_in_dim", "transpose", "squeeze", "reshape", "reduce_sum"}
 DEEPEST = 64  # operations that a slice is pushed through, one after the other
+LONGER = 8  # a dim is a little longer than a grid if no more than one of so many elements are ghosts
 MUCH_ROUNDER = 16  # times as many devices split the slice as the whole dim: then the dim is the slice with ghosts
 Range = tuple[int, int, int]  # a dim, and the first and one past the last of its elements
 
@@ -245,8 +245,8 @@ def _is_longer(n: int, m: int) -> bool:
 
     A much rounder slice is one. Else there is one below ``n`` if no length a little above it is as round.
     """
-    few = max(1, n // SHORTER)
+    few = max(1, n // LONGER)
     if n - few <= m < n and roundness(m) >= MUCH_ROUNDER * roundness(n):
         return True
     below, above = (max(map(roundness, near), default=0) for near in (range(n - few, n), range(n + 1, n + few + 1)))
-    return n > SHORTER and roundness(n) < ROUND <= below and below > above and (m <= few or n - few <= m)
+    return n > LONGER and roundness(n) < ROUND <= below and below > above and (m <= few or n - few <= m)

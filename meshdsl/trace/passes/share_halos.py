@@ -25,7 +25,7 @@ from jax.interpreters import mlir
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.index import producers
-from meshdsl.ir.rewrite import fresh_ids, in_bodies, with_ops
+from meshdsl.ir.rewrite import fresh_ids, in_bodies, values, with_ops
 from meshdsl.rules.elementwise import is_zero
 
 shifts_p = Primitive("shifts")
@@ -53,7 +53,8 @@ def scale_after_shifts(graph: Graph) -> Graph:
 
 def _scaled_last(graph: Graph, ids: Iterator[int]) -> Graph:
     makers = producers(graph)
-    scaled = {op.outputs[0].id: unscaled(op.inputs[0], makers) for op in graph.ops if _is_local(op)}
+    padded = ((op, x) for op in graph.ops if _is_local(op) for x in values(op.inputs[:1]))
+    scaled = {op.outputs[0].id: unscaled(x, makers) for op, x in padded}
     count = Counter(source.id for source, _ in scaled.values())
     ops: list[Op] = []
     for op in graph.ops:

@@ -23,15 +23,16 @@ from jax import lax
 from numpy.typing import NDArray
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
+from meshdsl.ir.index import consumers, producers
 from meshdsl.ir.loops import loop_ports
-from meshdsl.ir.rewrite import Table, fresh_ids, look_up, substitute, with_ops
+from meshdsl.ir.rewrite import Table, fresh_ids, in_bodies, look_up, substitute, with_ops
 from meshdsl.rules.indexing import gather_dims, scatter_dims
 from meshdsl.trace.read_jaxpr import written
 
 Array = NDArray[Any]
 LONGEST = 1 << 20  # elements of an index that is evaluated
 FEW = 16  # numbers that are written into a loop's body
-SHORTER = 8  # a dim is put on a longer grid if it lacks no more than one of so many places
+SHORTER = 4  # a dim is put on a longer grid if it lacks no more than one of so many places
 
 # ---- Windows ---------------------------------------------------------------------------------------------------------
 
@@ -73,13 +74,7 @@ def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
     """Returns the window that an operation writes; None if it is not known, or not inside the operand."""
     shape = op.inputs[0].shape
     if op.name == "dynamic_update_slice":
-        starts = [constant(x, makers) for x in op.inputs[2:]]
-        sizes = op.inputs[1].shape
-        at = [0 if n == m else None if x is None else int(x) for x, n, m in zip(starts, shape, sizes, strict=True)]
-        if any(x is None for x in at) or 0 in sizes:
-            return None
-        inside = tuple(min(max(x or 0, 0), n - m) for x, n, m in zip(at, shape, sizes, strict=True))
-        return Window(inside, sizes, (1,) * len(shape), tuple(range(len(shape))))
+        return _updated_slice(op, makers)
     if op.name not in COMBINE or (op.name == "scatter" and op.params["update_jaxpr"] is not None):
         return None
     numbers, dims, indices = op.params["dimension_numbers"], scatter_dims(op), constant(op.inputs[1], makers)
@@ -100,6 +95,18 @@ def written_window(op: Op, makers: Mapping[int, Op]) -> Window | None:
     window = Window(tuple(starts), tuple(sizes), tuple(strides), tuple(places))
     ends = zip(window.index, shape, strict=True)
     return window if all(at.start >= 0 and at.stop <= n for at, n in ends) else None
+
+
+def _updated_slice(op: Op, makers: Mapping[int, Op]) -> Window | None:
+    """The window of a dynamic update of a slice; its start is moved into the operand."""
+    shape, sizes = op.inputs[0].shape, op.inputs[1].shape
+    starts: list[int] = []
+    for x, n, m in zip(op.inputs[2:], shape, sizes, strict=True):
+        start = constant(x, makers)
+        if (start is None and n != m) or not m:
+            return None
+        starts.append(0 if start is None else min(max(int(start), 0), n - m))
+    return Window(tuple(starts), sizes, (1,) * len(shape), tuple(range(len(shape))))
 
 
 def _progression(rows: Array, queries: Sequence[int]) -> int | None:
@@ -138,12 +145,16 @@ def _broadcast(params: Mapping[str, Any], x: Array) -> Array:
     shape = [1] * len(params["shape"])
     for d, n in zip(params["broadcast_dimensions"], x.shape, strict=True):
         shape[d] = n
-    return np.broadcast_to(x.reshape(shape), params["shape"])
+    spread: Array = np.broadcast_to(x.reshape(shape), params["shape"])
+    return spread
 
 
 def _iota(params: Mapping[str, Any]) -> Array:
     shape, d = params["shape"], params["dimension"]
-    return np.broadcast_to(np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))]), shape)
+    counted: Array = np.broadcast_to(
+        np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))]), shape
+    )
+    return counted
 
 
 _EVALUATE: dict[str, Callable[..., Array]] = {
@@ -151,7 +162,7 @@ _EVALUATE: dict[str, Callable[..., Array]] = {
     "sub": lambda _, x, y: x - y,
     "mul": lambda _, x, y: x * y,
     "lt": lambda _, x, y: x < y,
-    "select_n": lambda _, which, x, y: np.where(which, y, x),
+    "select_n": lambda _, which, x, y: np.asarray(np.where(which, y, x)),
     "convert_element_type": lambda params, x: x.astype(params["new_dtype"]),
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
     "reshape": lambda params, x: x.reshape(params["new_sizes"]),
@@ -304,7 +315,7 @@ def _sliced(op: Op, makers: Mapping[int, Op]) -> Form | None:
     changed = False
     for d, step in enumerate(strides):
         start, n, m = op.params["start_indices"][d], x.shape[d], y.shape[d]
-        if step > 1 and (n % step or m < 1 or 8 * (n // step - m) > n):
+        if step > 1 and (n % step or m < 1 or SHORTER * (n // step - m) > n):
             return None
         if step > 1:
             ends[d] = start % step, n, step
@@ -406,3 +417,40 @@ _FORMS: dict[str, Callable[[Op, Mapping[int, Op]], Form | None]] = {
     "pad": _padded,
     **dict.fromkeys((name for name in COMBINE if name.startswith("scatter")), _scattered),
 }
+
+# ---- Strides that were taken apart in vain ---------------------------------------------------------------------------
+
+
+def join_strides(graph: Graph) -> Graph:
+    """Returns the graph with slices and pads in two steps, of which nothing has used the first, as one."""
+    makers, readers = producers(graph), consumers(graph)
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(join_strides, op)
+        x = op.inputs[0] if op.name in _JOIN else None
+        first = makers.get(x.id) if isinstance(x, Value) and len(readers[x.id]) == 1 else None
+        params = _JOIN[op.name](first, op) if first is not None and first.name == op.name else None
+        ops.append(op if first is None or params is None else replace(op, params=params, inputs=first.inputs))
+    return with_ops(graph, ops)
+
+
+def _join_slices(first: Op, then: Op) -> dict[str, Any] | None:
+    strides, starts = first.params["strides"], first.params["start_indices"]
+    if strides is None or max(strides) == 1 or max(then.params["strides"] or (1,)) > 1:
+        return None
+    ends = zip(starts, strides, then.params["start_indices"], then.outputs[0].shape, strict=True)
+    found = [(a + step * b, a + step * (b + n - 1) + 1) for a, step, b, n in ends]
+    return {**first.params, "start_indices": tuple(a for a, _ in found), "limit_indices": tuple(b for _, b in found)}
+
+
+def _join_pads(first: Op, then: Op) -> dict[str, Any] | None:
+    inner, outer = first.params["padding_config"], then.params["padding_config"]
+    fills = [x for x in (first.inputs[1], then.inputs[1]) if isinstance(x, Literal)]
+    alike = len(fills) == 2 and np.asarray(fills[0].value).tobytes() == np.asarray(fills[1].value).tobytes()
+    if not alike or any(k for *_, k in inner) or not any(k for *_, k in outer):
+        return None
+    ends = zip(inner, outer, strict=True)
+    return {"padding_config": tuple((lo + (k + 1) * a, hi + (k + 1) * b, k) for (a, b, _), (lo, hi, k) in ends)}
+
+
+_JOIN: dict[str, Callable[[Op, Op], dict[str, Any] | None]] = {"slice": _join_slices, "pad": _join_pads}

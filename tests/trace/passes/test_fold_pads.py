@@ -71,7 +71,6 @@ def test_gradients(name):
 
 
 OTHERS = {
-    "cut, then filled": lambda x: jnp.pad(x[:, 1:], ((0, 0), (1, 0), (0, 0))),
     "two fillings": lambda x: jnp.pad(
         jnp.pad(x, ((0, 0), (1, 0), (0, 0))), ((0, 0), (0, 1), (0, 0)), constant_values=1.0
     ),
