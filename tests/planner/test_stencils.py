@@ -113,3 +113,25 @@ def test_the_traced_program_computes_the_same(name):
     made, expected = jax.jit(lambda u: run(traced, u))(u), jax.jit(both)(u)
     for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_stencils_inside_a_shard_map():
+    """Its body sees one block; along the axes that it leaves automatic, halos are planned."""
+    mesh = md.Mesh.parse("x=4,y=2", SLOW)
+
+    def step(u):
+        def body(block):
+            return PLANES["five_points"][0](block), jnp.diff(block, axis=0)
+
+        return jax.shard_map(
+            body,
+            mesh=jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2),
+            in_specs=jax.P("x"),
+            out_specs=jax.P("x"),
+            axis_names={"x"},
+        )(u)
+
+    u = grid(64, 32)
+    sharded = md.parallelize(step, mesh, {"u": "x=S(0) y=S(1)"})
+    sharded.verify(u)
+    sharded.check(u)

@@ -26,6 +26,7 @@ from jax import lax
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.index import producers
+from meshdsl.ir.manual import read_axes
 from meshdsl.ir.rewrite import fresh_ids, values
 from meshdsl.rules.dim_groups import DimGroup, padded_params
 from meshdsl.trace.passes.alignment import (
@@ -75,7 +76,8 @@ class _Aligner:
             start = len(self.frame.ops)
             self._rewrite(op)
             for new in self.frame.ops[start:]:
-                new.source, new.scope, new.phase, new.manual = op.source, op.scope, op.phase, op.manual
+                new.source, new.scope, new.phase = op.source, op.scope, op.phase
+                new.manual = op.manual if new.name == op.name else read_axes(op)
         return replace(self.source, inputs=made, ops=tuple(self.frame.ops))
 
     def _rewrite(self, op: Op) -> None:
