@@ -6,8 +6,10 @@ A step on its way down, file by file; each stage returns a value that can be pri
       options.parse_options      -> Options, all faults in one error
     Sharded.__call__, .plan      one call: flat arrays and its kind (``stages.call_key``)
       stages.CallStages          the stages below for one kind of call, each computed on first use
-        .traced                  trace.trace                     -> ir.TracedProgram
-        .checked                 custom_rules.check_rules        -> the same; executes the user's functions with rules
+        .traced                  axis_names.trace_found          -> what the step's axis names mean, and by
+                                   trace.trace_call              -> ir.TracedProgram
+        .checked                 pins.fit_constraints            -> the same on this mesh
+                                 custom_rules.check_rules        -> the same; executes the user's functions with rules
         .program                 pipelining.to_microbatches      -> the same in microbatches or stages of a pipeline
         .pins                    pins.UserPins.resolve           -> ir.Pins, for this program and for every variant
         .planned                 plan_variants.plan_best_variant -> PlannedProgram

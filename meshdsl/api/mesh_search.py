@@ -28,6 +28,7 @@ from meshdsl.layouts.axis_rules import Rules
 from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Topology
+from meshdsl.pins import fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.planner.bounds.trivial import least_memory, least_seconds
@@ -162,8 +163,8 @@ class ConfigurationSearch:
     def bounded(self, config: Configuration) -> BoundedConfiguration:
         """Return the configuration with its bounds, or with the first fault that keeps it from being planned."""
         try:
-            stages = CallStages(self.program.step, self._sharded(config).options, self.traced)
-            mesh, program = stages.options.mesh, self._program(stages, config)
+            stages, program = self._traced_for(config)
+            mesh = stages.options.mesh
             pins = stages.user_pins.resolve(program, mesh)
             seconds, memory = least_seconds(program, mesh), least_memory(program, mesh, pins)
             return BoundedConfiguration(config, seconds, memory, stages, program)
@@ -177,14 +178,29 @@ class ConfigurationSearch:
         ruled = [axis for table in self._rules.tables.values() for axes in table.values() for axis in axes]
         named = [axis for axis in dict.fromkeys((*pinned, *ruled)) if axis != AXIS]
         more = [axis for axis in reversed(DEFAULT_AXES) if axis not in named][: max(2 - len(named), 0)]
-        staged = AXIS in (*pinned, *ruled) or bool(stacked_parameters(self.traced))
+        staged = AXIS in (*pinned, *ruled) or (not self.on_devices and bool(stacked_parameters(self.traced)))
         return [AXIS] * staged + sorted([*named, *more], key=lambda axis: DEFAULT_AXES.get(axis, 1))
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether the step is written for one device, so that its program depends on the mesh."""
+        return bool(self.program.axis_names)
 
     @cached_property
     def traced(self) -> TracedProgram:
         """The program, the whole batch at once, its user-defined rules checked."""
         keep_cuts = bool(self.program.pipeline and self.program.pipeline.axis)
-        return check_rules(trace(self.program.step, self.program.args, inside=self._rules.inside, cuts=keep_cuts))
+        inside, keep = self._rules.inside, self.program.constraints == "keep"
+        return check_rules(trace(self.program.step, self.program.args, inside=inside, cuts=keep_cuts, keep=keep))
+
+    def _traced_for(self, config: Configuration) -> tuple[CallStages, TracedProgram]:
+        """Return the stages of a configuration, and the program that is planned."""
+        sharded = self._sharded(config)
+        if self.on_devices:
+            own: CallStages = sharded.stages(*self.program.args)
+            return own, own.program
+        stages = CallStages(self.program.step, sharded.options, self.traced)
+        return stages, fit_constraints(self._program(stages, config), sharded.options.mesh)
 
     def _sharded(self, config: Configuration) -> Any:
         program = self.program
@@ -196,6 +212,8 @@ class ConfigurationSearch:
             donate_argnums=tuple(range(len(program.args) - 1)),
             rules=self._rules,
             pipeline=config.pipeline,
+            axis_names=program.axis_names,
+            constraints=program.constraints,
         )
 
     def _program(self, stages: CallStages, config: Configuration) -> TracedProgram:
@@ -375,7 +393,7 @@ def search(
     program = step if isinstance(step, Program) else Program(step, args, layouts)
     space = ConfigurationSearch(program, topology, rules, memory)
     progress("tracing")
-    _ = space.traced
+    _ = space.on_devices or space.traced
     every = configurations(
         devices, space.axes if axes is None else axes, program.pipeline, microbatches, schedules, chunks, recompute
     )

@@ -46,12 +46,17 @@ JAX_SETTINGS = (  # settings of jax that a trace depends on
 )
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+CONSTRAINTS = ("keep", "ignore")  # what becomes of shardings that jax's own functions state
 NO_MESH = Mesh(none=1)  # stands for a mesh that could not be read, until the faults are raised
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of :func:`meshdsl.parallelize`, normalised; memory in bytes, time limit in seconds."""
+    """The arguments of :func:`meshdsl.parallelize`, normalised; memory in bytes, time limit in seconds.
+
+    Args:
+      mapped: the step was given as ``jax.pmap`` returned it.
+    """
 
     mesh: Mesh
     layouts: Mapping[str, Layout | str] = field(default_factory=dict)
@@ -67,6 +72,9 @@ class Options:
     pipeline: Pipeline | None = None
     overlap: bool = False
     time_limit: float | None = None
+    axis_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    constraints: str = "keep"
+    mapped: bool = False
 
 
 def jax_settings() -> tuple[Any, ...]:
@@ -162,8 +170,9 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         raise ArgumentError(f"step: {is_a(step)}, not a function; parallelize(step, mesh) takes the step first")
     rows: list[str] = []
     plan = _parse_plan(given["plan"], rows)
+    mesh = _parse_mesh(given["mesh"], plan.topology if plan else None, rows)
     made = Options(
-        mesh=_parse_mesh(given["mesh"], plan.topology if plan else None, rows),
+        mesh=mesh,
         layouts=_parse_table("layouts", given["layouts"], rows),
         outputs=_parse_table("outputs", given["outputs"], rows),
         rules=_parse_rules(given["rules"], rows),
@@ -177,6 +186,9 @@ def parse_options(step: Callable[..., Any], **given: Any) -> Options:
         pipeline=_parse_pipeline(given["pipeline"], plan, rows),
         overlap=_parse_overlap(given["overlap"], plan, rows),
         time_limit=_parse_time_limit(given["time_limit"], rows),
+        axis_names=_parse_axis_names(given["axis_names"], mesh, rows),
+        constraints=_parse_constraints(given["constraints"], rows),
+        mapped=given["mapped"],
     )
     rows += argument_faults(step, made)
     if rows:
@@ -288,6 +300,38 @@ def _parse_time_limit(seconds: Any, rows: list[str]) -> float | None:
         return None if seconds is None else float(seconds)
     rows.append(f"time_limit: {is_a(seconds)}, not a number of seconds above 0; None is no limit")
     return None
+
+
+def _parse_axis_names(given: object, mesh: Mesh, rows: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the mesh axes of each axis name, major first; a mesh axis belongs to one name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        rows.append(f"axis_names: {is_a(given)}, not a dict of mesh axes by axis names; write {{'batch': 'data'}}")
+        return {}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, meant in given.items():
+        label = f"axis_names[{name!r}]"
+        axes = tuple(re.split(r"[\s,]+", meant.strip("() \t"))) if isinstance(meant, str) else meant
+        if not isinstance(axes, Sequence) or not axes or not all(isinstance(axis, str) for axis in axes):
+            rows.append(f"{label}: {is_a(meant)}, not a mesh axis; write 'data', or '(data,fsdp)' for several")
+            continue
+        if mesh is not NO_MESH:
+            unknown = [axis for axis in axes if axis not in mesh.names]
+            rows += [f"{label}: no axis {axis!r} in the mesh{nearest(axis, mesh.names)}" for axis in unknown]
+        taken = {axis: other for other, those in found.items() for axis in those}
+        rows += [f"{label}: axis {axis!r} is meant by {taken[axis]!r} already" for axis in axes if axis in taken]
+        rows += [f"{label}: axis {axis!r} is named twice" for axis in dict.fromkeys(axes) if axes.count(axis) > 1]
+        found[name] = tuple(axes)
+    return found
+
+
+def _parse_constraints(given: object, rows: list[str]) -> str:
+    if not isinstance(given, str) or given not in CONSTRAINTS:
+        near = nearest(given, CONSTRAINTS) if isinstance(given, str) else ""
+        rows.append(f"constraints: {is_a(given)}, neither 'keep' nor 'ignore'{near}")
+        return CONSTRAINTS[0]
+    return given
 
 
 def _parse_devices(devices: Any, rows: list[str]) -> tuple[jax.Device, ...] | None:

@@ -5,10 +5,11 @@ program = md.Program(step, (params, batch), rules="batch:data hidden:model")    
 $ meshdsl plan train.py --mesh data=4,model=2
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.api.options import CONSTRAINTS
 from meshdsl.api.sharded import Sharded, parallelize
 from meshdsl.errors import ArgumentError, faults, is_a
 from meshdsl.ir.graph import TracedProgram
@@ -44,6 +45,8 @@ class Program:
       evaluate: ``(*state) -> {"held-out loss": 1.3, ...}``, measured on the trained state.
       steps: default number of steps of a training run.
       overlap: whether the plan is chosen by simulated time with overlap, as in ``parallelize``.
+      axis_names: mesh axes by the axis names of the step's collectives, as in ``parallelize``.
+      constraints: what shardings of jax inside the step do, as in ``parallelize``.
 
     Raises:
       ArgumentError: lists all fields that are not of these kinds.
@@ -63,6 +66,8 @@ class Program:
     evaluate: Callable[..., Mapping[str, Any]] | None = None
     steps: int | None = None
     overlap: bool = False
+    axis_names: Mapping[str, str | Sequence[str]] | None = None
+    constraints: str = "keep"
 
     def __post_init__(self) -> None:
         """Check the kinds of all fields."""
@@ -84,6 +89,10 @@ class Program:
             rows.append(f"steps: {is_a(self.steps)}, not a number of training steps")
         if not isinstance(self.overlap, bool):
             rows.append(f"overlap: {is_a(self.overlap)}, neither True nor False")
+        if self.axis_names is not None and not isinstance(self.axis_names, Mapping):
+            rows.append(f"axis_names: {is_a(self.axis_names)}, not a dict of mesh axes by axis names")
+        if self.constraints not in CONSTRAINTS:
+            rows.append(f"constraints: {is_a(self.constraints)}, neither 'keep' nor 'ignore'")
         if rows:
             raise ArgumentError(faults("invalid arguments of Program:", rows))
 
@@ -158,4 +167,6 @@ def parallelize_program(
         plan=plan,
         pipeline=program.pipeline,
         overlap=program.overlap and plan is None,
+        axis_names=program.axis_names,
+        constraints=program.constraints,
     )

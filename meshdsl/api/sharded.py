@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
+from meshdsl.api.axis_names import inner_of_pmap
 from meshdsl.api.check import check_step
 from meshdsl.api.executable import Executable
 from meshdsl.api.explain import Explanation, explain
@@ -30,6 +31,7 @@ from meshdsl.lowering.numerics import CheckReport, check_tolerance
 from meshdsl.lowering.reference import is_divided, whole_step
 from meshdsl.lowering.verify import VerifyReport, verify_here, verify_target
 from meshdsl.pipelining import whole_function
+from meshdsl.plan.build import without_rule
 from meshdsl.plan.plan import Plan
 from meshdsl.schedules.spec import Pipeline
 from meshdsl.trace import Call, PureStep, flatten_call
@@ -61,13 +63,16 @@ def parallelize(
     pipeline: Pipeline | None = None,
     overlap: bool = False,
     time_limit: float | None = None,
+    axis_names: Mapping[str, str | Sequence[str]] | None = None,
+    constraints: str = "keep",
 ) -> "Sharded[Params, Result]":
     """Return the step as a function that is planned over ``mesh`` and runs as planned.
 
     Nothing is traced or planned before the first call, or before the first ``plan``, ``lower``, ``verify``, ``check``.
 
     Args:
-      step: a function of pytrees of arrays, as ``jax.jit`` takes it.
+      step: a function of pytrees of arrays, as ``jax.jit`` takes it; of one that ``jax.pmap`` returned, the function
+        that it maps is taken, and arrays are whole.
       mesh: a mesh, or its text ``"data=4,model=2"``; the topology is then that of ``plan``, or ``cpu``.
       layouts: pins by globs over argument names and tree paths; axes not named are free.
       outputs: pins by globs over the results' paths; other results follow the inputs that they replace.
@@ -85,6 +90,13 @@ def parallelize(
         default is to choose by ``plan.seconds``, where operations run one after the other.
       time_limit: seconds of planning after which nothing more is tried to improve the plan and its bound; a note in the
         plan says so, with the gap. Default is none: work is bounded in any case, and the plan is always the same.
+      axis_names: mesh axes by the axis names of the step's collectives, ``{"batch": "data"}`` or
+        ``{"batch": "(data,fsdp)"}``. The step is then written for one device, as for ``jax.pmap``: arguments that are
+        pinned split over these axes are cut, all others are whole on every device. Default: a name that the step uses
+        is found where only one set of mesh axes splits arguments.
+      constraints: what ``jax.lax.with_sharding_constraint``, ``jax.sharding.reshard``, ``jax.device_put`` and the
+        shardings of a ``jax.jit`` inside the step do: ``"keep"`` takes them as ``md.constrain``, over mesh axes of the
+        same names; ``"ignore"`` plans freely.
 
     Returns:
       The sharded step, with the parameters, the result, the name and the documentation of ``step``.
@@ -100,8 +112,9 @@ def parallelize(
     The search space and the cost model follow Alpa (Zheng et al. 2022) and GSPMD (Xu et al. 2021); every plan comes
     with a lower bound, see ``meshdsl.planner``.
     """
+    inner = inner_of_pmap(step)
     options = parse_options(
-        step,
+        inner or step,
         mesh=mesh,
         layouts=layouts,
         outputs=outputs,
@@ -116,8 +129,11 @@ def parallelize(
         pipeline=pipeline,
         overlap=overlap,
         time_limit=time_limit,
+        axis_names=axis_names,
+        constraints=constraints,
+        mapped=inner is not None,
     )
-    return Sharded(step, options)
+    return Sharded(inner or step, options)
 
 
 class Sharded(Generic[Params, Result]):
@@ -132,8 +148,9 @@ class Sharded(Generic[Params, Result]):
         update_wrapper(self, step, updated=())
         self.step, self.options = step, options
         self._stages: dict[Any, CallStages] = {}  # by kind of call
-        self._traced: dict[Any, TracedProgram] = {}  # likewise; shared with what ``with_pins`` returns
+        self._traced: dict[Any, TracedProgram] = {}  # likewise; shared with ``with_pins`` unless pins matter
         self._starts: dict[Any, PlannedProgram] = {}  # plans under the pins before ``with_pins``
+        self._warned: set[str] = set()
         self._recent: dict[Any, tuple[Executable, Binding | None]] = {}  # by tree and settings of jax, for ``__call__``
         self._has_static = bool(options.static_argnums or options.static_argnames)
 
@@ -337,7 +354,8 @@ class Sharded(Generic[Params, Result]):
         elif is_divided(stages.checked.graph):
             reference = whole_step(stages.checked.graph, stages.executable.devices)
         else:
-            reference = PureStep(self.step, call)
+            pure = PureStep(self.step, call)
+            reference = stages.devices.whole(pure, pure) if stages.devices else pure
         return check_step(stages, reference, call.leaves, tolerance, divide)
 
     # ---- Calls and their stages
@@ -349,9 +367,13 @@ class Sharded(Generic[Params, Result]):
         """Return the stages of this kind of call; a new kind is traced, and logged if another has been planned."""
         key = call_key(call)
         if key not in self._stages:
-            if key not in self._traced:
-                self._traced[key] = trace_for(self.step, self.options, call)
-            stages = CallStages(self.step, self.options, self._traced[key], self._starts.get(key))
+            devices, program = None, self._traced.get(key)
+            if program is None:
+                devices, program = trace_for(self.step, self.options, call)
+            if devices is None:
+                self._traced[key] = program
+            start = self._starts.get(key) if devices is None else None  # else the program depends on the pins
+            stages = CallStages(self.step, self.options, program, devices, start)
             self._log_replanning(stages.traced)
             self._stages[key] = stages
         return self._stages[key]
@@ -373,9 +395,17 @@ class Sharded(Generic[Params, Result]):
             what = "a static argument or a setting of jax changed"
         log.warning("planning %s again: %s", program.name, what)
 
+    def _warn(self, program: TracedProgram) -> None:
+        """Log, once each, the notes by which the program means something else than the step, or runs replicated."""
+        for text in (*program.warnings, *without_rule(program)):
+            if text not in self._warned:
+                self._warned.add(text)
+                log.warning("%s: %s", program.name, text)
+
     def _run(self, call: Call, tree: Any = None, arguments: Any = None) -> Result:
         check_values(call.name, call.paths, call.leaves)
         executable = self._stages_of(call).executable
+        self._warn(executable.program)
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             inlined = executable.inline(call.leaves)
             return executable.finish(inlined, call.leaves, call.objects)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """One kind of call of a step on its way to an executable, stage by stage.
 
     traced     the graph of the whole batch; independent of mesh and pins      meshdsl.trace
-    checked    the same, without rows of user-defined rules that do not hold   meshdsl.custom_rules
+    checked    the same on this mesh, without rows of rules that do not hold   meshdsl.pins, meshdsl.custom_rules
     program    the same in microbatches, or as a pipeline                      meshdsl.pipelining
     pins       what the user fixed, resolved for the program and checked       meshdsl.pins
     planned    the best variant of the program with its plan                   meshdsl.api.plan_variants
@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from meshdsl.api.axis_names import trace_found
 from meshdsl.api.executable import Executable
 from meshdsl.api.options import Options, donated_leaves, jax_settings
 from meshdsl.api.plan_variants import PlannedProgram, plan_best_variant
@@ -30,11 +31,12 @@ from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.topology import Link, Topology
 from meshdsl.lowering.shardings import device_mesh
 from meshdsl.padding import pad_program
-from meshdsl.pins import UserPins
+from meshdsl.pins import UserPins, fit_constraints
 from meshdsl.pipelining import to_microbatches
 from meshdsl.plan.plan import Plan
 from meshdsl.plan.validate import check_runnable, check_same_program
 from meshdsl.trace import Call, trace_call
+from meshdsl.trace.device_axes import DeviceMap
 
 SLOW_DEVICES = Topology(  # no message costs anything beside their work, and starting an operation costs nothing
     "slow devices", flops16=1e6, flops32=1e6, memory_bandwidth=1e6, memory=1e18, overhead=0.0, links=(Link(0.0, 1e12),)
@@ -52,9 +54,14 @@ def _abstract_value(x: Any) -> tuple[Any, ...]:
     return tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False))
 
 
-def trace_for(step: Callable[..., Any], options: Options, call: Call) -> TracedProgram:
-    """Return the program of a call, the whole batch at once; it does not depend on the mesh."""
-    return trace_call(step, call, options.rules.inside, cuts=bool(options.pipeline and options.pipeline.axis))
+def trace_for(step: Callable[..., Any], options: Options, call: Call) -> tuple[DeviceMap | None, TracedProgram]:
+    """Return the program of a call, the whole batch at once.
+
+    It depends on the mesh and the pins only if the step is written for one device; the map of devices is returned then.
+    """
+    keep_cuts, keep = bool(options.pipeline and options.pipeline.axis), options.constraints == "keep"
+    inside = options.rules.inside
+    return trace_found(lambda devices: trace_call(step, call, inside, keep_cuts, devices, keep), options, call)
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,14 @@ class CallStages:
 
     Args:
       traced: the step's program, from ``trace_for``.
+      devices: from ``trace_for``, for a step that is written for one device.
       start: a plan of the same program under other pins, from which planning starts.
     """
 
     step: Callable[..., Any]
     options: Options
     traced: TracedProgram
+    devices: DeviceMap | None = None
     start: PlannedProgram | None = None
 
     @cached_property
@@ -79,8 +88,11 @@ class CallStages:
 
     @cached_property
     def checked(self) -> TracedProgram:
-        """The traced program, its user-defined rules checked on simulated devices; this executes user code."""
-        return check_rules(self.traced)
+        """The traced program, its constraints fitted to the mesh, and its user-defined rules checked.
+
+        Rules are checked on simulated devices; this executes user code.
+        """
+        return check_rules(fit_constraints(self.traced, self.options.mesh))
 
     @cached_property
     def program(self) -> TracedProgram:

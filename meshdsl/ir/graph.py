@@ -122,8 +122,8 @@ class Op:
 
     @property
     def called(self) -> str:
-        """The name to display: a function with a rule has its own."""
-        return str(getattr(self.params.get("ruled"), "name", self.name))
+        """The name to display: a function with a rule has its own, a constraint by jax that of its function."""
+        return str(getattr(self.params.get("ruled"), "name", self.params.get("by", self.name)))
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -202,6 +202,8 @@ class TracedProgram:
 
     Args:
       held: state that it changes in place.
+      notes: remarks for the reader of the plan.
+      warnings: those of the notes by which the program means something else than the step says.
       spread: it contains shardings or shard_maps of jax's own, so that it runs only on several devices.
       pipeline: its microbatches and pipeline stages, if it has any.
     """
@@ -214,6 +216,7 @@ class TracedProgram:
     name: str = "step"
     held: HeldState = field(default_factory=HeldState)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     spread: bool = False
     pipeline: Pipelined | None = None
 

@@ -194,8 +194,10 @@ def _constrain_faults(op: Op, mesh: Mesh) -> list[str]:
     leaf = Leaf("", value.shape, value.dtype, dims=op.params["names"])
     inside = [axis for axis in pin.axes if axis in op.manual and pin.on(axis) is not B]
     found = [f"{axis}={pin.on(axis)}: the shard_map around it divides over {axis} itself" for axis in inside]
-    found += [*_axis_faults(pin, mesh), *leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
-    return [f"constrain at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
+    instead = "; constraints='ignore' plans freely" if "by" in op.params else ""
+    found += [text + instead for text in _axis_faults(pin, mesh)]
+    found += [*leaf_faults("a value", leaf, pin, mesh), *_unreducible(pin, leaf.dtype)]
+    return [f"{op.called} at {op.source}: {text}" for text in (*found, *_two_reductions(pin, mesh))]
 
 
 def _two_reductions(pin: Layout, mesh: Mesh) -> list[str]:

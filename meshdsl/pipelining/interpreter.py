@@ -31,7 +31,7 @@ from meshdsl.lowering.interpreter import Arrays, literal
 from meshdsl.lowering.local.collectives import identity
 from meshdsl.lowering.local.registry import Local, position, run_local
 from meshdsl.pipelining.time_axis import PER_MICROBATCH, TimePlacement, local_placement, time_rows
-from meshdsl.primitives.constrain import bind_constrain
+from meshdsl.primitives.constrain import constrain_p
 from meshdsl.rules.elementwise import is_zero
 from meshdsl.rules.registry import all_broadcast
 from meshdsl.schedules.simulate import part_of, part_scope
@@ -84,7 +84,7 @@ class Runner:
         if op.name == "constant":
             return (op.params["value"],)
         if op.name == "constrain":
-            return (bind_constrain(arrays[0], op.params["layout"], op.params["names"]),)
+            return (constrain_p.bind(arrays[0], **op.params),)
         ports = (tuple(Layout(**{AXIS: p}) for p in side) for side in (row.inputs, row.outputs))
         return run_local(op, arrays, Local({AXIS: self.placement.microbatches}, *ports))
 

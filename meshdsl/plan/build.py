@@ -58,7 +58,7 @@ def build_plan(program: TracedProgram, solution: Solution, pins: Pins, classes: 
         outputs=tuple(_outputs(program, solution, pins)),
         collectives=tuple(c for _, c in waits),
         held=tuple((reasons.name_and_line(value), size) for value, size in solution.held),
-        notes=(*_without_rule(program, solution), *_rounded_sums(program, solution), *program.notes, *solution.notes),
+        notes=(*without_rule(program, solution), *_rounded_sums(program, solution), *program.notes, *solution.notes),
         solution=solution,
         pipeline=price_pipeline_parts(program, solution, waits, times),
         lines=lines.texts,
@@ -140,8 +140,8 @@ def _collective(
 # ---- Notes -----------------------------------------------------------------------------------------------------------
 
 
-def _without_rule(program: TracedProgram, solution: Solution) -> list[str]:
-    """A note per operation without a rule, except for constant scalars, which cost nothing.
+def without_rule(program: TracedProgram, solution: Solution) -> list[str]:
+    """Returns a note per operation without a rule, except for constant scalars, which cost nothing.
 
     Nor does one need a rule that the user divides over all axes.
     """

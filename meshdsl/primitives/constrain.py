@@ -2,6 +2,9 @@
 
 Under autodiff it constrains the primal only; under ``vmap`` the dims that it splits shift past the mapped one.
 ``names`` are the names of the value's dims if they are known, else empty.
+
+What jax's own functions state about shardings (``jax.lax.with_sharding_constraint``) is read as this primitive too,
+with two more parameters: ``by`` is the name of the function, and ``closed`` are dims that only the layout's axes split.
 """
 
 from collections.abc import Sequence
@@ -22,11 +25,16 @@ def bind_constrain(x: Any, layout: Layout, names: Names = ()) -> Any:
     return constrain_p.bind(x, layout=layout, names=names)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, layout: Layout, names: Names) -> tuple[Any, Any]:
-    return constrain_p.bind(primals[0], layout=layout, names=names), tangents[0]
+def stated_params(layout: Layout, by: str, closed: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the parameters of a constraint that a function of jax states."""
+    return {"layout": layout, "names": (), "by": by, "closed": tuple(closed)}
 
 
-def _transpose(cotangent: Any, x: Any, *, layout: Layout, names: Names) -> list[Any]:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    return constrain_p.bind(primals[0], **params), tangents[0]
+
+
+def _transpose(cotangent: Any, x: Any, **params: Any) -> list[Any]:
     return [cotangent]
 
 
@@ -44,9 +52,9 @@ def _past(placed: Placement, mapped: int) -> Placement:
     return placed
 
 
-constrain_p.def_impl(lambda x, *, layout, names: x)
-constrain_p.def_abstract_eval(lambda x, *, layout, names: x)
-mlir.register_lowering(constrain_p, lambda context, x, *, layout, names: [x])
+constrain_p.def_impl(lambda x, **params: x)
+constrain_p.def_abstract_eval(lambda x, **params: x)
+mlir.register_lowering(constrain_p, lambda context, x, **params: [x])
 ad.primitive_jvps[constrain_p] = _jvp
 ad.primitive_transposes[constrain_p] = _transpose
 batching.primitive_batchers[constrain_p] = _batch

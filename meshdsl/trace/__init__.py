@@ -6,13 +6,15 @@
    array in a module of equinox is part of the tree (``static_leaves``); objects of nnx are state (``objects``).
 2. ``pure_step``   makes the step a function of flat arrays, which ``jax.make_jaxpr`` runs once on shapes. Changes in
    place become results, or an error (``lost_changes``). Autodiff is over after that: the graph holds forward pass,
-   backward pass and optimizer alike. ``diagnostics`` translates errors into terms of the step's own arguments.
+   backward pass and optimizer alike. ``device_axes`` makes a step for one device, with collectives over named axes, one
+   on whole arrays. ``diagnostics`` translates errors into terms of the step's own arguments.
 3. ``read_jaxpr``  equations become operations: calls are inlined, loops stay, closed-over arrays become explicit.
-   ``source`` gives each operation the user's line. ``shard_maps`` reads the user's ``jax.shard_map``.
+   ``source`` gives each operation the user's line; ``shardings`` of jax become layouts; ``shard_maps`` reads the user's
+   ``jax.shard_map``.
 4. ``passes``      rewrite the graph so that the planner sees what XLA will run; in the order that ``passes`` states.
 5. ``annotate``    writes how often each body runs and the phase of each operation, and numbers values and operations.
 
-A trace knows no mesh: one serves all.
+A trace knows no mesh, and one serves all, unless the step is written for one device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +30,12 @@ from meshdsl.layouts.axis_rules import Table
 from meshdsl.nd.named_array import pinning
 from meshdsl.trace.annotate import annotate
 from meshdsl.trace.arguments import Call, check_captured, flatten_call
+from meshdsl.trace.device_axes import DeviceMap
 from meshdsl.trace.diagnostics import check_opaque, note_constraints, translate_trace_errors
 from meshdsl.trace.leaves import typed_leaf
 from meshdsl.trace.lost_changes import check_nothing_lost
 from meshdsl.trace.passes import run_passes
-from meshdsl.trace.passes.canonicalize import remove_stages
+from meshdsl.trace.passes.canonicalize import remove_stages, remove_stated
 from meshdsl.trace.pure_step import PureStep
 from meshdsl.trace.read_jaxpr import read_jaxpr
 from meshdsl.trace.shard_maps import check_shard_maps
@@ -52,6 +55,7 @@ def trace(
     static_argnames: str | Sequence[str] = (),
     inside: Table | None = None,
     cuts: bool = False,
+    keep: bool = True,
 ) -> TracedProgram:
     """Returns the program of one call ``step(*args, **kwargs)``.
 
@@ -61,32 +65,47 @@ def trace(
       static_argnames: their names; either form covers both ways of passing them.
       inside: logical-axis rules for the named tensors that the step computes.
       cuts: keep ``md.stage``, which marks where a pipeline's stages end.
+      keep: constraints that jax's own functions state are kept; else they are ignored, with a note.
 
     Raises:
       TraceError: arguments that are neither arrays nor static, a step that needs values while it is traced, or that
         changes in place what a call cannot give back.
     """
-    return trace_call(step, flatten_call(step, args, kwargs, static_argnums, static_argnames), inside, cuts)
+    call = flatten_call(step, args, kwargs, static_argnums, static_argnames)
+    return trace_call(step, call, inside, cuts, keep=keep)
 
 
 @gc_paused
-def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None, cuts: bool = False) -> TracedProgram:
-    """Returns the program of a call that has been flattened; the other arguments are those of ``trace``."""
+def trace_call(
+    step: Callable[..., Any],
+    call: Call,
+    inside: Table | None = None,
+    cuts: bool = False,
+    devices: DeviceMap | None = None,
+    keep: bool = True,
+) -> TracedProgram:
+    """Returns the program of a call that has been flattened; other arguments are those of ``trace``.
+
+    Args:
+      devices: the step is written for one of these devices; the program is that of all of them.
+    """
     # jaxpr
     pure = PureStep(step, call)
     with translate_trace_errors(call.name, call.paths, call.leaves), pinning(inside):
-        closed, results = jax.make_jaxpr(pure, return_shape=True)(*call.leaves)
+        closed, results = jax.make_jaxpr(devices.whole(pure) if devices else pure, return_shape=True)(*call.leaves)
         check_captured(call.name, closed.consts)
         changes = pure.changes
         notes = check_nothing_lost(call.name, changes, pure.with_changes() if changes else None, defined_at(step))
 
     # graph
-    traced = remove_stages(read_jaxpr(closed), cuts)
+    read = read_jaxpr(closed)
+    traced = remove_stages(read if keep else remove_stated(read), cuts)
     check_opaque(call.name, traced)
     check_shard_maps(call.name, traced)
 
     # passes, annotations
     graph = annotate(run_passes(traced))
+    ignored, unread = note_constraints(read, traced, graph)
     shared = call.objects.aliases()
     inputs = map(typed_leaf, call.paths, closed.in_avals, call.dims)
     return TracedProgram(
@@ -97,6 +116,7 @@ def trace_call(step: Callable[..., Any], call: Call, inside: Table | None = None
         out_tree=pure.out_tree,
         name=call.name,
         held=pure.held,
-        notes=[*notes, *note_constraints(traced, graph)],
-        spread=any(op.name in ("sharding_constraint", *BOUNDARY) for _, op in walk(traced)),
+        notes=[*notes, *ignored, *unread],
+        warnings=[*notes, *ignored],
+        spread=any(op.name in BOUNDARY or "by" in op.params for _, op in walk(read)),
     )

@@ -82,28 +82,31 @@ def _called_with(paths: Sequence[str], leaves: Sequence[Any]) -> str:
 # Remarks for the reader of the plan on code without effect.
 
 
-def note_constraints(traced: Graph, graph: Graph) -> list[str]:
-    """Returns one line per place where a layout constraint has no effect.
+def note_constraints(read: Graph, traced: Graph, graph: Graph) -> tuple[list[str], list[str]]:
+    """Returns one line per place where a layout constraint is ignored, and per place where it has no effect.
 
     Args:
-      traced: the graph before the passes.
+      read: the graph as it was read.
+      traced: the graph before the passes, maybe without constraints of jax.
       graph: the graph after them.
     """
-    before = [op for _, op in walk(traced)]
-    left = {str(op.source) for _, op in walk(graph) if op.name == "constrain"}
-    jax_stated = _sources(op for op in before if op.name in PLACING and any(v.shape for v in op.outputs))
-    stated = _sources(op for op in before if op.name == "constrain")
-    return [
-        *(
-            f"{name} at {at} is ignored: layouts come from the plan; state one with md.constrain"
-            for at, name in jax_stated
-        ),
-        *(f"constrain at {at} has no effect: nothing reads its result" for at, _ in stated if at not in left),
+    kept, left = _constraints(traced), _constraints(graph)
+    dropped = [place for place in _constraints(read) if place not in kept]
+    nameless = _sources(op for _, op in walk(traced) if op.name in PLACING)
+    ignored = [f"{name} at {at} is ignored, as constraints='ignore' says" for at, name in dropped]
+    ignored += [f"{name} at {at} is ignored: its sharding names no mesh axes" for at, name in nameless]
+    return ignored, [
+        f"{name} at {at} has no effect: nothing reads its result" for at, name in kept if (at, name) not in left
     ]
 
 
+def _constraints(graph: Graph) -> list[tuple[str, str]]:
+    """Line and name of every constraint in a graph."""
+    return _sources(op for _, op in walk(graph) if op.name == "constrain")
+
+
 def _sources(ops: Iterable[Op]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((str(op.source), op.name) for op in ops))
+    return list(dict.fromkeys((str(op.source), op.called) for op in ops))
 
 
 # ---- Refused operations ----------------------------------------------------------------------------------------------

@@ -24,11 +24,14 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as JaxLiteral
 from jax.lax import optimization_barrier_p
+from jax.sharding import NamedSharding
 
 from meshdsl.ir.graph import Atom, Graph, Literal, Op, Value
 from meshdsl.ir.loops import LoopPort, PortRole, loop_ports, with_ports
 from meshdsl.ir.rewrite import broadcast_params
+from meshdsl.primitives.constrain import constrain_p, stated_params
 from meshdsl.rules import RULES
+from meshdsl.trace.shardings import stated_layout
 from meshdsl.trace.source import SourceContext
 
 # ---- Foreign primitives ----------------------------------------------------------------------------------------------
@@ -321,6 +324,37 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+REMATTED = "rematted_computation"  # in the name stack of what ``jax.checkpoint`` computes again
+
+# ---- Shardings -------------------------------------------------------------------------------------------------------
+# What jax's own functions state about shardings is a constraint, as ``md.constrain`` states it. Autodiff states the
+# same of cotangents; these are left free, as those of ``md.constrain`` are.
+
+
+@reader("sharding_constraint", "reshard", "device_put")
+def _stated(site: CallSite) -> Sequence[Atom]:
+    params = site.eqn.params
+    if site.eqn.primitive.name == "device_put":
+        return [_constrained(site, x, s, "device_put") for x, s in zip(site.inputs, params["devices"], strict=True)]
+    if site.eqn.primitive.name == "reshard":
+        return [_constrained(site, site.inputs[0], params["dst_sharding"], "reshard")]
+    return [_constrained(site, site.inputs[0], params["sharding"], "with_sharding_constraint")]
+
+
+def _constrained(site: CallSite, x: Atom, sharding: Any, by: str) -> Atom:
+    """The value under the sharding that an equation states; without a name of an axis, the equation is kept."""
+    found = stated_layout(sharding, len(x.shape))
+    scope = site.place.scope
+    if sharding is None or not isinstance(x, Value) or ("transpose(" in scope and REMATTED not in scope):
+        return x
+    if found is None:
+        made = site.emit(site.eqn.primitive.name, (x,), (x,), primitive=site.eqn.primitive, params={})
+        return made[0]
+    layout, closed = found
+    params = stated_params(layout, by, closed)
+    return site.emit("constrain", (x,), (x,), primitive=constrain_p, params=params)[0]
+
+
 # ---- Calls -----------------------------------------------------------------------------------------------------------
 # Equations that only wrap another jaxpr are inlined.
 #
@@ -332,8 +366,23 @@ def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 _BODY = ("jaxpr", "call_jaxpr", "fun_jaxpr", "fwd_jaxpr", "call", "callee")
 
 
+@reader("jit", "pjit")
+def _jit(site: CallSite) -> Sequence[Atom]:
+    """The body of a jitted function between the shardings that it states."""
+    params = site.eqn.params
+    inputs = _under(site, site.inputs, params.get("in_shardings", ()), "jit(in_shardings=)")
+    return _under(site, _inlined(site, inputs), params.get("out_shardings", ()), "jit(out_shardings=)")
+
+
+def _under(site: CallSite, atoms: Sequence[Atom], shardings: Sequence[Any], by: str) -> Sequence[Atom]:
+    named = [s if isinstance(s, NamedSharding) else None for s in shardings]
+    if not any(named):
+        return atoms
+    return [_constrained(site, x, s, by) if s is not None else x for x, s in zip(atoms, named, strict=True)]
+
+
 @reader(
-    *("jit", "pjit", "closed_call", "core_closed_call", "call", "core_call", "named_call"),
+    *("closed_call", "core_closed_call", "call", "core_call", "named_call"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
     *("custom_vmap_call", "linear_call", "composite", "remat_opt"),
 )

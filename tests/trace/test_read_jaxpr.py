@@ -151,16 +151,21 @@ def test_notes():
 
     def step(x):
         md.constrain(x * 2, "model=P")
+        x = jax.device_put(x, jax.devices()[0])
         return jax.lax.with_sharding_constraint(x, sharding) + 1
 
-    program = trace(step, (X,))
     line = step.__code__.co_firstlineno
-    assert names(program.graph) == ["add", "return"]
-    assert program.notes == [
-        f"sharding_constraint at test_read_jaxpr.py:{line + 2} is ignored: layouts come from the plan; "
-        "state one with md.constrain",
-        f"constrain at test_read_jaxpr.py:{line + 1} has no effect: nothing reads its result",
-    ]
+    unread = f"constrain at test_read_jaxpr.py:{line + 1} has no effect: nothing reads its result"
+    nameless = f"device_put at test_read_jaxpr.py:{line + 2} is ignored: its sharding names no mesh axes"
+    stated = f"with_sharding_constraint at test_read_jaxpr.py:{line + 3} is ignored, as constraints='ignore' says"
+
+    kept = trace(step, (X,))
+    assert names(kept.graph) == ["constrain", "add", "return"]
+    assert (kept.notes, kept.warnings) == ([nameless, unread], [nameless])
+
+    ignored = trace(step, (X,), keep=False)
+    assert names(ignored.graph) == ["add", "return"]
+    assert (ignored.notes, ignored.warnings) == ([stated, nameless, unread], [stated, nameless])
 
 
 def test_a_step_inside_jit_may_close_over_tracers():

@@ -27,6 +27,7 @@ from meshdsl.ir.graph import Graph, Op, TracedProgram, Value
 from meshdsl.ir.index import Flags, GraphIndex, graph_index, ops_named
 from meshdsl.ir.manual import manual_values
 from meshdsl.ir.solution import Pins
+from meshdsl.layouts.layout import Layout
 from meshdsl.layouts.mesh import Mesh
 from meshdsl.layouts.placement import REDUCTIONS, Partial, Split
 from meshdsl.layouts.reshard import ReshardStep
@@ -361,7 +362,8 @@ def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]
                 yield from _graph_nodes(body, classes, mesh)
         elif op.name == "constrain":
             ports = (Port(op.inputs[0], False, (op.id, 0)), Port(op.outputs[0], True))  # type: ignore[arg-type]
-            yield tied_node(ports, op.params["layout"], f"constrain at {op.source}", True, graph.trips)
+            node = tied_node(ports, op.params["layout"], f"{op.called} at {op.source}", True, graph.trips)
+            yield replace(node, requested=_closed(op)) if op.params.get("closed") else node
         elif manual_axes(op) and op.name != "return":
             yield classes.manual_node(op, graph.trips, mesh)
         elif op.id in requested:
@@ -369,6 +371,12 @@ def _graph_nodes(graph: Graph, classes: OpClasses, mesh: Mesh) -> Iterator[Node]
             yield Node(op_class, op, graph.trips, requested=tuple((row, requested[op.id]) for row in rows))
         elif op.name != "return":
             yield Node(classes.of(op), op, graph.trips)
+
+
+def _closed(op: Op) -> tuple[tuple[Signature, tuple[str, ...]], ...]:
+    """The rows that split dims of a constraint which no other axes may split, with the axes that do."""
+    layout: Layout = op.params["layout"]
+    return tuple((Signature((), (Split(d),) * 2), layout.splitting(d)) for d in op.params["closed"])
 
 
 def _constants(index: GraphIndex) -> Flags:

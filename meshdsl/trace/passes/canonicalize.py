@@ -20,8 +20,8 @@ from meshdsl.ir.rewrite import Table, broadcast_params, fresh_ids, in_bodies, su
 from meshdsl.trace.read_jaxpr import written
 
 # ---- Identities ------------------------------------------------------------------------------------------------------
-# The planner chooses layouts, so placing an array on devices, or constraining its sharding with jax's own functions, is
-# an identity as well. So is a chain of reshapes that ends in the shape it began with.
+# The planner chooses layouts, so placing an array on devices, or a sharding without names of axes, is an identity as
+# well. So is a chain of reshapes that ends in the shape it began with.
 
 
 PLACING = frozenset({"sharding_constraint", "layout_constraint", "mesh_cast", "reshard", "device_put"})
@@ -62,6 +62,19 @@ def remove_stages(graph: Graph, cuts: bool = False) -> Graph:
     for op in graph.ops:
         op = in_bodies(remove_stages, substitute(op, table))
         if op.name == "stage" and not cuts:
+            table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
+        else:
+            ops.append(op)
+    return with_ops(graph, ops)
+
+
+def remove_stated(graph: Graph) -> Graph:
+    """Returns the graph without the constraints that jax's own functions state."""
+    table: Table = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        op = in_bodies(remove_stated, substitute(op, table))
+        if op.name == "constrain" and "by" in op.params:
             table.update({out.id: x for out, x in zip(op.outputs, op.inputs, strict=True)})
         else:
             ops.append(op)
