@@ -194,7 +194,7 @@ def written(
 
 def closed(jaxpr: Any) -> ClosedJaxpr:
     """Returns a jaxpr with its constants; parameters of calls may be open or closed jaxprs."""
-    return ClosedJaxpr(jaxpr, ()) if isinstance(jaxpr, Jaxpr) else jaxpr
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
 
 
 def literal(value: Any, dtype: Any) -> Literal:
