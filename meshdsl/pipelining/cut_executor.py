@@ -417,12 +417,19 @@ def pipeline_cuts(
     table = TickTable(pipelined.table, pipelined.buffer_slots)
     loop = CutPipeline(graph, partition, table, axis, independent, mesh)
     pipelined = replace(pipelined, loads=loop.task_costs)
+    warnings: list[str] = []
     notes = [f"{pipelined}; {len(loop.step.inside)} of {len(graph.ops) - 1} operations run per microbatch"]
     notes += _notes_on_other_axes(mesh, axis, independent, loop.splits_examples)
     ignored = [op for op in graph.ops if op.name == "constrain" and placement.is_per_microbatch(op)]
     if ignored:
-        notes.append(f"layout constraints inside of stages are ignored, the first at {ignored[0].source}")
-    return replace(program, graph=loop.step.retraced(loop), notes=[*program.notes, *notes], pipeline=pipelined)
+        warnings.append(f"layout constraints inside of stages are ignored, the first at {ignored[0].source}")
+    return replace(
+        program,
+        graph=loop.step.retraced(loop),
+        notes=[*program.notes, *notes, *warnings],
+        warnings=[*program.warnings, *warnings],
+        pipeline=pipelined,
+    )
 
 
 def _check_cuts(program: TracedProgram, axis: str, mesh: Mesh) -> None:

@@ -43,6 +43,17 @@ def test_a_function_with_its_arguments_in_microbatches():
     assert " ".join(str(found).split()).endswith(counts[3].fault)
 
 
+def test_a_step_for_one_device_is_traced_for_every_mesh():
+    def local(w, x):
+        return w - jax.lax.pmean(jax.grad(lambda w: jnp.mean((x @ w - (x @ w).mean(0)) ** 2))(w), "batch")
+
+    program = md.Program(local, SHAPES, layouts={"x": "data=S(0)"}, axis_names={"batch": "data"})
+    found = md.search(program, devices=4, axes=("data", "model"))
+    assert {each.mesh for each in found.candidates} == {"data=1,model=4", "data=2,model=2", "data=4,model=1"}
+    for each in (each for each in found.candidates if each.plan):
+        assert each.plan.bytes == parallelize_program(program, md.Mesh.parse(each.mesh)).plan(*SHAPES).bytes
+
+
 def stack(**changed):
     params, batch = arguments(batch=32)
     batch.pop("mask")
