@@ -143,17 +143,17 @@ def map_of(names: AxisNames, options: Options, call: Call, notes: list[str]) -> 
 
     def joints(outputs: Sequence[Leaf], held: HeldState, varying: Sequence[tuple[DeviceAxis, ...]]) -> list[Splits]:
         sources = replaced_inputs(TracedProgram(_NOTHING, devices.blocks, tuple(outputs), held=held))
-        found = [_joint(*each, devices, options) for each in zip(outputs, sources, varying, strict=False)]
+        found = [_joint(*each, devices, options) for each in zip(outputs, sources, varying, strict=True)]
         differ = [
             (i, _differs(outputs[i], source, axes, devices))
-            for i, (source, axes, joint) in enumerate(zip(sources, varying, found, strict=False))
+            for i, (source, axes, joint) in enumerate(zip(sources, varying, found, strict=True))
             if source is not None and axes and joint is None
         ]
         lost = [text for i, text in differ if i in held.written]
         if lost:
             raise TraceError(faults(f"{call.name} cannot give back state of its devices:", lost))
         notes.extend(f"{text}, and is returned as one block per device" for _, text in differ)
-        return [default_joint(axes) if joint is None else joint for axes, joint in zip(varying, found, strict=False)]
+        return [default_joint(axes) if joint is None else joint for axes, joint in zip(varying, found, strict=True)]
 
     devices = DeviceMap(axes, inputs, splits, joints)
     return devices

@@ -355,7 +355,7 @@ class Sharded(Generic[Params, Result]):
             reference = whole_step(stages.checked.graph, stages.executable.devices)
         else:
             pure = PureStep(self.step, call)
-            reference = stages.devices.whole(pure, pure) if stages.devices else pure
+            reference = stages.devices.whole(pure) if stages.devices else pure
         return check_step(stages, reference, call.leaves, tolerance, divide)
 
     # ---- Calls and their stages
@@ -395,9 +395,10 @@ class Sharded(Generic[Params, Result]):
             what = "a static argument or a setting of jax changed"
         log.warning("planning %s again: %s", program.name, what)
 
-    def _warn(self, program: TracedProgram) -> None:
+    def _warn(self, executable: Executable) -> None:
         """Log, once each, the notes by which the program means something else than the step, or runs replicated."""
-        for text in (*program.warnings, *without_rule(program)):
+        program = executable.program
+        for text in (*program.warnings, *without_rule(program, executable.plan.solution)):
             if text not in self._warned:
                 self._warned.add(text)
                 log.warning("%s: %s", program.name, text)
@@ -405,7 +406,7 @@ class Sharded(Generic[Params, Result]):
     def _run(self, call: Call, tree: Any = None, arguments: Any = None) -> Result:
         check_values(call.name, call.paths, call.leaves)
         executable = self._stages_of(call).executable
-        self._warn(executable.program)
+        self._warn(executable)
         if executable.closes_over_tracers or any(isinstance(x, jax.core.Tracer) for x in call.leaves):
             inlined = executable.inline(call.leaves)
             return executable.finish(inlined, call.leaves, call.objects)  # type: ignore[no-any-return]

@@ -1,8 +1,9 @@
 """Constraints that jax's own functions state, fitted to the mesh that the step is planned on.
 
 ``jax.lax.with_sharding_constraint`` is written for one mesh, and compiles where sizes do not divide. So its axes that
-split nothing may be missing here, and an axis is left free, with a note, where it would split a dim unevenly that is
-too short to be padded. An axis that splits a dim and is missing here is an error, which ``make_pins`` reports.
+split nothing may be missing here, or be divided by a shard_map around it. An axis is left free, with a note, where it
+would split a dim unevenly that is too short to be padded. An axis that splits a dim and is missing here is an error,
+which ``make_pins`` reports.
 """
 
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ def _fitted_op(op: Op, mesh: Mesh, notes: list[str]) -> Op:
         return op
     layout: Layout = op.params["layout"]
     free = set(_uneven(op, layout, mesh, notes))
-    kept = {axis: p for axis, p in layout.placements if axis not in free and (p is not B or axis in mesh.names)}
+    free.update(axis for axis, p in layout.placements if p is B and (axis not in mesh.names or axis in op.manual))
+    kept = {axis: p for axis, p in layout.placements if axis not in free}
     return op if len(kept) == len(layout.placements) else replace(op, params={**op.params, "layout": Layout(**kept)})
 
 

@@ -344,8 +344,8 @@ def _stated(site: CallSite) -> Sequence[Atom]:
 def _constrained(site: CallSite, x: Atom, sharding: Any, by: str) -> Atom:
     """The value under the sharding that an equation states; without a name of an axis, the equation is kept."""
     found = stated_layout(sharding, len(x.shape))
-    scope = site.place.scope
-    if sharding is None or not isinstance(x, Value) or ("transpose(" in scope and REMATTED not in scope):
+    is_cotangent = "transpose(" in site.place.scope and REMATTED not in site.place.scope
+    if sharding is None or not x.shape or not isinstance(x, Value) or is_cotangent:
         return x
     if found is None:
         made = site.emit(site.eqn.primitive.name, (x,), (x,), primitive=site.eqn.primitive, params={})
