@@ -216,6 +216,8 @@ def _collective(site: InstructionSite, readers: _Readers, mesh: Mesh) -> Compile
     sent = _SENT[kind](sum((p.bytes * w for p, w in zip(parts, widths, strict=True)), Fraction(0)), group)
     if kind == "all-reduce" and "all-reduce-scatter" in site.inside:  # a TPU's fusion with the slice that follows
         kind, sent = "reduce-scatter", sent / 2
+    if kind == "ragged-all-to-all":  # plans call it by what it is on the wire
+        kind = "all-to-all"
     return CompiledCollective(kind, axes, group, sent, site.trips, site.known, any(w != 1 for w in widths), scope)
 
 

@@ -38,12 +38,14 @@ def _shard_map(site: CallSite) -> Sequence[Atom]:
     body = closed(params["jaxpr"])
 
     def cross(name: str, x: Atom, made: Any, spec: Any) -> Atom:
-        about = {"spec": _spec(spec, len(x.shape)), "sizes": sizes, "mesh": mesh}
+        about = {"spec": _spec(spec, len(x.shape)), "sizes": sizes, "mesh": mesh, "by": "shard_map"}
         return site.emit(name, (x,), (made,), params=about)[0]
 
     arguments = zip(site.inputs, body.jaxpr.invars, params["in_specs"], strict=True)
     blocks = [cross("enter_shard_map", x, v, spec) for x, v, spec in arguments]
-    returned = inline(body, blocks, site.frame, place._replace(manual=(*place.manual, *sizes)))
+    known = {**dict(place.manual), **dict(sizes)}
+    manual = tuple((name, known[name]) for name in dict.fromkeys((*(n for n, _ in mesh), *known)) if name in known)
+    returned = inline(body, blocks, site.frame, place._replace(manual=manual))
     results = zip(returned, site.eqn.outvars, params["out_specs"], strict=True)
     return [cross("leave_shard_map", x, v, spec) for x, v, spec in results]
 
@@ -111,7 +113,8 @@ def _collective(site: CallSite) -> Sequence[Atom]:
     if name == "ragged_all_to_all":  # what it writes to is as large as its result
         inputs[:2] = inputs[1::-1]
     if name == "ppermute":
-        params["moved"] = moved_axes(axes, dict(site.place.manual), params["pairs"])
+        counted = tuple(name for name in dict(site.place.manual) if name in axes)  # in mesh order, as jax counts
+        params["moved"] = moved_axes(counted or axes, dict(site.place.manual), params["pairs"])
     return site.emit(name, inputs, site.eqn.outvars, primitive=site.eqn.primitive, params=params)
 
 
@@ -125,7 +128,7 @@ _TO_ONE = ("psend", "precv")
 def check_shard_maps(name: str, graph: Graph) -> None:
     """Raises TraceError for what a body cannot do inside a planned step, with lines and remedies."""
     found = [(op, why) for _, op in walk(graph) if (why := _refused(op))]
-    rows = [f"{op.name.removeprefix('enter_').removeprefix('leave_')} at {op.source}: {why}" for op, why in found]
+    rows = [f"{op.called} at {op.source}: {why}" for op, why in found]
     if rows:
         raise TraceError(faults(f"{name} cannot be planned:", dict.fromkeys(rows)))
 

@@ -215,6 +215,33 @@ def shift_without_wrap(x):
     return over(block, in_specs=P("data", "model"), out_specs=P("data", "model"))(x)
 
 
+@step(drawn(16, 8))
+def permutes_over_two_axes(x):
+    """What moves along one of them is sent along that one."""
+
+    def block(x):
+        near = lax.ppermute(x, ("data", "model"), [(i, i ^ 1) for i in range(8)])
+        return near + lax.ppermute(x, ("data", "model"), [(i, (i + 2) % 8) for i in range(8)])
+
+    return over(block, in_specs=P(("data", "model")), out_specs=P(("data", "model")))(x)
+
+
+@step(drawn(64, 8))
+def untiled_all_to_all(x):
+    def block(x):
+        return lax.all_to_all(x.reshape(4, 2, 8), "data", 0, 2).reshape(8, 8)
+
+    return over(block, in_specs=P(("data", "model")), out_specs=P(("data", "model")))(x)
+
+
+@step(drawn(16, 8))
+def without_arguments(x):
+    def index():
+        return lax.axis_index("data").astype(jnp.float32)[None]
+
+    return x * over(index, in_specs=(), out_specs=P("data"))().sum()
+
+
 @step(drawn(8, 8))
 def loops_and_branches(x):
     def block(x):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -159,6 +160,21 @@ def test_groups_of_an_axis():
 
     with pytest.raises(md.TraceError, match=r"psum at test_shard_map.py:\d+: runs in groups of devices"):
         md.parallelize(step, MESH).plan(X)
+
+
+def test_a_ragged_exchange():
+    """It is planned at the bytes of what it writes to; jax has it on accelerators only."""
+
+    def step(x):
+        def block(x):
+            ones, at = jnp.ones(4, jnp.int32), jnp.arange(4, dtype=jnp.int32)
+            to = jnp.full(4, lax.axis_index("data"), jnp.int32)
+            return lax.ragged_all_to_all(x[:1].repeat(4, 0), jnp.zeros_like(x), at, ones, to, ones, axis_name="data")
+
+        return over(block, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+    (sent,) = md.parallelize(step, MESH).plan(drawn(16, 8)).collectives
+    assert (sent.kind, sent.axes, sent.bytes) == ("all-to-all", ("data",), 4 * 8 * 4 * 3 // 4)
 
 
 def test_microbatches():
