@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 from jax.lax import optimization_barrier_p
 from jax.sharding import NamedSharding
@@ -251,6 +251,8 @@ Captured = dict[int, tuple[Any, Value]]
 @reader("scan", "while", "cond")
 def _loop(site: CallSite) -> Sequence[Atom]:
     name, given = site.eqn.primitive.name, site.eqn.params
+    if name == "while" and given["cond_jaxpr"].out_avals[0].shape:
+        site, given = _until_all_stop(site)
     jaxprs: Sequence[ClosedJaxpr]
     params: dict[str, Any]
     if name == "scan":
@@ -278,6 +280,34 @@ def _loop(site: CallSite) -> Sequence[Atom]:
     op = _with_captured(op, site.frame, [frame.captured for frame in frames])
     site.frame.ops.append(op)
     return op.outputs
+
+
+def _until_all_stop(site: CallSite) -> tuple[CallSite, dict[str, Any]]:
+    """A batched ``while`` whose iterations end apart, as ``vmap`` leaves it, with one condition.
+
+    The loop runs as long as any of them does, and those that have ended keep their values.
+    """
+    given = site.eqn.params
+    conditions, consts = given["cond_nconsts"], given["body_nconsts"]
+    test, step = jaxpr_as_fun(given["cond_jaxpr"]), jaxpr_as_fun(given["body_jaxpr"])
+
+    def goes_on(*args: jax.Array) -> jax.Array:
+        return jax.numpy.any(test(*args)[0])
+
+    def select(*args: jax.Array) -> list[jax.Array]:
+        carry = args[conditions + consts :]
+        (runs,) = test(*args[:conditions], *carry)
+        new = step(*args[conditions:])
+        ranked = (lax.expand_dims(runs, range(runs.ndim, x.ndim)) for x in carry)
+        return [jax.numpy.where(each, x, y) for each, x, y in zip(ranked, new, carry, strict=True)]
+
+    end = conditions + consts
+    before, inside, carry = site.inputs[:conditions], site.inputs[:end], site.inputs[end:]
+    shapes = [[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in some] for some in (before, inside, carry)]
+    condition = jax.make_jaxpr(goes_on)(*shapes[0], *shapes[2])
+    body = jax.make_jaxpr(select)(*shapes[1], *shapes[2])
+    counts = {"cond_nconsts": conditions, "body_nconsts": conditions + consts}
+    return site._replace(inputs=(*before, *inside, *carry)), {"cond_jaxpr": condition, "body_jaxpr": body, **counts}
 
 
 def _with_captured(op: Op, around: Frame, captured: Sequence[Captured]) -> Op:

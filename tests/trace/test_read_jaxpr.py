@@ -11,6 +11,7 @@ from meshdsl.errors import TraceError
 from meshdsl.ir.check import check_graph
 from meshdsl.ir.graph import Graph, Op, Value, walk
 from meshdsl.trace import trace
+from tests.trace.interpreter import run
 from tests.trace.steps import TABLE, closing, gpt, gpt_remat, gpt_step
 
 X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
@@ -143,6 +144,24 @@ def test_scopes():
     scan = graph(step, X).ops[0]
     assert scan.scope == "layer"
     assert scan.bodies[0].ops[0].scope == "layer/inner"
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3)])
+def test_a_batched_while_runs_until_all_of_it_stop(shape):
+    limit = jnp.float32(40)
+
+    def each(x):
+        return jax.lax.while_loop(lambda c: c[0].sum() < limit, lambda c: (c[0] * 1.5 + x, c[1] + 1), (x, 0))
+
+    def step(x, limits):
+        return (jax.vmap(jax.vmap(each)) if x.ndim == 3 else jax.vmap(each))(x), limits
+
+    x = jnp.abs(jnp.sin(jnp.arange(float(np.prod(shape))))).reshape(shape)
+    program = trace(step, (x, limit))
+    for got, expected in zip(jax.tree.leaves(run(program, x, limit)), jax.tree.leaves(step(x, limit)), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    counts = step(x, limit)[0][1]
+    assert counts.min() < counts.max()
 
 
 def test_notes():
