@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.layouts.topology import Link, Topology
-from tests.fuzz import positions, shaping, sums, whole  # noqa: F401  each registers its blocks
+from tests.fuzz import forms, positions, shaping, sums, whole  # noqa: F401  each registers its blocks
 from tests.fuzz.loops import grow
 from tests.fuzz.pins import input_pins
 from tests.fuzz.writer import NAMES, Draw, Input, Value, Writer
