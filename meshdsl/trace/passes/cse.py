@@ -1,6 +1,7 @@
 """Common subexpression elimination: equal expressions are computed once.
 
-Two operations are equal if their primitives, parameters and operands are. A barrier keeps expressions apart, so it
+Two operations are equal if their primitives, parameters and operands are, in either order where that does not matter:
+the gradient of ``x * x`` is ``g * x + x * g``. A barrier keeps expressions apart, so it
 equals no other, and neither does an operation with effects.
 
 Slices are compared by the elements of the unsliced array that they take, as compilers do; an ``associative_scan`` takes
@@ -19,6 +20,7 @@ from meshdsl.ir.loops import body_operands, carried_inputs
 from meshdsl.ir.rewrite import Table, filtered, look_up, substitute, with_ops
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
+_COMMUTATIVE = frozenset("add add_any mul max min and or xor".split())
 _Cut = tuple[Any, tuple[int, ...], tuple[int, ...]]  # a slice: the unsliced array, starts, strides
 
 
@@ -98,8 +100,10 @@ def expression(op: Op) -> Any:
     """Returns a hashable key that is equal for operations that compute the same."""
     if op.primitive is None or op.effects or op.name == "optimization_barrier":
         return id(op)
-    operands = tuple([x.id if isinstance(x, Value) else _operand(x) for x in op.inputs])
-    return op.primitive, _frozen(op.params), operands, op.manual
+    operands = [x.id if isinstance(x, Value) else _operand(x) for x in op.inputs]
+    if op.name in _COMMUTATIVE:
+        operands.sort(key=repr)
+    return op.primitive, _frozen(op.params), tuple(operands), op.manual
 
 
 def _operand(x: Atom) -> Any:

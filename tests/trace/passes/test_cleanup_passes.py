@@ -172,6 +172,15 @@ def test_equal_operations_merge():
     assert names(graph).count("sin") == 1
 
 
+def test_operands_of_sums_and_products_have_no_order():
+    def step(x):
+        y = jnp.cos(x)
+        return x * y + y * x, jnp.maximum(x, y) - jnp.maximum(y, x), (x - y) * (y - x), x + 2.0, 2.0 + x
+
+    found = names(cleaned(step, X, by=cse))
+    assert [found.count(name) for name in ("mul", "max", "sub", "add")] == [2, 1, 3, 2]
+
+
 def test_a_choice_between_equal_cases_is_no_choice():
     def step(x, asked):
         stated = jnp.where(asked, x[0], md.constrain(x[0], "x=S(0)"))
